@@ -1,0 +1,43 @@
+# What a user types. Everything but Python 3.11+ and make is installed into .venv by the first target that needs it.
+.POSIX:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo ui test lint bench clean requirements
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
+
+demo: $(INSTALLED)  ## fine-tune a question-answering model through an Airflow DAG run, on this machine
+	@$(BIN)/python -m manycpu.operators.demo
+
+ui: $(INSTALLED)  ## Airflow's web UI on loopback, with the DAGs ready to trigger
+	@$(BIN)/python -m manycpu.operators.ui
+
+test: $(INSTALLED) lint  ## everything that guards main
+	@sh tests/system-packages
+	@$(BIN)/python -m pytest
+
+lint: $(INSTALLED)  ## style, types and the dependency rule
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+	@$(BIN)/mypy
+
+bench: $(INSTALLED)  ## benchmarks, side by side, as ratios
+	@$(BIN)/python -m bench
+
+clean:  ## remove what these targets made: the environment, Airflow's folder, caches
+	rm -rf $(VENV) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+requirements: $(INSTALLED)  ## resolve the pinned requirements anew
+	@sh requirements/compile $(BIN)/uv
+
+$(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/torch.txt requirements/all.txt
+	@sh requirements/install '$(PYTHON)' $(VENV)
+	@touch $@
