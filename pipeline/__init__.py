@@ -1,0 +1,29 @@
+"""Stage, build, launch, wait, export, clean up: the verbs of a training run, without Airflow."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manycpu.pipeline.spec.errors import ManycpuError
+    from manycpu.pipeline.spec.targets import BareMetal, Local, Target
+    from manycpu.pipeline.spec.training_run import Resources, TrainingRun
+    from manycpu.pipeline.verbs import train
+
+__all__ = ["BareMetal", "Local", "ManycpuError", "Resources", "Target", "TrainingRun", "train"]
+
+_HOMES = {
+    "BareMetal": "spec.targets",
+    "Local": "spec.targets",
+    "ManycpuError": "spec.errors",
+    "Resources": "spec.training_run",
+    "Target": "spec.targets",
+    "TrainingRun": "spec.training_run",
+    "train": "verbs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: a training process imports manycpu.pipeline.node and must not pay for the verbs.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

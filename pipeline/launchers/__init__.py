@@ -1,0 +1,54 @@
+"""How a run becomes something running on a target: one file for each launch kind, and one line here.
+
+A launcher is a module with two pure functions, and the fields that it cannot express:
+
+- ``manifest(run, target, placement) -> dict``: what to run.
+- ``state(observed) -> Status``: what the target says of it.
+- ``CANNOT``: field of the run -> why this launch kind refuses it, so that nothing is dropped in silence.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from manycpu.pipeline.launchers import mpirun, torchrun
+from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.spec.targets import Target
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["LAUNCHERS", "Launcher", "refusals"]
+
+
+class Launcher(Protocol):
+    """What a module of this package offers."""
+
+    CANNOT: Mapping[str, str]
+
+    @staticmethod
+    def manifest(run: TrainingRun, target: Any, placement: Placement) -> dict[str, Any]:
+        """Describe what to run."""
+
+    @staticmethod
+    def state(observed: Mapping[str, Any]) -> Status:
+        """Read the run's state."""
+
+
+LAUNCHERS: Final[dict[str, Launcher]] = {"torchrun": torchrun, "mpirun": mpirun}
+
+
+def refusals(run: TrainingRun, target: Target) -> list[Finding]:
+    """List the fields of the run that were set and that the target's launch kind cannot express."""
+    return [
+        Finding(f"run.{field}", f"{target.launch!r} cannot do this: {why}", f"Leave run.{field} out.")
+        for field, why in LAUNCHERS[target.launch].CANNOT.items()
+        if _is_set(run, field)
+    ]
+
+
+def _is_set(run: TrainingRun, field: str) -> bool:
+    name, _, inner = field.partition(".")
+    value = getattr(run, name)
+    if inner:
+        return getattr(value, inner) is not None
+    return bool(value != type(run).model_fields[name].get_default(call_default_factory=True))

@@ -1,0 +1,53 @@
+"""The environment and the command that every launcher gives to every rank."""
+
+from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["environment", "node_command"]
+
+
+def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
+    """Build the environment of a rank, without what differs between ranks; the user's ``env`` wins."""
+    low, high = run.nodes
+    known = {
+        "MANYCPU_RUN": placement.name,
+        "MANYCPU_ATTEMPT": str(placement.attempt),
+        "MANYCPU_NNODES": str(run.nnodes) if low != high else str(high),
+        "MANYCPU_NPROC_PER_NODE": str(run.nproc_per_node),
+        "MANYCPU_BACKEND": run.backend,
+        "MANYCPU_DTYPE": run.dtype,
+        "MANYCPU_SPREAD": run.spread,
+        "MANYCPU_CPUS": str(run.resources.cpu or ""),
+        "MANYCPU_OVERSUBSCRIBE": "1" if run.oversubscribe else "",
+        "MANYCPU_START_TIMEOUT": str(run.start_timeout),
+        # Names only: the node lets these win over its CPU plan, and says so.
+        "MANYCPU_USER_ENV": ",".join(sorted(run.env)),
+        "MANYCPU_DATA": placement.data,
+        "MANYCPU_MODEL": placement.model,
+        "MANYCPU_OUTPUT": placement.output,
+        "MANYCPU_CHECKPOINTS": placement.checkpoints,
+        "MANYCPU_RESUME_FROM": placement.resume_from,
+        "HF_HOME": f"{placement.caches}/huggingface",
+        "HF_DATASETS_CACHE": f"{placement.caches}/datasets",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return {name: value for name, value in known.items() if value} | run.env
+
+
+def node_command(run: TrainingRun, placement: Placement) -> list[str]:
+    """Build the node's arguments: what follows Python, or torchrun's options, on every rank."""
+    return ["-m", "manycpu.pipeline.node", *placement.program, *arguments(run, placement)]
+
+
+def arguments(run: TrainingRun, placement: Placement) -> list[str]:
+    """Replace ``{data}`` and its like, literally; no other braces are touched."""
+    known = {
+        "{data}": placement.data,
+        "{model}": placement.model,
+        "{output}": placement.output,
+        "{checkpoints}": placement.checkpoints,
+    }
+    words = list(run.args)
+    for brace, value in known.items():
+        words = [word.replace(brace, value) if value else word for word in words]
+    return words

@@ -1,0 +1,30 @@
+"""What a supervised process says of a run's state: the same for torchrun and mpirun."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from manycpu.pipeline.spec.state import RunState, Status, describe_exit
+
+__all__ = ["state"]
+
+
+def state(observed: Mapping[str, Any]) -> Status:
+    """Read the state from what was observed of a supervised process.
+
+    Args:
+        observed: ``alive`` (the supervisor lives), ``speaking`` (a rank has spoken), ``exit`` (the
+            supervisor's exit record, or None) and ``cancelled``.
+    """
+    record = observed["exit"]
+    if record is None:
+        if not observed["alive"]:
+            gone = "its supervisor is gone without an exit record: killed, or the machine restarted"
+            return Status(state=RunState.FAILED, reason=gone)
+        return Status(state=RunState.RUNNING if observed["speaking"] else RunState.PENDING)
+    if observed["cancelled"] or record["reason"] == "cancelled":
+        return Status(state=RunState.CANCELLED, reason=record["reason"])
+    if record["reason"]:
+        return Status(state=RunState.FAILED, reason=record["reason"])
+    if record["code"] != 0:
+        return Status(state=RunState.FAILED, reason=f"the launcher ended with {describe_exit(record['code'])}")
+    return Status(state=RunState.SUCCEEDED)

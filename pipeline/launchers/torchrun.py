@@ -1,0 +1,32 @@
+"""torchrun on one machine: the agent starts the ranks, watches them, and restarts them if asked to."""
+
+from typing import Any
+
+from manycpu.pipeline.launchers.environment import environment, node_command
+from manycpu.pipeline.launchers.process import state
+from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.targets import Local
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["CANNOT", "manifest", "state"]
+
+CANNOT = {
+    "env_from": "secrets by name exist on Kubernetes only; pass the variable in the environment of the worker",
+    "resources.memory": "memory cannot be limited by torchrun",
+}
+
+
+def manifest(run: TrainingRun, target: Local, placement: Placement) -> dict[str, Any]:  # noqa: ARG001
+    """Describe the launch as ``{argv, env, cwd, files}``: a command, its environment, folder and files."""
+    argv = [
+        placement.python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",  # a rendezvous on a free port of its own: runs side by side do not meet
+        f"--nproc-per-node={run.nproc_per_node}",
+        f"--max-restarts={run.max_restarts}",
+        "--no-python",
+        placement.python,
+        *node_command(run, placement),
+    ]
+    return {"argv": argv, "env": environment(run, placement), "cwd": placement.code, "files": {}}

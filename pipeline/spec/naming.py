@@ -1,0 +1,22 @@
+"""Names that a run, and only that run, has."""
+
+import hashlib
+import re
+
+__all__ = ["run_key", "run_name"]
+
+_KEY_LENGTH = 10
+_NAME_LENGTH = 40  # leaves room for what operators append, within the 63 characters of a DNS label
+
+
+def run_key(*identity: object) -> str:
+    """Hash what identifies a run: 10 hexadecimal digits."""
+    text = "\x1f".join(str(part) for part in identity)
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
+
+
+def run_name(label: str, key: str) -> str:
+    """Join a readable label and the key to a name that Kubernetes allows (DNS-1035, 40 characters)."""
+    slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    slug = re.sub(r"^[^a-z]+", "", slug)[: _NAME_LENGTH - _KEY_LENGTH - 1].strip("-")
+    return f"{slug or 'run'}-{key}"

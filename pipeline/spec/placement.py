@@ -1,0 +1,55 @@
+"""What stage, build and the target decided, and a launcher needs to know: where things are on the nodes."""
+
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["Host", "Mpi", "Placement"]
+
+
+class Host(NamedTuple):
+    """A host of a hostfile; ``slots`` is None where the file names no number of processes."""
+
+    name: str
+    slots: int | None = None
+
+
+class Mpi(BaseModel):
+    """An MPI that was found: its family decides the dialect that mpirun is spoken to in."""
+
+    model_config = ConfigDict(frozen=True)
+
+    family: Literal["intel", "openmpi", "mpich"]
+    version: str
+    mpirun: str
+    """Absolute path of its mpirun."""
+    env: dict[str, str] = {}
+    """What it needs in its environment, such as I_MPI_ROOT."""
+
+
+class Placement(BaseModel):
+    """Where a run finds itself on its nodes. All paths are absolute and the same on every node."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    attempt: int
+    python: str
+    code: str
+    """Working folder of the program: the snapshot of its code."""
+    program: tuple[str, ...]
+    """The program as Python's arguments: ``("-m", "module")`` or ``("train.py",)``."""
+    data: str | None = None
+    model: str | None = None
+    output: str
+    checkpoints: str
+    caches: str
+    """Folder for the caches of the Hub and of datasets."""
+    attempt_directory: str
+    """Folder of this attempt on the machine that starts the launcher: log, hostfile, exit record."""
+    resume_from: str | None = None
+    mpi: Mpi | None = None
+    hosts: tuple[Host, ...] = ()
+    """Empty for ``local``."""
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0

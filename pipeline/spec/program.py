@@ -1,0 +1,31 @@
+"""What ``run.program`` names: a recipe of ours, a module, or a script.
+
+>>> parse("question_answering")
+Program(kind='recipe', name='manycpu.pipeline.recipes.question_answering')
+>>> parse("-m mypackage.train")
+Program(kind='module', name='mypackage.train')
+>>> parse("./train.py")
+Program(kind='script', name='./train.py')
+"""
+
+from typing import Literal, NamedTuple
+
+__all__ = ["RECIPES", "Program", "parse"]
+
+RECIPES = {"question_answering": "manycpu.pipeline.recipes.question_answering"}
+
+
+class Program(NamedTuple):
+    """A program: for scripts ``name`` is a path, otherwise a module's dotted name."""
+
+    kind: Literal["recipe", "module", "script"]
+    name: str
+
+
+def parse(program: str) -> Program:
+    """Tell which kind of program this is; a recipe's name wins over a script of the same name."""
+    if program in RECIPES:
+        return Program("recipe", RECIPES[program])
+    if program.startswith("-m"):
+        return Program("module", program.removeprefix("-m").strip())
+    return Program("script", program)

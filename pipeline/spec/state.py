@@ -1,0 +1,64 @@
+"""What a training is doing, as every target reports it."""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["RankFailure", "RunState", "Status"]
+
+
+class RunState(StrEnum):
+    """Where a training stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing will change any more."""
+        return self in (RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED)
+
+
+class RankFailure(BaseModel):
+    """How the first rank that failed ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rank: int
+    host: str
+    exit_code: int
+    last_lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        head = f"rank {self.rank} on {self.host} failed first, {describe_exit(self.exit_code)}"
+        return "\n".join([f"{head}; its last lines:", *self.last_lines]) if self.last_lines else head
+
+
+class Status(BaseModel):
+    """A state with its reason."""
+
+    model_config = ConfigDict(frozen=True)
+
+    state: RunState
+    reason: str = ""
+    failure: RankFailure | None = None
+
+
+# What a training process of ours says with its exit code.
+EXIT_CODES = {
+    86: "the script ended without ever initialising torch.distributed",
+    87: "proof of scale failed: the ranks that met are not those asked for",
+    88: "the collective backend could not be had",
+}
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words; negative codes are signals, as in :mod:`subprocess`."""
+    if code in EXIT_CODES:
+        return f"exit code {code} ({EXIT_CODES[code]})"
+    if code == -9:  # noqa: PLR2004 - SIGKILL
+        return "killed by signal 9 (SIGKILL: often the kernel, for lack of memory)"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,209 @@
+"""What to train."""
+
+import re
+import shlex
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+__all__ = ["Resources", "TrainingRun"]
+
+Backend = Literal["ccl", "gloo", "mpi"]
+Seconds = Annotated[int, Field(ge=1)]
+
+
+def _section(name: str) -> dict[str, Any]:
+    return {"section": name}
+
+
+def _words(value: object) -> object:
+    return shlex.split(value) if isinstance(value, str) else value
+
+
+class Resources(BaseModel):
+    """What each node gives to the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cpu: float | None = Field(
+        None, gt=0, description="Cores of each node; default: all that the node grants.", examples=[4]
+    )
+    memory: str | None = Field(
+        None,
+        pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        description="Memory of each node, as a Kubernetes quantity.",
+        examples=["8Gi"],
+    )
+
+
+class TrainingRun(BaseModel):
+    """One training: its program, its data, and how wide it runs. Immutable; goes to every target alike."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+    program: str = Field(
+        min_length=1,
+        description="What to run: a recipe's name, a script's path, or `-m module`.",
+        examples=["question_answering", "./train.py", "-m mypackage.train"],
+        json_schema_extra=_section("Program"),
+    )
+    args: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+        (),
+        description="The program's arguments. {data}, {model}, {output} and {checkpoints} are replaced by "
+        "where the run finds them on its node.",
+        examples=[["--data", "{data}", "--out", "{output}"]],
+        json_schema_extra=_section("Program"),
+    )
+    data: str | None = Field(
+        None,
+        description="Data set to stage: a path, an fsspec URL, or a Hub data set.",
+        examples=["./squad-small", "s3://bucket/squad", "hf://datasets/rajpurkar/squad"],
+        json_schema_extra=_section("Program"),
+    )
+    model: str | None = Field(
+        None,
+        description="Base checkpoint to stage, in the same ways as the data.",
+        examples=["./minilm", "hf://google-bert/bert-base-uncased"],
+        json_schema_extra=_section("Program"),
+    )
+    output: str = Field(
+        min_length=1,
+        description="Where the trained model and report.json go: a path or an fsspec URL; must be empty.",
+        examples=["./models/qa", "s3://models/qa/2026-01-01"],
+        json_schema_extra=_section("Program"),
+    )
+    nnodes: int | str = Field(
+        1,
+        description="Nodes, as torchrun counts them: `4` is exact, `1:4` is a range for elastic launches.",
+        examples=[1, 4, "1:4"],
+        json_schema_extra=_section("Scale"),
+    )
+    nproc_per_node: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Training processes on each node.",
+        examples=[1, 2],
+        json_schema_extra=_section("Scale"),
+    )
+    backend: Backend = Field(
+        "gloo",
+        description="Collective backend; the one asked for is the one used, or the run fails.",
+        json_schema_extra=_section("Scale"),
+    )
+    dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Number format of the training; recipes follow it, other programs find MANYCPU_DTYPE.",
+        json_schema_extra=_section("Scale"),
+    )
+    resources: Resources = Field(
+        default_factory=Resources,
+        description="What each node gives to the run.",
+        json_schema_extra=_section("Scale"),
+    )
+    oversubscribe: bool = Field(
+        default=False,
+        description="Allow more processes on a node than it has cores: slow, and sometimes wanted in tests.",
+        json_schema_extra=_section("Scale"),
+    )
+    spread: Literal["require", "prefer"] = Field(
+        "prefer",
+        description="Whether the nodes must be distinct machines.",
+        json_schema_extra=_section("Scale"),
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict,
+        description="Environment of every rank; wins over what manycpu would set, with a warning. No secrets.",
+        examples=[{"TOKENIZERS_PARALLELISM": "false"}],
+        json_schema_extra=_section("Environment"),
+    )
+    env_from: tuple[str, ...] = Field(
+        (),
+        description="Names of secrets whose keys become environment variables, such as HF_TOKEN.",
+        examples=[["hub-token"]],
+        json_schema_extra=_section("Environment"),
+    )
+    job_name: str | None = Field(
+        None,
+        pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$",
+        max_length=29,
+        description="Readable beginning of every name the run makes; default: from the program.",
+        examples=["weekly-qa"],
+        json_schema_extra=_section("Environment"),
+    )
+    max_restarts: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="How often the launcher restarts failed ranks within one attempt.",
+        json_schema_extra=_section("Failures"),
+    )
+    checkpoints: str | None = Field(
+        None,
+        description="Folder on the nodes for checkpoints that outlive the run; default: the run's own.",
+        examples=["./checkpoints/qa"],
+        json_schema_extra=_section("Failures"),
+    )
+    resume_from: str | None = Field(
+        None,
+        description="Checkpoint folder to start from; a retry resumes from the run's last one by itself.",
+        examples=["./checkpoints/qa/checkpoint-500"],
+        json_schema_extra=_section("Failures"),
+    )
+    acknowledge_timeout: Seconds = Field(
+        60,
+        description="Seconds until the target must have taken notice of the run.",
+        json_schema_extra=_section("Deadlines"),
+    )
+    queue_timeout: Seconds = Field(
+        86_400, description="Seconds to wait for capacity.", json_schema_extra=_section("Deadlines")
+    )
+    start_timeout: Seconds = Field(
+        900,
+        description="Seconds from capacity until every rank has met the others.",
+        json_schema_extra=_section("Deadlines"),
+    )
+    run_timeout: Seconds = Field(
+        604_800, description="Seconds that the training may take.", json_schema_extra=_section("Deadlines")
+    )
+    stall_timeout: Seconds | None = Field(
+        None,
+        description="Seconds without a line from any rank after which the training is ended; default: never.",
+        json_schema_extra=_section("Deadlines"),
+    )
+    keep: Literal["never", "on_failure", "always"] = Field(
+        "never",
+        description="Whether to keep what the run made, for debugging; `manycpu clean` removes it later.",
+        json_schema_extra=_section("Failures"),
+    )
+
+    @field_validator("nnodes")
+    @classmethod
+    def _nodes_are_a_count_or_a_range(cls, value: int | str) -> int | str:
+        match = re.fullmatch(r"\s*([1-9]\d{0,4})\s*(?::\s*([1-9]\d{0,4})\s*)?", str(value))
+        if match is None:
+            raise ValueError("a number of nodes is needed, such as 4, or a range, such as '1:4'")
+        if match[2] is None:
+            return int(match[1])
+        if int(match[1]) > int(match[2]):
+            raise ValueError("the range's first number is the least: write it as '1:4'")
+        return f"{match[1]}:{match[2]}"
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """Least and greatest number of nodes."""
+        low, _, high = str(self.nnodes).partition(":")
+        return int(low), int(high or low)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of nodes may change while the run goes on."""
+        return isinstance(self.nnodes, str)
+
+    @property
+    def label(self) -> str:
+        """Readable beginning of the run's names."""
+        if self.job_name:
+            return self.job_name
+        words = self.program.removeprefix("-m").strip().rsplit("/", 1)[-1]
+        return words.removesuffix(".py").rsplit(".", 1)[-1]
