@@ -1,0 +1,1 @@
+"""Every door to the outside: processes, MPI, ssh, storage."""

@@ -1,0 +1,150 @@
+"""The process that stays with a training: ``python -m manycpu.pipeline.adapters.supervisor DIRECTORY``.
+
+It outlives the worker that started it, keeps the time budgets, adopts and ends every process that the
+training leaves behind, and writes the exit record last.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from manycpu.pipeline.adapters import process
+
+__all__ = ["main"]
+
+_GRACE = 3.0  # seconds between asking the training to end and killing it
+_TICK = 1.0  # seconds between looks at the log for a stall
+_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(directory: str) -> None:
+    """Fork, so that whoever starts this has nothing to reap; return once the child can be found."""
+    ready, told = os.pipe()
+    if os.fork():
+        os.close(told)
+        os._exit(0 if os.read(ready, 1) else 1)
+    os.close(ready)
+    _become_findable(Path(directory), told)
+    supervise(Path(directory))
+
+
+def _become_findable(directory: Path, told: int) -> None:
+    os.setsid()
+    command = json.loads((directory / process.COMMAND).read_text())
+    handle = process.handle_of_this_process(directory, command["run"], command["attempt"])
+    process.write_json(directory / process.HANDLE, handle.model_dump())
+    # The ledger's lock was inherited to get here: let go of it, and of every other file but the log.
+    os.write(told, b"1")
+    os.closerange(3, 1024)
+
+
+def supervise(directory: Path) -> None:
+    """Run the command of ``command.json`` to its end, and leave ``exit.json``."""
+    command = json.loads((directory / process.COMMAND).read_text())
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    _adopt_orphans()
+    started = time.time()
+    code, reason = _run(command, directory / process.LOG)
+    end_tree()
+    record = {"code": code, "reason": reason, "started": started, "ended": time.time()}
+    process.write_json(directory / process.EXIT, record)
+
+
+def _run(command: dict[str, Any], log: Path) -> tuple[int, str]:
+    try:
+        child = subprocess.Popen(command["argv"], cwd=command["cwd"], preexec_fn=_unblock)  # noqa: PLW1509
+    except OSError as error:
+        return 127, f"{command['argv'][0]!r} cannot be run: {error}"
+    code, reason = _wait(child.pid, command, log)
+    if code is None:
+        code = end_tree(child.pid)
+    child.returncode = code  # reaped here, not by Popen
+    return code, reason
+
+
+def _wait(pid: int, command: dict[str, Any], log: Path) -> tuple[int | None, str]:
+    deadline = time.monotonic() + command["run_timeout"]
+    while (left := deadline - time.monotonic()) > 0:
+        code = _reap(pid)
+        if code is not None:
+            return code, ""
+        seen = signal.sigtimedwait(_SIGNALS, min(left, _TICK))
+        if seen is not None and seen.si_signo != signal.SIGCHLD:
+            return None, "cancelled"
+        if _stalled(log, command["stall_timeout"]):
+            return None, f"run.stall_timeout: no line from any rank for {command['stall_timeout']} s"
+    return None, f"run.run_timeout: not done after {command['run_timeout']} s"
+
+
+def _stalled(log: Path, timeout: float | None) -> bool:
+    return timeout is not None and time.time() - log.stat().st_mtime > timeout
+
+
+def end_tree(pid: int | None = None) -> int:
+    """End every descendant: the launcher is asked first, so that it ends its ranks on other hosts too.
+
+    Returns:
+        The exit code of ``pid``, when it is given.
+    """
+    if pid is not None:
+        _signal(pid, signal.SIGTERM)
+    code = _drain(pid, time.monotonic() + (_GRACE if pid is not None else 0))
+    while living := psutil.Process().children(recursive=True):
+        for orphan in living:
+            _signal(orphan.pid, signal.SIGKILL)
+        code = _drain(pid, time.monotonic() + _GRACE, code)
+    return -signal.SIGKILL if code is None else code
+
+
+def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | None:
+    """Reap until no descendant is left, or the deadline; the exit code of ``pid`` where it was among them."""
+    while True:
+        found = _reap(pid)
+        code = found if found is not None else code
+        left = deadline - time.monotonic()
+        if left <= 0 or not psutil.Process().children(recursive=True):
+            return code
+        signal.sigtimedwait({signal.SIGCHLD}, min(left, 0.1))
+
+
+def _reap(wanted: int | None) -> int | None:
+    """Reap every child that has ended; the exit code of ``wanted`` where it is among them."""
+    code = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return code
+        if pid == 0:
+            return code
+        if pid == wanted:
+            code = os.waitstatus_to_exitcode(status)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def _adopt_orphans() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
