@@ -1,0 +1,17 @@
+"""What runs inside every training process: rank, CPU plan, proof of scale, backend, metrics.
+
+``python -m manycpu.pipeline.node SCRIPT ARGS`` is what every launcher starts on every rank. It tells what
+happens by events on stdout (:mod:`manycpu.pipeline.spec.events`), which readers may rely on:
+
+=========  ==============================================================================
+event      fields
+=========  ==============================================================================
+proof      rank, world_size, host, cpus, threads, backend, round
+backend    asked, observed, world_size
+progress   step, total_steps, epoch, loss, samples_per_second, seconds_left (those given)
+metrics    values: name -> number
+warning    message
+error      message, kind: what the script, or the node itself, died of
+exit       code (negative: a signal), rank, host; the last event of every rank
+=========  ==============================================================================
+"""

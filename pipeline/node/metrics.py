@@ -1,0 +1,89 @@
+"""What a training program tells of itself: its progress and its results.
+
+Both functions speak on rank 0 only, and do nothing at all outside of a run: a script that calls them still
+runs alone.
+
+    from manycpu.pipeline.node.metrics import metrics, progress
+
+    progress(step=30, total_steps=92, loss=0.71, samples_per_second=20.4, seconds_left=49)
+    metrics({"exact_match": 93.1, "f1": 95.0})
+"""
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from manycpu.pipeline.node.speak import say, warn
+
+__all__ = ["metrics", "progress"]
+
+_PER_EVENT = 32  # keeps an event of metrics with names of ordinary length far below the limit of a line
+
+
+def progress(
+    *,
+    step: int | None = None,
+    total_steps: int | None = None,
+    epoch: float | None = None,
+    loss: float | None = None,
+    samples_per_second: float | None = None,
+    seconds_left: float | None = None,
+) -> None:
+    """Tell how far the training is: steps done and in all, epochs, loss, samples/s of all ranks, seconds."""
+    if not _speaks():
+        return
+    known = {
+        "step": step,
+        "total_steps": total_steps,
+        "epoch": epoch,
+        "loss": loss,
+        "samples_per_second": samples_per_second,
+        "seconds_left": seconds_left,
+    }
+    say("progress", **{name: _plain(name, value) for name, value in known.items() if value is not None})
+
+
+def metrics(values: Mapping[str, Any]) -> None:
+    """Tell results, and merge them into ``metrics.json`` of the output: a later value replaces an earlier.
+
+    Args:
+        values: Name -> number, also of numpy or torch.
+    """
+    if not _speaks():
+        return
+    plain = {str(name): _plain(str(name), value) for name, value in values.items()}
+    items = list(plain.items())
+    for start in range(0, len(items), _PER_EVENT):
+        say("metrics", values=dict(items[start : start + _PER_EVENT]))
+    if output := os.environ.get("MANYCPU_OUTPUT"):
+        _merge(Path(output) / "metrics.json", plain)
+
+
+def _speaks() -> bool:
+    return "MANYCPU_RUN" in os.environ and os.environ.get("RANK", "0") == "0"
+
+
+def _plain(name: str, value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float) and not math.isfinite(value):
+        warn(f"{name} is {value}: JSON has no such number, null is recorded")
+        return None
+    return value
+
+
+def _merge(path: Path, values: Mapping[str, Any]) -> None:
+    known: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+        known = json.loads(path.read_text())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".metrics-", delete=False) as file:
+        json.dump(known | dict(values), file, indent=2, sort_keys=True, default=str)
+        file.write("\n")
+    # Never half written, and readable as other files are: a temporary file is its owner's alone.
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)

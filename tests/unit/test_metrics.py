@@ -1,0 +1,63 @@
+"""What a program tells of itself: events on stdout, and metrics.json."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manycpu.pipeline.node.metrics import metrics, progress
+from manycpu.pipeline.spec import events
+
+
+@pytest.fixture
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MANYCPU_RUN", "qa-0123456789")
+    monkeypatch.setenv("MANYCPU_OUTPUT", str(tmp_path / "output"))
+    monkeypatch.setenv("RANK", "0")
+    return tmp_path / "output"
+
+
+def test_progress_says_only_what_is_known(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress(step=3, loss=0.5)
+    assert events.decode(capsys.readouterr().out.strip()) == {"event": "progress", "step": 3, "loss": 0.5}
+    assert not output.exists()
+
+
+def test_metrics_merge_into_the_output(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics({"loss": 0.5, "f1": np.float32(80.0)})
+    metrics({"f1": 90.0})
+    assert json.loads((output / "metrics.json").read_text()) == {"loss": 0.5, "f1": 90.0}
+    assert [path.name for path in output.iterdir()] == ["metrics.json"]
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_not_a_number_is_null_and_said_aloud(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics({"loss": float("nan")})
+    assert json.loads((output / "metrics.json").read_text()) == {"loss": None}
+    assert "loss is nan" in capsys.readouterr().out
+
+
+def test_many_metrics_take_several_lines(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {f"class/{number:04}/precision": number / 7 for number in range(300)}
+    metrics(values)
+    lines = [events.decode(line) for line in capsys.readouterr().out.splitlines()]
+    assert {name: value for line in lines if line for name, value in line["values"].items()} == values
+    assert json.loads((output / "metrics.json").read_text()) == values
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "1"), ("MANYCPU_RUN", None)])
+def test_other_ranks_and_scripts_alone_say_nothing(
+    name: str,
+    value: str | None,
+    output: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv(name)
+    if value:
+        monkeypatch.setenv(name, value)
+    metrics({"loss": 0.5})
+    progress(step=1)
+    assert capsys.readouterr().out == ""
+    assert not output.exists()
