@@ -1,0 +1,116 @@
+"""Files, wherever they are: the door to fsspec. Paths and URLs in, open files out."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["Item", "Location"]
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file below a location: its path there, its size in bytes, and what changes when it does."""
+
+    path: str
+    size: int
+    version: str
+
+
+@dataclass(frozen=True)
+class Location:
+    """A folder or a file, on disk or behind a URL."""
+
+    url: str
+    fs: Any
+    root: str
+
+    @classmethod
+    def of(cls, url: str, field: str) -> "Location":
+        """Open a path or an fsspec URL.
+
+        Args:
+            url: Such as ``/data/squad``, ``s3://bucket/squad`` or ``hf://datasets/rajpurkar/squad``.
+            field: The field it came from, for the error.
+
+        Raises:
+            BadInputError: No such protocol, or its package is missing.
+        """
+        try:
+            fs, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            fix = "Install the package that fsspec names, or use another protocol"
+            raise BadInputError(f"{url!r} cannot be opened: {error}", field=field, fix=fix) from error
+        return cls(url, fs, root)
+
+    @property
+    def local(self) -> Path | None:
+        """The path, where this is on disk."""
+        return Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
+
+    def exists(self) -> bool:
+        """Whether there is a file or a folder."""
+        return bool(self.fs.exists(self.root))
+
+    def is_file(self) -> bool:
+        """Whether this is one file."""
+        return bool(self.fs.isfile(self.root))
+
+    def items(self) -> list[Item]:
+        """List every file below, or the file itself, by path."""
+        if self.is_file():
+            return [self._item(self.root.rsplit("/", 1)[-1], self.fs.info(self.root))]
+        found = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
+        base = self.root.rstrip("/") + "/"
+        return sorted(
+            (self._item(path.removeprefix(base), info) for path, info in found.items()), key=lambda i: i.path
+        )
+
+    def open(self, path: str, mode: str = "rb") -> BinaryIO:
+        """Open a file below, or the file itself."""
+        return cast("BinaryIO", self.fs.open(self._at(path), mode))
+
+    def write_text(self, path: str, text: str) -> None:
+        """Write a small file below."""
+        self.fs.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
+        self.fs.pipe_file(self._at(path), text.encode())
+
+    def read_text(self, path: str) -> str | None:
+        """Read a small file below; None where there is none."""
+        try:
+            return cast("bytes", self.fs.cat_file(self._at(path))).decode()
+        except FileNotFoundError:
+            return None
+
+    def remove(self, path: str) -> None:
+        """Delete a file below."""
+        self.fs.rm_file(self._at(path))
+
+    def sha256(self, path: str) -> str:
+        """Read a file below and hash it."""
+        digest = hashlib.sha256()
+        with self.open(path) as file:
+            for block in blocks(file):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def _at(self, path: str) -> str:
+        return self.root if self.is_file() else f"{self.root.rstrip('/')}/{path}"
+
+    def _item(self, path: str, info: dict[str, Any]) -> Item:
+        version = next((str(info[name]) for name in ("ETag", "etag", "blob_id", "mtime") if info.get(name)), "")
+        return Item(path, int(info["size"] or 0), version)
+
+
+def blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Read a file to its end, a mebibyte at a time."""
+    while block := file.read(_BLOCK):
+        yield block
