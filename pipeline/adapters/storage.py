@@ -1,8 +1,8 @@
 """Files, wherever they are: the door to fsspec. Paths and URLs in, open files out."""
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -32,6 +32,8 @@ class Location:
     url: str
     fs: Any
     root: str
+    chosen: tuple[str, ...] | None = None
+    """Paths below that count; None: all."""
 
     @classmethod
     def of(cls, url: str, field: str) -> "Location":
@@ -56,6 +58,10 @@ class Location:
         """The path, where this is on disk."""
         return Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
 
+    def only(self, paths: Iterable[str]) -> "Location":
+        """Restrict to some of the files below."""
+        return replace(self, chosen=tuple(paths))
+
     def exists(self) -> bool:
         """Whether there is a file or a folder."""
         return bool(self.fs.exists(self.root))
@@ -68,8 +74,10 @@ class Location:
         """List every file below, or the file itself, by path."""
         if self.is_file():
             return [self._item(self.root.rsplit("/", 1)[-1], self.fs.info(self.root))]
-        found = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
         base = self.root.rstrip("/") + "/"
+        if self.chosen is not None:
+            return [self._item(path, self.fs.info(base + path)) for path in self.chosen]
+        found = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
         return sorted(
             (self._item(path.removeprefix(base), info) for path, info in found.items()), key=lambda i: i.path
         )

@@ -1,0 +1,87 @@
+"""From plain dictionaries to the words, with errors that name the field and what to do."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from manycpu.pipeline.spec.errors import BadInputError, Finding, raise_findings
+from manycpu.pipeline.spec.targets import BareMetal, Local, Target
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["read_run", "read_target"]
+
+_TARGETS: TypeAdapter[Target] = TypeAdapter(Target)
+_KINDS: dict[str, type[BaseModel]] = {"local": Local, "baremetal": BareMetal}
+
+
+def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
+    """Validate the fields of a run.
+
+    Raises:
+        BadInputError: Every field that is wrong, with what to do.
+    """
+    if isinstance(fields, TrainingRun):
+        return fields
+    try:
+        return TrainingRun.model_validate(dict(fields))
+    except ValidationError as error:
+        raise_findings(_findings(error, "run", TrainingRun))
+        raise
+
+
+def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
+    """Validate the fields of a target; none at all is this machine.
+
+    Raises:
+        BadInputError: Every field that is wrong, with what to do.
+    """
+    if isinstance(fields, (Local, BareMetal)):
+        return fields
+    fields = {"kind": "local", **(fields or {})}
+    kind = fields["kind"]
+    if kind not in _KINDS:
+        raise BadInputError(f"there is no target {kind!r}", field="target.kind", fix=_choose(_KINDS))
+    try:
+        return _TARGETS.validate_python(fields)
+    except ValidationError as error:
+        raise_findings(_findings(error, "target", _KINDS[kind]))
+        raise
+
+
+def _findings(error: ValidationError, prefix: str, model: type[BaseModel]) -> list[Finding]:
+    return [_finding(dict(problem), prefix, model) for problem in error.errors(include_url=False)]
+
+
+def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Finding:
+    # The union's discriminator stands first in a target's locations, and is no field.
+    path = [str(part) for part in problem["loc"] if part not in _KINDS]
+    field = ".".join([prefix, *path])
+    if problem["type"] == "extra_forbidden":
+        known = _fields_beside(path, model)
+        return Finding(field, "there is no such field", _choose(known, like=path[-1]))
+    if problem["type"] == "missing":
+        return Finding(field, "this field is needed", _example(path, model))
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return Finding(field, f"{message}; given was {problem['input']!r}", _example(path, model))
+
+
+def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:
+    if len(path) == 1:
+        return list(model.model_fields)
+    inner = model.model_fields[path[0]].annotation
+    return list(inner.model_fields) if isinstance(inner, type) and issubclass(inner, BaseModel) else []
+
+
+def _choose(known: Mapping[str, object] | list[str], like: str = "") -> str:
+    near = difflib.get_close_matches(like, list(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(known)}"
+
+
+def _example(path: list[str], model: type[BaseModel]) -> str:
+    field = model.model_fields.get(path[0]) if path else None
+    if field is None:
+        return "See the reference of fields."
+    examples = f" For example: {field.examples[0]!r}." if field.examples else ""
+    return f"{field.description}{examples}"

@@ -1,0 +1,34 @@
+"""cancel: end a training, wherever it is."""
+
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.launch import present_handle
+
+__all__ = ["cancel"]
+
+
+def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
+    """End the present attempt, and record who did so; harmless when nothing runs.
+
+    Args:
+        ctx: The run.
+        by: Who ends it, for the record.
+        attempt: Only this attempt: a later one is somebody else's.
+
+    Returns:
+        Whether there was something to end.
+
+    Raises:
+        LaunchError: It does not end, or was started on another machine.
+    """
+    if not ctx.ledger.exists():
+        return False
+    with ctx.ledger.update() as (entry, _):
+        handle = present_handle(ctx, entry)
+        if handle is None or (attempt is not None and entry.attempt != attempt):
+            return False
+        if process.observe(handle)["exit"] is not None:
+            return False
+        entry.cancelled.setdefault(entry.attempt, by)
+    process.cancel(handle)
+    return True

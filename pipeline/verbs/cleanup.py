@@ -1,0 +1,86 @@
+"""cleanup: end what still runs, write the report, delete what the run owns, and see that it is gone."""
+
+import time
+
+from manycpu.pipeline import report
+from manycpu.pipeline.ledger import Entry, VerbRecord
+from manycpu.pipeline.report import Report
+from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.verbs import hosts
+from manycpu.pipeline.verbs.cancel import cancel
+from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.launch import present_handle, status
+from manycpu.pipeline.verbs.wait import observed_of, outcome
+
+__all__ = ["cleanup"]
+
+_VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
+
+
+def cleanup(ctx: RunContext) -> Report | None:
+    """Leave nothing of the run but its output and what later runs reuse.
+
+    Returns:
+        The report as it was written to the output; None where the run never began or is cleaned up already.
+
+    Raises:
+        LaunchError: A process of the run does not end.
+    """
+    if not ctx.ledger.exists():
+        return None
+    started = time.monotonic()
+    cancel(ctx, by="cleanup")
+    written = _draft(ctx)
+    report.write(ctx.output, written)
+    if _kept(ctx, written.state):
+        written.kept.append(str(ctx.directory))
+        result = "skipped"
+    else:
+        written.left_behind = [*hosts.remove_folder(ctx, ctx.directory), *_remove(ctx)]
+        result = "failed" if written.left_behind else "done"
+    seconds = time.monotonic() - started
+    written.verbs["cleanup"] = VerbRecord.model_validate({"seconds": seconds, "result": result})
+    report.write(ctx.output, written)
+    return written
+
+
+def _draft(ctx: RunContext) -> Report:
+    entry = ctx.ledger.read()
+    handle = present_handle(ctx, entry)
+    observed = observed_of(handle) if handle else report.Observed()
+    state, error = _state(ctx, entry, handle)
+    return report.draft(entry, observed, state, error)
+
+
+def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunState, str | None]:
+    failed = next((record.error for record in entry.verbs.values() if record.result == "failed"), None)
+    if handle is None:
+        return RunState.FAILED, failed or _not_done(entry)
+    try:
+        seen = outcome(ctx, handle, status(handle, entry))
+    except ManycpuError as error:
+        return RunState.FAILED, str(error)
+    if seen.state is not RunState.SUCCEEDED:
+        return seen.state, failed or "\n".join(str(part) for part in (seen.reason, seen.failure) if part)
+    error_text = failed or _not_done(entry)
+    return (RunState.FAILED, error_text) if error_text else (RunState.SUCCEEDED, None)
+
+
+def _not_done(entry: Entry) -> str | None:
+    missing = [verb for verb in _VERBS if verb not in entry.verbs]
+    return f"{missing[0]} was not done" if missing else None
+
+
+def _kept(ctx: RunContext, state: RunState) -> bool:
+    failed = state is not RunState.SUCCEEDED
+    return ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed)
+
+
+def _remove(ctx: RunContext) -> list[str]:
+    try:
+        ctx.ledger.remove()
+    except OSError as error:
+        return [f"{ctx.directory}: {error}"]
+    return [str(ctx.directory)] if ctx.directory.exists() else []

@@ -1,0 +1,31 @@
+"""prepare: find everything that can be known before a core is spent, and begin the ledger."""
+
+import time
+
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.spec.errors import Finding, raise_findings
+from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.preflight import preflight
+
+__all__ = ["prepare"]
+
+
+def prepare(ctx: RunContext) -> list[Finding]:
+    """Check, then begin the ledger.
+
+    Returns:
+        What preflight found that is no obstacle.
+
+    Raises:
+        BadInputError: What preflight found that is one; nothing was started.
+    """
+    started = time.monotonic()
+    findings = preflight(ctx)
+    raise_findings(findings)
+    entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
+    if "prepare" not in entry.verbs:
+        with ctx.ledger.timed("prepare") as record:
+            record.seconds = 0
+        with ctx.ledger.update() as (entry, _):
+            entry.verbs["prepare"].seconds = time.monotonic() - started
+    return findings

@@ -1,0 +1,130 @@
+"""All verbs of a run, one after the other: what `manycpu run` and a notebook call."""
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from manycpu.pipeline.report import Report
+from manycpu.pipeline.spec.errors import CancelledError, Finding, ManycpuError
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.targets import Target
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.verbs.build import build
+from manycpu.pipeline.verbs.cancel import cancel
+from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.context import RunContext, open_context
+from manycpu.pipeline.verbs.export import export
+from manycpu.pipeline.verbs.launch import launch
+from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.report import conclude_report
+from manycpu.pipeline.verbs.stage import stage
+from manycpu.pipeline.verbs.wait import conclude, wait
+
+__all__ = ["Listener", "new_run_id", "perform", "train"]
+
+
+class Listener(Protocol):
+    """Somebody who is told how a run goes."""
+
+    def begin(self, verb: str) -> None:
+        """Hear that a verb begins."""
+
+    def end(self, verb: str, seconds: float, result: str) -> None:
+        """Hear how a verb ended."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Hear how many bytes of a transfer are done."""
+
+    def line(self, line: RankLine) -> None:
+        """Hear a line of a rank, or of the launcher where its rank is None."""
+
+    def finding(self, finding: Finding) -> None:
+        """Hear what preflight found that is no obstacle."""
+
+
+class _Silent:
+    def begin(self, verb: str) -> None: ...
+    def end(self, verb: str, seconds: float, result: str) -> None: ...
+    def progress(self, done: int, total: int) -> None: ...
+    def line(self, line: RankLine) -> None: ...
+    def finding(self, finding: Finding) -> None: ...
+
+
+def train(
+    run: TrainingRun | Mapping[str, Any],
+    target: Target | Mapping[str, Any] | None = None,
+    *,
+    run_id: str | None = None,
+    base: Path | None = None,
+    listener: Listener | None = None,
+) -> Report:
+    """Stage, build, launch, wait, export and clean up.
+
+    Args:
+        run: What to train.
+        target: Where; None is this machine.
+        run_id: Tells this run from every other: the same again attaches to what it started.
+        base: Folder that relative paths start from; default: the present one.
+        listener: Is told how it goes.
+
+    Returns:
+        The report that stands beside the exported model.
+
+    Raises:
+        BadInputError: A field is wrong; nothing was started.
+        ManycpuError: A verb failed. The report says so too.
+    """
+    ctx = open_context(run, target, "cli", run_id or new_run_id(), base=base or Path.cwd())
+    return perform(ctx, listener or _Silent())
+
+
+def new_run_id() -> str:
+    """Make up a run id: the time, and something random."""
+    return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def perform(ctx: RunContext, listener: Listener) -> Report:
+    """Do all verbs; whatever happens, clean up and have the report say how it ended.
+
+    Raises:
+        ManycpuError: A verb failed.
+    """
+    with _told(listener, "prepare"):
+        for finding in prepare(ctx):
+            listener.finding(finding)
+    try:
+        _work(ctx, listener)
+    except KeyboardInterrupt as interrupt:
+        cancel(ctx, by="the terminal")
+        raise CancelledError("interrupted; the training was ended") from interrupt
+    finally:
+        with _told(listener, "cleanup"):
+            cleanup(ctx)
+    return conclude_report(ctx)
+
+
+def _work(ctx: RunContext, listener: Listener) -> None:
+    with _told(listener, "stage"):
+        staged = stage(ctx, listener.progress)
+    with _told(listener, "build"):
+        built = build(ctx)
+    with _told(listener, "launch"):
+        handle, _ = launch(ctx, staged, built)
+    with _told(listener, "wait"):
+        conclude(ctx, handle, wait(ctx, handle, listener.line))
+    with _told(listener, "export"):
+        export(ctx, handle, listener.progress)
+
+
+@contextmanager
+def _told(listener: Listener, verb: str) -> Iterator[None]:
+    listener.begin(verb)
+    started, result = time.monotonic(), "failed"
+    try:
+        yield
+        result = "done"
+    finally:
+        listener.end(verb, time.monotonic() - started, result)
