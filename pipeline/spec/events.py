@@ -16,7 +16,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-__all__ = ["LINE_LIMIT", "PREFIX", "RankLine", "decode", "encode", "join", "split"]
+__all__ = ["LINE_LIMIT", "PREFIX", "RankLine", "decode", "encode", "join", "readable", "split"]
 
 PREFIX = "::manycpu:: "
 LINE_LIMIT = 4096
@@ -65,3 +65,35 @@ def split(line: str) -> RankLine:
     if match is None:
         return RankLine(None, None, line.rstrip("\r\n"))
     return RankLine(int(match[1]), match[2], match[3])
+
+
+def readable(line: RankLine) -> str:
+    """Write a line for people: events as sentences, ordinary output as it is, each with its rank.
+
+    >>> readable(split('[rank 0 a] ::manycpu:: {"event": "progress", "step": 2, "total_steps": 8, "loss": 1.5}'))
+    '[rank 0 a] step 2 of 8, loss 1.5'
+    """
+    event = decode(line.text)
+    text = line.text if event is None else _sentence(event)
+    return text if line.rank is None or line.host is None else join(line.rank, line.host, text)
+
+
+def _sentence(event: dict[str, Any]) -> str:
+    kind = event["event"]
+    if kind == "progress":
+        return ", ".join(_progress(event))
+    if kind in ("warning", "error"):
+        return f"{kind}: {event.get('message', '')}"
+    return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in event.items() if name != "event")
+
+
+def _progress(event: dict[str, Any]) -> list[str]:
+    total = f" of {event['total_steps']}" if event.get("total_steps") else ""
+    words = [f"step {event['step']}{total}"] if event.get("step") is not None else []
+    formats = {
+        "epoch": "epoch {:.2f}",
+        "loss": "loss {:.4g}",
+        "samples_per_second": "{:.1f} samples/s",
+        "seconds_left": "{:.0f} s left",
+    }
+    return words + [text.format(event[name]) for name, text in formats.items() if event.get(name) is not None]
