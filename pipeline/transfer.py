@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from manycpu.pipeline.adapters.storage import Item, Location, blocks
 
-__all__ = ["MANIFEST", "File", "Manifest", "TransferError", "fetch", "identity", "publish", "scan", "staged"]
+__all__ = ["MANIFEST", "File", "Manifest", "TransferError", "discard", "fetch", "identity", "publish", "scan", "staged"]
 
 MANIFEST = "manifest.json"
 Progress = Callable[[int, int], None]
@@ -101,6 +101,14 @@ def fetch(source: Location, destination: Path, progress: Progress = lambda *_: N
         partial.rename(destination)
         _write_marker(destination, manifest)
         return manifest
+
+
+def discard(destination: Path) -> None:
+    """Delete what :func:`fetch` made, its marker first, so that half of it never looks whole."""
+    with _lock(destination):
+        _marker(destination).unlink(missing_ok=True)
+        shutil.rmtree(destination, ignore_errors=True)
+    destination.with_name(f".{destination.name}.lock").unlink(missing_ok=True)
 
 
 def publish(

@@ -19,8 +19,12 @@ __all__ = ["cleanup"]
 _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
 
 
-def cleanup(ctx: RunContext) -> Report | None:
+def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
     """Leave nothing of the run but its output and what later runs reuse.
+
+    Args:
+        ctx: The run.
+        keep: Whether the run's ``keep`` counts.
 
     Returns:
         The report as it was written to the output; None where the run never began or is cleaned up already.
@@ -34,7 +38,7 @@ def cleanup(ctx: RunContext) -> Report | None:
     cancel(ctx, by="cleanup")
     written = _draft(ctx)
     report.write(ctx.output, written)
-    if _kept(ctx, written.state):
+    if keep and _kept(ctx, written.state):
         written.kept.append(str(ctx.directory))
         result = "skipped"
     else:

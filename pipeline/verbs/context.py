@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.targets import BareMetal, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
 
-__all__ = ["RunContext", "home", "open_context"]
+__all__ = ["RunContext", "home", "open_context", "reopen"]
 
 
 @dataclass(frozen=True)
@@ -113,3 +113,11 @@ def _absolute(path: str | None, base: Path) -> str | None:
     if path is None or "://" in path:
         return path
     return os.path.normpath(base.absolute() / Path(path).expanduser())
+
+
+def reopen(ledger: Ledger) -> RunContext:
+    """Go on with a run that has begun, from what its ledger holds."""
+    entry = ledger.read()
+    directory = str(ledger.directory.parents[1])
+    target = read_target({**entry.target, "directory": directory})
+    return RunContext(read_run(entry.run), target, entry.key, ledger.directory)

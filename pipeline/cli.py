@@ -1,0 +1,259 @@
+"""The command ``manycpu``: the verbs without Airflow."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import yaml
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+from manycpu.pipeline import display, transfer
+from manycpu.pipeline.ledger import Ledger, ledgers
+from manycpu.pipeline.report import Report
+from manycpu.pipeline.runfile import read_run_file
+from manycpu.pipeline.spec import cpu_plan, events
+from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
+from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.verbs import context, launch, preflight, report, train, wait
+from manycpu.pipeline.verbs.cancel import cancel as end_run
+from manycpu.pipeline.verbs.cleanup import cleanup
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
+Command = Callable[..., Any]
+
+
+def _fields(command: Command) -> Command:
+    """Give a command the run file, and an option for every field of a run and of the targets."""
+    targets = Local.model_fields | BareMetal.model_fields
+    options = [("run", "--", TrainingRun.model_fields), ("target", "--target-", targets)]
+    for part, dashes, fields in reversed(options):
+        for name, field in reversed(fields.items()):
+            flag = dashes + name.replace("_", "-")
+            help_text = field.description or "local or baremetal."
+            command = click.option(flag, f"{part}__{name}", metavar="VALUE", help=help_text)(command)
+    file = click.argument("file", required=False, type=click.Path(path_type=Path))
+    return file(command)
+
+
+_run_id = click.option("--run-id", help="Tells this run from others; the same again attaches to it.")
+_home = click.option(
+    "--directory", "home", help="The folder of runs; default: $MANYCPU_HOME, or ~/.manycpu."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="manycpu")
+def cli() -> None:
+    """Train PyTorch models on many CPUs: on this machine, on hosts of a hostfile."""
+
+
+@cli.command()
+@_fields
+@_run_id
+def run(file: Path | None, run_id: str | None, **options: str | None) -> None:
+    """Do a whole run: stage, build, launch, wait, export, clean up.
+
+    FILE is YAML with `run` and `target`; options win over it.
+    """
+    run_id = run_id or train.new_run_id()
+    ctx = _context(file, options, run_id)
+    console = Console()
+    console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    with display.Display(console) as shown:
+        try:
+            done = train.perform(ctx, shown)
+        except BadInputError:
+            raise
+        except ManycpuError:
+            _show_report(console, ctx)
+            raise
+    display.summary(console, done, report.report_path(ctx))
+
+
+@cli.command(name="preflight")
+@_fields
+def preflight_(file: Path | None, **options: str | None) -> None:
+    """Check a run against its target, and start nothing."""
+    findings = preflight.preflight(_context(file, options, "preflight"))
+    for finding in findings:
+        click.echo(f"{'error' if finding.fatal else 'warning'}: {finding}")
+    if any(finding.fatal for finding in findings):
+        sys.exit(BadInputError.exit_code)
+    click.echo("ready: nothing stands in the way of this run")
+
+
+@cli.command()
+@click.option("--processes", default=1, show_default=True, help="Training processes on the node.")
+@click.option("--cpus", type=float, help="Cores to use; default: all that this machine grants.")
+def plan(processes: int, cpus: float | None) -> None:
+    """Show the CPU plan of this machine: threads of each process, and why."""
+    made = cpu_plan.plan(cpu_plan.machine(), processes, cpus=cpus)
+    table = Table("what", "value", "why")
+    for row in made.rows():
+        table.add_row(*row)
+    Console().print(table)
+    for warning in made.warnings:
+        click.echo(f"warning: {warning}")
+
+
+@cli.command()
+@_fields
+@_run_id
+def render(file: Path | None, run_id: str | None, **options: str | None) -> None:
+    """Print what would be run, as YAML."""
+    ctx = _context(file, options, run_id or "render")
+    click.echo(yaml.safe_dump(launch.manifest(ctx), sort_keys=False), nl=False)
+
+
+@cli.command()
+@click.argument("name", required=False)
+@_home
+def status(name: str | None, home: str | None) -> None:
+    """List the runs of this machine, or look at one."""
+    table = Table("run", "state", "attempt", "begun", "reason")
+    for ledger in [_find(name, home)] if name else _ledgers(home):
+        entry, ctx = ledger.read(), _reopen(ledger)
+        handle = launch.present_handle(ctx, entry)
+        seen = launch.status(handle, entry) if handle else None
+        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
+        state, reason = (str(seen.state), seen.reason) if seen else ("not launched", "")
+        table.add_row(entry.name, state, str(entry.attempt), begun, reason)
+    Console().print(table)
+
+
+@cli.command()
+@click.argument("name")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the training ends.")
+@_home
+def logs(name: str, home: str | None, *, follow: bool) -> None:
+    """Print the log of a run's present attempt."""
+    ledger = _find(name, home)
+    ctx = _reopen(ledger)
+    handle = launch.present_handle(ctx, ledger.read())
+    if handle is None:
+        raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
+    if follow:
+        wait.wait(ctx, handle, lambda line: click.echo(events.readable(line)))
+        return
+    for line in wait.Watch(ctx, handle).look()[0]:
+        click.echo(events.readable(line))
+
+
+@cli.command()
+@click.argument("name")
+@_home
+def cancel(name: str, home: str | None) -> None:
+    """End a run's training."""
+    ctx = _reopen(_find(name, home))
+    ended = end_run(ctx, by="manycpu cancel")
+    click.echo(f"{ctx.name}: {'ended' if ended else 'nothing was running'}")
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--data", is_flag=True, help="Also staged data, models and code that no run uses.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_home
+def clean(name: str | None, home: str | None, *, data: bool, yes: bool) -> None:
+    """Remove what older runs left: shown first, and asked about. Running ones are left alone."""
+    found = [_reopen(ledger) for ledger in ([_find(name, home)] if name else _ledgers(home))]
+    ended = [ctx for ctx in found if not _running(ctx)]
+    folders = list(_unused(context.home(home))) if data and len(ended) == len(found) else []
+    for what in [*(f"run {ctx.name}: {ctx.directory}" for ctx in ended), *map(str, folders)]:
+        click.echo(what)
+    if not ended and not folders:
+        click.echo("nothing to remove")
+        return
+    if not yes:
+        click.confirm("remove these?", abort=True)
+    for ctx in ended:
+        cleanup(ctx, keep=False)
+    for folder in folders:
+        transfer.discard(folder)
+
+
+def main() -> None:
+    """Run the command; errors are one message and an exit code: 2 for bad input, otherwise 1."""
+    try:
+        cli(standalone_mode=False)
+    except ManycpuError as error:
+        click.echo(f"manycpu: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(_INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+
+
+def _context(file: Path | None, options: dict[str, str | None], run_id: str) -> context.RunContext:
+    run_fields, target_fields = read_run_file(file) if file else ({}, {})
+    parts = {"run": run_fields, "target": target_fields}
+    for option, text in options.items():
+        if text is not None:
+            part, name = option.split("__", 1)
+            parts[part][name] = _value(name, text)
+    base = file.parent if file else Path.cwd()
+    return context.open_context(parts["run"], parts["target"], "cli", run_id, base=base)
+
+
+def _value(name: str, text: str) -> Any:
+    """Read an option: mappings and lists are YAML, all else is left to the field."""
+    field = TrainingRun.model_fields.get(name)
+    composite = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel) if field else False
+    if composite or text.lstrip().startswith(("{", "[")):
+        return yaml.safe_load(text)
+    return text
+
+
+def _show_report(console: Console, ctx: context.RunContext) -> None:
+    from manycpu.pipeline import report as reports
+
+    written: Report | None = reports.read(ctx.output)
+    if written is not None and written.key == ctx.key:
+        display.summary(console, written, report.report_path(ctx))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the shape of a signal handler
+    raise KeyboardInterrupt
+
+
+def _ledgers(home: str | None) -> list[Ledger]:
+    return ledgers(context.home(home) / "runs")
+
+
+def _find(name: str, home: str | None) -> Ledger:
+    known = _ledgers(home)
+    found = [ledger for ledger in known if ledger.directory.name.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(ledger.directory.name for ledger in (found or known)) or "none"
+    said = f"{len(found)} runs begin with {name!r}" if found else f"there is no run {name!r}"
+    raise BadInputError(f"{said} in {context.home(home)}", fix=f"Runs there: {names}")
+
+
+def _reopen(ledger: Ledger) -> context.RunContext:
+    return context.reopen(ledger)
+
+
+def _running(ctx: context.RunContext) -> bool:
+    entry = ctx.ledger.read()
+    handle = launch.present_handle(ctx, entry)
+    return handle is not None and not launch.status(handle, entry).state.terminal
+
+
+def _unused(home: Path) -> Iterator[Path]:
+    for part in ("data", "model", "code"):
+        folder = home / part
+        yield from sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else ()

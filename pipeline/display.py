@@ -1,0 +1,112 @@
+"""How a run looks in a terminal, and as plain lines where there is none."""
+
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from manycpu.pipeline.report import Report
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.events import RankLine
+
+__all__ = ["Display", "summary"]
+
+_PLAIN_EVERY = 10  # per cent of a transfer between two plain lines
+
+
+class Display:
+    """Tells how a run goes: one line for each verb and each line of a rank; bars only on a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bar: TaskID | None = None
+        self._told = 0
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def begin(self, verb: str) -> None:
+        """Open a bar."""
+        self._bar, self._told = self._bars.add_task(verb, total=None, text=""), 0
+
+    def end(self, verb: str, seconds: float, result: str) -> None:
+        """Close the bar, and leave a line."""
+        if self._bar is not None:
+            self._bars.remove_task(self._bar)
+        self._bar = None
+        self._print(f"{verb:<8} {result} in {seconds:.1f} s", "red" if result == "failed" else "green")
+
+    def progress(self, done: int, total: int) -> None:
+        """Move the bar of a transfer."""
+        self._move(done, total, f"{done >> 20} of {total >> 20} MiB")
+        percent = 100 * done // total if total else 100
+        if not self._console.is_terminal and percent >= self._told + _PLAIN_EVERY:
+            self._told = percent
+            self._print(f"  {percent} % of {total >> 20} MiB")
+
+    def line(self, line: RankLine) -> None:
+        """Print a rank's line; progress moves the bar instead where there is one."""
+        event = events.decode(line.text)
+        if event is not None and event["event"] == "progress" and self._console.is_terminal:
+            text = events.readable(RankLine(None, None, line.text))
+            self._move(event.get("step") or 0, event.get("total_steps"), text)
+            return
+        if event is not None and event["event"] in ("exit", "backend", "metrics"):
+            return
+        self._print(f"  {events.readable(line)}", "yellow" if event and event["event"] == "warning" else "")
+
+    def finding(self, finding: Finding) -> None:
+        """Print what preflight found that is no obstacle."""
+        self._print(f"  warning: {finding}", "yellow")
+
+    def _move(self, done: int, total: int | None, text: str) -> None:
+        if self._bar is not None:
+            self._bars.update(self._bar, completed=done, total=total, text=text)
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def summary(console: Console, report: Report, path: str) -> None:
+    """Print the verbs, the metrics and, last, where the report is."""
+    console.print(_table(("verb", "seconds", "result"), _verbs(report)))
+    if report.metrics:
+        console.print(_table(("metric", "value"), [(name, _value(v)) for name, v in report.metrics.items()]))
+    scale = f"{report.world_size} ranks on {len(report.hosts)} host(s), backend {report.backend or 'none'}"
+    console.print(f"{report.state}: {scale}", markup=False, highlight=False)
+    for place in report.left_behind:
+        console.print(f"left behind: {place}", style="red", markup=False)
+    console.print(f"report: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _verbs(report: Report) -> list[tuple[str, str, str]]:
+    return [(name, f"{record.seconds:.1f}", record.result) for name, record in report.verbs.items()]
+
+
+def _table(head: tuple[str, ...], rows: list[Any]) -> Table:
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
