@@ -46,9 +46,7 @@ def _fields(command: Command) -> Command:
 
 
 _run_id = click.option("--run-id", help="Tells this run from others; the same again attaches to it.")
-_home = click.option(
-    "--directory", "home", help="The folder of runs; default: $MANYCPU_HOME, or ~/.manycpu."
-)
+_home = click.option("--directory", "home", help="The folder of runs; default: $MANYCPU_HOME, or ~/.manycpu.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -98,7 +96,7 @@ def preflight_(file: Path | None, **options: str | None) -> None:
 @click.option("--cpus", type=float, help="Cores to use; default: all that this machine grants.")
 def plan(processes: int, cpus: float | None) -> None:
     """Show the CPU plan of this machine: threads of each process, and why."""
-    made = cpu_plan.plan(cpu_plan.machine(), processes, cpus=cpus)
+    made = cpu_plan.plan(cpu_plan.Machine.observe(), processes, cpus=cpus)
     table = Table("what", "value", "why")
     for row in made.rows():
         table.add_row(*row)
@@ -211,7 +209,8 @@ def _context(file: Path | None, options: dict[str, str | None], run_id: str) -> 
 def _value(name: str, text: str) -> Any:
     """Read an option: mappings and lists are YAML, all else is left to the field."""
     field = TrainingRun.model_fields.get(name)
-    composite = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel) if field else False
+    kind = field.annotation if field else None
+    composite = isinstance(kind, type) and issubclass(kind, BaseModel)
     if composite or text.lstrip().startswith(("{", "[")):
         return yaml.safe_load(text)
     return text

@@ -37,7 +37,9 @@ def _refuse_other_parts(path: Path, content: Mapping[str, Any]) -> None:
     for name in content:
         if name not in _PARTS:
             raise BadInputError(
-                f"{path} has a part {name!r}", field=str(name), fix="A run file has the parts `run` and `target`"
+                f"{path} has a part {name!r}",
+                field=str(name),
+                fix="A run file has the parts `run` and `target`",
             )
 
 

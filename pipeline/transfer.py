@@ -13,7 +13,18 @@ from pydantic import BaseModel, ConfigDict
 
 from manycpu.pipeline.adapters.storage import Item, Location, blocks
 
-__all__ = ["MANIFEST", "File", "Manifest", "TransferError", "discard", "fetch", "identity", "publish", "scan", "staged"]
+__all__ = [
+    "MANIFEST",
+    "File",
+    "Manifest",
+    "TransferError",
+    "discard",
+    "fetch",
+    "identity",
+    "publish",
+    "scan",
+    "staged",
+]
 
 MANIFEST = "manifest.json"
 Progress = Callable[[int, int], None]
@@ -111,9 +122,7 @@ def discard(destination: Path) -> None:
     destination.with_name(f".{destination.name}.lock").unlink(missing_ok=True)
 
 
-def publish(
-    source: Path, destination: Location, key: str, progress: Progress = lambda *_: None
-) -> Manifest:
+def publish(source: Path, destination: Location, key: str, progress: Progress = lambda *_: None) -> Manifest:
     """Copy a folder on disk to a path or URL, read it back, and put the manifest beside it last.
 
     On disk the folder appears in one step. Object stores have no rename: there, a folder without
@@ -192,7 +201,9 @@ def _copy_file(source: Location, item: Item, path: Path) -> File:
         size = write.tell()
     if size != item.size:
         path.unlink()
-        raise TransferError(f"{item.path} had {item.size} bytes when it was listed and {size} when it was copied")
+        raise TransferError(
+            f"{item.path} had {item.size} bytes when it was listed and {size} when it was copied"
+        )
     return File(path=item.path, size=size, sha256=digest.hexdigest())
 
 

@@ -16,7 +16,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
-__all__ = ["Completed", "LogFollower", "boot_id", "cancel", "observe", "run", "start"]
+__all__ = ["Completed", "Job", "LogFollower", "boot_id", "cancel", "observe", "run", "start"]
 
 # A person who ends a run wants it gone within 5 s: the tree gets most of that to end by itself.
 END_TIMEOUT = 10.0
@@ -71,25 +71,25 @@ def run(
     return Completed(done.returncode, done.stdout.decode(errors="replace"))
 
 
-def start(
-    manifest: Mapping[str, Any],
-    directory: Path,
-    *,
-    name: str,
-    attempt: int,
-    run_timeout: float,
-    stall_timeout: float | None,
-    lock: int,
-) -> ProcessHandle:
+class Job(NamedTuple):
+    """What a supervisor must know of the attempt that it is given."""
+
+    run: str
+    """Name of the run."""
+    attempt: int
+    run_timeout: float
+    """Seconds that it may run."""
+    stall_timeout: float | None
+    """Seconds without output after which it is ended; None: never."""
+
+
+def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> ProcessHandle:
     """Start a supervised process that outlives this one.
 
     Args:
         manifest: ``{argv, env, cwd, files}`` as the launchers write it; files are relative to ``directory``.
         directory: The attempt's folder: gets the log, the handle and, at the end, the exit record.
-        name: Name of the run.
-        attempt: Its attempt.
-        run_timeout: Seconds that it may run.
-        stall_timeout: Seconds without output after which it is ended; None: never.
+        job: Which attempt this is, and its budgets.
         lock: A file descriptor that holds the ledger's lock. The starter inherits it, so that nobody else
             starts this run before the handle is on disk, even if this process is killed in between.
 
@@ -99,14 +99,7 @@ def start(
     directory.mkdir(parents=True, exist_ok=True)
     for file, text in manifest["files"].items():
         (directory / file).write_text(text)
-    command = {
-        "argv": manifest["argv"],
-        "cwd": manifest["cwd"],
-        "run": name,
-        "attempt": attempt,
-        "run_timeout": run_timeout,
-        "stall_timeout": stall_timeout,
-    }
+    command = {"argv": manifest["argv"], "cwd": manifest["cwd"], **job._asdict()}
     write_json(directory / COMMAND, command)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_PRIVATE)}
     with (directory / LOG).open("ab") as log:
@@ -124,7 +117,9 @@ def start(
     handle = read_handle(directory)
     if handle is None:
         tail = (directory / LOG).read_text(errors="replace")[-2000:].strip()
-        raise LaunchError(f"the supervisor of {name} ended with exit code {starter.returncode}; it said: {tail}")
+        raise LaunchError(
+            f"the supervisor of {job.run} ended with exit code {starter.returncode}; it said: {tail}"
+        )
     return handle
 
 

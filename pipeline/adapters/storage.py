@@ -114,7 +114,9 @@ class Location:
         return self.root if self.is_file() else f"{self.root.rstrip('/')}/{path}"
 
     def _item(self, path: str, info: dict[str, Any]) -> Item:
-        version = next((str(info[name]) for name in ("ETag", "etag", "blob_id", "mtime") if info.get(name)), "")
+        version = next(
+            (str(info[name]) for name in ("ETag", "etag", "blob_id", "mtime") if info.get(name)), ""
+        )
         return Item(path, int(info["size"] or 0), version)
 
 

@@ -26,5 +26,7 @@ def state(observed: Mapping[str, Any]) -> Status:
     if record["reason"]:
         return Status(state=RunState.FAILED, reason=record["reason"])
     if record["code"] != 0:
-        return Status(state=RunState.FAILED, reason=f"the launcher ended with {describe_exit(record['code'])}")
+        return Status(
+            state=RunState.FAILED, reason=f"the launcher ended with {describe_exit(record['code'])}"
+        )
     return Status(state=RunState.SUCCEEDED)

@@ -11,7 +11,7 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 __all__ = ["CANNOT", "manifest", "state"]
 
 CANNOT = {
-    "env_from": "secrets by name exist on Kubernetes only; pass the variable in the environment of the worker",
+    "env_from": "secrets by name exist on Kubernetes only; set them where the worker starts",
     "resources.memory": "memory cannot be limited by torchrun",
 }
 

@@ -113,7 +113,7 @@ class TrainingRun(BaseModel):
     )
     env: dict[str, str] = Field(
         default_factory=dict,
-        description="Environment of every rank; wins over what manycpu would set, with a warning. No secrets.",
+        description="Environment of every rank; wins over what manycpu sets, with a warning. No secrets.",
         examples=[{"TOKENIZERS_PARALLELISM": "false"}],
         json_schema_extra=_section("Environment"),
     )

@@ -91,7 +91,9 @@ def open_context(
         BadInputError: A field is wrong.
     """
     found, where = read_run(run), read_target(target)
-    return RunContext(_anchored(found, base), _anchored_target(where, base), run_key(*identity), base.absolute())
+    return RunContext(
+        _anchored(found, base), _anchored_target(where, base), run_key(*identity), base.absolute()
+    )
 
 
 def _anchored(run: TrainingRun, base: Path) -> TrainingRun:

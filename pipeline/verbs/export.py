@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from manycpu.pipeline import report, transfer
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.verbs import hosts
 from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.wait import observed_of
@@ -60,5 +61,5 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         )
         with ctx.ledger.update() as (entry, _):
             entry.export = exported.model_dump(exclude={"metrics"})
-        report.write(ctx.output, report.draft(entry, observed_of(handle), _STATE))
+        report.write(ctx.output, report.draft(entry, observed_of(handle), RunState.RUNNING))
         return exported

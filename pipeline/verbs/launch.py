@@ -46,11 +46,8 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
         entry.handle = process.start(
             LAUNCHERS[ctx.target.launch].manifest(ctx.run, ctx.target, placement),
             Path(placement.attempt_directory),
-            name=ctx.name,
-            attempt=entry.attempt,
-            run_timeout=ctx.run.run_timeout,
-            stall_timeout=ctx.run.stall_timeout,
-            lock=lock,
+            process.Job(ctx.name, entry.attempt, ctx.run.run_timeout, ctx.run.stall_timeout),
+            lock,
         )
         return entry.handle, False
 
@@ -119,4 +116,3 @@ def free_port() -> int:
 
 def _goes_on(seen: Status) -> bool:
     return not seen.state.terminal or seen.state is RunState.SUCCEEDED
-

@@ -115,7 +115,7 @@ def _scale(ctx: RunContext) -> Findings:
             f"{ctx.run.nnodes} nodes were asked for, and the target local is one machine",
             "Set run.nnodes to 1 and run.nproc_per_node higher, or take the target baremetal",
         )
-    cores = cpu_plan.cores()
+    cores = cpu_plan.Machine.observe().cores
     if ctx.run.nproc_per_node > cores and not ctx.run.oversubscribe:
         yield Finding(
             "run.nproc_per_node",

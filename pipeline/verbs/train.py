@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from manycpu.pipeline.report import Report
-from manycpu.pipeline.spec.errors import CancelledError, Finding, ManycpuError
+from manycpu.pipeline.spec.errors import CancelledError, Finding
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun

@@ -85,7 +85,9 @@ def _error(seen: Status) -> ManycpuError | None:
     if seen.state is RunState.SUCCEEDED:
         return None
     kind, verb = (
-        (CancelledError, "was cancelled") if seen.state is RunState.CANCELLED else (TrainingFailedError, "failed")
+        (CancelledError, "was cancelled")
+        if seen.state is RunState.CANCELLED
+        else (TrainingFailedError, "failed")
     )
     parts = [f"the training {verb}: {seen.reason}", seen.failure and str(seen.failure)]
     return kind("\n".join(part for part in parts if part))
