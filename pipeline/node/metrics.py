@@ -25,7 +25,7 @@ __all__ = ["metrics", "progress"]
 _PER_EVENT = 32  # keeps an event of metrics with names of ordinary length far below the limit of a line
 
 
-def progress(
+def progress(  # noqa: PLR0913 - each is optional and has a name
     *,
     step: int | None = None,
     total_steps: int | None = None,

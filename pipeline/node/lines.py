@@ -1,0 +1,84 @@
+r"""Whole lines out of a stream of bytes, as a reader of a log wants them.
+
+>>> lines = Lines()
+>>> lines.feed(b"one\n 10%\r 20%\rtwo")
+[b'one']
+>>> lines.feed(b"\n::manycpu:: {}\n")
+[b'two', b'::manycpu:: {}']
+"""
+
+from collections.abc import Iterator
+
+from manycpu.pipeline.spec.events import LINE_LIMIT, PREFIX
+
+__all__ = ["Lines", "pieces"]
+
+_MARK = PREFIX.encode()
+_PENDING_LIMIT = 1 << 20  # a line without an end is cut here, so that memory stays bounded
+
+
+class Lines:
+    """Collects bytes and gives back lines without their ends; of a progress bar only its last state."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, block: bytes) -> list[bytes]:
+        """Add bytes; the lines that are whole now."""
+        *whole, rest = (self._pending + block).split(b"\n")
+        self._pending = _latest(rest)
+        if len(self._pending) > _PENDING_LIMIT:
+            whole, self._pending = [*whole, self._pending], b""
+        return [part for line in whole for part in _parts(line)]
+
+    def bar(self) -> bytes:
+        """Take the last state of a progress bar that has not ended its line; empty where there is none."""
+        state, ended, rest = self._pending.rpartition(b"\r")
+        if not ended:
+            return b""
+        self._pending = rest
+        return rest or state.rpartition(b"\r")[2]
+
+    def rest(self) -> list[bytes]:
+        """Take what was never ended by a newline: a process that died in the middle of a line."""
+        last, self._pending = self._pending, b""
+        return list(_parts(last)) if last else []
+
+
+def pieces(prefix: bytes, line: bytes) -> Iterator[bytes]:
+    """Cut a line to what a pipe takes in one write, each piece with the prefix and a newline."""
+    room = LINE_LIMIT - len(prefix) - 1
+    # An event is never cut: half of it would be no event any more.
+    if line.startswith(_MARK) or len(line) <= room:
+        yield prefix + line + b"\n"
+        return
+    while line:
+        end = _boundary(line, room)
+        yield prefix + line[:end] + b"\n"
+        line = line[end:]
+
+
+def _boundary(line: bytes, limit: int) -> int:
+    """Find where to cut so that no UTF-8 character is torn: before a byte that continues none."""
+    if len(line) <= limit:
+        return len(line)
+    end = limit
+    while end > limit - 4 and line[end] & 0xC0 == 0x80:  # noqa: PLR2004 - UTF-8's continuation bytes
+        end -= 1
+    return end
+
+
+def _latest(rest: bytes) -> bytes:
+    # Keeps the last finished state too: its carriage return may be the first half of "\r\n".
+    head, ended, tail = rest.rpartition(b"\r")
+    return head.rpartition(b"\r")[2] + ended + tail
+
+
+def _parts(line: bytes) -> Iterator[bytes]:
+    """Reduce a progress bar to its last state, and start a line of its own for an event behind it."""
+    text = line.rstrip(b"\r").rpartition(b"\r")[2]
+    before, mark, after = text.partition(_MARK)
+    if before or not mark:
+        yield before
+    if mark:
+        yield mark + after

@@ -1,0 +1,56 @@
+"""Which network interface the ranks talk over."""
+
+import ipaddress
+import os
+import socket
+
+import psutil
+
+from manycpu.pipeline.node.proof import Meeting
+from manycpu.pipeline.node.speak import warn
+
+__all__ = ["choose_interface"]
+
+
+def choose_interface(meeting: Meeting) -> None:
+    """Set GLOO_SOCKET_IFNAME where nobody did: gloo left alone may bind to an address that no other reaches.
+
+    On one machine that is the loopback; between machines never.
+    """
+    if os.environ.get("GLOO_SOCKET_IFNAME") or meeting.world_size == 1:
+        return
+    address = _address(meeting)
+    name = _interfaces().get(address)
+    if name is None:
+        warn(f"no interface has the address {address!r}: gloo chooses one by itself; set GLOO_SOCKET_IFNAME")
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def _address(meeting: Meeting) -> str:
+    others = [record for record in meeting.records if record["host"] != meeting.me["host"]]
+    if not others:
+        return "127.0.0.1"
+    mine = str(meeting.me["address"])
+    if mine and not ipaddress.ip_address(mine).is_loopback:
+        return mine
+    # The host of the meeting point reaches itself over the loopback: ask the way to one of the others.
+    return _towards(str(others[0]["address"]))
+
+
+def _towards(address: str) -> str:
+    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _interfaces() -> dict[str, str]:
+    return {
+        address.address.partition("%")[0]: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+    }

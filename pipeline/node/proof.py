@@ -1,0 +1,129 @@
+"""Proof of scale: the ranks meet and say who they are, before the script may run."""
+
+import json
+import os
+import socket
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from manycpu.pipeline.node.asked import Asked
+from manycpu.pipeline.node.ranks import Rank
+from manycpu.pipeline.node.refusal import PROOF, Refusal
+from manycpu.pipeline.node.speak import say
+from manycpu.pipeline.spec.cpu_plan import CpuPlan
+
+__all__ = ["Meeting", "meet"]
+
+# Rank 0 serves the store: it stays for as long as the process, for the script meets there too (env://).
+_KEPT: list[Store] = []
+
+
+class Meeting(NamedTuple):
+    """Who met: a record of each rank, in the order of ranks."""
+
+    me: dict[str, Any]
+    records: tuple[dict[str, Any], ...]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return len(self.records)
+
+
+def meet(rank: Rank, asked: Asked, plan: CpuPlan) -> Meeting:
+    """Exchange records with all ranks, and judge them.
+
+    Raises:
+        Refusal: 87, somebody did not come in time, or who came is not who was asked for.
+    """
+    me = _describe(rank, asked, plan)
+    records = _exchange(rank, me, asked) if rank.world_size > 1 else [me]
+    asked.check_meeting(records)
+    shown = ("rank", "world_size", "host", "cpus", "threads", "backend", "round")
+    say("proof", **{name: me[name] for name in shown})
+    return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
+
+
+def _describe(rank: Rank, asked: Asked, plan: CpuPlan) -> dict[str, Any]:
+    host = os.environ.get("MANYCPU_HOST") or socket.gethostname()
+    return {
+        "rank": rank.rank,
+        "world_size": rank.world_size,
+        "host": host,
+        "machine": os.environ.get("MANYCPU_MACHINE") or host,
+        "address": _own_address(),
+        "cpus": plan.cores,
+        "threads": plan.threads,
+        "backend": asked.backend,
+        "round": _round(),
+    }
+
+
+def _exchange(rank: Rank, me: dict[str, Any], asked: Asked) -> list[dict[str, Any]]:
+    limit = timedelta(seconds=asked.timeout)
+    try:
+        base = _store(rank, limit)
+    except DistError as error:
+        raise Refusal(PROOF, _unreachable(rank, asked, error)) from error
+    _KEPT.append(base)
+    store = PrefixStore(f"proof/{_round()}", base)
+    # Seats in the order of arrival, not by rank: two processes of the same rank are both seen.
+    seat = store.add("seats", 1) - 1
+    store.set(f"seat/{seat}", json.dumps(me))
+    if seat >= rank.world_size:
+        raise Refusal(PROOF, f"proof of scale failed: {seat + 1} processes came for {rank.world_size} ranks")
+    seats = [f"seat/{number}" for number in range(rank.world_size)]
+    try:
+        store.wait(seats, limit)
+    except DistError as error:
+        raise Refusal(PROOF, _missing(store, seats, asked)) from error
+    return [json.loads(store.get(name)) for name in seats]
+
+
+def _store(rank: Rank, limit: timedelta) -> Store:
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # Under torchrun the agent serves the store, and every rank is a client of it.
+    serves = rank.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if serves:
+        try:
+            return TCPStore(address, port, None, is_master=True, timeout=limit, multi_tenant=True)
+        except DistError:
+            # Somebody serves there already: another rank 0 is found out only by meeting it.
+            limit = min(limit, timedelta(seconds=10))
+    return TCPStore(address, port, None, is_master=False, timeout=limit)
+
+
+def _unreachable(rank: Rank, asked: Asked, error: Exception) -> str:
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return (
+        f"proof of scale failed: rank {rank.rank} could not reach the meeting point {where} within "
+        f"{asked.timeout} s (run.start_timeout): {str(error).splitlines()[0]}"
+    )
+
+
+def _missing(store: Store, seats: list[str], asked: Asked) -> str:
+    came = [json.loads(store.get(name)) for name in seats if store.check([name])]
+    who = ", ".join(f"rank {record['rank']} on {record['host']}" for record in came)
+    return (
+        f"proof of scale failed: {len(came)} of {len(seats)} ranks came within {asked.timeout} s "
+        f"(run.start_timeout): {who}"
+    )
+
+
+def _round() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+
+
+def _own_address() -> str:
+    """Find the address by which this host reaches the meeting point; no packet is sent."""
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""

@@ -1,0 +1,81 @@
+"""What a rank does: plan, meet, wrap the backend, run the script, and say how it ended."""
+
+import os
+import socket
+from collections.abc import Mapping
+
+from manycpu.pipeline.node import asked, options, ranks, script
+from manycpu.pipeline.node.refusal import NEVER_INITIALISED, Refusal
+from manycpu.pipeline.node.speak import say, warn
+from manycpu.pipeline.spec import cpu_plan
+
+__all__ = ["run"]
+
+
+def run(rank: ranks.Rank, argv: list[str]) -> int:
+    """Run the script of ``argv`` as this rank; the exit code.
+
+    ``argv`` is ``SCRIPT ARGS...`` or ``-m MODULE ARGS...``.
+    """
+    os.environ.update(rank.environment())
+    try:
+        return _run(rank, script.Program.parse(argv))
+    except Refusal as refusal:
+        say("error", kind="Refusal", message=refusal.message[:2000])
+        return int(str(refusal.code))
+
+
+def _run(rank: ranks.Rank, program: script.Program) -> int:
+    asked_for = asked.of(os.environ)
+    asked_for.check_world(rank)
+    plan = plan_cpus(rank)
+    _default_master()
+    # Late: torch must not be loaded before the plan's variables are set.
+    from manycpu.pipeline.node import backend, network, proof
+
+    backend.require(asked_for.backend)
+    meeting = proof.meet(rank, asked_for, plan)
+    network.choose_interface(meeting)
+    backend.wrap(asked_for.backend, meeting.world_size)
+    program = options.translated(program, asked_for.backend)
+    code = script.execute(program)
+    if code == 0 and rank.world_size > 1 and not backend.was_initialised():
+        raise Refusal(
+            NEVER_INITIALISED,
+            f"{program.name} ended without ever initialising torch.distributed, although {rank.world_size} "
+            "processes were asked for: each of them trained alone. Call torch.distributed.init_process_group "
+            "(Accelerate and the Hugging Face Trainer do), or ask for one process.",
+        )
+    return code
+
+
+def plan_cpus(rank: ranks.Rank) -> cpu_plan.CpuPlan:
+    """Put the CPU plan into the environment, and say where the user's own numbers win."""
+    cpus = os.environ.get("MANYCPU_CPUS")
+    plan = cpu_plan.plan(
+        cpu_plan.Machine.observe(),
+        rank.local_world_size,
+        float(cpus) if cpus else None,
+        _user_env(os.environ),
+    )
+    # torchrun has set OMP_NUM_THREADS=1 by itself; only what the run itself names is the user's.
+    os.environ.update(plan.env)
+    os.environ["MANYCPU_THREADS"] = str(plan.threads)
+    if rank.local_rank == 0:
+        for warning in plan.warnings:
+            warn(warning)
+    return plan
+
+
+def _user_env(environ: Mapping[str, str]) -> dict[str, str]:
+    names = environ.get("MANYCPU_USER_ENV", "").split(",")
+    return {name: environ[name] for name in names if name in environ}
+
+
+def _default_master() -> None:
+    """Name a meeting point where no launcher did: a process alone meets only itself."""
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if not int(os.environ.get("MASTER_PORT") or 0):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])

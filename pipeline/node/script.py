@@ -1,0 +1,114 @@
+"""Run a script or a module as Python itself would, and record how it failed as torchelastic does."""
+
+import importlib.util
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from manycpu.pipeline.node.refusal import Refusal
+from manycpu.pipeline.node.speak import say
+
+__all__ = ["Program", "execute"]
+
+_OURS = str(Path(__file__).parent)
+_NO_SUCH_FILE = 2  # as Python exits
+# The script's globals live as long as the process, as they do under Python: threads may still use them.
+_KEPT: list[dict[str, Any]] = []
+
+
+class Program(NamedTuple):
+    """What to run: a module's dotted name or a script's path, and its arguments."""
+
+    name: str
+    module: bool
+    args: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> "Program":
+        """Read ``SCRIPT ARGS...`` or ``-m MODULE ARGS...``."""
+        if argv[0] == "-m":
+            return cls(argv[1], module=True, args=tuple(argv[2:]))
+        return cls(argv[0], module=False, args=tuple(argv[1:]))
+
+    def source(self) -> str:
+        """Read its source; of a package all of it, and nothing where there is none."""
+        return "\n".join(path.read_text(errors="replace") for path in self._files() if path.is_file())
+
+    def _files(self) -> list[Path]:
+        if not self.module:
+            return [Path(self.name)]
+        spec = importlib.util.find_spec(self.name)
+        if spec is None:
+            return []
+        if spec.submodule_search_locations:
+            return [file for folder in spec.submodule_search_locations for file in Path(folder).rglob("*.py")]
+        return [Path(spec.origin)] if spec.origin else []
+
+    def run(self) -> None:
+        """Run it as ``__main__`` of this process."""
+        sys.argv[:] = [self.name, *self.args]
+        if self.module:
+            _KEPT.append(runpy.run_module(self.name, run_name="__main__", alter_sys=True))
+            return
+        if not sys.flags.safe_path:
+            sys.path[0] = os.path.dirname(os.path.realpath(self.name))  # noqa: PTH120 - "" stays ""
+        _KEPT.append(runpy.run_path(self.name, run_name="__main__"))
+
+
+def execute(program: Program) -> int:
+    """Run the program; its own exit code.
+
+    Raises:
+        Refusal: It did not end by itself: its process group is not what was asked for.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    handler = get_error_handler()
+    handler.initialize()
+    if not program.module and not Path(program.name).exists():
+        say("error", kind="FileNotFoundError", message=f"there is no script {program.name} in {Path.cwd()}")
+        return _NO_SUCH_FILE
+    try:
+        program.run()
+    except Refusal as refusal:
+        handler.record_exception(refusal)
+        raise
+    except SystemExit as end:
+        return _exit_code(end)
+    except Exception as error:  # noqa: BLE001 - whatever a script may raise
+        handler.record_exception(error)
+        _report(error)
+        return 1
+    return 0
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    sys.stderr.write(f"{end.code}\n")
+    say("error", kind="SystemExit", message=str(end.code)[:1000])
+    return 1
+
+
+def _report(error: Exception) -> None:
+    sys.stdout.flush()
+    sys.excepthook(type(error), error, _without_ours(error.__traceback__))
+    sys.stderr.flush()
+    short = "".join(traceback.format_exception_only(error)).strip()
+    say("error", kind=type(error).__name__, message=short[:1000])
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames before the script's own first; all are kept where that would leave none."""
+    start = trace
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(_OURS) and "runpy" not in file:
+            return trace
+        trace = trace.tb_next
+    return start
