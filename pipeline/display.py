@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -56,11 +57,11 @@ class Display:
 
     def progress(self, done: int, total: int) -> None:
         """Move the bar of a transfer."""
-        self._move(done, total, f"{done >> 20} of {total >> 20} MiB")
+        self._move(done, total, f"{decimal(done)} of {decimal(total)}")
         percent = 100 * done // total if total else 100
         if not self._console.is_terminal and percent >= self._told + _PLAIN_EVERY:
             self._told = percent
-            self._print(f"  {percent} % of {total >> 20} MiB")
+            self._print(f"  {percent} % of {decimal(total)}")
 
     def line(self, line: RankLine) -> None:
         """Print a rank's line; progress moves the bar instead where there is one."""

@@ -1,16 +1,16 @@
 """What a run owns and how far it got: a file in the run's folder, written before anything it names exists."""
 
-import fcntl
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from manycpu.pipeline.adapters import process
+from manycpu.pipeline.adapters.lock import locked
 from manycpu.pipeline.spec.handle import Handle
 
 __all__ = ["Entry", "Ledger", "Result", "VerbRecord", "ledgers"]
@@ -64,7 +64,7 @@ class Ledger:
     def open(self, entry: Entry) -> Entry:
         """Begin the ledger, or go on with the one that is there."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        with locked(self._lock):
             if not self._file.exists():
                 process.write_json(self._file, entry.model_dump(mode="json"))
         return self.read()
@@ -84,7 +84,7 @@ class Ledger:
     @contextmanager
     def update(self) -> Iterator[tuple[Entry, int]]:
         """Change the ledger under its lock; yields the entry and the lock's file descriptor."""
-        with self._locked() as lock:
+        with locked(self._lock) as lock:
             entry = self.read()
             yield entry, lock
             self.save(entry)
@@ -101,18 +101,22 @@ class Ledger:
             yield record
         except BaseException as error:
             record.result, record.error = "failed", str(error) or type(error).__name__
-            raise
-        finally:
             record.seconds = time.monotonic() - started
-            self._add(verb, record)
+            with suppress(OSError):  # a full disk, perhaps: the error itself says more
+                self._add(verb, record)
+            raise
+        record.seconds = time.monotonic() - started
+        self._add(verb, record)
 
     def remove(self) -> None:
         """Delete the run's folder with everything in it, the ledger last."""
-        for child in self.directory.iterdir() if self.directory.exists() else ():
-            if child != self._file:
-                _delete(child)
-        _delete(self._file)
-        _delete(self.directory)
+        with locked(self._lock):
+            for child in self.directory.iterdir() if self.directory.exists() else ():
+                if child != self._file:
+                    _delete(child)
+            _delete(self._file)
+            _delete(self.directory)
+            self._lock.unlink()
 
     def _add(self, verb: str, record: VerbRecord) -> None:
         if not self.exists():
@@ -123,14 +127,10 @@ class Ledger:
                 record.seconds += before.seconds
             entry.verbs[verb] = record
 
-    @contextmanager
-    def _locked(self) -> Iterator[int]:
-        # Beside the folder, not in it: the lock outlives a clean-up that somebody waits for.
-        path = self.directory.with_name(f".{self.directory.name}.lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file.fileno()
+    @property
+    def _lock(self) -> Path:
+        # Beside the folder, not in it: held while the folder is deleted.
+        return self.directory.with_name(f".{self.directory.name}.lock")
 
 
 def ledgers(runs: Path) -> list[Ledger]:

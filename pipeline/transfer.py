@@ -1,16 +1,15 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from manycpu.pipeline.adapters.lock import locked
 from manycpu.pipeline.adapters.storage import Item, Location, blocks
 
 __all__ = [
@@ -100,11 +99,11 @@ def fetch(source: Location, destination: Path, progress: Progress = lambda *_: N
         OSError: The disk is full, or the source cannot be read.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(destination):
+    with locked(_lock(destination)):
         complete = staged(destination)
         if complete is not None:
             return complete
-        partial = destination.with_name(destination.name + ".partial")
+        partial = _partial(destination)
         manifest = _copy(source, partial, progress)
         if destination.exists():  # without its marker: whatever it is, it is not ours to trust
             shutil.rmtree(destination)
@@ -116,10 +115,11 @@ def fetch(source: Location, destination: Path, progress: Progress = lambda *_: N
 
 def discard(destination: Path) -> None:
     """Delete what :func:`fetch` made, its marker first, so that half of it never looks whole."""
-    with _lock(destination):
+    with locked(_lock(destination)):
         _marker(destination).unlink(missing_ok=True)
         shutil.rmtree(destination, ignore_errors=True)
-    destination.with_name(f".{destination.name}.lock").unlink(missing_ok=True)
+        shutil.rmtree(_partial(destination), ignore_errors=True)
+        _lock(destination).unlink()
 
 
 def publish(source: Path, destination: Location, key: str, progress: Progress = lambda *_: None) -> Manifest:
@@ -174,6 +174,7 @@ def _copy(source: Location, partial: Path, progress: Progress) -> Manifest:
     items = source.items()
     total, done, files = sum(item.size for item in items), 0, []
     journal = _Journal(partial)
+    journal.drop_strangers(items)
     for item in items:
         path = partial / item.path
         if not journal.knows(item):
@@ -212,12 +213,18 @@ class _Journal:
 
     def __init__(self, partial: Path) -> None:
         partial.mkdir(parents=True, exist_ok=True)
-        self._path = partial / ".journal"
+        self._folder, self._path = partial, partial / ".journal"
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         self._known = set(lines)
 
     def knows(self, item: Item) -> bool:
         return self._line(item) in self._known
+
+    def drop_strangers(self, items: list[Item]) -> None:
+        wanted = {self._folder / item.path for item in items} | {self._path}
+        for path in self._folder.rglob("*"):
+            if path.is_file() and path not in wanted:
+                path.unlink()
 
     def begin(self, item: Item) -> None:
         with self._path.open("a") as file:
@@ -231,6 +238,10 @@ class _Journal:
         return json.dumps([item.path, item.size, item.version])
 
 
+def _partial(destination: Path) -> Path:
+    return destination.with_name(destination.name + ".partial")
+
+
 def _marker(destination: Path) -> Path:
     return destination.with_name(destination.name + ".manifest.json")
 
@@ -241,11 +252,8 @@ def _write_marker(destination: Path, manifest: Manifest) -> None:
     partial.replace(_marker(destination))
 
 
-@contextmanager
-def _lock(destination: Path) -> Iterator[None]:
-    with destination.with_name(f".{destination.name}.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _lock(destination: Path) -> Path:
+    return destination.with_name(f".{destination.name}.lock")
 
 
 def _sync(folder: Path) -> None:

@@ -23,7 +23,7 @@ __all__ = ["main"]
 _GRACE = 3.0  # seconds between asking the training to end and killing it
 _TICK = 1.0  # seconds between looks at the log for a stall
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(directory: str) -> None:
@@ -61,7 +61,7 @@ def supervise(directory: Path) -> None:
 
 def _run(command: dict[str, Any], log: Path) -> tuple[int, str]:
     try:
-        child = subprocess.Popen(command["argv"], cwd=command["cwd"], preexec_fn=_unblock)  # noqa: PLW1509
+        child = subprocess.Popen(command["argv"], cwd=command["cwd"], preexec_fn=_begin)  # noqa: PLW1509
     except OSError as error:
         return 127, f"{command['argv'][0]!r} cannot be run: {error}"
     code, reason = _wait(child.pid, command, log)
@@ -137,13 +137,19 @@ def _signal(pid: int, number: signal.Signals) -> None:
         return
 
 
-def _unblock() -> None:
+def _begin() -> None:
+    """Prepare the launcher: it hears signals again, and is told to end when this supervisor is killed."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _adopt_orphans() -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -29,4 +29,6 @@ def manifest(run: TrainingRun, target: Local, placement: Placement) -> dict[str,
         placement.python,
         *node_command(run, placement),
     ]
-    return {"argv": argv, "env": environment(run, placement), "cwd": placement.code, "files": {}}
+    # torchrun warns, and guesses 1 thread, where this is not set; each rank's CPU plan replaces it.
+    env = {"OMP_NUM_THREADS": "1"} | environment(run, placement)
+    return {"argv": argv, "env": env, "cwd": placement.code, "files": {}}

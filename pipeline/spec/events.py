@@ -82,6 +82,10 @@ def _sentence(event: dict[str, Any]) -> str:
     kind = event["event"]
     if kind == "progress":
         return ", ".join(_progress(event))
+    if kind == "proof":
+        return (
+            "met: world size {world_size}, backend {backend}, {cpus:g} cores, {threads} threads".format_map(event)
+        )
     if kind in ("warning", "error"):
         return f"{kind}: {event.get('message', '')}"
     return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in event.items() if name != "event")

@@ -75,7 +75,7 @@ def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:
 
 
 def _choose(known: Mapping[str, object] | list[str], like: str = "") -> str:
-    near = difflib.get_close_matches(like, list(known), n=1)
+    near = difflib.get_close_matches(like, list(known), n=1, cutoff=0.5)
     return f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(known)}"
 
 

@@ -1,5 +1,1 @@
 """What is done with a run: one file for each verb."""
-
-from manycpu.pipeline.verbs.train import train
-
-__all__ = ["train"]

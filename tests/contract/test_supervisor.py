@@ -1,0 +1,142 @@
+"""A supervised process outlives its starter, keeps its budgets, and leaves nothing."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers import processes_of, until
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.spec.handle import ProcessHandle
+
+pytestmark = pytest.mark.usefixtures("no_process_left")
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., ProcessHandle]]:
+    """Start commands; whatever still runs at the end of the test is ended."""
+    started: list[ProcessHandle] = []
+    lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
+
+    def begin(
+        argv: list[str], *, run_timeout: float = 60, stall_timeout: float | None = None
+    ) -> ProcessHandle:
+        directory = tmp_path / f"attempt-{len(started)}"
+        manifest = {"argv": argv, "env": {"MARK": str(tmp_path)}, "cwd": str(tmp_path), "files": {}}
+        job = process.Job("test", 1, run_timeout, stall_timeout)
+        started.append(process.start(manifest, directory, job, lock))
+        return started[-1]
+
+    yield begin
+    for handle in started:
+        process.cancel(handle)
+    os.close(lock)
+
+
+def ended(handle: ProcessHandle) -> dict[str, object]:
+    assert process.wait_until_gone(handle, 20)
+    record = process.observe(handle)["exit"]
+    assert isinstance(record, dict)
+    return record
+
+
+def log(handle: ProcessHandle) -> str:
+    return (Path(handle.directory) / process.LOG).read_text()
+
+
+@pytest.mark.parametrize(("text", "code"), [("pass", 0), ("raise SystemExit(3)", 3)])
+def test_the_exit_code_is_recorded(start: Callable[..., ProcessHandle], text: str, code: int) -> None:
+    record = ended(start([sys.executable, "-c", text]))
+    assert (record["code"], record["reason"]) == (code, "")
+
+
+def test_death_by_a_signal_is_recorded_as_such(start: Callable[..., ProcessHandle]) -> None:
+    record = ended(start([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]))
+    assert record["code"] == -9
+
+
+def test_a_program_that_is_not_there_is_named(start: Callable[..., ProcessHandle]) -> None:
+    record = ended(start(["/no/such/program"]))
+    assert record["code"] == 127
+    assert "'/no/such/program' cannot be run" in str(record["reason"])
+
+
+def test_it_is_no_child_of_its_starter_and_lives_in_a_session_of_its_own(
+    start: Callable[..., ProcessHandle],
+) -> None:
+    handle = start(SLEEP)
+    assert handle.pid not in [child.pid for child in psutil.Process().children(recursive=True)]
+    assert os.getsid(handle.pid) == handle.pid
+
+
+def test_cancelling_ends_it_and_is_harmless_twice(start: Callable[..., ProcessHandle]) -> None:
+    handle = start(SLEEP)
+    until(lambda: "up" in log(handle))
+    process.cancel(handle)
+    process.cancel(handle)
+    assert process.observe(handle)["exit"]["reason"] == "cancelled"
+
+
+def test_one_that_ignores_sigterm_is_gone_within_5_seconds(start: Callable[..., ProcessHandle]) -> None:
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    handle = start([sys.executable, "-c", stubborn])
+    until(lambda: "up" in log(handle))
+    began = time.monotonic()
+    process.cancel(handle)
+    assert time.monotonic() - began < 5
+    assert process.observe(handle)["alive"] is False
+
+
+def test_orphans_in_sessions_of_their_own_are_ended_too(
+    start: Callable[..., ProcessHandle], tmp_path: Path
+) -> None:
+    spawn = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True); print('gone')"
+    handle = start([sys.executable, "-c", spawn])
+    assert ended(handle)["code"] == 0
+    assert list(processes_of(tmp_path)) == []
+
+
+def test_the_run_timeout_ends_it_and_names_its_field(start: Callable[..., ProcessHandle]) -> None:
+    assert ended(start(SLEEP, run_timeout=1))["reason"] == "run.run_timeout: not done after 1 s"
+
+
+def test_silence_beyond_the_stall_timeout_ends_it(start: Callable[..., ProcessHandle]) -> None:
+    assert "run.stall_timeout" in str(ended(start(SLEEP, stall_timeout=1))["reason"])
+
+
+def test_a_supervisor_that_was_killed_is_a_failure_and_takes_its_training_along(
+    start: Callable[..., ProcessHandle], tmp_path: Path
+) -> None:
+    handle = start(SLEEP)
+    until(lambda: "up" in log(handle))
+    os.kill(handle.pid, signal.SIGKILL)
+    assert process.wait_until_gone(handle, 10)
+    observed = process.observe(handle)
+    assert (observed["alive"], observed["exit"]) == (False, None)
+    until(lambda: not list(processes_of(tmp_path)))
+
+
+def test_a_reused_pid_is_not_mistaken_for_it(start: Callable[..., ProcessHandle]) -> None:
+    handle = start(SLEEP)
+    stranger = handle.model_copy(update={"start_time": handle.start_time - 100})
+    before_restart = handle.model_copy(update={"boot_id": "another"})
+    assert process.observe(stranger)["alive"] is process.observe(before_restart)["alive"] is False
+    process.cancel(stranger)
+    assert process.observe(handle)["alive"] is True
+
+
+def test_a_log_is_followed_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    follower = process.LogFollower(path)
+    assert follower.read() == []
+    path.write_text("one\ntw")
+    assert follower.read() == ["one"]
+    with path.open("a") as file:
+        file.write("o\nthree\n")
+    assert follower.read() == ["two", "three"]
+    assert follower.read() == []

@@ -1,0 +1,300 @@
+"""Whole runs on this machine, from Python: what ends well, and what ends badly and says why."""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import processes_of, until
+from manycpu.pipeline import train
+from manycpu.pipeline.ledger import Ledger
+from manycpu.pipeline.report import Report
+from manycpu.pipeline.spec.errors import (
+    CancelledError,
+    ExportError,
+    ManycpuError,
+    StageError,
+    TrainingFailedError,
+)
+from manycpu.pipeline.verbs.build import build
+from manycpu.pipeline.verbs.cancel import cancel
+from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.context import RunContext, open_context
+from manycpu.pipeline.verbs.launch import launch
+from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.stage import stage
+from manycpu.pipeline.verbs.wait import wait
+
+pytestmark = pytest.mark.usefixtures("home", "no_process_left")
+Script = Callable[..., str]
+
+WAITS = """
+import os, time, torch.distributed as dist
+dist.init_process_group()
+print("waiting", flush=True)
+gate = os.environ["GATE"]
+while not os.path.exists(gate):
+    time.sleep(0.05)
+open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model.txt"), "a").write("done")
+"""
+
+
+def fields(tmp_path: Path, program: str, **more: Any) -> dict[str, Any]:
+    return {"program": program, "output": str(tmp_path / "out"), "nproc_per_node": 2, **more}
+
+
+def report(tmp_path: Path) -> Report:
+    return Report.model_validate_json((tmp_path / "out" / "report.json").read_text())
+
+
+def test_a_run_delivers_its_model_with_a_report(script: Script, tmp_path: Path, home: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.txt").write_text("some data")
+    found = train(fields(tmp_path, script(), data=str(tmp_path / "data")), run_id="a")
+    assert (tmp_path / "out" / "model.txt").read_text() == "sum 2"
+    assert found == report(tmp_path)
+    assert (found.state, found.world_size, len(found.hosts), found.backend) == ("succeeded", 2, 1, "gloo")
+    verbs = ["prepare", "stage", "build", "launch", "wait", "export", "cleanup"]
+    assert list(found.verbs) == verbs
+    assert found.left_behind == []
+    assert list((home / "runs").glob("*")) == []
+    assert {Path(path).parent.name for path in found.kept} == {"data", "code"}
+
+
+def test_what_was_staged_and_built_is_used_again(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("some data")
+    see = "import os; assert open(os.environ['MANYCPU_DATA']).read() == 'some data'\n"
+    program = script(see + Path(script()).read_text())
+    for run_id in ("a", "b"):
+        given = fields(tmp_path, program, data=str(tmp_path / "data.txt"), output=str(tmp_path / run_id))
+        found = train(given, run_id=run_id)
+    assert (found.verbs["stage"].result, found.verbs["build"].result) == ("reused", "reused")
+
+
+def test_a_script_that_fails_is_reported_with_its_rank_and_last_lines(script: Script, tmp_path: Path) -> None:
+    text = """
+import os, sys, torch.distributed as dist
+dist.init_process_group()
+if dist.get_rank() == 1:
+    print("the data is bad")
+    sys.exit(3)
+dist.barrier()
+"""
+    with pytest.raises(TrainingFailedError) as caught:
+        train(fields(tmp_path, script(text)))
+    assert "rank 1 on " in str(caught.value)
+    assert "exit code 3" in str(caught.value)
+    assert "the data is bad" in str(caught.value)
+    written = report(tmp_path)
+    assert (written.state, written.verbs["wait"].result) == ("failed", "failed")
+    assert "the data is bad" in (written.error or "")
+    assert written.left_behind == []
+
+
+def test_a_script_that_never_meets_the_other_ranks_is_no_success(script: Script, tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailedError, match="86"):
+        train(fields(tmp_path, script("print('alone')")))
+
+
+def test_a_program_that_writes_nothing_has_no_model_to_export(script: Script, tmp_path: Path) -> None:
+    text = "import torch.distributed as dist; dist.init_process_group(); dist.destroy_process_group()"
+    with pytest.raises(ExportError, match=r"^run\.output: .*wrote nothing"):
+        train(fields(tmp_path, script(text)))
+
+
+def test_two_runs_at_the_same_time_do_not_disturb_each_other(script: Script, tmp_path: Path) -> None:
+    program, found, errors = script(), {}, []
+
+    def one(name: str) -> None:
+        try:
+            found[name] = train(fields(tmp_path, program, output=str(tmp_path / name)), run_id=name)
+        except ManycpuError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert [found[name].world_size for name in ("a", "b")] == [2, 2]
+    assert found["a"].name != found["b"].name
+
+
+def begin(tmp_path: Path, program: str, **more: Any) -> tuple[RunContext, Any]:
+    given = fields(tmp_path, program, env={"GATE": str(tmp_path / "gate")}, **more)
+    ctx = open_context(given, None, "test", base=tmp_path)
+    prepare(ctx)
+    return ctx, (stage(ctx), build(ctx))
+
+
+def test_whoever_comes_again_attaches_to_what_runs(script: Script, tmp_path: Path) -> None:
+    ctx, built = begin(tmp_path, script(WAITS), nproc_per_node=1)
+    first, attached = launch(ctx, *built)
+    again, attached_again = launch(ctx, *built)
+    assert (attached, attached_again) == (False, True)
+    assert again == first
+    (tmp_path / "gate").touch()
+    assert wait(ctx, again, lambda _: None).state == "succeeded"
+    assert launch(ctx, *built) == (first, True)
+    cleanup(ctx)
+
+
+def test_a_starter_that_was_killed_before_it_noted_the_handle_is_no_second_start(
+    script: Script, tmp_path: Path
+) -> None:
+    ctx, built = begin(tmp_path, script(WAITS), nproc_per_node=1)
+    first, _ = launch(ctx, *built)
+    with ctx.ledger.update() as (entry, _):
+        entry.handle = None
+    assert launch(ctx, *built) == (first, True)
+    cleanup(ctx)
+
+
+def test_a_failed_attempt_is_followed_by_another(script: Script, tmp_path: Path) -> None:
+    text = "import os, sys; sys.exit(int(os.environ['MANYCPU_ATTEMPT']) < 2)"
+    ctx, built = begin(tmp_path, script(text), nproc_per_node=1)
+    first, _ = launch(ctx, *built)
+    assert wait(ctx, first, lambda _: None).state == "failed"
+    second, attached = launch(ctx, *built)
+    assert (second.attempt, attached) == (2, False)
+    assert wait(ctx, second, lambda _: None).state == "succeeded"
+    cleanup(ctx)
+
+
+def test_a_cancelled_attempt_is_recorded_and_followed_by_another(script: Script, tmp_path: Path) -> None:
+    ctx, built = begin(tmp_path, script(WAITS), nproc_per_node=1)
+    first, _ = launch(ctx, *built)
+    assert cancel(ctx, by="a person", attempt=2) is False
+    assert cancel(ctx, by="a person") is True
+    assert cancel(ctx, by="another") is False
+    assert wait(ctx, first, lambda _: None).state == "cancelled"
+    assert ctx.ledger.read().cancelled == {1: "a person"}
+    second, attached = launch(ctx, *built)
+    assert (second.attempt, attached) == (2, False)
+    cleanup(ctx)
+
+
+def test_cleanup_ends_what_still_runs_and_says_so(script: Script, tmp_path: Path) -> None:
+    ctx, built = begin(tmp_path, script(WAITS), nproc_per_node=1)
+    launch(ctx, *built)
+    cleaned = cleanup(ctx)
+    assert cleaned is not None
+    assert (cleaned.state, cleaned.left_behind) == ("cancelled", [])
+    assert not ctx.directory.exists()
+    assert cleanup(ctx) is None
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("never", False), ("on_failure", True), ("always", True)])
+def test_a_failed_run_is_kept_where_it_was_asked_for(
+    script: Script, tmp_path: Path, keep: str, *, kept: bool
+) -> None:
+    ctx, _ = begin(tmp_path, script(), keep=keep)
+    cleaned = cleanup(ctx)
+    assert cleaned is not None
+    assert ctx.directory.exists() is kept
+    assert (str(ctx.directory) in cleaned.kept) is kept
+    cleanup(ctx, keep=False)
+    assert not ctx.directory.exists()
+
+
+def test_the_ranks_find_the_run_in_their_environment_and_arguments(script: Script, tmp_path: Path) -> None:
+    text = """
+import json, os, sys
+known = {name: value for name, value in os.environ.items() if name.startswith(("MANYCPU_", "AIRFLOW", "HF_"))}
+with open(os.environ["MANYCPU_OUTPUT"] + "/seen.json", "w") as file:
+    json.dump({"args": sys.argv[1:], "env": known, "user": os.environ["MINE"], "cwd": os.getcwd()}, file)
+"""
+    (tmp_path / "d.txt").write_text("x")
+    os.environ["AIRFLOW__CORE__FERNET_KEY"] = "secret"
+    try:
+        train(
+            fields(
+                tmp_path,
+                script(text),
+                nproc_per_node=1,
+                data=str(tmp_path / "d.txt"),
+                args=["--data", "{data}", "--out={output}/x", "{not} {{touched}}"],
+                env={"MINE": "1"},
+                dtype="bf16",
+            )
+        )
+    finally:
+        del os.environ["AIRFLOW__CORE__FERNET_KEY"]
+    seen = json.loads((tmp_path / "out" / "seen.json").read_text())
+    env = seen["env"]
+    assert seen["args"] == [
+        "--data",
+        env["MANYCPU_DATA"],
+        f"--out={env['MANYCPU_OUTPUT']}/x",
+        "{not} {{touched}}",
+    ]
+    assert (env["MANYCPU_DTYPE"], env["MANYCPU_NNODES"], env["MANYCPU_BACKEND"]) == ("bf16", "1", "gloo")
+    assert env["MANYCPU_THREADS"] == str(len(os.sched_getaffinity(0)))
+    assert "/code/" in seen["cwd"]
+    assert not [name for name in env if name.startswith("AIRFLOW")]
+
+
+def test_only_code_goes_into_the_snapshot(script: Script, tmp_path: Path) -> None:
+    program = Path(script())
+    for name in (".git/config", "__pycache__/x.pyc", "helper.py", "set/train.txt", "models/old.bin"):
+        path = program.parent / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    given = {"program": str(program), "data": f"{program.parent}/set", "output": f"{program.parent}/models"}
+    ctx = open_context(given, None, "test", base=tmp_path)
+    ctx.ledger.open(ctx.new_entry(0))
+    built = build(ctx)
+    assert built.code is not None
+    assert sorted(path.name for path in Path(built.code).rglob("*")) == ["helper.py", "train.py"]
+    cleanup(ctx)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system is mounted: needs root")
+def test_a_full_disk_is_named_and_the_next_try_goes_on(script: Script, tmp_path: Path) -> None:
+    from manycpu.pipeline.adapters import process
+
+    small = tmp_path / "small"
+    small.mkdir()
+    (tmp_path / "data.bin").write_bytes(os.urandom(1 << 20))
+    mounted = process.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], timeout=10)
+    assert mounted.code == 0, mounted.out
+    try:
+        given = fields(tmp_path, script(), data=str(tmp_path / "data.bin"))
+        ctx = open_context(given, {"directory": str(small / "home")}, "test", base=tmp_path)
+        prepare(ctx)
+        (small / "filler").write_bytes(b"x" * (1_200_000))
+        with pytest.raises(StageError, match=r"^run\.data: .*No space left.*target\.directory"):
+            stage(ctx)
+        (small / "filler").unlink()
+        assert stage(ctx).data is not None
+        cleanup(ctx)
+    finally:
+        process.run(["umount", str(small)], timeout=10)
+
+
+def test_an_interrupted_run_leaves_nothing(script: Script, tmp_path: Path, home: Path) -> None:
+    class Interrupts:
+        def begin(self, verb: str) -> None: ...
+        def end(self, verb: str, seconds: float, result: str) -> None: ...
+        def progress(self, done: int, total: int) -> None: ...
+        def finding(self, finding: object) -> None: ...
+        def line(self, line: Any) -> None:
+            if line.text == "waiting":
+                raise KeyboardInterrupt
+
+    given = fields(tmp_path, script(WAITS), env={"GATE": str(tmp_path / "gate")})
+    with pytest.raises(CancelledError):
+        train(given, listener=Interrupts())
+    assert report(tmp_path).state == "cancelled"
+    assert list((home / "runs").glob("*")) == []
+    until(lambda: not list(processes_of(tmp_path)))
+
+
+def test_a_ledger_is_gone_with_its_run(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "runs" / "x")
+    ledger.remove()
+    assert not ledger.exists()

@@ -1,0 +1,30 @@
+"""Shared by tests of several folders."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+__all__ = ["processes_of", "until"]
+
+
+def until(condition: Callable[[], object], timeout: float = 30) -> None:
+    """Wait for a condition; fail when it does not come."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout:g} s in vain"
+        time.sleep(0.02)
+
+
+def processes_of(folder: Path) -> Iterator[psutil.Process]:
+    """Find the processes that have a folder in their command or environment."""
+    for process in psutil.process_iter():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE or process.pid == psutil.Process().pid:
+                continue
+            known = [*process.cmdline(), *process.environ().values()]
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if any(str(folder) in text for text in known):
+            yield process

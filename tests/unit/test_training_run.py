@@ -1,0 +1,94 @@
+"""The words validate themselves, and say what to do."""
+
+import pytest
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.validation import read_run, read_target
+
+RUN = {"program": "./train.py", "output": "./out"}
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes", "elastic"),
+    [(4, (4, 4), False), ("4", (4, 4), False), ("1:4", (1, 4), True), (" 2 : 3 ", (2, 3), True)],
+)
+def test_nnodes_is_a_count_or_a_range(given: object, nodes: tuple[int, int], elastic: bool) -> None:
+    run = read_run({**RUN, "nnodes": given})
+    assert (run.nodes, run.elastic) == (nodes, elastic)
+
+
+@pytest.mark.parametrize("given", [0, -1, "x", "4:1", "0:2", "", "1:2:3", 1.5])
+def test_other_nnodes_are_refused(given: object) -> None:
+    with pytest.raises(BadInputError, match=r"^run\.nnodes: "):
+        read_run({**RUN, "nnodes": given})
+
+
+def test_args_may_be_written_as_a_shell_would_read_them() -> None:
+    assert read_run({**RUN, "args": "--name 'a b' --n 2"}).args == ("--name", "a b", "--n", "2")
+
+
+def test_numbers_in_args_and_env_become_text() -> None:
+    run = read_run({**RUN, "args": ["--epochs", 2, "--lr", 3e-5], "env": {"CCL_WORKER_COUNT": 1}})
+    assert run.args == ("--epochs", "2", "--lr", "3e-05")
+    assert run.env == {"CCL_WORKER_COUNT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"nproc": 2}, "run.nproc: there is no such field. Did you mean 'nproc_per_node'?"),
+        ({"backend": "nccl"}, "run.backend: Input should be 'ccl', 'gloo' or 'mpi'; given was 'nccl'"),
+        ({"nproc_per_node": 0}, "run.nproc_per_node: Input should be greater than or equal to 1"),
+        ({"resources": {"cores": 2}}, "run.resources.cores: there is no such field. Choose one of: cpu, memory"),
+        ({"resources": {"memory": "lots"}}, "run.resources.memory: "),
+        ({"job_name": "Weekly QA"}, "run.job_name: "),
+        ({"run_timeout": 0}, "run.run_timeout: "),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_to_do(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        read_run({**RUN, **fields})
+    assert str(caught.value).startswith(message)
+
+
+def test_a_missing_field_is_named_with_an_example() -> None:
+    with pytest.raises(BadInputError, match=r"^run\.program: this field is needed\. .*question_answering"):
+        read_run({"output": "./out"})
+
+
+def test_several_wrong_fields_are_named_at_once() -> None:
+    with pytest.raises(BadInputError) as caught:
+        read_run({"output": "./out", "nnodes": 0})
+    assert "run.program" in str(caught.value)
+    assert "run.nnodes" in str(caught.value)
+
+
+def test_no_target_is_this_machine() -> None:
+    assert read_target(None) == Local()
+
+
+def test_the_kind_decides_the_targets_fields() -> None:
+    assert read_target({"kind": "baremetal", "hostfile": "hosts"}) == BareMetal(hostfile="hosts")
+    with pytest.raises(BadInputError, match=r"^target\.hostfile: there is no such field"):
+        read_target({"kind": "local", "hostfile": "hosts"})
+
+
+def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(BadInputError, match=r"there is no target 'slurm'\. Choose one of: local, baremetal"):
+        read_target({"kind": "slurm"})
+
+
+def test_a_run_cannot_be_changed() -> None:
+    run = read_run(RUN)
+    with pytest.raises(ValueError, match="frozen"):
+        run.nnodes = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("field", [*TrainingRun.model_fields, *Local.model_fields, *BareMetal.model_fields])
+def test_every_field_explains_itself(field: str) -> None:
+    if field == "kind":
+        return
+    fields = TrainingRun.model_fields | Local.model_fields | BareMetal.model_fields
+    assert fields[field].description
+    assert isinstance(fields[field].json_schema_extra, dict)

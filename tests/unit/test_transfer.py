@@ -1,0 +1,169 @@
+"""Copies are whole or absent, go on after a break, and are what their source is."""
+
+import os
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import BadInputError
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "a.txt").write_bytes(b"alpha")
+    (folder / "deep" / "er" / "b.bin").write_bytes(os.urandom(3 << 20))
+    (folder / "empty").write_bytes(b"")
+    return folder
+
+
+def location(path: Path) -> Location:
+    return Location.of(str(path), "run.data")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_folder_is_fetched_whole(source: Path, tmp_path: Path) -> None:
+    manifest = transfer.fetch(location(source), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(source)
+    assert manifest == transfer.scan(location(source)) == transfer.staged(tmp_path / "copy")
+
+
+def test_what_is_there_is_not_copied_again(source: Path, tmp_path: Path) -> None:
+    first = transfer.fetch(location(source), tmp_path / "copy")
+    (tmp_path / "copy" / "a.txt").stat()
+    before = (tmp_path / "copy").stat().st_ino
+    assert transfer.fetch(location(source), tmp_path / "copy") == first
+    assert (tmp_path / "copy").stat().st_ino == before
+
+
+def test_identity_follows_content_and_names(source: Path) -> None:
+    before = transfer.identity(location(source))
+    (source / "a.txt").write_bytes(b"alphA")
+    changed = transfer.identity(location(source))
+    (source / "a.txt").rename(source / "c.txt")
+    assert len({before, changed, transfer.identity(location(source))}) == 3
+
+
+def test_a_broken_copy_goes_on_where_it_stopped(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(OSError):
+        pass
+
+    read: list[int] = []
+
+    def breaking(file: object) -> object:
+        for block in iter(lambda: file.read(1 << 20), b""):  # type: ignore[attr-defined]
+            if len(read) == 2:
+                raise Broken
+            read.append(len(block))
+            yield block
+
+    monkeypatch.setattr(transfer, "blocks", breaking)
+    with pytest.raises(Broken):
+        transfer.fetch(location(source), tmp_path / "copy")
+    monkeypatch.undo()
+    assert not (tmp_path / "copy").exists()
+    assert transfer.staged(tmp_path / "copy") is None
+    kept = tmp_path / "copy.partial" / "deep" / "er" / "b.bin"
+    inode, size = kept.stat().st_ino, kept.stat().st_size
+    assert size > 0
+    transfer.fetch(location(source), tmp_path / "copy")
+    assert (tmp_path / "copy" / "deep" / "er" / "b.bin").stat().st_ino == inode
+    assert contents(tmp_path / "copy") == contents(source)
+
+
+def test_what_a_broken_copy_left_of_another_version_is_dropped(source: Path, tmp_path: Path) -> None:
+    partial = tmp_path / "copy.partial"
+    partial.mkdir()
+    (partial / "a.txt").write_bytes(b"al from an older version")
+    (partial / ".journal").write_text('["a.txt", 24, "1.0"]\n')
+    transfer.fetch(location(source), tmp_path / "copy")
+    assert (tmp_path / "copy" / "a.txt").read_bytes() == b"alpha"
+
+
+def test_strangers_in_a_broken_copy_do_not_reach_the_result(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy.partial").mkdir()
+    (tmp_path / "copy.partial" / "stranger").write_text("of a file since deleted")
+    transfer.fetch(location(source), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(source)
+
+
+def test_a_folder_without_its_marker_is_not_trusted(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "a.txt").write_text("half")
+    transfer.fetch(location(source), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(source)
+
+
+def test_two_who_fetch_the_same_share_one_copy(source: Path, tmp_path: Path) -> None:
+    results: list[transfer.Manifest] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(transfer.fetch(location(source), tmp_path / "copy")))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [transfer.scan(location(source))] * 4
+    assert contents(tmp_path / "copy") == contents(source)
+
+
+def test_a_single_file_is_a_source_too(source: Path, tmp_path: Path) -> None:
+    transfer.fetch(location(source / "a.txt"), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == {"a.txt": b"alpha"}
+
+
+def test_a_source_behind_a_url_is_fetched(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/set/train.json": b"{}", "/set/deep/dev.json": b"[]"})
+    try:
+        transfer.fetch(Location.of("memory://set", "run.data"), tmp_path / "copy")
+    finally:
+        memory.rm("/set", recursive=True)
+    assert contents(tmp_path / "copy") == {"train.json": b"{}", "deep/dev.json": b"[]"}
+
+
+def test_publishing_puts_a_manifest_beside_the_model(source: Path, tmp_path: Path) -> None:
+    manifest = transfer.publish(source, location(tmp_path / "out" / "model"), "key")
+    published = contents(tmp_path / "out" / "model")
+    assert transfer.Manifest.model_validate_json(published.pop("manifest.json")) == manifest
+    assert published == contents(source)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
+
+
+def test_publishing_to_a_url_verifies_and_marks_the_end(source: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    try:
+        manifest = transfer.publish(source, Location.of("memory://models/qa", "run.output"), "key")
+        found = {path.removeprefix("/models/qa/"): memory.cat_file(path) for path in memory.find("/models/qa")}
+    finally:
+        memory.rm("/models", recursive=True)
+    assert transfer.Manifest.model_validate_json(found.pop("manifest.json")) == manifest
+    assert found == contents(source)
+
+
+def test_publishing_again_replaces_what_this_run_published(source: Path, tmp_path: Path) -> None:
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    (source / "a.txt").unlink()
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    assert "a.txt" not in contents(tmp_path / "out")
+
+
+def test_a_protocol_that_nobody_knows_is_named() -> None:
+    with pytest.raises(BadInputError, match=r"^run\.data: 'nope://x' cannot be opened"):
+        Location.of("nope://x", "run.data")
+
+
+def test_discarding_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    transfer.fetch(location(source), tmp_path / "staged" / "copy")
+    transfer.discard(tmp_path / "staged" / "copy")
+    assert list((tmp_path / "staged").iterdir()) == []

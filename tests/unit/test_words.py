@@ -1,0 +1,100 @@
+"""Names, errors, events and states."""
+
+import doctest
+import importlib
+import pickle
+
+import pytest
+from manycpu.pipeline.launchers.process import state
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import BadInputError, Finding, ManycpuError, TrainingFailedError, raise_findings
+from manycpu.pipeline.spec.naming import run_key, run_name
+from manycpu.pipeline.spec.state import RunState, describe_exit
+
+
+@pytest.mark.parametrize("module", ["events", "program"])
+def test_examples_in_docstrings_hold(module: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"manycpu.pipeline.spec.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_a_key_depends_on_every_part() -> None:
+    keys = {run_key("a", "b", 1), run_key("a", "b", 2), run_key("ab", 1), run_key("a", "b1")}
+    assert len(keys) == 4
+    assert run_key("a", "b") == run_key("a", "b")
+
+
+@pytest.mark.parametrize("label", ["qa", "Weekly QA!", "-x-", "9lives", "", "é", "a" * 100])
+def test_names_are_what_kubernetes_allows(label: str) -> None:
+    name = run_name(label, "0123456789")
+    assert len(name) <= 40
+    assert name.endswith("-0123456789")
+    assert name[0].isalpha()
+    assert name.isascii()
+    assert "--" not in name
+
+
+def test_an_error_says_where_what_and_what_to_do() -> None:
+    error = BadInputError("8 asked for, 2 there", field="run.nnodes", fix="Ask for 2")
+    assert str(error) == "run.nnodes: 8 asked for, 2 there. Ask for 2."
+
+
+def test_errors_cross_processes() -> None:
+    error = TrainingFailedError("it broke", field="run.program", fix="Mend it")
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - made in the line above
+    assert (type(again), str(again)) == (TrainingFailedError, str(error))
+
+
+def test_findings_that_are_no_obstacle_raise_nothing() -> None:
+    raise_findings([Finding("run.dtype", "slow", "Take fp32", fatal=False)])
+
+
+def test_a_line_that_would_not_go_through_a_pipe_whole_is_refused() -> None:
+    with pytest.raises(ValueError, match="takes 5"):
+        events.encode("metrics", text="x" * 5000)
+
+
+def test_output_that_only_looks_like_an_event_is_output() -> None:
+    assert events.decode("::manycpu:: not json") is None
+    assert events.decode("::manycpu:: [1]") is None
+
+
+def test_a_line_keeps_its_rank_and_host() -> None:
+    assert events.split(events.join(3, "node-b", "[rank 9 x] loss")) == (3, "node-b", "[rank 9 x] loss")
+    assert events.split("W1121 torchrun speaks") == (None, None, "W1121 torchrun speaks")
+
+
+def test_exit_codes_are_told_in_words() -> None:
+    assert "proof of scale" in describe_exit(87)
+    assert "memory" in describe_exit(-9)
+    assert describe_exit(-15) == "killed by signal 15"
+    assert describe_exit(3) == "exit code 3"
+
+
+_RECORD = {"code": 0, "reason": "", "started": 0.0, "ended": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("alive", "speaking", "record", "cancelled", "expected"),
+    [
+        (True, False, None, False, RunState.PENDING),
+        (True, True, None, False, RunState.RUNNING),
+        (False, True, _RECORD, False, RunState.SUCCEEDED),
+        (False, True, {**_RECORD, "code": 1}, False, RunState.FAILED),
+        (False, True, {**_RECORD, "code": -15, "reason": "cancelled"}, False, RunState.CANCELLED),
+        (False, True, {**_RECORD, "code": -15, "reason": "run.run_timeout: over"}, False, RunState.FAILED),
+        (False, True, {**_RECORD, "code": 1}, True, RunState.CANCELLED),
+        (False, True, None, False, RunState.FAILED),
+    ],
+)
+def test_a_state_is_read_from_what_was_observed(
+    *, alive: bool, speaking: bool, record: dict[str, object] | None, cancelled: bool, expected: RunState
+) -> None:
+    observed = {"alive": alive, "speaking": speaking, "exit": record, "cancelled": cancelled}
+    assert state(observed).state is expected
+
+
+def test_errors_have_one_root() -> None:
+    assert issubclass(BadInputError, ManycpuError)
+    assert (ManycpuError.exit_code, BadInputError.exit_code) == (1, 2)
