@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from manycpu.pipeline.node.lines import Lines, pieces
+from manycpu.pipeline.node.outlet import OrphanedError, Outlet
 from manycpu.pipeline.spec import events
 
 __all__ = ["die_with_parent", "pump"]
@@ -31,10 +32,6 @@ _GRACE = 3.0  # seconds that a rank has to end by itself once its launcher is go
 _BAR_EVERY = 30.0  # seconds between states of a progress bar that does not end its line
 _BLOCK = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-
-
-class _OrphanedError(Exception):
-    """The launcher is gone: nobody reads what the rank says."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -60,21 +57,22 @@ def pump(child: int, stream: int, rank: int, host: str) -> NoReturn:
     writer = _Writer(events.join(rank, host, "").encode())
     try:
         status = _serve(child, stream, writer, wake, launcher)
-    except _OrphanedError:
+    except OrphanedError:
         status = _end(child)
     _end_leftovers(child)
     code = os.waitstatus_to_exitcode(status)
-    with contextlib.suppress(_OrphanedError):
+    with contextlib.suppress(OrphanedError):
         writer.read(stream)
         writer.finish(events.encode("exit", code=code, rank=rank, host=host))
     _exit_like(code)
 
 
 class _Writer:
-    """Writes a rank's lines to stdout."""
+    """Writes a rank's lines."""
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
+        self._out = Outlet()
         self._lines = Lines()
         self._last = time.monotonic()
 
@@ -101,17 +99,9 @@ class _Writer:
     def _write(self, lines: list[bytes]) -> None:
         for line in lines:
             for piece in pieces(self._prefix, line):
-                _write_all(piece)
+                self._out.write(piece)
         if lines:
             self._last = time.monotonic()
-
-
-def _write_all(data: bytes) -> None:
-    try:
-        while data:
-            data = data[os.write(sys.stdout.fileno(), data) :]
-    except BrokenPipeError as error:
-        raise _OrphanedError from error
 
 
 def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -> int:
@@ -126,7 +116,7 @@ def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -
             readers.remove(stream)
         writer.tick()
         if os.getppid() != launcher:
-            raise _OrphanedError
+            raise OrphanedError
     return status
 
 

@@ -81,6 +81,7 @@ def execute(program: Program) -> int:
     except SystemExit as end:
         return _exit_code(end)
     except Exception as error:  # noqa: BLE001 - whatever a script may raise
+        error.__traceback__ = _without_ours(error.__traceback__)
         handler.record_exception(error)
         _report(error)
         return 1
@@ -97,7 +98,7 @@ def _exit_code(end: SystemExit) -> int:
 
 def _report(error: Exception) -> None:
     sys.stdout.flush()
-    sys.excepthook(type(error), error, _without_ours(error.__traceback__))
+    sys.excepthook(type(error), error, error.__traceback__)
     sys.stderr.flush()
     short = "".join(traceback.format_exception_only(error)).strip()
     say("error", kind=type(error).__name__, message=short[:1000])

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from manycpu.pipeline.node.metrics import metrics, progress
 from manycpu.pipeline.spec import events
 

@@ -1,0 +1,63 @@
+"""Where a rank's lines go, in a way that whoever forwards them cannot tear them."""
+
+import array
+import fcntl
+import os
+import stat
+import termios
+import time
+from typing import Final
+
+from manycpu.pipeline.spec.events import LINE_LIMIT
+
+__all__ = ["OrphanedError", "Outlet"]
+
+_PATIENCE: Final = 1.0  # seconds to wait for a reader; then the line is written all the same
+_NAP: Final = 0.0002
+
+
+class OrphanedError(Exception):
+    """The launcher is gone: nobody reads what the rank says."""
+
+
+class Outlet:
+    """Writes lines, never more than a forwarder takes in one read.
+
+    mpirun reads blocks and passes them on as they are: two lines that fill its block are torn, and another
+    rank's land in between. While a line more would make the pipe hold over 4,096 bytes, this waits.
+    """
+
+    def __init__(self) -> None:
+        # Open MPI gives a terminal for stdout, which cannot be asked what it holds, and a pipe for stderr.
+        terminal = "OMPI_COMM_WORLD_RANK" in os.environ and os.isatty(1)
+        self._file = 2 if terminal and _is_pipe(2) else 1
+        self._counts = _is_pipe(self._file)
+
+    def write(self, line: bytes) -> None:
+        """Write a line.
+
+        Raises:
+            OrphanedError: Nobody reads any more.
+        """
+        self._wait_for_room(len(line))
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+        except BrokenPipeError as error:
+            raise OrphanedError from error
+
+    def _wait_for_room(self, size: int) -> None:
+        if not self._counts:
+            return
+        deadline = time.monotonic() + _PATIENCE
+        while (held := self._held()) and held + size > LINE_LIMIT and time.monotonic() < deadline:
+            time.sleep(_NAP)
+
+    def _held(self) -> int:
+        count = array.array("i", [0])
+        fcntl.ioctl(self._file, termios.FIONREAD, count)
+        return count[0]
+
+
+def _is_pipe(file: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(file).st_mode)
