@@ -53,3 +53,7 @@ class Placement(BaseModel):
     """Empty for ``local``."""
     master_addr: str = "127.0.0.1"
     master_port: int = 0
+    launcher_address: str | None = None
+    """Address of the machine that starts the launcher, as the hosts see it."""
+    launcher_interface: str | None = None
+    """The network interface that has it."""

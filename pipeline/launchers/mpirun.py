@@ -1,0 +1,168 @@
+"""mpirun, in the dialects of Intel MPI, MPICH and Open MPI (4 and 5): here, or on hosts over ssh.
+
+The values of variables never stand in an argument list: mpirun has them in its own environment, and is told
+their names.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from manycpu.pipeline.launchers.environment import environment, node_command
+from manycpu.pipeline.launchers.process import state
+from manycpu.pipeline.spec.errors import BadInputError, LaunchError
+from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["CANNOT", "manifest", "state"]
+
+CANNOT = {
+    "env_from": "secrets by name exist on Kubernetes only; set the variable in the worker's environment",
+    "resources.memory": "memory cannot be limited by mpirun",
+    "max_restarts": "mpirun ends all ranks when one fails; the task's retries start from the last checkpoint",
+}
+
+HOSTFILE: Final = "hostfile"
+
+
+class _Spoken(NamedTuple):
+    """One dialect's way to say it."""
+
+    options: list[str]
+    env: dict[str, str]
+    hostfile: str = ""
+
+
+def manifest(run: TrainingRun, target: Local | BareMetal, placement: Placement) -> dict[str, Any]:
+    """Describe the launch as ``{argv, env, cwd, files}``: a command, its environment, folder and files.
+
+    Raises:
+        BadInputError: A range of nodes, or an ssh command with a word that mpirun would tear apart.
+        LaunchError: No MPI was found.
+    """
+    mpi = placement.mpi
+    if mpi is None:
+        raise LaunchError("mpirun needs an MPI, and none was found", field="target.mpi")
+    if run.elastic:
+        raise BadInputError(
+            f"mpirun starts a fixed number of nodes, not {run.nnodes}",
+            field="run.nnodes",
+            fix="Give one number",
+        )
+    env = environment(run, placement) | _meeting_point(target, placement) | mpi.env
+    spoken = _DIALECTS[mpi.family](run, target, placement, sorted(env))
+    processes = run.nproc_per_node * (len(placement.hosts) or 1)
+    words = [*spoken.options, "-n", str(processes), placement.python, *node_command(run, placement)]
+    return {
+        "argv": [mpi.mpirun, *words],
+        # The dialect's own variables are for mpirun, not for the ranks; the user's win over both.
+        "env": spoken.env | env | run.env,
+        "cwd": placement.code,
+        "files": {HOSTFILE: spoken.hostfile} if spoken.hostfile else {},
+    }
+
+
+def _meeting_point(target: Local | BareMetal, placement: Placement) -> dict[str, str]:
+    point = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
+    if isinstance(target, BareMetal) and target.interface:
+        point["GLOO_SOCKET_IFNAME"] = target.interface
+    return point
+
+
+def _intel(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Spoken:
+    env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
+    if not isinstance(target, BareMetal):
+        return _Spoken([], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
+    program, rest = _ssh(target)
+    env |= {
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": program,
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": rest,
+    }
+    interface = target.interface or placement.launcher_interface
+    # The hosts connect back to an address: this machine's name often is not known to them.
+    back = ["-iface", interface] if interface else []
+    return _Spoken([*_hydra_options(run, placement, names), *back], env, _hydra_hosts(run, placement))
+
+
+def _mpich(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Spoken:
+    binding = ["-bind-to", "none"]
+    if not isinstance(target, BareMetal):
+        return _Spoken([*binding, "-launcher", "fork"], {})
+    program, rest = _ssh(target)
+    # Renamed between versions 3 and 4; the name that is not known is not read.
+    env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), rest)
+    launcher = ["-launcher", "ssh", "-launcher-exec", program]
+    back = ["-localhost", placement.launcher_address] if placement.launcher_address else []
+    options = [*_hydra_options(run, placement, names), *binding, *launcher, *back]
+    return _Spoken(options, env, _hydra_hosts(run, placement))
+
+
+def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Spoken:
+    # Version 5 reads PRTE_* where version 4 reads OMPI_*; each ignores the other's.
+    env = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
+    binding = ["--bind-to", "none"]
+    if not isinstance(target, BareMetal):
+        return _Spoken([*binding, "--host", f"localhost:{run.nproc_per_node}"], env)
+    agent = " ".join(_ssh(target)).strip()
+    env |= {
+        "OMPI_MCA_plm_rsh_agent": agent,
+        "PRTE_MCA_plm_ssh_agent": agent,
+        # Each host is reached from here: hosts need no keys for one another.
+        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+        "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+    }
+    if target.interface:
+        env |= dict.fromkeys(
+            ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"),
+            target.interface,
+        )
+    count = run.nproc_per_node
+    options = [
+        "--hostfile",  # always said: version 5 without it runs one node and reports success
+        f"{placement.attempt_directory}/{HOSTFILE}",
+        "--map-by",
+        f"ppr:{count}:node",
+        "-wdir",
+        placement.code,
+        *(word for name in names for word in ("-x", name)),
+    ]
+    hosts = "".join(f"{host.name} slots={count}\n" for host in placement.hosts)
+    return _Spoken([*binding, *options], env, hosts)
+
+
+_DIALECTS: Final[Mapping[str, Callable[[TrainingRun, Local | BareMetal, Placement, list[str]], _Spoken]]] = {
+    "intel": _intel,
+    "mpich": _mpich,
+    "openmpi": _openmpi,
+}
+
+
+def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> list[str]:
+    return [
+        "-f",
+        f"{placement.attempt_directory}/{HOSTFILE}",
+        "-ppn",
+        str(run.nproc_per_node),
+        "-wdir",
+        placement.code,
+        "-genvlist",
+        ",".join(names),
+    ]
+
+
+def _hydra_hosts(run: TrainingRun, placement: Placement) -> str:
+    return "".join(f"{host.name}:{run.nproc_per_node}\n" for host in placement.hosts)
+
+
+def _ssh(target: BareMetal) -> tuple[str, str]:
+    """Split the ssh command into its program and the rest, which every MPI splits at blanks again."""
+    for word in target.ssh:
+        if len(word.split()) != 1:
+            raise BadInputError(
+                f"mpirun cannot pass on {word!r}, which has a blank in it",
+                field="target.ssh",
+                fix="Put the option into ~/.ssh/config",
+            )
+    # mpirun has no terminal to ask at.
+    return target.ssh[0], " ".join([*target.ssh[1:], "-o", "BatchMode=yes"])
