@@ -1,0 +1,77 @@
+"""Which checkpoint to go on from: the newest that was written whole."""
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["fault", "newest", "step"]
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+_TORCH_FILES = ("optimizer.pt", "scheduler.pt")
+
+
+def newest(folder: str | Path) -> tuple[Path | None, list[str]]:
+    """Find the checkpoint of the greatest step that is whole.
+
+    Returns:
+        Its folder, or None; and what is wrong with each later one.
+    """
+    skipped: list[str] = []
+    for checkpoint in _latest_first(Path(folder)):
+        reason = fault(checkpoint)
+        if reason is None:
+            return checkpoint, skipped
+        skipped.append(f"{checkpoint} is skipped: {reason}")
+    return None, skipped
+
+
+def fault(checkpoint: Path) -> str | None:
+    """Say why a checkpoint of Hugging Face's Trainer cannot be resumed from; None when it is whole."""
+    if not checkpoint.is_dir():
+        return "there is no such folder"
+    # The Trainer writes its state last.
+    if step(checkpoint) is None:
+        return "it has no readable trainer_state.json: it was not written to its end"
+    weights = sorted(checkpoint.glob("model*.safetensors"))
+    if not weights:
+        return "it has no model*.safetensors"
+    if broken := [file.name for file in weights if not _whole_safetensors(file)]:
+        return f"{broken[0]} is cut short or damaged"
+    return next((problem for name in _TORCH_FILES if (problem := _torch_fault(checkpoint / name))), None)
+
+
+def step(checkpoint: Path) -> int | None:
+    """Read how many steps a checkpoint has behind it; None when that cannot be read."""
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        return int(state["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _latest_first(folder: Path) -> Iterator[Path]:
+    found = [
+        (int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))
+    ]
+    return (path for _, path in sorted(found, reverse=True))
+
+
+def _whole_safetensors(file: Path) -> bool:
+    """Compare the size with what the header promises: 8 bytes of length, a JSON header, the tensors."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        try:
+            header = json.loads(opened.read(min(length, file.stat().st_size)))
+        except ValueError:
+            return False
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return file.stat().st_size == 8 + length + max(ends, default=0)
+
+
+def _torch_fault(file: Path) -> str | None:
+    if not file.exists():
+        return f"it has no {file.name}"
+    # torch.save writes a zip, whose table of contents comes last.
+    return None if zipfile.is_zipfile(file) else f"{file.name} is cut short or damaged"

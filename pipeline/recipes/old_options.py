@@ -1,0 +1,86 @@
+"""Options of Hugging Face's Trainer that current versions no longer know, as users have them written down."""
+
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+
+__all__ = ["translate"]
+
+_RENAMED = {
+    "adafactor": ("--optim", "adafactor"),
+    "evaluate_during_training": ("--eval_strategy", "steps"),
+    "evaluation_strategy": ("--eval_strategy", None),
+    "group_by_length": ("--train_sampling_strategy", "group_by_length"),
+    "gradient_checkpointing": ("--activation_checkpointing", None),
+    "no_cuda": ("--use_cpu", None),
+    "per_gpu_eval_batch_size": ("--per_device_eval_batch_size", None),
+    "per_gpu_train_batch_size": ("--per_device_train_batch_size", None),
+    "use_auth_token": ("--token", None),
+    "warmup_ratio": ("--warmup_steps", None),
+    "xpu_backend": ("--ddp_backend", None),
+}
+"""Old name -> new option, and its value where the old one was a switch; None: the value that was given."""
+
+_NEEDLESS = {
+    "fp16_backend": "there is one backend for half precision",
+    "fp16_opt_level": "it belonged to apex",
+    "half_precision_backend": "there is one backend for half precision",
+    "include_tokens_per_second": "samples per second are always reported",
+    "jit_mode_eval": "evaluation runs as training does; --torch_compile is what replaced it",
+    "logging_dir": "progress goes to the run's log; set TENSORBOARD_LOGGING_DIR for --report_to tensorboard",
+    "overwrite_output_dir": "a run's output is its own; checkpoints in it are resumed from",
+    "past_index": "no encoder has use for it",
+    "ray_scope": "there is no hyper-parameter search here",
+    "save_safetensors": "models are always saved so",
+    "tpu_num_cores": "there are no TPUs here",
+    "use_ipex": "torch itself has bf16 and fused AdamW for CPUs",
+    "use_mps_device": "there is no such device here",
+}
+"""Old name -> why nothing is lost without it."""
+
+
+def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
+    """Replace old options that the parser does not know.
+
+    Returns:
+        The words to parse, and a note for each that was replaced or left out.
+    """
+    known = set(parser._option_string_actions)  # noqa: SLF001 - argparse tells its options in no other way
+    kept: list[str] = []
+    notes: list[str] = []
+    for option, values in _options(words):
+        name = option.removeprefix("--").replace("-", "_")
+        replaced = [option, *values] if option in known else _replaced(name, values)
+        kept += [option, *values] if replaced is None else replaced
+        if option not in known and replaced is not None:
+            notes.append(_note(option, replaced, name))
+    return kept, notes
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Group words into options with their values; words before the first option stand alone."""
+    group: list[str] = []
+    for word in words:
+        if word.startswith("--") and group:
+            yield group[0], group[1:]
+            group = []
+        head, equals, value = word.partition("=")
+        group += [head, value] if word.startswith("--") and equals else [word]
+    if group:
+        yield group[0], group[1:]
+
+
+def _replaced(name: str, values: list[str]) -> list[str] | None:
+    if name in _NEEDLESS:
+        return []
+    if name not in _RENAMED:
+        return None
+    option, value = _RENAMED[name]
+    if value is None:
+        return [option, *values]
+    return [] if values and values[0].lower() in ("false", "0", "no") else [option, value]
+
+
+def _note(option: str, replaced: list[str], name: str) -> str:
+    if replaced:
+        return f"{option} is an old name: read as {' '.join(replaced)}"
+    return f"{option} is left out: {_NEEDLESS.get(name, 'it was switched off')}"

