@@ -187,8 +187,8 @@ def main() -> None:
         cli(standalone_mode=False)
     except ManycpuError as error:
         click.echo(f"manycpu: {error}", err=True)
-        sys.exit(error.exit_code)
-    except click.Abort:
+        sys.exit(_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
         sys.exit(_INTERRUPTED)
     except click.ClickException as error:
         error.show()
@@ -256,3 +256,7 @@ def _unused(home: Path) -> Iterator[Path]:
     for part in ("data", "model", "code"):
         folder = home / part
         yield from sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else ()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The command as it is typed: what it prints, and how it exits."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import processes_of, until
+from manycpu.pipeline import cli
+
+pytestmark = pytest.mark.usefixtures("home")
+Script = Callable[..., str]
+Type = Callable[..., tuple[int, str]]
+
+WAITS = """
+import time, torch.distributed as dist
+dist.init_process_group()
+print("waiting", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def manycpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Type:
+    """Type a command, in this process: its exit code, and everything it printed."""
+
+    def type_(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["manycpu", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as left:
+            code = int(left.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return type_
+
+
+def run_file(tmp_path: Path, **run: object) -> str:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({"run": run}))
+    return str(path)
+
+
+BAD = [
+    ({"program": "nothing.py"}, "run.program: there is no script"),
+    ({"program": "-m nothing"}, "run.program: there is no module 'nothing'"),
+    ({"data": "nothing"}, "run.data: there is nothing at"),
+    ({"data": "empty"}, "run.data: "),
+    ({"model": "nothing"}, "run.model: there is nothing at"),
+    ({"nproc_per_node": 1000}, "run.nproc_per_node: 1000 processes were asked for, and this machine grants"),
+    ({"nnodes": 2}, "run.nnodes: 2 nodes were asked for, and the target local is one machine"),
+    ({"nproc": 2}, "run.nproc: there is no such field. Did you mean 'nproc_per_node'?"),
+    ({"backend": "ccl"}, "run.backend: the backend 'ccl' is not in this version"),
+    ({"output": "code"}, "run.output: "),
+    ({"output": "code/train.py"}, "run.output: "),
+    ({"env_from": ["hub"]}, "run.env_from: 'torchrun' cannot do this: secrets by name exist on Kubernetes only"),
+    ({"resources": {"memory": "1Gi"}}, "run.resources.memory: 'torchrun' cannot do this"),
+    ({"resources": {"cpu": 4096}}, "run.resources.cpu: 4096 cores were asked for, and this machine grants"),
+    ({"resume_from": "nothing"}, "run.resume_from: there is no folder"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD, ids=[next(iter(fields)) for fields, _ in BAD])
+@pytest.mark.parametrize("command", ["run", "preflight"])
+def test_bad_input_is_named_with_its_field_and_nothing_starts(  # noqa: PLR0913
+    manycpu: Type, script: Script, tmp_path: Path, home: Path, command: str, fields: dict[str, object], message: str
+) -> None:
+    script()
+    (tmp_path / "empty").mkdir()
+    given = {"program": "code/train.py", "output": "out", **fields}
+    code, printed = manycpu(command, run_file(tmp_path, **given))
+    assert code == 2
+    assert message in printed
+    assert not home.exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "run.yaml cannot be read: No such file"),
+        ("run: [", "run.yaml is not YAML"),
+        ("- a", "run.yaml holds no fields"),
+        ("runs: {}", "runs: "),
+        ("run: 3", "'run' is 3, not fields"),
+    ],
+)
+def test_a_run_file_that_is_none_is_refused(
+    manycpu: Type, tmp_path: Path, text: str | None, message: str
+) -> None:
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_text(text)
+    code, printed = manycpu("run", str(path))
+    assert code == 2
+    assert message in printed
+
+
+def test_processes_beyond_the_cores_can_be_asked_for(manycpu: Type, script: Script, tmp_path: Path) -> None:
+    given = {"program": script(), "output": "out", "nproc_per_node": 64, "oversubscribe": True}
+    code, printed = manycpu("preflight", run_file(tmp_path, **given))
+    assert (code, printed) == (0, "ready: nothing stands in the way of this run\n")
+
+
+def test_options_win_over_the_file_and_stand_alone(manycpu: Type, script: Script, tmp_path: Path) -> None:
+    words = ["--program", script(), "--output", f"{tmp_path}/out", "--args", "--a '1 2'", "--env", "{A: 1}"]
+    code, printed = manycpu("render", *words, "--nproc-per-node", "2", "--resources", "{cpu: 1}")
+    rendered = yaml.safe_load(printed)
+    assert code == 0
+    assert "--nproc-per-node=2" in rendered["argv"]
+    assert rendered["argv"][-2:] == ["--a", "1 2"]
+    assert (rendered["env"]["A"], rendered["env"]["MANYCPU_CPUS"]) == ("1", "1.0")
+
+
+def test_the_plan_says_why(manycpu: Type) -> None:
+    code, printed = manycpu("plan", "--processes", "2")
+    assert code == 0
+    assert "OMP_NUM_THREADS" in printed
+    assert "floor(" in printed
+
+
+def test_an_unknown_command_or_option_is_an_error_of_the_users(manycpu: Type) -> None:
+    assert manycpu("fly")[0] == 2
+    code, printed = manycpu("run", "--nprocs", "2")
+    assert code == 2
+    assert "No such option" in printed
+
+
+def test_a_run_that_is_not_there_is_named_with_those_that_are(manycpu: Type) -> None:
+    code, printed = manycpu("logs", "nothing")
+    assert code == 2
+    assert "there is no run 'nothing'" in printed
+    assert "Runs there: none" in printed
+
+
+def typed(*words: str) -> subprocess.Popen[str]:
+    """Type a command in a terminal of its own."""
+    argv = [sys.executable, "-m", "manycpu.pipeline.cli", *words]
+    return subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+@pytest.fixture
+def waiting(script: Script, tmp_path: Path) -> subprocess.Popen[str]:
+    """Start a run that trains until it is ended."""
+    return typed("run", run_file(tmp_path, program=script(WAITS), output="out"), "--run-id", "x")
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    assert process.stdout is not None
+    printed = ""
+    while text not in printed:
+        line = process.stdout.readline()
+        assert line, printed
+        printed += line
+    return printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("no_process_left")
+def test_ctrl_c_leaves_no_process_behind(
+    waiting: subprocess.Popen[str], tmp_path: Path, home: Path, number: int
+) -> None:
+    read_until(waiting, "waiting")
+    os.kill(waiting.pid, number)
+    printed, _ = waiting.communicate(timeout=30)
+    assert waiting.returncode == 130
+    assert "interrupted" in printed
+    assert list((home / "runs").iterdir()) == []
+    assert "cancelled" in (tmp_path / "out" / "report.json").read_text()
+
+
+@pytest.mark.usefixtures("no_process_left")
+def test_a_killed_command_leaves_its_training_to_be_found_again(
+    waiting: subprocess.Popen[str], manycpu: Type, tmp_path: Path, home: Path
+) -> None:
+    read_until(waiting, "waiting")
+    waiting.kill()
+    waiting.communicate()
+    (ledger,) = (home / "runs").glob("train-*")
+    assert list(processes_of(tmp_path)) != []
+    assert "running" in manycpu("status")[1]
+    assert re.search(r"\[rank 0 \S+\] waiting", manycpu("logs", "train")[1])
+    assert "nothing to remove" in manycpu("clean", "--yes")[1]
+    again = typed("run", str(tmp_path / "run.yaml"), "--run-id", "x")
+    read_until(again, "waiting")
+    again.kill()
+    again.communicate()
+    assert manycpu("cancel", ledger.name) == (0, f"{ledger.name}: ended\n")
+    assert manycpu("cancel", ledger.name) == (0, f"{ledger.name}: nothing was running\n")
+    assert "cancelled" in manycpu("status", ledger.name)[1]
+    assert not (ledger / "attempts" / "2").exists()
+    code, printed = manycpu("clean", "--yes", "--data")
+    assert code == 0
+    assert str(ledger) in printed
+    assert not ledger.exists()
+    until(lambda: not list(processes_of(tmp_path)))
