@@ -1,0 +1,134 @@
+"""What every operator shares: a run and a target as plain dictionaries, and the way from there to a verb.
+
+A model in a DAG file is valid when it is parsed and cannot be rendered, so the operators keep dictionaries:
+templates are rendered first and validated after, inside ``execute``.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from airflow.sdk import Context
+    from airflow.sdk.definitions.xcom_arg import XComArg
+
+    from manycpu.pipeline.spec.targets import Target
+    from manycpu.pipeline.spec.training_run import TrainingRun
+    from manycpu.pipeline.verbs.context import RunContext
+
+__all__ = ["RunOperator", "airflow_instance", "explained", "plain"]
+
+_LOOPBACK = ("://localhost", "://127.0.0.1", "://0.0.0.0", "://[::1]")
+_TENTH = 10  # per cent of a transfer between two lines in the log
+
+
+class RunOperator(BaseOperator):
+    """The base of all: holds ``run`` and ``target`` as template fields.
+
+    Args:
+        run: What to train; a model, its fields with templates in them, or the output of another task.
+            None: the parameters of the DAG run, as the trigger form of :func:`training_params` asks for them.
+        target: Where to train; None where ``run`` is given is this machine.
+        kwargs: What every operator of Airflow takes.
+    """
+
+    template_fields: Sequence[str] = ("run", "target")
+    template_fields_renderers = {"run": "json", "target": "json"}  # noqa: RUF012 - as Airflow declares it
+    ui_color = "#e3f0e8"
+
+    def __init__(
+        self,
+        *,
+        run: TrainingRun | Mapping[str, Any] | XComArg | None = None,
+        target: Target | Mapping[str, Any] | XComArg | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.run = plain(run)
+        self.target = plain(target)
+
+    def open(self, context: Context) -> RunContext:
+        """Validate the rendered run and target, and find the run's place.
+
+        Raises:
+            BadInputError: A field is wrong.
+        """
+        from manycpu.pipeline.verbs.context import open_context
+
+        instance = context["ti"]
+        run, target = self._fields(context)
+        group = self.task_group.group_id if self.task_group else None
+        identity = (instance.dag_id, instance.run_id, group, instance.map_index)
+        return open_context(run, target, airflow_instance(), *identity, base=self._base())
+
+    def transferred(self) -> Callable[[int, int], None]:
+        """Make a listener that logs every tenth of a transfer."""
+        told = 0
+
+        def listen(done: int, total: int) -> None:
+            nonlocal told
+            tenths = _TENTH * done // total if total else 0
+            if tenths > told:
+                told = tenths
+                self.log.info("%d %% of %d MiB", tenths * 100 // _TENTH, total >> 20)
+
+        return listen
+
+    def _fields(self, context: Context) -> tuple[Any, Any]:
+        if self.run is not None:
+            return self.run, self.target
+        from manycpu.operators.params import read_params
+
+        run, target = read_params(context["params"], known=context["dag"].params, run_id=context["run_id"])
+        return run, target if self.target is None else self.target
+
+    def _base(self) -> Path:
+        file = getattr(self.get_dag(), "fileloc", None)
+        return Path(file).parent if file else Path.cwd()
+
+
+def plain(model: Any) -> Any:
+    """Turn a model into the fields that were set; all else stays as it is."""
+    if not hasattr(model, "model_dump"):
+        return model
+    fields: dict[str, Any] = model.model_dump(mode="json", exclude_unset=True)
+    # A target's kind tells which it is, also where nobody had to write it.
+    return fields | {"kind": model.kind} if hasattr(model, "kind") else fields
+
+
+def airflow_instance() -> str:
+    """Tell this Airflow from others, the same on every worker.
+
+    The option ``[manycpu] instance``; else ``[api] base_url`` where that is more than loopback; else
+    Airflow's home.
+    """
+    from airflow.sdk.configuration import conf
+
+    url = conf.get("api", "base_url", fallback="") or ""
+    shared = url if url and not any(host in url for host in _LOOPBACK) else ""
+    home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
+    return str(conf.get("manycpu", "instance", fallback="") or shared or home)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Fail at once, without a retry, on what a retry would meet again.
+
+    Raises:
+        AirflowFailException: Bad input; with its field and what to do.
+    """
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from manycpu.pipeline.spec.errors import BadInputError, CancelledError
+
+    try:
+        yield
+    except (BadInputError, CancelledError) as error:
+        raise AirflowFailException(str(error)) from error

@@ -1,0 +1,64 @@
+"""Settings of an Airflow of one's own on this machine: for ``make demo``, ``make ui`` and the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+__all__ = ["DAGS", "home", "settings"]
+
+DAGS = Path(__file__).resolve().parents[1] / "dags"
+
+
+def home() -> Path:
+    """Find the folder of the embedded Airflow: $AIRFLOW_HOME, or ``.airflow`` here."""
+    return Path(os.environ.get("AIRFLOW_HOME") or ".airflow").absolute()
+
+
+def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) -> dict[str, str]:
+    """Name the environment variables of an Airflow on loopback that keeps everything in one folder.
+
+    Args:
+        home: Its folder: configuration, SQLite database, logs and runs.
+        port: Port of its web server.
+        dags: Folders of DAGs by the name of their bundle; default: those of this package.
+    """
+    folders = dags or {"manycpu": DAGS}
+    bundles = [
+        {
+            "name": name,
+            "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
+            "kwargs": {"path": str(folder), "refresh_interval": 5},
+        }
+        for name, folder in folders.items()
+    ]
+    url = f"http://127.0.0.1:{port}"
+    options = {
+        "api": {"host": "127.0.0.1", "port": port, "base_url": url, "workers": 1},
+        "core": {
+            "execution_api_server_url": f"{url}/execution/",
+            "load_examples": False,
+            "dags_are_paused_at_creation": False,
+            "parallelism": 8,
+            "lazy_load_plugins": True,
+        },
+        "dag_processor": {
+            "dag_bundle_config_list": json.dumps(bundles),
+            "refresh_interval": 5,
+            "min_file_process_interval": 10,
+        },
+        "logging": {"logging_level": "INFO"},
+        "usage_data_collection": {"enabled": False},
+        # How soon a worker hears that a person has ended its task.
+        "workers": {"min_heartbeat_interval": 1},
+    }
+    return {
+        "AIRFLOW_HOME": str(home),
+        "MANYCPU_HOME": os.environ.get("MANYCPU_HOME") or str(home / "manycpu"),
+        **{
+            f"AIRFLOW__{section}__{option}".upper(): str(value)
+            for section, chosen in options.items()
+            for option, value in chosen.items()
+        },
+    }

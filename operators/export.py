@@ -1,0 +1,62 @@
+"""export: copy the trained model out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from manycpu.operators.base import RunOperator, explained
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow.sdk import Asset, Context
+    from airflow.sdk.definitions.xcom_arg import XComArg
+
+    from manycpu.pipeline.verbs.export import Exported
+
+__all__ = ["ExportModelOperator"]
+
+
+class ExportModelOperator(RunOperator):
+    """Bring the trained model to the run's output, verified, in one step.
+
+    Args:
+        handle: What ``train`` returned.
+        asset: The asset that the model is; its event carries the path, the digest and the metrics as extra.
+        kwargs: ``run``, ``target``, and what every operator of Airflow takes.
+    """
+
+    template_fields = (*RunOperator.template_fields, "handle")
+
+    def __init__(
+        self, *, handle: Mapping[str, Any] | XComArg, asset: Asset | None = None, **kwargs: Any
+    ) -> None:
+        outlets = [*kwargs.pop("outlets", ()), *([asset] if asset is not None else ())]
+        super().__init__(outlets=outlets, **kwargs)
+        self.handle = handle
+        self.asset = asset
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Export; returns the path, the number of files and bytes, the manifest's sha256 and the metrics.
+
+        Raises:
+            AirflowFailException: Bad input.
+            ExportError: There is no model, or it did not reach the output whole.
+        """
+        from manycpu.pipeline.spec.handle import Handle
+        from manycpu.pipeline.verbs.export import export
+
+        with explained():
+            exported = export(self.open(context), Handle.model_validate(self.handle), self.transferred())
+        self.log.info("%s: %d files, manifest sha256 %s", exported.path, exported.files, exported.sha256)
+        self._tell(context, exported)
+        return exported.model_dump(mode="json")
+
+    def _tell(self, context: Context, exported: Exported) -> None:
+        if self.asset is None:
+            return
+        context["outlet_events"][self.asset].extra = {
+            "path": exported.path,
+            "sha256": exported.sha256,
+            "metrics": exported.model_dump(mode="json")["metrics"],
+        }

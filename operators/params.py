@@ -1,0 +1,197 @@
+"""The schema of a run and of the targets as parameters of a DAG: the trigger form, and the way back.
+
+The form is flat: a nested field is named after its path (``resources_cpu``), a field of a target after the
+target's kind (``baremetal_hostfile``), and ``target_kind`` chooses.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from typing import TYPE_CHECKING, Any, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from airflow.sdk import Param
+    from pydantic import BaseModel
+
+__all__ = ["read_params", "training_params"]
+
+_KIND = "target_kind"
+# What JSON schema and Airflow's form call the same.
+_KEPT = ("enum", "minimum", "maximum", "exclusiveMinimum", "pattern", "minLength", "maxLength", "format")
+_LEAVE_OUT: tuple[object, ...] = (None, "", [], {}, ())
+
+
+def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Param]:
+    """Make the parameters of a DAG whose runs say what to train, with sections, help texts and bounds.
+
+    Args:
+        defaults: What the form holds at first, by the names of the parameters.
+    """
+    from airflow.sdk import Param
+
+    defaults = defaults or {}
+    kinds = _kinds()
+    choice = {
+        "type": "string",
+        "enum": list(kinds),
+        "values_display": {kind: f"{kind}: {_first_line(model)}" for kind, model in kinds.items()},
+        "section": "Target",
+        "description_md": "Where to train.",
+    }
+    specs = {**_run_specs(), _KIND: {"default": next(iter(kinds)), **choice}}
+    for kind, model in kinds.items():
+        specs |= {f"{kind}_{name}": spec for name, spec in _target_specs(kind, model)}
+    found = {
+        name: spec | ({"default": defaults[name]} if name in defaults else {}) for name, spec in specs.items()
+    }
+    return {name: Param(**spec) for name, spec in found.items()}
+
+
+def read_params(
+    params: Mapping[str, Any], known: Collection[str], run_id: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Build the fields of a run and of a target from a DAG run's parameters.
+
+    Args:
+        params: The parameters, flat.
+        known: Names that the DAG declares, of its own ones as well.
+        run_id: Names the output where none is given.
+
+    Raises:
+        BadInputError: The configuration names a parameter that there is not.
+    """
+    _refuse_unknown(params, known)
+    run: dict[str, Any] = {}
+    for name in _run_names():
+        value = params.get("_".join(name))
+        if value not in _LEAVE_OUT:
+            _put(run, name, value)
+    run.setdefault("output", _default_output(run_id))
+    kind = params.get(_KIND) or next(iter(_kinds()))
+    target = {
+        name: params[f"{kind}_{name}"]
+        for name in _kinds()[kind].model_fields
+        if params.get(f"{kind}_{name}") not in _LEAVE_OUT
+    }
+    return run, {"kind": kind, **target}
+
+
+def _kinds() -> dict[str, type[BaseModel]]:
+    from manycpu.pipeline.spec.targets import Target
+
+    union = get_args(get_args(Target)[0])
+    return {model.model_fields["kind"].default: model for model in union}
+
+
+def _run_schema() -> dict[str, Any]:
+    from manycpu.pipeline.spec.training_run import TrainingRun
+
+    return _schema(TrainingRun)
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Add to a model's schema which of its lists can be given as text, as in a shell."""
+    from pydantic import BeforeValidator
+
+    schema = model.model_json_schema()
+    for name, field in schema["properties"].items():
+        validators = model.model_fields[name].metadata
+        field["text"] = any(isinstance(validator, BeforeValidator) for validator in validators)
+    return schema
+
+
+def _run_specs() -> dict[str, dict[str, Any]]:
+    schema = _run_schema()
+    specs: dict[str, dict[str, Any]] = {}
+    for name, field in schema["properties"].items():
+        inner = _inner(field, schema)
+        if inner is None:
+            specs[name] = _spec(field, required=name in schema.get("required", ()) and name != "output")
+            continue
+        for part, inner_field in inner["properties"].items():
+            specs[f"{name}_{part}"] = _spec({"section": field.get("section"), **inner_field})
+    return specs
+
+
+def _run_names() -> Iterator[tuple[str, ...]]:
+    schema = _run_schema()
+    for name, field in schema["properties"].items():
+        inner = _inner(field, schema)
+        yield from ((name, part) for part in inner["properties"]) if inner else [(name,)]
+
+
+def _inner(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any] | None:
+    """Find the schema of a field that is a model itself."""
+    reference = field.get("$ref")
+    return schema["$defs"][reference.rsplit("/", 1)[-1]] if reference else None
+
+
+def _target_specs(kind: str, model: type[BaseModel]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, field in _schema(model)["properties"].items():
+        if name != "kind":
+            # Nullable, also where this target needs it: the run may go to another.
+            yield name, _spec(field | {"section": f"Target: {kind}"})
+
+
+def _spec(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
+    """Say in Airflow's words what pydantic's schema says of a field."""
+    choices = [choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"]
+    types = [str(choice.get("type", "string")) for choice in choices]
+    facets = {name: value for choice in choices for name, value in choice.items() if name in _KEPT}
+    if "const" in field:
+        facets["enum"] = [field["const"]]
+    default = field.get("default")
+    if field.get("text") and types == ["array"]:
+        types, default = ["string", "array"], shlex.join(default or ())
+        facets["format"] = "multiline"
+    if types == ["integer", "string"]:
+        types, default = ["string", "integer"], str(default)
+    nullable = ["null"] if default in _LEAVE_OUT and not required else []
+    spec = {
+        "type": [*nullable, *types],
+        "section": field.get("section"),
+        "description_md": _help(field),
+        **facets,
+    }
+    return spec if required else spec | {"default": default}
+
+
+def _help(field: dict[str, Any]) -> str:
+    examples = [example for example in field.get("examples", ()) if isinstance(example, (str, int))]
+    shown = ", ".join(f"`{example}`" for example in examples)
+    return field.get("description", "") + (f" For example: {shown}." if shown else "")
+
+
+def _first_line(model: type[BaseModel]) -> str:
+    return str(model.__doc__).strip().splitlines()[0].rstrip(".").lower()
+
+
+def _put(fields: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    *outer, last = path
+    for name in outer:
+        fields = fields.setdefault(name, {})
+    fields[last] = value
+
+
+def _default_output(run_id: str) -> str:
+    from manycpu.pipeline.spec.naming import run_key, run_name
+    from manycpu.pipeline.verbs.context import home
+
+    return str(home() / "models" / run_name(run_id, run_key(run_id)))
+
+
+def _refuse_unknown(params: Mapping[str, Any], known: Collection[str]) -> None:
+    from manycpu.pipeline.spec.errors import Finding, raise_findings
+
+    unknown = [name for name in params if name not in known]
+    raise_findings(
+        Finding(f"params.{name}", "there is no such parameter", _nearest(name, known)) for name in unknown
+    )
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Choose among: {', '.join(known)}"

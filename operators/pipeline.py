@@ -1,0 +1,85 @@
+"""All verbs of a run as one task group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import TaskGroup
+
+from manycpu.operators.base import plain
+from manycpu.operators.build import BuildImageOperator
+from manycpu.operators.cleanup import CleanupOperator
+from manycpu.operators.export import ExportModelOperator
+from manycpu.operators.prepare import PrepareOperator
+from manycpu.operators.report import ReportOperator
+from manycpu.operators.stage import StageDatasetOperator
+from manycpu.operators.train import TrainOperator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow.sdk import Asset
+    from airflow.sdk.definitions.xcom_arg import XComArg
+
+    from manycpu.pipeline.spec.targets import Target
+    from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["TrainingPipeline", "training_pipeline"]
+
+_RETRY_DELAY = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class TrainingPipeline:
+    """What :func:`training_pipeline` made, for what comes before and after it."""
+
+    group: TaskGroup
+    exported: XComArg
+    """Where the model is: ``path``, ``files``, ``bytes``, ``sha256`` and ``metrics``."""
+    report: XComArg
+    """Path or URL of report.json; its task is the group's last, and failed where anything failed."""
+    asset: Asset | None
+
+
+def training_pipeline(
+    run: TrainingRun | Mapping[str, Any] | XComArg | None = None,
+    target: Target | Mapping[str, Any] | XComArg | None = None,
+    *,
+    group_id: str = "training",
+    asset: Asset | None = None,
+    **train_options: Any,
+) -> TrainingPipeline:
+    """Wire the verbs: prepare, then stage and build, train, export; cleanup and report whatever happens.
+
+    Args:
+        run: What to train; None: the DAG run's parameters say it (:func:`training_params`).
+        target: Where; None: this machine, or what the DAG run's parameters say where ``run`` is None.
+        group_id: Name of the task group. A DAG may hold several.
+        asset: The asset that the exported model is.
+        train_options: What :class:`TrainOperator` takes: ``deferrable``, ``execution_timeout``, ``retries``
+            (1 by default: a try that finds a training alive attaches to it), ``pool``, ``queue``, ...
+    """
+    what: dict[str, Any] = {"run": plain(run), "target": plain(target)}
+    again: dict[str, Any] = {"retries": 2, "retry_delay": _RETRY_DELAY}
+    with TaskGroup(group_id) as group:
+        prepare = PrepareOperator(task_id="prepare", **what)
+        stage = StageDatasetOperator(task_id="stage", **what, **again)
+        build = BuildImageOperator(task_id="build", **what, **again)
+        train = TrainOperator(
+            task_id="train",
+            **what,
+            staged=stage.output,
+            built=build.output,
+            **{"retries": 1, "retry_delay": _RETRY_DELAY, **train_options},
+        )
+        export = ExportModelOperator(task_id="export", **what, handle=train.output, asset=asset, **again)
+        cleanup = CleanupOperator(task_id="cleanup", **what, **again)
+        report = ReportOperator(task_id="report", **what)
+        prepare >> [stage, build]
+        # False: with True, a clean-up that went well would turn a failed run green. Prepare alone is the
+        # setup: were stage or build one too, their failure would keep the clean-up from running.
+        [stage, build, train, export] >> cleanup.as_teardown(setups=prepare, on_failure_fail_dagrun=False)
+        [export, cleanup] >> report
+    return TrainingPipeline(group, export.output, report.output, asset)

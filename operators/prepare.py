@@ -1,0 +1,30 @@
+"""prepare: find everything that can be known before a core is spent, and begin the ledger."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from manycpu.operators.base import RunOperator, explained
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+__all__ = ["PrepareOperator"]
+
+
+class PrepareOperator(RunOperator):
+    """Check the run against its target, and begin the record of what it owns. The setup of ``cleanup``."""
+
+    def execute(self, context: Context) -> None:
+        """Run preflight; what it finds that is no obstacle goes to the log.
+
+        Raises:
+            AirflowFailException: Bad input; nothing was started.
+        """
+        from manycpu.pipeline.verbs.prepare import prepare
+
+        with explained():
+            ctx = self.open(context)
+            for finding in prepare(ctx):
+                self.log.warning("%s", finding)
+        self.log.info("run %s is ready, its folder is %s", ctx.name, ctx.directory)

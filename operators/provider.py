@@ -1,0 +1,45 @@
+"""What Airflow is told of this package: the entry point ``apache_airflow_provider``."""
+
+from typing import Any
+
+__all__ = ["get_provider_info"]
+
+_NAME = "manycpu"
+_INSTANCE = (
+    "Tells this Airflow from others that train on the same machines: part of every run's key. The same on "
+    "every worker. Default: `[api] base_url` where that is more than loopback, otherwise $AIRFLOW_HOME."
+)
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Describe the provider, as Airflow's schema of provider metadata has it."""
+    verbs = ("prepare", "stage", "build", "train", "export", "cleanup", "report")
+    modules = [f"manycpu.operators.{verb}" for verb in verbs]
+    return {
+        "package-name": _NAME,
+        "name": "Many CPUs",
+        "description": "Train and fine-tune PyTorch models on many CPUs.",
+        "integrations": [
+            {
+                "integration-name": _NAME,
+                "external-doc-url": "https://pytorch.org/docs/stable/distributed.html",
+                "tags": ["software"],
+            }
+        ],
+        "operators": [{"integration-name": _NAME, "python-modules": modules}],
+        "triggers": [{"integration-name": _NAME, "python-modules": ["manycpu.operators.triggers"]}],
+        "config": {
+            _NAME: {
+                "description": "Settings of manycpu.",
+                "options": {
+                    "instance": {
+                        "description": _INSTANCE,
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "team-a",
+                        "default": "",
+                    }
+                },
+            }
+        },
+    }

@@ -1,0 +1,269 @@
+"""train: launch the training, or attach to it, and wait for its end."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from manycpu.operators.base import RunOperator, explained
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow.sdk import Context
+    from airflow.sdk.definitions.xcom_arg import XComArg
+
+    from manycpu.pipeline.spec.events import RankLine
+    from manycpu.pipeline.spec.handle import Handle
+    from manycpu.pipeline.spec.state import Status
+    from manycpu.pipeline.verbs.context import RunContext
+    from manycpu.pipeline.verbs.wait import Watch
+
+__all__ = ["TrainOperator"]
+
+STAY = 15.0  # seconds in the worker before deferring: most that goes wrong goes wrong by then
+LONG = 30.0  # seconds that a training must have left for the worker to be given back before that
+SETTLED = 8.0  # seconds until the scheduler has surely noticed that the worker is done with a deferred task
+ASK_EVERY = 1.0  # seconds between two questions whether a person has ended this task
+_ENDED_BY_A_PERSON = {"failed", "success", "restarting", "removed", "skipped"}
+_TAKEN_OVER = {"up_for_retry", "scheduled", "queued"}  # Airflow took this process for dead
+_SLACK = timedelta(minutes=2)  # the trigger keeps the deadline; this much later Airflow would
+
+
+class TrainOperator(RunOperator):
+    """Launch the training and wait for it, in the triggerer after the first seconds.
+
+    A retry attaches to the training that a lost worker left behind; one that failed or was cancelled is
+    followed by the next attempt, from its last checkpoint where there is one. A person who marks or clears
+    the task ends the training.
+
+    Args:
+        staged: What ``stage`` returned; None: this operator stages.
+        built: What ``build`` returned; None: this operator builds.
+        deferrable: Whether to give the worker back while the training goes on.
+        kwargs: ``run``, ``target``, and what every operator of Airflow takes. ``execution_timeout`` counts
+            from the start of each try, deferred or not.
+    """
+
+    template_fields = (*RunOperator.template_fields, "staged", "built")
+
+    def __init__(
+        self,
+        *,
+        staged: Mapping[str, Any] | XComArg | None = None,
+        built: Mapping[str, Any] | XComArg | None = None,
+        deferrable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.staged = staged
+        self.built = built
+        self.deferrable = deferrable
+        self._signalled = False
+
+    def on_kill(self) -> None:
+        """Note that somebody wants this process to end; who, ``execute`` asks.
+
+        Airflow calls this when a person ends the task, and just the same when the worker shuts down.
+        """
+        self._signalled = True
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Launch and wait; returns the handle of the attempt that succeeded.
+
+        Raises:
+            AirflowFailException: Bad input, a refusal that the next try would meet too, or cancelled.
+            TrainingFailedError: The training failed; with the first rank that failed and its last lines.
+            TaskDeferred: The training goes on, and the triggerer follows it.
+        """
+        with explained():
+            return self._train(context, self.open(context))
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Go on after the triggerer saw the end."""
+        from manycpu.pipeline.spec.handle import Handle
+        from manycpu.pipeline.spec.state import Status
+
+        with explained():
+            ctx = self.open(context)
+            handle, seen = Handle.model_validate(event["handle"]), Status.model_validate(event["status"])
+            if event["timed_out"]:
+                self._raise_timeout(ctx, handle, seen)
+            if _ended_by_earlier_try(ctx, handle, context):
+                return self._train(context, ctx)
+            return self._conclude(ctx, handle, seen)
+
+    def _train(self, context: Context, ctx: RunContext) -> dict[str, Any]:
+        from manycpu.pipeline.verbs.launch import launch
+
+        staged, built = self._inputs(ctx)
+        # A task that is cleared starts its next try before the triggerer has ended the old attempt: that try
+        # attaches, sees the end come, and launches anew. Each earlier try can do this to it once.
+        for _ in range(context["ti"].try_number + 1):
+            handle, attached = launch(ctx, staged, built)
+            self.log.info("%s attempt %d, pid %d", "attached to" if attached else "launched", *_who(handle))
+            seen = self._stay(context, ctx, handle)
+            if not _ended_by_earlier_try(ctx, handle, context):
+                break
+            self.log.info("attempt %d was ended with the try that started it", handle.attempt)
+        return self._conclude(ctx, handle, seen)
+
+    def _inputs(self, ctx: RunContext) -> tuple[Any, Any]:
+        from manycpu.pipeline.verbs.build import Built, build
+        from manycpu.pipeline.verbs.prepare import prepare
+        from manycpu.pipeline.verbs.stage import Staged, stage
+
+        # No ledger: this operator stands alone, or was cleared by itself after the run was cleaned up.
+        fresh = not ctx.ledger.exists()
+        if fresh:
+            prepare(ctx)
+        restage, rebuild = fresh or self.staged is None, fresh or self.built is None
+        staged = stage(ctx, self.transferred()) if restage else Staged.model_validate(self.staged)
+        built = build(ctx) if rebuild else Built.model_validate(self.built)
+        return staged, built
+
+    def _stay(self, context: Context, ctx: RunContext, handle: Handle) -> Status:
+        """Follow the training in this worker: to its end, or for the first seconds only."""
+        from airflow.sdk.exceptions import AirflowTaskTimeout
+
+        from manycpu.pipeline.verbs.cancel import cancel
+        from manycpu.pipeline.verbs.wait import POLL, Watch, outcome
+
+        watch, patience = Watch(ctx, handle), _Patience()
+        try:
+            while True:
+                lines, seen = watch.look()
+                self._tell(lines)
+                if seen.state.terminal:
+                    return outcome(ctx, handle, seen)
+                if self._signalled or patience.asks():
+                    self._heed(context, watch)
+                if self.deferrable and patience.ends(lines):
+                    self._defer(context, watch)
+                time.sleep(POLL)
+        except AirflowTaskTimeout:
+            cancel(ctx, by="execution_timeout", attempt=handle.attempt)
+            raise
+
+    def _tell(self, lines: list[RankLine]) -> None:
+        from manycpu.pipeline.spec.events import readable
+
+        for line in lines:
+            self.log.info("%s", readable(line))
+
+    def _heed(self, context: Context, watch: Watch) -> None:
+        """Ask who wants this process to end: a person, who wants the training to end, or the worker."""
+        from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+        from manycpu.pipeline.verbs.cancel import cancel
+
+        state = _state(context)
+        if state in _ENDED_BY_A_PERSON:
+            cancel(watch.ctx, by=_by(context), attempt=watch.handle.attempt)
+            self._tell(watch.look()[0])
+            raise AirflowFailException("a person ended this task, and the training with it")
+        if self._signalled or state in _TAKEN_OVER:
+            raise AirflowException(
+                "this worker is going away; the training goes on, and the next try attaches to it"
+            )
+
+    def _defer(self, context: Context, watch: Watch) -> NoReturn:
+        from manycpu.operators.triggers import TrainingTrigger
+
+        now, left = time.time(), self._time_left(context)
+        trigger = TrainingTrigger(
+            handle=watch.handle.model_dump(mode="json"),
+            offset=watch.offset,
+            by=_by(context),
+            not_before=now + SETTLED,
+            deadline=None if left is None else now + left.total_seconds(),
+        )
+        timeout = None if left is None else left + _SLACK
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
+
+    def _time_left(self, context: Context) -> timedelta | None:
+        if self.execution_timeout is None:
+            return None
+        from airflow.sdk import timezone
+
+        began = context["ti"].start_date
+        return max(timedelta(), self.execution_timeout - (timezone.utcnow() - began))
+
+    def _raise_timeout(self, ctx: RunContext, handle: Handle, seen: Status) -> NoReturn:
+        from airflow.sdk.exceptions import AirflowTaskTimeout
+
+        from manycpu.pipeline.spec.errors import CancelledError
+        from manycpu.pipeline.verbs.wait import conclude
+
+        with suppress(CancelledError):
+            conclude(ctx, handle, seen)
+        raise AirflowTaskTimeout(f"the training was ended: not done within {self.execution_timeout}")
+
+    def _conclude(self, ctx: RunContext, handle: Handle, seen: Status) -> dict[str, Any]:
+        from airflow.sdk.exceptions import AirflowFailException
+
+        from manycpu.pipeline.spec.errors import TrainingFailedError
+        from manycpu.pipeline.spec.state import EXIT_CODES
+        from manycpu.pipeline.verbs.wait import conclude
+
+        try:
+            conclude(ctx, handle, seen)
+        except TrainingFailedError as error:
+            if seen.failure is not None and seen.failure.exit_code in EXIT_CODES:
+                raise AirflowFailException(str(error)) from error  # another try would be refused as well
+            raise
+        return handle.model_dump(mode="json")
+
+
+class _Patience:
+    """How long a worker stays with a training: 15 s, or until it is known to take much longer."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + STAY
+        self._ask = time.monotonic() + ASK_EVERY
+
+    def asks(self) -> bool:
+        """Whether it is time to ask again who wants this task to end."""
+        if time.monotonic() < self._ask:
+            return False
+        self._ask = time.monotonic() + ASK_EVERY
+        return True
+
+    def ends(self, lines: list[RankLine]) -> bool:
+        from manycpu.pipeline.spec.events import decode
+
+        told = (decode(line.text) or {} for line in lines)
+        return time.monotonic() >= self._until or any((e.get("seconds_left") or 0) > LONG for e in told)
+
+
+def _who(handle: Handle) -> tuple[int, int]:
+    return handle.attempt, handle.pid
+
+
+def _by(context: Context) -> str:
+    """Name who ends a training when a person ends the task: this very try."""
+    instance = context["ti"]
+    return f"task {instance.task_id}, try {instance.try_number} ({instance.id})"
+
+
+def _ended_by_earlier_try(ctx: RunContext, handle: Handle, context: Context) -> bool:
+    """Whether an earlier try, which a person cleared, took this attempt with it: no end for this try."""
+    by = ctx.ledger.read().cancelled.get(handle.attempt, "")
+    return by.startswith(f"task {context['ti'].task_id}, try ") and by != _by(context)
+
+
+def _state(context: Context) -> str | None:
+    """Ask Airflow for this task's state; None where nobody answers any more."""
+    instance = context["ti"]
+    try:
+        found = instance.get_task_states(
+            dag_id=instance.dag_id,
+            map_index=instance.map_index,
+            task_ids=[instance.task_id],
+            run_ids=[instance.run_id],
+        )
+    except Exception:  # noqa: BLE001 - the supervisor is gone, whatever that looks like from here
+        return None
+    return next(iter(found.get(instance.run_id, {}).values()), None)
