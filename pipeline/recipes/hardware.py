@@ -15,15 +15,11 @@ def read_cpuinfo() -> str:
 
 
 def bf16_warning(cpuinfo: str) -> str | None:
-    """Say what bf16 costs where the processor has no instructions for it; None where it has, or none can tell."""
-    lines = [
-        line.partition(":")[2].split()
-        for line in cpuinfo.splitlines()
-        if line.startswith(("flags", "Features"))
-    ]
-    if not lines or _BF16_FLAGS & set(lines[0]):
+    """Say what bf16 costs where the processor cannot compute it; None where it can, or nobody can tell."""
+    flags = [line for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))]
+    if not flags or _BF16_FLAGS & set(flags[0].split()):
         return None
     return (
-        "bf16 without hardware for it: this processor has neither avx512_bf16 nor amx_bf16, so bf16 is computed "
-        "through fp32 and is slower than fp32 itself; dtype: fp32 is the better choice here"
+        "bf16 without hardware for it: this processor has neither avx512_bf16 nor amx_bf16, so bf16 is "
+        "computed through fp32 and is slower than fp32 itself; run.dtype fp32 is the better choice here"
     )

@@ -20,6 +20,11 @@ _RENAMED = {
 }
 """Old name -> new option, and its value where the old one was a switch; None: the value that was given."""
 
+_GONE_CHOICES = {("ddp_backend", "ccl"), ("xpu_backend", "ccl")}
+"""Old name and value, where the name is still known and the value is not."""
+
+_FALSE = ("0", "f", "false", "n", "no")
+
 _NEEDLESS = {
     "fp16_backend": "there is one backend for half precision",
     "fp16_opt_level": "it belonged to apex",
@@ -39,7 +44,7 @@ _NEEDLESS = {
 
 
 def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
-    """Replace old options that the parser does not know.
+    """Replace old options and choices that the parser does not know.
 
     Returns:
         The words to parse, and a note for each that was replaced or left out.
@@ -48,11 +53,9 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
     kept: list[str] = []
     notes: list[str] = []
     for option, values in _options(words):
-        name = option.removeprefix("--").replace("-", "_")
-        replaced = [option, *values] if option in known else _replaced(name, values)
-        kept += [option, *values] if replaced is None else replaced
-        if option not in known and replaced is not None:
-            notes.append(_note(option, replaced, name))
+        replacement = _replacement(option, values, known)
+        kept += [option, *values] if replacement is None else replacement[0]
+        notes += [replacement[1]] if replacement else []
     return kept, notes
 
 
@@ -69,18 +72,19 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield group[0], group[1:]
 
 
-def _replaced(name: str, values: list[str]) -> list[str] | None:
+def _replacement(option: str, values: list[str], known: set[str]) -> tuple[list[str], str] | None:
+    """Give the words to use instead, and why; None where the option is as good as ever."""
+    name = option.removeprefix("--").replace("-", "_")
+    if (name, *values) in _GONE_CHOICES:
+        return [], f"{option} {values[0]} is left out: run.backend decides"
+    if option in known:
+        return None
     if name in _NEEDLESS:
-        return []
+        return [], f"{option} is left out: {_NEEDLESS[name]}"
     if name not in _RENAMED:
         return None
-    option, value = _RENAMED[name]
-    if value is None:
-        return [option, *values]
-    return [] if values and values[0].lower() in ("false", "0", "no") else [option, value]
-
-
-def _note(option: str, replaced: list[str], name: str) -> str:
-    if replaced:
-        return f"{option} is an old name: read as {' '.join(replaced)}"
-    return f"{option} is left out: {_NEEDLESS.get(name, 'it was switched off')}"
+    new, value = _RENAMED[name]
+    if value is not None and values and values[0].lower() in _FALSE:
+        return [], f"{option} is left out: it is switched off"
+    words = [new, *values] if value is None else [new, value]
+    return words, f"{option} is an old name: read as {' '.join(words)}"

@@ -64,7 +64,7 @@ def resume_point(args: TrainingArguments, env: Mapping[str, str]) -> str | None:
         BadInputError: The checkpoint asked for is not whole, or a rank cannot see it.
     """
     asked = _asked(args, env)
-    found, skipped = (asked, []) if asked else checkpoints.newest(args.output_dir)
+    found, skipped = (asked, []) if asked else checkpoints.newest(str(args.output_dir))
     for note in skipped if args.process_index == 0 else ():
         say(f"checkpoint {note}")
     chosen = _agreed(str(found) if found else None)

@@ -39,7 +39,7 @@ class _Malformed(Exception):  # noqa: N818 - never leaves this file
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
-    """Find the files of each split in a folder, or the split of one file (``train`` where its name tells none).
+    """Find the files of each split in a folder, or the split of one file: ``train`` unless its name tells.
 
     Raises:
         BadInputError: There is no such path, no such file in it, or a split's files are in several folders.
@@ -167,6 +167,11 @@ def _flat(record: Any, where: str) -> Question:
     texts, starts = _get(answers, "text", list, at), _get(answers, "answer_start", list, at)
     if len(texts) != len(starts):
         raise _Malformed(f"{at} has {len(texts)} texts and {len(starts)} starts")
+    for text, start in zip(texts, starts, strict=True):
+        if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
+            raise _Malformed(
+                f"{at} has {json.dumps(text)} at {json.dumps(start)}: a text and a number are needed"
+            )
     context = _get(record, "context", str, where)
     return Question(str(key), str(record.get("title", "")), context, question, tuple(texts), tuple(starts))
 
@@ -198,10 +203,11 @@ def _misplaced(questions: Iterable[Question]) -> list[str]:
         return []
     asked, text, start = wrong[0]
     seen = asked.context[max(start, 0) : max(start, 0) + max(len(text), 1)]
-    return [
+    problem = (
         f"{len(wrong)} answers are not where answer_start says; the first is of question {asked.id!r}: "
         f"{text!r} should stand at character {start}, where the context has {seen!r}"
-    ]
+    )
+    return [problem]
 
 
 def _repeated(questions: Iterable[Question]) -> list[str]:
@@ -216,7 +222,8 @@ def _unanswered(questions: list[Question]) -> list[str]:
         return []
     if len(without) == len(questions):
         return ["no question has an answer"]
-    return [
+    problem = (
         f"{len(without)} of {len(questions)} questions have no answer, the first is {without[0].id!r}; "
         "for data of SQuAD v2.0 add --version_2_with_negative to run.args"
-    ]
+    )
+    return [problem]

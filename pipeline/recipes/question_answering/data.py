@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import datasets
+import datasets  # type: ignore[import-untyped]
 from datasets import Dataset
 
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
@@ -135,7 +135,7 @@ def _all_answered(split: str, table: Dataset) -> None:
     without = [key for key, answers in zip(table["id"], table["answers"], strict=True) if not answers["text"]]
     if without:
         raise BadInputError(
-            f"{len(without)} of {len(table)} questions of the {split} split have no answer, the first is {without[0]!r}",
+            f"{len(without)} of {len(table)} {split} questions have no answer, the first is {without[0]!r}",
             field="run.data",
             fix="For data of SQuAD v2.0 add --version_2_with_negative to run.args",
         )

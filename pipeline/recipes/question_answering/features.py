@@ -101,7 +101,7 @@ def _check_room(
     if room <= shape.stride:
         raise BadInputError(
             f"--max_seq_length {shape.length} leaves {max(room, 0)} tokens for the context beside question "
-            f"{keys[longest]!r} ({lengths[longest]} tokens), which is not more than --doc_stride {shape.stride}",
+            f"{keys[longest]!r} of {lengths[longest]} tokens: not more than --doc_stride {shape.stride}",
             field="run.args",
             fix="Give a greater --max_seq_length or a smaller --doc_stride",
         )
@@ -110,7 +110,7 @@ def _check_room(
 def _encode(
     questions: list[str], contexts: Sequence[str], tokenizer: PreTrainedTokenizerBase, shape: Shape
 ) -> BatchEncoding:
-    return tokenizer(
+    encoded: BatchEncoding = tokenizer(
         questions,
         list(contexts),
         truncation="only_second",
@@ -120,6 +120,7 @@ def _encode(
         return_offsets_mapping=True,
         padding="max_length" if shape.pad else False,
     )
+    return encoded
 
 
 def _offsets(encoded: BatchEncoding, index: int) -> list[tuple[int, int]]:

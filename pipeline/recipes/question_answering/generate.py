@@ -23,7 +23,7 @@ SPLITS = {"train": 600, "validation": 60}
 """Contexts of each split."""
 QUESTIONS_PER_CONTEXT = 5
 _FACTS_OF_ONE, _FACTS_OF_TWO = 5, 2
-_TWO_THINGS_CHANCE, _AGAIN_CHANCE = 0.3, 0.5
+_TWO_THINGS_CHANCE, _AGAIN_CHANCE = 0.2, 0.4
 _VALIDATION_YEARS = 200
 _SEED = 20_260
 
@@ -131,7 +131,7 @@ def _sentence(thing: Thing, words: str, *, again: bool) -> str:
 
 
 def _questions(thing: Thing, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield one question for each fact, and one for the thing itself where that can be asked; with answers."""
+    """Yield a question and its answer for each fact, and for the thing itself where that can be asked."""
     for fact, wordings in thing.subject.questions.items():
         usable = [words for words in wordings if _braces(words) <= set(thing.facts)]
         if fact in thing.facts and usable:

@@ -70,7 +70,7 @@ class Names:
 
 
 def pick(rng: random.Random, choices: Sequence[T]) -> T:
-    """Choose one; of all that ``random`` does, only ``random()`` is promised to stay the same in every Python."""
+    """Choose one; of what ``random`` does, only ``random()`` itself is promised to stay the same."""
     return choices[int(rng.random() * len(choices))]
 
 

@@ -86,7 +86,7 @@ class TrainingOptions(TrainingArguments):
 
 
 class Options(NamedTuple):
-    """All options of a training; ``output`` is where the model goes, ``training.output_dir`` the checkpoints."""
+    """All options of a training; the model goes to ``output``, checkpoints to ``training.output_dir``."""
 
     model: ModelOptions
     data: DataOptions
@@ -96,6 +96,9 @@ class Options(NamedTuple):
     """Whether the user said which of training, evaluation and prediction to do."""
     notes: tuple[str, ...] = ()
     """What was read otherwise than it was written."""
+
+
+_KINDS: list[Any] = [ModelOptions, DataOptions, TrainingOptions]
 
 
 class _Parser(HfArgumentParser):
@@ -113,8 +116,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     Raises:
         BadInputError: An option is unknown, or its value cannot be used.
     """
-    words, notes = translate(_words(argv), _Parser([ModelOptions, DataOptions, TrainingOptions]))
-    parser = _Parser([ModelOptions, DataOptions, TrainingOptions], allow_abbrev=False)
+    parser = _Parser(_KINDS, allow_abbrev=False)
+    words, notes = translate(_words(argv), parser)
     parser.set_defaults(**_defaults(words, env))
     try:
         model, data, training, unknown = parser.parse_args_into_dataclasses(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from manycpu.pipeline.recipes.question_answering.features import NO_OFFSET, NOWHERE
 
-__all__ = ["Answer", "Candidate", "Limits", "answers", "candidates"]
+__all__ = ["Answer", "Candidate", "Limits", "Scores", "answers", "candidates"]
 
 Scores = npt.NDArray[np.floating[Any]]
 

@@ -1,17 +1,14 @@
 """From the scores of a whole split, gathered from all ranks, to answers and metrics."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from datasets import Dataset
+from datasets import Dataset  # type: ignore[import-untyped]
 from transformers import EvalPrediction
 
 from manycpu.pipeline.recipes.question_answering import squad_metrics
-from manycpu.pipeline.recipes.question_answering.postprocess import Answer, Limits, answers
+from manycpu.pipeline.recipes.question_answering.postprocess import Answer, Limits, Scores, answers
 
 __all__ = ["Scorer"]
 
@@ -32,13 +29,14 @@ class Scorer:
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """Give exact_match and f1, in percent."""
-        return self.score(prediction.predictions)
+        return self.score(*prediction.predictions)
 
-    def score(self, scores: Sequence[npt.NDArray[np.floating[Any]]]) -> dict[str, float]:
+    def score(self, starts: Scores, ends: Scores) -> dict[str, float]:
         """Answer every question.
 
         Args:
-            scores: Logits of starts and of ends, each (features, tokens).
+            starts: Logits, (features, tokens).
+            ends: Logits, (features, tokens).
 
         Returns:
             exact_match and f1, in percent; nothing where the split has no reference answers.
@@ -46,7 +44,6 @@ class Scorer:
         Raises:
             ValueError: There are not as many rows as features.
         """
-        starts, ends = scores[0], scores[1]
         if not len(starts) == len(ends) == len(self._features):
             raise ValueError(f"{len(starts)} rows of scores for {len(self._features)} features")
         keys = self._examples["id"]
@@ -58,20 +55,23 @@ class Scorer:
             self._limits,
         )
         self.answers = dict(zip(keys, found, strict=True))
-        if "answers" not in self._examples.column_names:
+        references = self._references()
+        if not any(references.values()):
             return {}
-        references = {key: told["text"] for key, told in zip(keys, self._examples["answers"], strict=True)}
         return squad_metrics.score({key: answer.text for key, answer in self.answers.items()}, references)
 
+    def _references(self) -> dict[str, list[str]]:
+        if "answers" not in self._examples.column_names:
+            return {}
+        pairs = zip(self._examples["id"], self._examples["answers"], strict=True)
+        return {key: answers["text"] for key, answers in pairs}
+
     def write(self, folder: Path, prefix: str) -> None:
-        """Write ``PREFIX_predictions.json`` (id -> text), ``PREFIX_nbest_predictions.json``, null odds if any."""
-        _dump(
-            folder / f"{prefix}_predictions.json", {key: answer.text for key, answer in self.answers.items()}
-        )
-        _dump(
-            folder / f"{prefix}_nbest_predictions.json",
-            {key: answer.best for key, answer in self.answers.items()},
-        )
+        """Write ``PREFIX_predictions.json`` (id -> text), the n best, and the odds of no answer, if any."""
+        texts = {key: answer.text for key, answer in self.answers.items()}
+        best = {key: answer.best for key, answer in self.answers.items()}
+        _dump(folder / f"{prefix}_predictions.json", texts)
+        _dump(folder / f"{prefix}_nbest_predictions.json", best)
         if self._limits.null_threshold is not None:
             odds = {key: answer.null_odds for key, answer in self.answers.items()}
             _dump(folder / f"{prefix}_null_odds.json", odds)

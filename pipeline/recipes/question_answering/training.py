@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import datasets
+import datasets  # type: ignore[import-untyped]
 import torch.distributed as dist
 import transformers
 from datasets import Dataset
@@ -53,7 +53,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
 def _announce(options: Options) -> None:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         options.training.disable_tqdm = True
     warning = bf16_warning(read_cpuinfo()) if options.training.bf16 else None
     for note in (*options.notes, *([warning] if warning else [])):
@@ -163,7 +163,7 @@ def _evaluate(trainer: Trainer) -> dict[str, Any]:
 def _predict(trainer: Trainer, test: Prepared) -> dict[str, Any]:
     # Without compute_metrics, which belongs to the validation split.
     trainer.compute_metrics = None
-    scores = test.scorer.score(trainer.predict(test.features).predictions)
+    scores = test.scorer.score(*trainer.predict(test.features).predictions)
     return {f"predict_{name}": value for name, value in scores.items()}
 
 
