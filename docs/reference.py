@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from manycpu.pipeline.spec.targets import BareMetal, Local
-from manycpu.pipeline.spec.training_run import Resources, TrainingRun
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.spec.training_run import Resources, TrainingRun
 
 PAGE = Path(__file__).with_name("fields.md")
 PARTS: dict[str, type[BaseModel]] = {

@@ -1,6 +1,7 @@
 """What a run did: read from its log and its ledger, written beside the exported model."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -75,7 +76,8 @@ def observe(lines: Iterable[str]) -> Observed:
         rank, host, text = events.split(line)
         event = events.decode(text)
         if event is not None:
-            _EVENTS.get(event["event"], _ignore)(observed, event, tails)
+            with suppress(KeyError, TypeError, ValueError):  # a script's own, in a shape of its own
+                _EVENTS.get(event["event"], _ignore)(observed, event, tails)
         elif rank is not None and host is not None and text.strip():
             tails.setdefault(rank, []).append(text)
             del tails[rank][:-_LAST_LINES]
@@ -100,7 +102,7 @@ def _backend(observed: Observed, event: dict[str, Any], _: dict[int, list[str]])
 
 
 def _metrics(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
-    observed.metrics |= event["metrics"]
+    observed.metrics |= event["values"]
 
 
 def _warning(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:

@@ -79,6 +79,8 @@ class Job(NamedTuple):
     attempt: int
     run_timeout: float
     """Seconds that it may run."""
+    start_timeout: float
+    """Seconds until the first rank must have spoken."""
     stall_timeout: float | None
     """Seconds without output after which it is ended; None: never."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from manycpu.pipeline.adapters import process
+from manycpu.pipeline.spec import events
 
 __all__ = ["main"]
 
@@ -73,6 +74,7 @@ def _run(command: dict[str, Any], log: Path) -> tuple[int, str]:
 
 def _wait(pid: int, command: dict[str, Any], log: Path) -> tuple[int | None, str]:
     deadline = time.monotonic() + command["run_timeout"]
+    watch = _LogWatch(log, command)
     while (left := deadline - time.monotonic()) > 0:
         code = _reap(pid)
         if code is not None:
@@ -80,13 +82,27 @@ def _wait(pid: int, command: dict[str, Any], log: Path) -> tuple[int | None, str
         seen = signal.sigtimedwait(_SIGNALS, min(left, _TICK))
         if seen is not None and seen.si_signo != signal.SIGCHLD:
             return None, "cancelled"
-        if _stalled(log, command["stall_timeout"]):
-            return None, f"run.stall_timeout: no line from any rank for {command['stall_timeout']} s"
+        if silence := watch.silence():
+            return None, silence
     return None, f"run.run_timeout: not done after {command['run_timeout']} s"
 
 
-def _stalled(log: Path, timeout: float | None) -> bool:
-    return timeout is not None and time.time() - log.stat().st_mtime > timeout
+class _LogWatch:
+    """Tells whether the ranks are silent for longer than the run allows."""
+
+    def __init__(self, log: Path, command: dict[str, Any]) -> None:
+        self._log, self._started, self._spoken = log, time.monotonic(), False
+        self._follower = process.LogFollower(log)
+        self._start_timeout, self._stall_timeout = command["start_timeout"], command["stall_timeout"]
+
+    def silence(self) -> str:
+        """Name the budget that silence used up; empty while there is none."""
+        if not self._spoken:
+            self._spoken = any(events.split(line).rank is not None for line in self._follower.read())
+        if not self._spoken and time.monotonic() - self._started > self._start_timeout:
+            return f"run.start_timeout: no rank spoke within {self._start_timeout} s"
+        stalled = self._stall_timeout and time.time() - self._log.stat().st_mtime > self._stall_timeout
+        return f"run.stall_timeout: no line from any rank for {self._stall_timeout} s" if stalled else ""
 
 
 def end_tree(pid: int | None = None) -> int:

@@ -46,7 +46,7 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
         entry.handle = process.start(
             LAUNCHERS[ctx.target.launch].manifest(ctx.run, ctx.target, placement),
             Path(placement.attempt_directory),
-            process.Job(ctx.name, entry.attempt, ctx.run.run_timeout, ctx.run.stall_timeout),
+            _job(ctx, entry.attempt),
             lock,
         )
         return entry.handle, False
@@ -112,6 +112,11 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def _job(ctx: RunContext, attempt: int) -> process.Job:
+    run = ctx.run
+    return process.Job(ctx.name, attempt, run.run_timeout, run.start_timeout, run.stall_timeout)
 
 
 def _goes_on(seen: Status) -> bool:

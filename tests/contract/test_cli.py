@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import processes_of, until
+
 from manycpu.pipeline import cli
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -60,7 +61,10 @@ BAD = [
     ({"backend": "ccl"}, "run.backend: the backend 'ccl' is not in this version"),
     ({"output": "code"}, "run.output: "),
     ({"output": "code/train.py"}, "run.output: "),
-    ({"env_from": ["hub"]}, "run.env_from: 'torchrun' cannot do this: secrets by name exist on Kubernetes only"),
+    (
+        {"env_from": ["hub"]},
+        "run.env_from: 'torchrun' cannot do this: secrets by name exist on Kubernetes only",
+    ),
     ({"resources": {"memory": "1Gi"}}, "run.resources.memory: 'torchrun' cannot do this"),
     ({"resources": {"cpu": 4096}}, "run.resources.cpu: 4096 cores were asked for, and this machine grants"),
     ({"resume_from": "nothing"}, "run.resume_from: there is no folder"),
@@ -70,7 +74,13 @@ BAD = [
 @pytest.mark.parametrize(("fields", "message"), BAD, ids=[next(iter(fields)) for fields, _ in BAD])
 @pytest.mark.parametrize("command", ["run", "preflight"])
 def test_bad_input_is_named_with_its_field_and_nothing_starts(  # noqa: PLR0913
-    manycpu: Type, script: Script, tmp_path: Path, home: Path, command: str, fields: dict[str, object], message: str
+    manycpu: Type,
+    script: Script,
+    tmp_path: Path,
+    home: Path,
+    command: str,
+    fields: dict[str, object],
+    message: str,
 ) -> None:
     script()
     (tmp_path / "empty").mkdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers import processes_of, until
+
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec.handle import ProcessHandle
 
@@ -24,11 +25,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ProcessHandle]]:
     lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
 
     def begin(
-        argv: list[str], *, run_timeout: float = 60, stall_timeout: float | None = None
+        argv: list[str],
+        *,
+        run_timeout: float = 60,
+        start_timeout: float = 60,
+        stall_timeout: float | None = None,
     ) -> ProcessHandle:
         directory = tmp_path / f"attempt-{len(started)}"
         manifest = {"argv": argv, "env": {"MARK": str(tmp_path)}, "cwd": str(tmp_path), "files": {}}
-        job = process.Job("test", 1, run_timeout, stall_timeout)
+        job = process.Job("test", 1, run_timeout, start_timeout, stall_timeout)
         started.append(process.start(manifest, directory, job, lock))
         return started[-1]
 
@@ -83,7 +88,9 @@ def test_cancelling_ends_it_and_is_harmless_twice(start: Callable[..., ProcessHa
 
 
 def test_one_that_ignores_sigterm_is_gone_within_5_seconds(start: Callable[..., ProcessHandle]) -> None:
-    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    stubborn = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    )
     handle = start([sys.executable, "-c", stubborn])
     until(lambda: "up" in log(handle))
     began = time.monotonic()
@@ -103,6 +110,11 @@ def test_orphans_in_sessions_of_their_own_are_ended_too(
 
 def test_the_run_timeout_ends_it_and_names_its_field(start: Callable[..., ProcessHandle]) -> None:
     assert ended(start(SLEEP, run_timeout=1))["reason"] == "run.run_timeout: not done after 1 s"
+
+
+def test_a_rank_that_never_speaks_uses_up_the_start_timeout(start: Callable[..., ProcessHandle]) -> None:
+    reason = ended(start(SLEEP, start_timeout=1))["reason"]
+    assert reason == "run.start_timeout: no rank spoke within 1 s"
 
 
 def test_silence_beyond_the_stall_timeout_ends_it(start: Callable[..., ProcessHandle]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import processes_of, until
+
 from manycpu.pipeline import train
 from manycpu.pipeline.ledger import Ledger
 from manycpu.pipeline.report import Report

@@ -20,7 +20,10 @@ def test_ranks_and_hosts_are_those_that_introduced_themselves() -> None:
 
 def test_every_round_of_an_elastic_run_is_kept_and_the_last_one_counts() -> None:
     seen = observe([met(0, "a", 2), met(1, "b", 2), met(0, "b", 1, number=1)])
-    assert [(r["round"], r["world_size"], r["hosts"]) for r in seen.rounds] == [(0, 2, ["a", "b"]), (1, 1, ["b"])]
+    assert [(r["round"], r["world_size"], r["hosts"]) for r in seen.rounds] == [
+        (0, 2, ["a", "b"]),
+        (1, 1, ["b"]),
+    ]
     assert (seen.world_size, seen.hosts) == (1, ["b"])
 
 
@@ -46,8 +49,8 @@ def test_only_the_last_lines_of_a_rank_are_shown() -> None:
 
 def test_metrics_add_up_and_warnings_are_told_once() -> None:
     log = [
-        said(0, "a", "metrics", metrics={"loss": 2.0}),
-        said(0, "a", "metrics", metrics={"loss": 1.0, "f1": 90.0}),
+        said(0, "a", "metrics", values={"loss": 2.0}),
+        said(0, "a", "metrics", values={"loss": 1.0, "f1": 90.0}),
         said(0, "a", "warning", message="slow"),
         said(1, "a", "warning", message="slow"),
         said(0, "a", "backend", asked="gloo", observed="gloo"),
@@ -56,3 +59,10 @@ def test_metrics_add_up_and_warnings_are_told_once() -> None:
     assert seen.metrics == {"loss": 1.0, "f1": 90.0}
     assert seen.warnings == ["slow"]
     assert seen.backend == "gloo"
+
+
+def test_an_event_in_a_shape_of_its_own_disturbs_nothing() -> None:
+    seen = observe(
+        [said(0, "a", "metrics"), said(0, "a", "proof"), said(0, "a", "unheard-of"), met(0, "a", 1)]
+    )
+    assert (seen.world_size, seen.metrics, len(seen.ranks)) == (1, {}, 1)
