@@ -1,40 +1,53 @@
-"""What the verbs do on the hosts of a ``baremetal`` target; on ``local`` there is nothing to do."""
+"""What the verbs do on the hosts of a ``baremetal`` target; on ``local`` this machine is all there is."""
 
 from pathlib import Path
-from typing import Any
 
-from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.adapters import hosts, ssh
+from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
-from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.verbs.context import RunContext
 
-__all__ = ["check", "collect", "deliver", "make_folder", "placement", "remove_folder"]
-
-
-def check(target: BareMetal, run: TrainingRun) -> list[Finding]:
-    """Reach every host, and find its Python, torch and manycpu."""
-    raise NotImplementedError(target, run)
-
-
-def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
-    """Name the hosts, the first one's address and a free port there."""
-    raise NotImplementedError(target, run)
+__all__ = ["collect", "deliver", "make_folder", "remove_folder"]
 
 
 def deliver(ctx: RunContext, folder: Path) -> bool:
-    """Copy a folder to every host that does not see it yet; whether there was any."""
-    return False
+    """Copy a folder to every host that does not see it yet; whether there was any.
+
+    Raises:
+        LaunchError: A host cannot be reached.
+        StageError: A copy is not what its source is.
+    """
+    target = ctx.target
+    return isinstance(target, BareMetal) and bool(ssh.deliver(target, _hosts(ctx, target), folder))
 
 
 def make_folder(ctx: RunContext, folder: Path) -> None:
-    """Make a folder here and on every host."""
+    """Make a folder here and on every host.
+
+    Raises:
+        LaunchError: A host cannot be reached, or the folder not be made there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(ctx.target, BareMetal):
+        ssh.make_folder(ctx.target, _hosts(ctx, ctx.target), folder)
 
 
 def collect(ctx: RunContext, folder: Path) -> None:
-    """Bring a folder that rank 0 wrote to this machine."""
+    """Bring what rank 0 wrote on the first host to this machine.
+
+    Raises:
+        LaunchError: The host cannot be reached.
+    """
+    if isinstance(ctx.target, BareMetal):
+        ssh.collect(ctx.target, _hosts(ctx, ctx.target)[0], folder)
 
 
 def remove_folder(ctx: RunContext, folder: Path) -> list[str]:
-    """Delete a folder on every host; what could not be deleted."""
-    return []
+    """Delete a folder on every host; what is left, and where."""
+    if not isinstance(ctx.target, BareMetal):
+        return []
+    return ssh.remove_folder(ctx.target, _hosts(ctx, ctx.target), folder)
+
+
+def _hosts(ctx: RunContext, target: BareMetal) -> tuple[Host, ...]:
+    return hosts.chosen(target, ctx.run)

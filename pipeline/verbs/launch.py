@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from manycpu.pipeline.adapters import hosts as host_adapter
 from manycpu.pipeline.adapters import mpi, process
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Entry
@@ -101,7 +102,7 @@ def place(ctx: RunContext, staged: Staged, built: Built, attempt: int) -> Placem
     if ctx.target.launch == "mpirun":
         common["mpi"] = mpi.find(ctx.target.mpi)
     if isinstance(ctx.target, BareMetal):
-        return Placement(**common | hosts.placement(ctx.target, ctx.run))
+        return Placement(**common | host_adapter.placement(ctx.target, ctx.run))
     if ctx.target.launch == "mpirun":
         common["master_port"] = free_port()
     return Placement(**common)

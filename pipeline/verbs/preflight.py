@@ -3,17 +3,17 @@
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from manycpu.pipeline import report
-from manycpu.pipeline.adapters import mpi
+from manycpu.pipeline.adapters import hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.spec import cpu_plan, program, squad
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.targets import BareMetal, Local
-from manycpu.pipeline.verbs import hosts
 from manycpu.pipeline.verbs.build import module_root
 from manycpu.pipeline.verbs.context import RunContext
 
@@ -157,7 +157,8 @@ def _mpirun(ctx: RunContext) -> Findings:
 
 def _hosts(ctx: RunContext) -> Findings:
     if isinstance(ctx.target, BareMetal):
-        yield from hosts.check(ctx.target, ctx.run)
+        with suppress(BadInputError, LaunchError):  # that there is no MPI is told by the check before
+            yield from hosts.check(ctx.target, ctx.run, mpi.find(ctx.target.mpi))
 
 
 def _resume(ctx: RunContext) -> Findings:
