@@ -34,7 +34,7 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
         for name, folder in folders.items()
     ]
     url = f"http://127.0.0.1:{port}"
-    options = {
+    options: dict[str, dict[str, object]] = {
         "api": {"host": "127.0.0.1", "port": port, "base_url": url, "workers": 1},
         "core": {
             "execution_api_server_url": f"{url}/execution/",

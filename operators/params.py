@@ -162,7 +162,7 @@ def _spec(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
 def _help(field: dict[str, Any]) -> str:
     examples = [example for example in field.get("examples", ()) if isinstance(example, (str, int))]
     shown = ", ".join(f"`{example}`" for example in examples)
-    return field.get("description", "") + (f" For example: {shown}." if shown else "")
+    return str(field.get("description", "")) + (f" For example: {shown}." if shown else "")
 
 
 def _first_line(model: type[BaseModel]) -> str:

@@ -1,0 +1,33 @@
+"""A model as an asset: one DAG trains it, another starts when there is a new one and reads its metrics."""
+
+from typing import Any
+
+from airflow.sdk import Asset, dag, task
+
+from manycpu.operators import training_pipeline
+from manycpu.operators.examples import example_run
+
+MODEL = Asset("question-answering-model")
+
+
+@dag(schedule=None, tags=["manycpu", "example"], doc_md=__doc__)
+def train_model() -> None:
+    training_pipeline(run=example_run("asset"), asset=MODEL)
+
+
+@dag(schedule=MODEL, tags=["manycpu", "example"], doc_md=__doc__)
+def judge_model() -> None:
+    @task
+    def judge(triggering_asset_events: Any = None) -> dict[str, Any]:
+        """Take the newest model, and refuse one that has learnt too little."""
+        newest = triggering_asset_events[MODEL][-1].extra
+        exact_match = newest["metrics"]["exact_match"]
+        if exact_match < 50:
+            raise ValueError(f"{newest['path']}: exact match {exact_match:.1f} is below 50")
+        return {"path": newest["path"], "sha256": newest["sha256"], "exact_match": exact_match}
+
+    judge()
+
+
+train_model()
+judge_model()

@@ -1,0 +1,14 @@
+"""Train every week. Templates in the run are rendered for each DAG run."""
+
+from airflow.sdk import dag
+
+from manycpu.operators import training_pipeline
+from manycpu.operators.examples import example_run
+
+
+@dag(schedule="@weekly", catchup=False, max_active_runs=1, tags=["manycpu", "example"], doc_md=__doc__)
+def weekly_training() -> None:
+    training_pipeline(run=example_run("weekly"))
+
+
+weekly_training()

@@ -1,0 +1,151 @@
+"""The command behind ``make demo``: DAG ``train``, run in process by an Airflow of its own.
+
+Two processes: the inner one is Airflow, whose every word goes to a file; this one tells what matters of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from manycpu.operators import embedded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+    from pathlib import Path
+
+__all__ = ["main", "run_dag"]
+
+_LINE_LIMIT = 1 << 20  # bytes: a line of Airflow's log may hold a whole traceback
+_OURS = "manycpu.operators."
+_GRACE = 10.0  # seconds for Airflow to end after Ctrl-C
+_INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
+
+
+def main() -> int:
+    """Run the demo; 0 only when the DAG run and every verb succeeded."""
+    home = embedded.home()
+    output = home / "models" / time.strftime("demo-%Y%m%dT%H%M%S")
+    settings = embedded.settings(home) | {"AIRFLOW__LOGGING__JSON_LOGS": "True"}
+    os.environ.update(settings)
+    home.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    _say(console, f"Airflow in {home}; all it says is in {home / 'demo.log'}")
+    try:
+        code = asyncio.run(_follow(console, home / "demo.log", _conf(output)))
+    except KeyboardInterrupt:
+        _clean_up()
+        return _INTERRUPTED
+    return _conclude(console, output, code)
+
+
+def run_dag(conf: str) -> int:
+    """Run DAG ``train`` in this process, with a configuration as JSON; 0 when the run succeeded."""
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.utils import db
+
+    db.initdb()
+    bag = DagBag(embedded.DAGS)
+    dag_run = bag.dags["train"].test(run_conf=json.loads(conf))
+    return 0 if dag_run.state == "success" else 1
+
+
+def _conf(output: Path) -> str:
+    from manycpu.pipeline.recipes.question_answering.demo import demo_run
+    from manycpu.pipeline.spec.cpu_plan import Machine
+
+    run = demo_run(str(output))
+    scarce = Machine.observe().cores < run["nproc_per_node"]
+    return json.dumps({**run, "nnodes": str(run["nnodes"]), "oversubscribe": scarce})
+
+
+async def _follow(console: Console, log: Path, conf: str) -> int:
+    """Start the inner process, tell what it does, and wait for its end."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "manycpu.operators.demo", conf),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=_LINE_LIMIT,
+    )
+    assert process.stdout is not None  # noqa: S101 - it was asked for
+    try:
+        with log.open("wb") as file:
+            await _tell(console, process.stdout, file.write)
+    except asyncio.CancelledError:
+        await _end(process)
+        raise
+    return await process.wait()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _GRACE)
+    except TimeoutError:
+        process.kill()
+
+
+async def _tell(console: Console, lines: AsyncIterable[bytes], keep: Any) -> None:
+    began = time.monotonic()
+    async for raw in lines:
+        keep(raw)
+        record = _read(raw)
+        step = _step(record)
+        if step:
+            _say(console, f"{time.monotonic() - began:6.1f} s  {step:<8} {record['event']}")
+        elif record.get("level") in ("error", "critical"):
+            _say(console, f"{time.monotonic() - began:6.1f} s  airflow  {record.get('event')}")
+
+
+def _read(raw: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(raw)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _step(record: dict[str, Any]) -> str:
+    """Name the step whose operator or trigger wrote a record; empty where it was Airflow itself."""
+    _, ours, rest = str(record.get("logger", "")).partition(_OURS)
+    module = rest.split(".", 1)[0] if ours else ""
+    return "train" if module == "triggers" else module
+
+
+def _conclude(console: Console, output: Path, code: int) -> int:
+    from manycpu.pipeline import display, report
+    from manycpu.pipeline.adapters.storage import Location
+
+    written = report.read(Location.of(str(output), "run.output"))
+    if written is None:
+        _clean_up()
+        _say(console, f"the DAG run ended before there was a report; see {embedded.home() / 'demo.log'}")
+        return code or 1
+    display.summary(console, written, str(output / report.REPORT))
+    return code
+
+
+def _clean_up() -> None:
+    """End what an interrupted run left: the training outlives its worker on purpose."""
+    from manycpu.pipeline.ledger import ledgers
+    from manycpu.pipeline.verbs.cleanup import cleanup
+    from manycpu.pipeline.verbs.context import home, reopen
+
+    for ledger in ledgers(home() / "runs"):
+        cleanup(reopen(ledger), keep=False)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_dag(sys.argv[1]) if sys.argv[1:] else main())

@@ -1,0 +1,149 @@
+"""The command behind ``make ui``: Airflow's own web UI on loopback, with the DAGs ready to trigger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
+from rich.console import Console
+
+from manycpu.operators import embedded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["end_session", "free_port", "main"]
+
+_PORT = 8080
+_POLL = 0.5  # seconds between two questions whether the web server answers
+_GRACE = 10.0  # seconds for Airflow to end by itself
+_PASSWORDS = "simple_auth_manager_passwords.json.generated"
+
+
+def main() -> int:
+    """Run Airflow until Ctrl-C or SIGTERM; its exit code where it ends by itself."""
+    home = embedded.home()
+    home.mkdir(parents=True, exist_ok=True)
+    port = int(os.environ.get("PORT") or free_port(_PORT))
+    os.environ.update(embedded.settings(home, port))
+    return asyncio.run(_serve(home, port, Console()))
+
+
+def free_port(first: int) -> int:
+    """Find the first free port of loopback, from one on."""
+    for port in range(first, first + 100):
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                listener.bind(("127.0.0.1", port))
+                return port
+    raise SystemExit(f"manycpu: ports {first} to {first + 99} are taken; choose one: PORT=9000 make ui")
+
+
+def end_session(leader: int, grace: float = _GRACE) -> None:
+    """End every process of a session: Airflow's parent leaves its children behind.
+
+    A training has a session of its own, and goes on.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        members = list(_members(leader))
+        for process in members:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        psutil.wait_procs(members, timeout=grace)
+
+
+def _members(leader: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == leader:
+                found.append(process)
+    return found
+
+
+async def _serve(home: Path, port: int, console: Console) -> int:
+    log = home / "standalone.log"
+    _say(console, f"starting Airflow in {home}; all it says is in {log}")
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "airflow", "standalone"),
+            stdout=file,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    ended = asyncio.create_task(process.wait())
+    stopped = asyncio.create_task(_signal())
+    ready = asyncio.create_task(_ready(port))
+    try:
+        await asyncio.wait({ended, stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            _welcome(console, home, port)
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ready.cancel()
+        await asyncio.to_thread(end_session, process.pid)
+        await asyncio.to_thread(_cancel_trainings)
+    if stopped.done():
+        return 0
+    _say(console, f"Airflow ended by itself with exit code {process.returncode}; see {log}")
+    return process.returncode or 1
+
+
+async def _signal() -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+async def _ready(port: int) -> None:
+    """Wait until the web server answers and the DAGs can be triggered."""
+    while not await asyncio.to_thread(_healthy, port):  # noqa: ASYNC110 - what is asked is another process
+        await asyncio.sleep(_POLL)
+
+
+def _healthy(port: int) -> bool:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"http://127.0.0.1:{port}/api/v2/monitor/health", timeout=5) as answer:
+            health = json.load(answer)
+    except (OSError, urllib.error.URLError, ValueError):
+        return False
+    parts = ("metadatabase", "scheduler", "triggerer", "dag_processor")
+    return all(health.get(part, {}).get("status") == "healthy" for part in parts)
+
+
+def _welcome(console: Console, home: Path, port: int) -> None:
+    passwords = json.loads((home / _PASSWORDS).read_text())
+    _say(console, f"\n  address:  http://127.0.0.1:{port}/dags/train")
+    for user, password in passwords.items():
+        _say(console, f"  login:    {user}\n  password: {password}\n")
+    _say(console, "Trigger DAG `train` with the blue button. Ctrl-C ends all of it.")
+
+
+def _cancel_trainings() -> None:
+    """End what outlives its worker on purpose; the DAG runs find it cancelled when Airflow is back."""
+    from manycpu.pipeline.ledger import ledgers
+    from manycpu.pipeline.verbs.cancel import cancel
+    from manycpu.pipeline.verbs.context import home, reopen
+
+    for ledger in ledgers(home() / "runs"):
+        cancel(reopen(ledger), by="the end of make ui")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
