@@ -1,6 +1,7 @@
 """The words validate themselves, and say what to do."""
 
 import pytest
+
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -40,7 +41,10 @@ def test_numbers_in_args_and_env_become_text() -> None:
         ({"nproc": 2}, "run.nproc: there is no such field. Did you mean 'nproc_per_node'?"),
         ({"backend": "nccl"}, "run.backend: Input should be 'ccl', 'gloo' or 'mpi'; given was 'nccl'"),
         ({"nproc_per_node": 0}, "run.nproc_per_node: Input should be greater than or equal to 1"),
-        ({"resources": {"cores": 2}}, "run.resources.cores: there is no such field. Choose one of: cpu, memory"),
+        (
+            {"resources": {"cores": 2}},
+            "run.resources.cores: there is no such field. Choose one of: cpu, memory",
+        ),
         ({"resources": {"memory": "lots"}}, "run.resources.memory: "),
         ({"job_name": "Weekly QA"}, "run.job_name: "),
         ({"run_timeout": 0}, "run.run_timeout: "),

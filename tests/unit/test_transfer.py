@@ -6,6 +6,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError
@@ -144,7 +145,9 @@ def test_publishing_to_a_url_verifies_and_marks_the_end(source: Path) -> None:
     memory = fsspec.filesystem("memory")
     try:
         manifest = transfer.publish(source, Location.of("memory://models/qa", "run.output"), "key")
-        found = {path.removeprefix("/models/qa/"): memory.cat_file(path) for path in memory.find("/models/qa")}
+        found = {
+            path.removeprefix("/models/qa/"): memory.cat_file(path) for path in memory.find("/models/qa")
+        }
     finally:
         memory.rm("/models", recursive=True)
     assert transfer.Manifest.model_validate_json(found.pop("manifest.json")) == manifest

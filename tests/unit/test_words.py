@@ -5,9 +5,16 @@ import importlib
 import pickle
 
 import pytest
+
 from manycpu.pipeline.launchers.process import state
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.spec.errors import BadInputError, Finding, ManycpuError, TrainingFailedError, raise_findings
+from manycpu.pipeline.spec.errors import (
+    BadInputError,
+    Finding,
+    ManycpuError,
+    TrainingFailedError,
+    raise_findings,
+)
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.state import RunState, describe_exit
 

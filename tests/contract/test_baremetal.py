@@ -1,0 +1,104 @@
+"""Whole runs on the hosts of a hostfile, one of which shares no folder with this machine."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hosts as made_hosts
+import pytest
+import yaml
+
+from manycpu.pipeline import BareMetal, train
+from manycpu.pipeline.adapters.process import run as run_command
+from manycpu.pipeline.spec.errors import BadInputError
+
+pytestmark = pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
+
+CHECKS_DATA = """
+import os
+assert open(os.environ["MANYCPU_DATA"] + "/deep/set.txt").read() == "some data"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of runs: host node-b has one of its own at the same path."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[made_hosts.Hosts]:
+    """Make two hosts; nothing of them may be left."""
+    hide = {"node-b": [str(folder)]}
+    with made_hosts.made(tmp_path_factory.mktemp("hosts"), ["node-a", "node-b"], hide) as made:
+        yield made
+    assert made.leftovers() == []
+
+
+@pytest.fixture
+def target(hosts: made_hosts.Hosts, folder: Path) -> BareMetal:
+    """Name the two hosts."""
+    hostfile = str(hosts.hostfile("node-a", "node-b"))
+    return BareMetal(hostfile=hostfile, ssh=hosts.ssh, directory=str(folder))
+
+
+def test_a_run_over_two_hosts_delivers_its_model(
+    target: BareMetal, hosts: made_hosts.Hosts, folder: Path, script: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "set" / "deep").mkdir(parents=True)
+    (tmp_path / "set" / "deep" / "set.txt").write_text("some data")
+    program = script(CHECKS_DATA + Path(script()).read_text())
+    given = {"program": program, "data": str(tmp_path / "set"), "output": str(tmp_path / "out")}
+    report = train({**given, "nnodes": 2, "spread": "require"}, target)
+    assert (report.state, report.world_size, report.hosts) == ("succeeded", 2, ["node-a", "node-b"])
+    assert (tmp_path / "out" / "model.txt").read_text() == "sum 2"
+    assert report.left_behind == []
+    assert list((folder / "runs").iterdir()) == []
+    assert hosts["node-b"].run("find", str(folder / "runs"), "-mindepth", "1") == ""
+    assert "set.txt" in hosts["node-b"].run("find", str(folder / "data"))
+
+
+@pytest.mark.parametrize(
+    ("names", "run", "message"),
+    [
+        (["node-a", "node-c"], {}, "host node-c cannot be reached by ssh"),
+        (["node-a", "node-a"], {}, "target.hostfile: "),
+        (["node-a", "node-b"], {"nnodes": 3}, "run.nnodes: 3 nodes were asked for"),
+        (["node-a", "node-b"], {"nproc_per_node": 512}, "run.nproc_per_node: 512 processes were asked for"),
+    ],
+)
+def test_bad_input_is_found_before_anything_starts(  # noqa: PLR0913, PLR0917 - fixtures and cases
+    target: BareMetal,
+    hosts: made_hosts.Hosts,
+    script: Callable[..., str],
+    tmp_path: Path,
+    names: list[str],
+    run: dict[str, object],
+    message: str,
+) -> None:
+    known = {host.name: host.address for host in hosts.hosts}
+    (tmp_path / "hosts").write_text("".join(f"{known.get(name, name)}\n" for name in names))
+    given = {"program": script(), "output": str(tmp_path / "out"), "nnodes": 2, **run}
+    with pytest.raises(BadInputError) as caught:
+        train(given, target.model_copy(update={"hostfile": str(tmp_path / "hosts")}))
+    assert message in str(caught.value)
+
+
+def test_a_host_without_the_program_is_named(
+    target: BareMetal, script: Callable[..., str], tmp_path: Path
+) -> None:
+    given = {"program": script(), "output": str(tmp_path / "out"), "nnodes": 2}
+    with pytest.raises(BadInputError, match=r"target\.python: host \S+ cannot run /no/python"):
+        train(given, target.model_copy(update={"python": "/no/python"}))
+
+
+def test_the_rendered_command_is_what_a_person_could_type(
+    target: BareMetal, hosts: made_hosts.Hosts, script: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.yaml"
+    run = {"program": script(), "output": "out", "nnodes": 2, "env": {"TOKEN_LIKE": "not-in-argv"}}
+    path.write_text(yaml.safe_dump({"run": run, "target": target.model_dump(mode="json", exclude_none=True)}))
+    done = run_command([sys.executable, "-m", "manycpu.pipeline.cli", "render", str(path)], timeout=60)
+    rendered = yaml.safe_load(done.out)
+    assert rendered["files"]["hostfile"] == "".join(f"{host.address}:1\n" for host in hosts.hosts)
+    assert not any("not-in-argv" in word for word in rendered["argv"])
