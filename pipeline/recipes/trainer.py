@@ -1,5 +1,6 @@
 """What every recipe on Hugging Face's Trainer shares: telling progress, and going on from a checkpoint."""
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ class ProgressCallback(TrainerCallback):
     """Tells steps, loss, speed and the time left, whenever the Trainer logs."""
 
     def __init__(self) -> None:
-        self._began, self._first = time.monotonic(), 0
+        self._began, self._first, self._loss = time.monotonic(), 0, math.nan
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -37,18 +38,30 @@ class ProgressCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Tell what is known, on the rank that speaks for all."""
+        """Tell the mean loss since the last time; other logs are metrics, not progress."""
         del control, kwargs
-        done = state.global_step - self._first
-        if not state.is_world_process_zero or not logs or "loss" not in logs or done == 0:
+        if logs and "loss" in logs:
+            self._loss = float(logs["loss"])
+            self._tell(args, state)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell that the last step is done."""
+        del control, kwargs
+        if not math.isnan(self._loss):
+            self._tell(args, state)
+
+    def _tell(self, args: TrainingArguments, state: TrainerState) -> None:
+        done, seconds = state.global_step - self._first, time.monotonic() - self._began
+        if not state.is_world_process_zero or done == 0:
             return
-        seconds = time.monotonic() - self._began
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         progress(
             step=state.global_step,
             total_steps=state.max_steps,
             epoch=round(state.epoch or 0.0, 3),
-            loss=float(logs["loss"]),
+            loss=round(self._loss, 4),
             samples_per_second=round(done * batch / seconds, 2),
             seconds_left=round((state.max_steps - state.global_step) * seconds / done),
         )

@@ -12,9 +12,9 @@ DATA = Path(__file__).parent / "demo_data"
 """A data set in SQuAD's format, made by ``generate``."""
 
 ARGS = (
-    *("--max_seq_length", "112", "--doc_stride", "32"),
+    *("--max_seq_length", "120", "--doc_stride", "32"),
     *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "16"),
-    *("--learning_rate", "5e-4", "--warmup_steps", "0.05", "--num_train_epochs", "1"),
+    *("--learning_rate", "3e-4", "--warmup_steps", "0.05", "--num_train_epochs", "1"),
     *("--logging_steps", "5", "--save_steps", "100", "--save_total_limit", "1"),
 )
 

@@ -1,8 +1,8 @@
 """Writes the demo's data set: ``python -m manycpu.pipeline.recipes.question_answering.generate FOLDER``.
 
-A context tells several facts of one thing, some of them of the same kind (two persons, two years), or a few
-facts of two things. So it holds more than one entity that could answer a question, and the question has to be
-read. Names are invented and drawn once: no name, year or amount of a validation context is in a training one.
+A context tells five facts of one thing, or three facts each of two things of different kinds. Always several
+are of the same kind (two persons, two years), so that the question has to be read. Names are invented and
+drawn once: no name, year or amount of a validation context is in a training context.
 """
 
 import json
@@ -11,6 +11,7 @@ import string
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +23,8 @@ __all__ = ["SPLITS", "data_set", "main", "subjects"]
 SPLITS = {"train": 600, "validation": 60}
 """Contexts of each split."""
 QUESTIONS_PER_CONTEXT = 5
-_FACTS_OF_ONE, _FACTS_OF_TWO = 5, 2
-_TWO_THINGS_CHANCE, _AGAIN_CHANCE = 0.2, 0.4
+_FACTS_OF_ONE, _FACTS_OF_TWO = 5, 3
+_TWO_THINGS_CHANCE, _AGAIN_CHANCE = 0.35, 0.5
 _VALIDATION_YEARS = 200
 _SEED = 20_260
 
@@ -45,6 +46,7 @@ class Thing(NamedTuple):
     facts: dict[str, str]
 
 
+@cache
 def subjects() -> list[Subject]:
     """Read the kinds of things."""
     text = files(__package__).joinpath("subjects.toml").read_text(encoding="utf-8")
@@ -69,15 +71,12 @@ def main(folder: str) -> None:
 
 
 def _split(name: str, count: int, names: Names, rng: random.Random) -> dict[str, Any]:
-    kinds = subjects()
-    articles = [_article(f"{name}-{i}", pick(rng, kinds), names, rng) for i in range(count)]
+    articles = [_article(f"{name}-{i}", names, rng) for i in range(count)]
     return {"version": "1.1", "data": articles}
 
 
-def _article(key: str, subject: Subject, names: Names, rng: random.Random) -> dict[str, Any]:
-    count, told = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
-    wanted = _facts(subject, told, rng)
-    things = [_thing(subject, wanted, names, rng) for _ in range(count)]
+def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
+    things = [_thing(*told, names, rng) for told in _plan(rng)]
     context = _context(things, rng)
     asked = shuffled(rng, [question for thing in things for question in _questions(thing, rng)])
     qas = [
@@ -88,12 +87,14 @@ def _article(key: str, subject: Subject, names: Names, rng: random.Random) -> di
     return {"title": title, "paragraphs": [{"context": context, "qas": qas}]}
 
 
-def _facts(subject: Subject, count: int, rng: random.Random) -> list[str]:
-    """Choose facts; of one thing so many that two are of the same kind."""
+def _plan(rng: random.Random) -> list[tuple[Subject, list[str]]]:
+    """Choose what to tell of what, until two facts are of the same kind."""
+    count, told = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
     while True:
-        told = shuffled(rng, sorted(subject.facts))[:count]
-        if count == _FACTS_OF_TWO or len({subject.facts[fact] for fact in told}) < count:
-            return told
+        kinds = shuffled(rng, subjects())[:count]
+        plan = [(subject, shuffled(rng, sorted(subject.facts))[:told]) for subject in kinds]
+        if len({subject.facts[fact] for subject, facts in plan for fact in facts}) < count * told:
+            return plan
 
 
 def _thing(subject: Subject, told: list[str], names: Names, rng: random.Random) -> Thing:

@@ -55,6 +55,9 @@ def _announce(options: Options) -> None:
         datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         options.training.disable_tqdm = True
+    if options.training.process_index > 0:
+        # What holds for one rank holds for all: said once, it is read.
+        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     warning = bf16_warning(read_cpuinfo()) if options.training.bf16 else None
     for note in (*options.notes, *([warning] if warning else [])):
         say(note)
