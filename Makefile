@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo ui test lint bench clean requirements
+.PHONY: help demo ui test lint bench docs clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -30,6 +30,9 @@ lint: $(INSTALLED)  ## style, types and the dependency rule
 
 bench: $(INSTALLED)  ## benchmarks, side by side, as ratios
 	@$(BIN)/python -m bench
+
+docs: $(INSTALLED)  ## write the reference of fields anew
+	@$(BIN)/python docs/reference.py
 
 clean:  ## remove what these targets made: the environment, Airflow's folder, caches
 	rm -rf $(VENV) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build

@@ -61,12 +61,13 @@ def run(
             timeout=timeout,
             env=dict(env) if env is not None else None,
             cwd=cwd,
-            **({"stdin": subprocess.DEVNULL} if input is None else {"input": input}),
+            input=input,
+            stdin=subprocess.DEVNULL if input is None else None,
         )
     except OSError as error:
         raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
     except subprocess.TimeoutExpired as error:
-        said = (error.stdout or b"").decode(errors="replace").strip()[-2000:]
+        said = _text(error.stdout).strip()[-2000:]
         raise LaunchError(f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {said}") from error
     return Completed(done.returncode, done.stdout.decode(errors="replace"))
 
@@ -248,6 +249,10 @@ def _process(handle: ProcessHandle) -> psutil.Process | None:
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.NoSuchProcess:
         return None
+
+
+def _text(output: bytes | str | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def _lines(path: Path) -> Iterator[str]:

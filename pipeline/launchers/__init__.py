@@ -23,14 +23,14 @@ __all__ = ["LAUNCHERS", "Launcher", "refusals"]
 class Launcher(Protocol):
     """What a module of this package offers."""
 
-    CANNOT: Mapping[str, str]
+    @property
+    def CANNOT(self) -> Mapping[str, str]:  # noqa: N802 - a constant of the module
+        """Name the fields that it refuses, with the reason."""
 
-    @staticmethod
-    def manifest(run: TrainingRun, target: Any, placement: Placement) -> dict[str, Any]:
+    def manifest(self, run: TrainingRun, target: Any, placement: Placement) -> dict[str, Any]:
         """Describe what to run."""
 
-    @staticmethod
-    def state(observed: Mapping[str, Any]) -> Status:
+    def state(self, observed: Mapping[str, Any]) -> Status:
         """Read the run's state."""
 
 

@@ -70,7 +70,7 @@ def split(line: str) -> RankLine:
 def readable(line: RankLine) -> str:
     """Write a line for people: events as sentences, ordinary output as it is, each with its rank.
 
-    >>> readable(split('[rank 0 a] ::manycpu:: {"event": "progress", "step": 2, "total_steps": 8, "loss": 1.5}'))
+    >>> readable(RankLine(0, "a", encode("progress", step=2, total_steps=8, loss=1.5)))
     '[rank 0 a] step 2 of 8, loss 1.5'
     """
     event = decode(line.text)
@@ -83,9 +83,8 @@ def _sentence(event: dict[str, Any]) -> str:
     if kind == "progress":
         return ", ".join(_progress(event))
     if kind == "proof":
-        return (
-            "met: world size {world_size}, backend {backend}, {cpus:g} cores, {threads} threads".format_map(event)
-        )
+        words = "met: world size {world_size}, backend {backend}, {cpus:g} cores, {threads} threads"
+        return words.format_map(event)
     if kind in ("warning", "error"):
         return f"{kind}: {event.get('message', '')}"
     return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in event.items() if name != "event")

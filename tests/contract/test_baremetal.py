@@ -1,7 +1,7 @@
 """Whole runs on the hosts of a hostfile, one of which shares no folder with this machine."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import hosts as made_hosts
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[made_hosts.Hosts]:
     """Make two hosts; nothing of them may be left."""
-    hide = {"node-b": [str(folder)]}
+    hide: dict[str, Sequence[str]] = {"node-b": [str(folder)]}
     with made_hosts.made(tmp_path_factory.mktemp("hosts"), ["node-a", "node-b"], hide) as made:
         yield made
     assert made.leftovers() == []
@@ -67,7 +67,7 @@ def test_a_run_over_two_hosts_delivers_its_model(
         (["node-a", "node-b"], {"nproc_per_node": 512}, "run.nproc_per_node: 512 processes were asked for"),
     ],
 )
-def test_bad_input_is_found_before_anything_starts(  # noqa: PLR0913, PLR0917 - fixtures and cases
+def test_bad_input_is_found_before_anything_starts(
     target: BareMetal,
     hosts: made_hosts.Hosts,
     script: Callable[..., str],

@@ -49,7 +49,7 @@ def run_file(tmp_path: Path, **run: object) -> str:
     return str(path)
 
 
-BAD = [
+BAD: list[tuple[dict[str, object], str]] = [
     ({"program": "nothing.py"}, "run.program: there is no script"),
     ({"program": "-m nothing"}, "run.program: there is no module 'nothing'"),
     ({"data": "nothing"}, "run.data: there is nothing at"),
@@ -73,7 +73,7 @@ BAD = [
 
 @pytest.mark.parametrize(("fields", "message"), BAD, ids=[next(iter(fields)) for fields, _ in BAD])
 @pytest.mark.parametrize("command", ["run", "preflight"])
-def test_bad_input_is_named_with_its_field_and_nothing_starts(  # noqa: PLR0913
+def test_bad_input_is_named_with_its_field_and_nothing_starts(
     manycpu: Type,
     script: Script,
     tmp_path: Path,

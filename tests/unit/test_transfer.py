@@ -55,7 +55,7 @@ def test_identity_follows_content_and_names(source: Path) -> None:
 def test_a_broken_copy_goes_on_where_it_stopped(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Broken(OSError):
+    class BrokenError(OSError):
         pass
 
     read: list[int] = []
@@ -63,12 +63,12 @@ def test_a_broken_copy_goes_on_where_it_stopped(
     def breaking(file: object) -> object:
         for block in iter(lambda: file.read(1 << 20), b""):  # type: ignore[attr-defined]
             if len(read) == 2:
-                raise Broken
+                raise BrokenError
             read.append(len(block))
             yield block
 
     monkeypatch.setattr(transfer, "blocks", breaking)
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         transfer.fetch(location(source), tmp_path / "copy")
     monkeypatch.undo()
     assert not (tmp_path / "copy").exists()
