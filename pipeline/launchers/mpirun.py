@@ -51,12 +51,16 @@ def manifest(run: TrainingRun, target: Local | BareMetal, placement: Placement) 
         )
     env = environment(run, placement) | _meeting_point(target, placement) | mpi.env
     spoken = _DIALECTS[mpi.family](run, target, placement, sorted(env))
+    # The dialect's own variables are for mpirun, not for the ranks; the user's win over both.
+    env = spoken.env | env | run.env
+    if mpi.family == "mpich":
+        # Its -genvlist loses the last variable of its environment (4.0.2): let that be one that nobody needs.
+        env["MANYCPU_LAST"] = "1"
     processes = run.nproc_per_node * (len(placement.hosts) or 1)
     words = [*spoken.options, "-n", str(processes), placement.python, *node_command(run, placement)]
     return {
         "argv": [mpi.mpirun, *words],
-        # The dialect's own variables are for mpirun, not for the ranks; the user's win over both.
-        "env": spoken.env | env | run.env,
+        "env": env,
         "cwd": placement.code,
         "files": {HOSTFILE: spoken.hostfile} if spoken.hostfile else {},
     }

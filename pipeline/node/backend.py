@@ -85,7 +85,7 @@ def _on_cpu(backend: str) -> str:
 
 
 def _check(backend: str | None, world_size: int) -> None:
-    seen, size = _on_cpu(torch.distributed.get_backend()), torch.distributed.get_world_size()
+    seen, size = _on_cpu(distributed_c10d.get_backend_config()), torch.distributed.get_world_size()
     if backend is not None and seen != backend:
         raise Refusal(
             BACKEND, f"run.backend: {backend!r} was asked for, and torch.distributed uses {seen!r}."

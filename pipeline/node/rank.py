@@ -5,7 +5,7 @@ import socket
 from collections.abc import Mapping
 
 from manycpu.pipeline.node import asked, options, ranks, script
-from manycpu.pipeline.node.refusal import NEVER_INITIALISED, Refusal
+from manycpu.pipeline.node.refusal import NEVER_INITIALISED, PROOF, Refusal
 from manycpu.pipeline.node.speak import say, warn
 from manycpu.pipeline.spec import cpu_plan
 
@@ -29,7 +29,7 @@ def _run(rank: ranks.Rank, program: script.Program) -> int:
     asked_for = asked.of(os.environ)
     asked_for.check_world(rank)
     plan = plan_cpus(rank)
-    _default_master()
+    _meeting_point(rank)
     # Late: torch must not be loaded before the plan's variables are set.
     from manycpu.pipeline.node import backend, network, proof
 
@@ -72,10 +72,21 @@ def _user_env(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in names if name in environ}
 
 
-def _default_master() -> None:
-    """Name a meeting point where no launcher did: a process alone meets only itself."""
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    if not int(os.environ.get("MASTER_PORT") or 0):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+def _meeting_point(rank: ranks.Rank) -> None:
+    """See that there is a meeting point; a process alone makes one for itself.
+
+    Raises:
+        Refusal: 87, each rank would wait at a place of its own.
+    """
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if os.environ.get(name) in (None, "", "0")]
+    if not missing:
+        return
+    if rank.world_size > 1:
+        raise Refusal(
+            PROOF,
+            f"proof of scale failed: {rank.launcher} gave rank {rank.rank} of {rank.world_size} no "
+            f"{' and no '.join(missing)}, so that the ranks cannot meet",
+        )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}

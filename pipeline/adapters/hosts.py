@@ -1,0 +1,206 @@
+"""What there is on the hosts of a ``baremetal`` target: found by one ssh command on each, judged here."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import psutil
+
+from manycpu.pipeline.adapters import ssh
+from manycpu.pipeline.spec import hostfile
+from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, ManycpuError
+from manycpu.pipeline.spec.placement import Host, Mpi
+from manycpu.pipeline.spec.targets import BareMetal
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["check", "chosen", "placement", "python_of"]
+
+_TIMEOUT: Final = 60.0
+
+# Runs on the host, by its own Python, read from stdin: nothing of ours needs to be there to say so.
+_PROBE: Final = """
+import importlib.metadata, json, os, pathlib, socket, sys
+
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+seen = {name: version(name) for name in ("manycpu", "torch")}
+seen["python"] = "%d.%d" % sys.version_info[:2]
+seen["hostname"] = socket.gethostname()
+seen["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
+seen["files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
+if seen["manycpu"]:
+    from manycpu.pipeline.spec.cpu_plan import Machine
+    seen["cores"] = Machine.observe().cores
+with socket.socket() as listener:
+    listener.bind(("", 0))
+    seen["port"] = listener.getsockname()[1]
+print("::probe::" + json.dumps(seen))
+"""
+
+
+class _Seen(NamedTuple):
+    host: Host
+    facts: dict[str, Any]
+
+
+def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
+    """Read the hostfile, and choose as many hosts as the run has nodes: the first ones.
+
+    Raises:
+        BadInputError: The file cannot be read, or has too few hosts, or slots.
+    """
+    try:
+        hosts = hostfile.parse(Path(target.hostfile).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(
+            f"{target.hostfile} cannot be read: {error}",
+            field="target.hostfile",
+            fix="Give a hostfile's path",
+        ) from error
+    nodes = run.nodes[1]
+    if nodes > len(hosts):
+        raise BadInputError(
+            f"{nodes} nodes were asked for, and {target.hostfile} has {len(hosts)} hosts",
+            field="run.nnodes",
+            fix="Ask for fewer nodes, or add hosts",
+        )
+    for host in hosts[:nodes]:
+        if host.slots is not None and host.slots < run.nproc_per_node and not run.oversubscribe:
+            raise BadInputError(
+                f"{run.nproc_per_node} processes were asked for; {target.hostfile} gives {host.name} {host.slots}",
+                field="run.nproc_per_node",
+                fix=f"Set it to {host.slots} or less, or set run.oversubscribe to true",
+            )
+    return hosts[:nodes]
+
+
+def check(target: BareMetal, run: TrainingRun, mpi: Mpi | None) -> list[Finding]:
+    """Reach every host, and find its Python, manycpu, torch, cores and MPI: what is wrong, and what to do."""
+    try:
+        hosts = chosen(target, run)
+    except BadInputError as error:
+        return [_finding(error)]
+    found = ssh.at_all(hosts, lambda host: _look(target, host, mpi))
+    problems = [result for result in found if isinstance(result, Finding)]
+    seen = [result for result in found if isinstance(result, _Seen)]
+    problems += [finding for one in seen for finding in _alone(target, run, one)]
+    return problems or list(_together(seen))
+
+
+def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
+    """Find what a Placement says of the hosts.
+
+    Returns:
+        hosts, python, master_addr (the first host's address), master_port (free there a moment ago),
+        launcher_address and launcher_interface.
+
+    Raises:
+        BadInputError: The hostfile cannot be used.
+        LaunchError: The first host cannot be reached, or has no such Python.
+    """
+    hosts = chosen(target, run)
+    facts = _probe(target, hosts[0], [])
+    ours, _, theirs, _ = facts["ssh"] if len(facts["ssh"]) == 4 else ("", "", hosts[0].name, "")  # noqa: PLR2004
+    return {
+        "hosts": hosts,
+        "python": python_of(target),
+        "master_addr": theirs,
+        "master_port": facts["port"],
+        "launcher_address": ours or None,
+        "launcher_interface": _interface(ours),
+    }
+
+
+def python_of(target: BareMetal) -> str:
+    """Name the Python of every host: the target's, or the path of this one."""
+    return target.python or sys.executable
+
+
+def _look(target: BareMetal, host: Host, mpi: Mpi | None) -> _Seen | Finding:
+    try:
+        return _Seen(host, _probe(target, host, [mpi.mpirun] if mpi else []))
+    except ManycpuError as error:
+        return _finding(error)
+
+
+def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any]:
+    """Ask a host's Python what there is."""
+    python = python_of(target)
+    done = ssh.run(target, host, [python, "-", *files], timeout=_TIMEOUT, input=_PROBE.encode())
+    answer = next((line for line in done.out.splitlines() if line.startswith("::probe::")), None)
+    if answer is None:
+        raise LaunchError(
+            f"host {host.name} cannot run {python}; it said: {done.out.strip()[-500:]}",
+            field="target.python",
+            fix="Install Python with manycpu and torch there, at the same path on every host",
+        )
+    facts: dict[str, Any] = json.loads(answer.removeprefix("::probe::"))
+    return facts
+
+
+def _alone(target: BareMetal, run: TrainingRun, seen: _Seen) -> Iterator[Finding]:
+    """Judge a host by itself."""
+    name, facts = seen.host.name, seen.facts
+    for package in ("manycpu", "torch"):
+        if facts[package] is None:
+            yield Finding(
+                "target.python",
+                f"{python_of(target)} on host {name} has no {package}",
+                "Install it there: pip install 'manycpu[train]'",
+            )
+    for path in facts["files"]:
+        yield Finding(
+            "target.mpi", f"host {name} has no {path}", "Install the same MPI at the same path on every host"
+        )
+    if run.nproc_per_node > (cores := facts.get("cores", run.nproc_per_node)) and not run.oversubscribe:
+        yield Finding(
+            "run.nproc_per_node",
+            f"{run.nproc_per_node} processes were asked for, and host {name} grants {cores:g} cores",
+            f"Set it to {max(1, int(cores))} or less, or set run.oversubscribe to true",
+        )
+
+
+def _together(seen: Sequence[_Seen]) -> Iterator[Finding]:
+    """Judge the hosts side by side."""
+    for package in ("python", "manycpu", "torch"):
+        versions = {one.host.name: one.facts[package] for one in seen}
+        if len(set(versions.values())) > 1:
+            shown = ", ".join(f"{name} has {number}" for name, number in versions.items())
+            yield Finding(
+                "target.python",
+                f"the hosts have different versions of {package}: {shown}",
+                f"Install the same version of {package} on every host",
+            )
+    if version("manycpu") not in (numbers := {one.facts["manycpu"] for one in seen}):
+        yield Finding(
+            "target.python",
+            f"the hosts have manycpu {', '.join(sorted(numbers))}, this machine has {version('manycpu')}",
+            "Install the same version of manycpu everywhere",
+        )
+    for address, count in Counter(tuple(one.facts["ssh"][2:3]) for one in seen).items():
+        if count > 1 and address:
+            names = [one.host.name for one in seen if tuple(one.facts["ssh"][2:3]) == address]
+            yield Finding(
+                "target.hostfile",
+                f"{' and '.join(names)} are names of one host, {address[0]}",
+                "Name each host once; run.nproc_per_node says how many processes it gets",
+            )
+
+
+def _interface(address: str) -> str | None:
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return name
+    return None
+
+
+def _finding(error: ManycpuError) -> Finding:
+    return Finding(error.field or "target.hostfile", error.message, error.fix or "")

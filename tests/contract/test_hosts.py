@@ -1,0 +1,218 @@
+"""Training on real hosts over ssh: namespaces with a name, an address and an sshd each."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hosts as made_hosts
+import pytest
+from conftest import ALL_REDUCE
+from helpers import until
+
+from manycpu.pipeline.adapters import hosts as on_hosts
+from manycpu.pipeline.adapters import mpi, ssh
+from manycpu.pipeline.launchers import mpirun
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import BadInputError, LaunchError
+from manycpu.pipeline.spec.placement import Host, Placement
+from manycpu.pipeline.spec.targets import BareMetal
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+MPIS = {"intel": None, "openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
+
+pytestmark = pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder that host node-b has of its own: what is put into it here is not seen there."""
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory, hidden: Path) -> Iterator[made_hosts.Hosts]:
+    """Make two hosts for all tests of this file; nothing of them may be left."""
+    with made_hosts.made(
+        tmp_path_factory.mktemp("hosts"), ["node-a", "node-b"], {"node-b": [str(hidden)]}
+    ) as made:
+        yield made
+    assert made.leftovers() == []
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_afterwards(hosts: made_hosts.Hosts) -> Iterator[None]:
+    """See that no test leaves a process on a host."""
+    yield
+    until(lambda: not any(host.processes() for host in hosts.hosts), 10)
+
+
+def target_of(hosts: made_hosts.Hosts, **fields: Any) -> BareMetal:
+    known = {"hostfile": str(hosts.hostfile("node-a", "node-b")), "ssh": hosts.ssh}
+    return BareMetal(**known | fields)
+
+
+def start(
+    tmp_path: Path, target: BareMetal, script: str = ALL_REDUCE, **fields: Any
+) -> "subprocess.Popen[str]":
+    """Start a script on the hosts as the launch verb does."""
+    run = TrainingRun(
+        program="train.py", output=str(tmp_path / "model"), nnodes=2, start_timeout=40, **fields
+    )
+    folders = {name: tmp_path / name for name in ("code", "output", "attempt")}
+    for folder in folders.values():
+        folder.mkdir()
+    (folders["code"] / "train.py").write_text(script)
+    placement = Placement(
+        name="train-0123456789",
+        attempt=1,
+        code=str(folders["code"]),
+        program=("train.py",),
+        output=str(folders["output"]),
+        checkpoints=str(tmp_path / "checkpoints"),
+        caches=str(tmp_path / "caches"),
+        attempt_directory=str(folders["attempt"]),
+        mpi=mpi.find(target.mpi),
+        **on_hosts.placement(target, run),
+    )
+    manifest = mpirun.manifest(run, target, placement)
+    for name, text in manifest["files"].items():
+        (folders["attempt"] / name).write_text(text)
+    return subprocess.Popen(
+        manifest["argv"],
+        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]} | manifest["env"],
+        cwd=manifest["cwd"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def said(out: str) -> list[dict[str, Any]]:
+    """Find the events among lines."""
+    found = [(events.split(line), events.decode(events.split(line).text)) for line in out.splitlines()]
+    return [{"at": (line.rank, line.host), **event} for line, event in found if event]
+
+
+@pytest.mark.parametrize("family", MPIS)
+def test_two_hosts_train_together(family: str, hosts: made_hosts.Hosts, tmp_path: Path) -> None:
+    """Every MPI brings both hosts, the run's variables and no others, and the ranks add up."""
+    script = ALL_REDUCE + "print('given', os.environ['WORDS'], os.environ.get('NOT_OURS'), os.getcwd())\n"
+    target = target_of(hosts, mpi=MPIS[family])
+    process = start(tmp_path, target, script, env={"WORDS": "two words, $HOME"}, spread="require")
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    proofs = [event for event in said(out) if event["event"] == "proof"]
+    assert {event["at"] for event in proofs} == {(0, "node-a"), (1, "node-b")}
+    assert [line for line in out.splitlines() if "sum 2" in line].__len__() == 2
+    assert out.count(f"given two words, $HOME None {tmp_path}/code") == 2
+    assert (tmp_path / "output" / "model.txt").read_text() == "sum 2"
+
+
+@pytest.mark.parametrize("family", MPIS)
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_no_rank_outlives_mpirun(
+    family: str, how: signal.Signals, hosts: made_hosts.Hosts, tmp_path: Path
+) -> None:
+    """However mpirun dies, the hosts are free again within seconds, also of what the script started."""
+    script = "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\nprint('busy')\ntime.sleep(600)\n"
+    process = start(tmp_path, target_of(hosts, mpi=MPIS[family]), script)
+    assert process.stdout is not None
+    busy = 0
+    for line in process.stdout:
+        busy += line.endswith("busy\n")
+        if busy == 2:
+            break
+    assert busy == 2
+    assert all(host.processes() for host in hosts.hosts)
+    process.send_signal(how)
+    process.communicate(timeout=30)
+    until(lambda: not any(host.processes() for host in hosts.hosts), 10)
+
+
+def test_fewer_hosts_than_nodes(hosts: made_hosts.Hosts, tmp_path: Path) -> None:
+    """The hostfile has one host only: said before anything starts."""
+    with pytest.raises(BadInputError, match=r"run\.nnodes.* 2 nodes were asked for"):
+        start(tmp_path, target_of(hosts, hostfile=str(hosts.hostfile("node-a"))))
+
+
+def test_a_host_that_cannot_be_reached(hosts: made_hosts.Hosts, tmp_path: Path) -> None:
+    nowhere = tmp_path / "hosts"
+    nowhere.write_text(f"{hosts['node-a'].address}\n{hosts.subnet}.99\n")
+    run = TrainingRun(program="train.py", output="/model", nnodes=2)
+    target = target_of(hosts, hostfile=str(nowhere))
+    (finding,) = on_hosts.check(target, run, mpi.find(None))
+    assert finding.field == "target.hostfile"
+    assert f"{hosts.subnet}.99 cannot be reached" in finding.message
+    assert "works without a password" in finding.fix
+    with pytest.raises(LaunchError, match="cannot be reached"):
+        ssh.make_folder(target, [Host(f"{hosts.subnet}.99")], tmp_path)
+
+
+def test_hosts_that_are_ready_have_no_findings(hosts: made_hosts.Hosts) -> None:
+    run = TrainingRun(program="train.py", output="/model", nnodes=2)
+    assert on_hosts.check(target_of(hosts), run, mpi.find(None)) == []
+
+
+def test_a_host_without_the_program(hosts: made_hosts.Hosts, tmp_path: Path) -> None:
+    """No Python at the path, and a Python without torch and manycpu: each says what to install."""
+    run = TrainingRun(program="train.py", output="/model", nnodes=2)
+    findings = on_hosts.check(target_of(hosts, python="/opt/none/bin/python"), run, None)
+    assert [finding.field for finding in findings] == ["target.python"] * 2
+    assert "cannot run /opt/none/bin/python" in findings[0].message
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    findings = on_hosts.check(target_of(hosts, python=str(bare / "bin/python")), run, None)
+    assert {finding.message.rsplit(" ", 1)[-1] for finding in findings} == {"manycpu", "torch"}
+
+
+def test_a_host_without_the_mpi(hosts: made_hosts.Hosts, hidden: Path) -> None:
+    mpirun_here = hidden / "mpirun"
+    mpirun_here.touch()
+    run = TrainingRun(program="train.py", output="/model", nnodes=2)
+    there = mpi.find(None).model_copy(update={"mpirun": str(mpirun_here)})
+    (finding,) = on_hosts.check(target_of(hosts), run, there)
+    assert finding.field == "target.mpi"
+    assert f"host {hosts['node-b'].address} has no {mpirun_here}" in finding.message
+
+
+def test_a_host_of_two_names(hosts: made_hosts.Hosts, tmp_path: Path) -> None:
+    """Two names of one host pass the hostfile's reader and are found out on the host."""
+    config = tmp_path / "config"
+    config.write_text(f"Host alias-1 alias-2\n  HostName {hosts['node-a'].address}\n")
+    (tmp_path / "hosts").write_text("alias-1\nalias-2\n")
+    words = ["ssh", "-F", str(config), *hosts.ssh[3:]]
+    target = target_of(hosts, hostfile=str(tmp_path / "hosts"), ssh=words)
+    run = TrainingRun(program="train.py", output="/model", nnodes=2)
+    (finding,) = on_hosts.check(target, run, mpi.find(None))
+    assert "alias-1 and alias-2 are names of one host" in finding.message
+
+
+def test_folders_reach_the_hosts_that_do_not_see_them(hosts: made_hosts.Hosts, hidden: Path) -> None:
+    """Node-a shares this machine's files and gets no copy; node-b gets one, whole and once."""
+    target = target_of(hosts)
+    both = on_hosts.chosen(target, TrainingRun(program="train.py", output="/model", nnodes=2))
+    folder = hidden / "data"
+    (folder / "deep er").mkdir(parents=True)
+    (folder / "deep er" / "a file").write_text("content")
+    assert ssh.deliver(target, both, folder) == [hosts["node-b"].address]
+    assert ssh.deliver(target, both, folder) == []
+    assert hosts["node-b"].run("cat", str(folder / "deep er" / "a file")) == "content"
+    assert hosts["node-b"].run("ls", str(hidden)).split() == ["data"]
+
+
+def test_output_comes_back_from_a_host(hosts: made_hosts.Hosts, hidden: Path) -> None:
+    target = target_of(hosts)
+    one, two = on_hosts.chosen(target, TrainingRun(program="train.py", output="/model", nnodes=2))
+    output = hidden / "output"
+    ssh.make_folder(target, [two], output)
+    hosts["node-b"].run("sh", "-c", f"echo trained > {output}/model")
+    output.mkdir()
+    assert ssh.collect(target, two, output) is True
+    assert (output / "model").read_text() == "trained\n"
+    assert ssh.collect(target, one, output) is False  # it sees the very same folder
+    assert ssh.remove_folder(target, [two], output) == []
+    assert "output" not in hosts["node-b"].run("ls", str(hidden)).split()
