@@ -28,6 +28,7 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
         if handle is None or (attempt is not None and entry.attempt != attempt):
             return False
         if process.observe(handle)["exit"] is not None:
+            process.wait_until_gone(handle, process.END_TIMEOUT)
             return False
         entry.cancelled.setdefault(entry.attempt, by)
     process.cancel(handle)

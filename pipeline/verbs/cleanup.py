@@ -1,11 +1,12 @@
 """cleanup: end what still runs, write the report, delete what the run owns, and see that it is gone."""
 
 import time
+from contextlib import suppress
 
 from manycpu.pipeline import report
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.report import Report
-from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.verbs import hosts
@@ -16,20 +17,24 @@ from manycpu.pipeline.verbs.wait import observed_of, outcome
 
 __all__ = ["cleanup"]
 
+_FAILED = VerbRecord(seconds=0, result="failed")
 _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
 
 
 def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
     """Leave nothing of the run but its output and what later runs reuse.
 
+    A model that was trained and could not be exported is never deleted: the same run goes on from there.
+
     Args:
         ctx: The run.
-        keep: Whether the run's ``keep`` counts.
+        keep: Whether the run's ``keep`` counts, and a model that was not exported.
 
     Returns:
         The report as it was written to the output; None where the run never began or is cleaned up already.
 
     Raises:
+        ExportError: The report cannot be written to the output.
         LaunchError: A process of the run does not end.
     """
     if not ctx.ledger.exists():
@@ -37,8 +42,9 @@ def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
     started = time.monotonic()
     cancel(ctx, by="cleanup")
     written = _draft(ctx)
-    report.write(ctx.output, written)
-    if keep and _kept(ctx, written.state):
+    with suppress(ExportError):  # raised below, when all else is done
+        _write(ctx, written)
+    if keep and _kept(ctx, written):
         written.kept.append(str(ctx.directory))
         result = "skipped"
     else:
@@ -46,8 +52,20 @@ def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
         result = "failed" if written.left_behind else "done"
     seconds = time.monotonic() - started
     written.verbs["cleanup"] = VerbRecord.model_validate({"seconds": seconds, "result": result})
-    report.write(ctx.output, written)
+    _write(ctx, written)
     return written
+
+
+def _write(ctx: RunContext, written: Report) -> None:
+    try:
+        report.write(ctx.output, written)
+    except Exception as error:
+        # Every protocol of fsspec has errors of its own.
+        raise ExportError(
+            f"report.json cannot be written to {ctx.run.output}: {error}; {written.error or written.state}",
+            field="run.output",
+            fix="Mend the output, and run again with the same run id",
+        ) from error
 
 
 def _draft(ctx: RunContext) -> Report:
@@ -77,9 +95,10 @@ def _not_done(entry: Entry) -> str | None:
     return f"{missing[0]} was not done" if missing else None
 
 
-def _kept(ctx: RunContext, state: RunState) -> bool:
-    failed = state is not RunState.SUCCEEDED
-    return ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed)
+def _kept(ctx: RunContext, written: Report) -> bool:
+    failed = written.state is not RunState.SUCCEEDED
+    undelivered = written.verbs.get("wait", _FAILED).result != "failed" and written.export is None
+    return undelivered or ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed)
 
 
 def _remove(ctx: RunContext) -> list[str]:

@@ -47,8 +47,9 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
             )
         try:
             manifest = transfer.publish(source, ctx.output, ctx.key, progress)
-        except (OSError, transfer.TransferError) as error:
-            fix = "The model is still in the run's folder: mend the output and clear this step to try again"
+        except Exception as error:
+            # Every protocol of fsspec has errors of its own.
+            fix = f"The model is kept in {source}: mend the output, and run again with the same run id"
             raise ExportError(
                 f"{ctx.run.output} was not written: {error}", field="run.output", fix=fix
             ) from error

@@ -61,11 +61,10 @@ def _stage_one(ctx: RunContext, name: str, url: str, progress: Progress) -> tupl
         manifest = before or transfer.fetch(source, folder, progress)
     except transfer.TransferError as error:
         raise StageError(str(error), field=field, fix="Stage again when nothing writes to it") from error
-    except OSError as error:
-        fix = (
-            f"Make room or give rights in {ctx.home}, or set target.directory; the next try goes on from here"
-        )
-        raise StageError(f"{url} was not staged: {error.strerror or error}", field=field, fix=fix) from error
+    except Exception as error:
+        # Every protocol of fsspec has errors of its own.
+        fix = f"See that it can be read and that {ctx.home} has room, or set target.directory; then run again"
+        raise StageError(f"{url} was not staged: {error}", field=field, fix=fix) from error
     if source.local is not None and manifest.digest != identity:
         raise StageError(f"{url} changed while it was staged", field=field, fix="Run again")
     delivered = deliver(ctx, folder)

@@ -299,3 +299,27 @@ def test_a_ledger_is_gone_with_its_run(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "runs" / "x")
     ledger.remove()
     assert not ledger.exists()
+
+
+def test_a_model_that_could_not_be_exported_is_kept_and_goes_out_with_the_next_try(
+    script: Script, tmp_path: Path, home: Path
+) -> None:
+    (tmp_path / "blocked").write_text("a file where a folder should be")
+    given = fields(tmp_path, script(), output=str(tmp_path / "blocked" / "out"))
+    with pytest.raises(ExportError, match=r"^run\.output: "):
+        train(given, run_id="x")
+    (kept,) = (home / "runs").glob("train-*")
+    assert (kept / "attempts" / "1" / "output" / "model.txt").read_text() == "sum 2"
+    (tmp_path / "blocked").unlink()
+    found = train(given, run_id="x")
+    assert (found.state, found.attempts, found.verbs["launch"].result) == ("succeeded", 1, "reused")
+    assert (tmp_path / "blocked" / "out" / "model.txt").read_text() == "sum 2"
+    assert not kept.exists()
+
+
+def test_a_source_that_cannot_be_reached_is_named(script: Script, tmp_path: Path, home: Path) -> None:
+    given = fields(tmp_path, script(), data="hf://datasets/nobody/nothing")
+    with pytest.raises(StageError, match=r"^run\.data: hf://datasets/nobody/nothing was not staged"):
+        train(given)
+    assert list((home / "runs").glob("*")) == []
+    assert report(tmp_path).verbs["stage"].result == "failed"
