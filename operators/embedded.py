@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 __all__ = ["DAGS", "home", "settings"]
@@ -46,7 +47,7 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
         "dag_processor": {
             "dag_bundle_config_list": json.dumps(bundles),
             "refresh_interval": 5,
-            "min_file_process_interval": 10,
+            "min_file_process_interval": 30,
         },
         "logging": {"logging_level": "INFO"},
         "usage_data_collection": {"enabled": False},
@@ -55,6 +56,9 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
     }
     return {
         "AIRFLOW_HOME": str(home),
+        "PYTHONUNBUFFERED": "1",
+        # `airflow standalone` starts its parts as `airflow`, also where no environment is activated.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "MANYCPU_HOME": os.environ.get("MANYCPU_HOME") or str(home / "manycpu"),
         **{
             f"AIRFLOW__{section}__{option}".upper(): str(value)

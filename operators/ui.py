@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
@@ -55,18 +56,19 @@ def end_session(leader: int, grace: float = _GRACE) -> None:
     A training has a session of its own, and goes on.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        members = list(_members(leader))
-        for process in members:
+        deadline = time.monotonic() + grace
+        for process in _members(leader):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-        psutil.wait_procs(members, timeout=grace)
+        while _members(leader) and time.monotonic() < deadline:
+            time.sleep(_POLL / 10)
 
 
 def _members(leader: int) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getsid(process.pid) == leader:
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 
