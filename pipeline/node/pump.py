@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 from manycpu.pipeline.node.lines import Lines, pieces
 from manycpu.pipeline.node.outlet import OrphanedError, Outlet
+from manycpu.pipeline.node.sentinel import post
 from manycpu.pipeline.spec import events
 
 __all__ = ["die_with_parent", "pump"]
@@ -51,6 +52,7 @@ def pump(child: int, stream: int, rank: int, host: str) -> NoReturn:
         host: The name of this host, for the same.
     """
     launcher = os.getppid()
+    post(child)
     # What the script leaves behind becomes ours, so that it can be found and ended.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wake = _wake_on_signals(child)

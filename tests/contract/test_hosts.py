@@ -47,7 +47,18 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, hidden: Path) -> Iterator[ma
 def nothing_runs_afterwards(hosts: made_hosts.Hosts) -> Iterator[None]:
     """See that no test leaves a process on a host."""
     yield
-    until(lambda: not any(host.processes() for host in hosts.hosts), 10)
+    free(hosts)
+
+
+def free(hosts: made_hosts.Hosts) -> None:
+    """Wait until nothing runs on any host; what still does is killed, for the sake of the other tests."""
+    try:
+        until(lambda: not any(host.processes() for host in hosts.hosts), 10)
+    except AssertionError:
+        left = {host.name: host.processes() for host in hosts.hosts}
+        for pid in (pid for found in left.values() for pid in found):
+            os.kill(pid, signal.SIGKILL)
+        pytest.fail(f"these still run: {left}")
 
 
 def target_of(hosts: made_hosts.Hosts, **fields: Any) -> BareMetal:
@@ -130,7 +141,7 @@ def test_no_rank_outlives_mpirun(
     assert all(host.processes() for host in hosts.hosts)
     process.send_signal(how)
     process.communicate(timeout=30)
-    until(lambda: not any(host.processes() for host in hosts.hosts), 10)
+    free(hosts)
 
 
 def test_fewer_hosts_than_nodes(hosts: made_hosts.Hosts, tmp_path: Path) -> None:
