@@ -75,7 +75,7 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
     for host in hosts[:nodes]:
         if host.slots is not None and host.slots < run.nproc_per_node and not run.oversubscribe:
             raise BadInputError(
-                f"{run.nproc_per_node} processes were asked for; {target.hostfile} gives {host.name} {host.slots}",
+                f"{run.nproc_per_node} processes were asked for, the hostfile gives {host.name} {host.slots}",
                 field="run.nproc_per_node",
                 fix=f"Set it to {host.slots} or less, or set run.oversubscribe to true",
             )

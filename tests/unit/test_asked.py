@@ -1,0 +1,74 @@
+"""What was asked for against what is there."""
+
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline.node import asked
+from manycpu.pipeline.node.ranks import ALONE, Rank
+from manycpu.pipeline.node.refusal import Refusal
+
+
+def want(nodes: str = "2", processes: str = "2", **more: str) -> asked.Asked:
+    return asked.of({"MANYCPU_NNODES": nodes, "MANYCPU_NPROC_PER_NODE": processes} | more)
+
+
+def world(size: int) -> Rank:
+    return Rank(0, size, 0, min(size, 2), "hydra")
+
+
+def records(*ranks: int, size: int | None = None, **fields: Any) -> list[dict[str, Any]]:
+    common = {"world_size": size or len(ranks), "backend": "gloo"} | fields
+    return [{"rank": rank, "machine": f"host-{rank % 2}"} | common for rank in ranks]
+
+
+@pytest.mark.parametrize(("nodes", "sizes"), [("2", [4]), ("1:3", [2, 4, 6])])
+def test_worlds_that_were_asked_for(nodes: str, sizes: list[int]) -> None:
+    for size in range(1, 9):
+        if size in sizes:
+            want(nodes).check_world(world(size))
+            continue
+        with pytest.raises(Refusal, match="87") as refusal:
+            want(nodes).check_world(world(size))
+        assert f"a world of {size}" in refusal.value.message
+
+
+def test_several_alone_side_by_side() -> None:
+    with pytest.raises(Refusal) as refusal:
+        want().check_world(ALONE)
+    assert "2 nodes with 2 processes each were asked for" in refusal.value.message
+    assert "No launcher that is known" in refusal.value.message
+
+
+def test_outside_of_a_run_nothing_in_particular_is_asked_for() -> None:
+    asked.of({}).check_world(world(7))
+    asked.of({}).check_world(ALONE)
+
+
+def test_a_meeting_as_asked() -> None:
+    want(MANYCPU_SPREAD="require").check_meeting(records(2, 0, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("met", "message"),
+    [
+        (records(0, 0), "the ranks that met are [0, 0]"),
+        (records(0, 1, size=4), "worlds of [4], and 2 of them met"),
+        (records(0) + records(1, size=1), "worlds of [1], and 2"),
+        (records(0, 1, backend="gloo") + records(2, 3, backend="mpi"), "gloo and mpi (run.backend)"),
+        (records(0, 1, machine="same"), "they run on same alone, where run.spread requires 2 machines"),
+    ],
+)
+def test_meetings_that_fail(met: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        want(MANYCPU_SPREAD="require").check_meeting(met)
+    assert refusal.value.code == 87
+    assert message in refusal.value.message
+
+
+def test_one_machine_is_enough_where_spread_is_only_preferred() -> None:
+    want(MANYCPU_SPREAD="prefer").check_meeting(records(0, 1, machine="same"))
+
+
+def test_no_except_exception_swallows_a_refusal() -> None:
+    assert not issubclass(Refusal, Exception)

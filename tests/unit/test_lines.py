@@ -1,0 +1,62 @@
+"""Whole lines out of blocks of bytes."""
+
+import pytest
+
+from manycpu.pipeline.node.lines import Lines, pieces
+from manycpu.pipeline.spec import events
+
+
+def all_of(*blocks: bytes) -> list[bytes]:
+    lines = Lines()
+    return [line for block in blocks for line in lines.feed(block)] + lines.rest()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        ([b"one\ntw", b"o\n"], [b"one", b"two"]),
+        ([b"one\r\ntwo\r", b"\n"], [b"one", b"two"]),  # a line's end in two blocks
+        ([b" 10%\r 50%\r", b"100%\ndone\n"], [b"100%", b"done"]),
+        ([b" 10%\r 50%\r"], [b" 50%"]),  # the process died in the middle
+        ([b"\n\n"], [b"", b""]),
+        ([b"no end"], [b"no end"]),
+        ([b" 10%::manycpu:: {}\n"], [b" 10%", b"::manycpu:: {}"]),
+        ([b"\xff\xfe\n"], [b"\xff\xfe"]),
+    ],
+)
+def test_lines(blocks: list[bytes], expected: list[bytes]) -> None:
+    assert all_of(*blocks) == expected
+    # The same byte by byte: where a block ends is chance.
+    assert all_of(*(bytes([byte]) for block in blocks for byte in block)) == expected
+
+
+def test_a_bar_is_shown_without_its_end_and_not_twice() -> None:
+    lines = Lines()
+    assert lines.bar() == b""
+    assert lines.feed(b" 10%\r 20%") == []
+    assert lines.bar() == b" 20%"
+    assert lines.feed(b"\r 30%\n") == [b" 30%"]
+
+
+def test_memory_is_bounded() -> None:
+    lines = Lines()
+    got = [line for _ in range(20) for line in lines.feed(b"x" * 100_000)] + lines.rest()
+    assert sum(map(len, got)) == 2_000_000
+    assert max(map(len, got)) < 1_200_000
+
+
+def test_long_lines_are_cut_between_characters() -> None:
+    text = "€" * 3000
+    cut = list(pieces(b"[rank 0 a] ", text.encode()))
+    assert all(len(piece) <= events.LINE_LIMIT for piece in cut)
+    assert "".join(events.split(piece.decode()).text for piece in cut) == text
+
+
+def test_an_event_is_never_cut() -> None:
+    line = events.encode("metrics", values="x" * 4000)
+    (piece,) = pieces(b"[rank 0 a] ", line.encode())
+    assert events.decode(events.split(piece.decode()).text) == {"event": "metrics", "values": "x" * 4000}
+
+
+def test_an_empty_line_stays_one() -> None:
+    assert list(pieces(b"[rank 0 a] ", b"")) == [b"[rank 0 a] \n"]
