@@ -23,7 +23,7 @@ QUESTION = "Who drew the plans?"
 def features(context: str, answer: str, shape: Shape, start: int | None = None) -> dict[str, list[Any]]:
     begin = context.index(answer) if start is None else start
     answers = [{"text": [answer], "answer_start": [begin]}]
-    batch = {"id": ["q"], "question": [QUESTION], "context": [context], "answers": answers}
+    batch: dict[str, Any] = {"id": ["q"], "question": [QUESTION], "context": [context], "answers": answers}
     return build(batch, [41], TOKENIZER, shape)
 
 
@@ -116,7 +116,12 @@ def test_an_answer_of_a_space_alone_still_has_an_end_after_its_start() -> None:
 def test_several_examples_become_features_in_their_order() -> None:
     answers = [{"text": ["odo"], "answer_start": [0]}, {"text": [], "answer_start": []}]
     long = "odo " + "town " * 20
-    batch = {"id": ["a", "b"], "question": [QUESTION] * 2, "context": [long, "the town"], "answers": answers}
+    batch: dict[str, Any] = {
+        "id": ["a", "b"],
+        "question": [QUESTION] * 2,
+        "context": [long, "the town"],
+        "answers": answers,
+    }
     made = build(batch, [5, 6], TOKENIZER, Shape(14, 3))
     assert made["example"] == [5] * (len(made["example"]) - 1) + [6]
     assert made["start_positions"][0] == 7

@@ -7,6 +7,7 @@ from transformers import (
     AutoConfig,
     AutoModelForQuestionAnswering,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -38,6 +39,7 @@ def load(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
     }
     try:
         config = AutoConfig.from_pretrained(options.config_name or name, **common)
+        _override(config, options.config_overrides)
         tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name or name, use_fast=True, **common)
         # Weights stay fp32 whatever the checkpoint holds: bf16 is for the computation (autocast) alone.
         model = AutoModelForQuestionAnswering.from_pretrained(
@@ -60,6 +62,18 @@ def positions(model: PreTrainedModel) -> int | None:
     # RoBERTa and its kin begin to count after the padding token.
     shifted = model.config.model_type in ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta")
     return limit - (model.config.pad_token_id or 0) - 1 if shifted else limit
+
+
+def _override(config: PretrainedConfig, changes: str | None) -> None:
+    try:
+        if changes:
+            config.update_from_string(changes)
+    except (ValueError, TypeError) as error:
+        raise BadInputError(
+            f"--config_overrides {changes}: {error}",
+            field="run.args",
+            fix="Write it as name=value,name=value",
+        ) from error
 
 
 def _usable(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:

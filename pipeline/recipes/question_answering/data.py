@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets  # type: ignore[import-untyped]
 from datasets import Dataset
+from datasets.exceptions import DatasetGenerationError  # type: ignore[import-untyped]
 
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
 from manycpu.pipeline.spec import squad
@@ -88,9 +89,12 @@ def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) 
     # The digest is a part of the cache's key: a file that changed is read again.
     known = {"files": [str(file) for file in files], "digest": _digest(files)}
     unanswered = data.version_2_with_negative or split == "test"
-    return Dataset.from_generator(
-        _records, features=_SCHEMA, cache_dir=cache, gen_kwargs={**known, "unanswered": unanswered}
-    )
+    try:
+        return Dataset.from_generator(
+            _records, features=_SCHEMA, cache_dir=cache, gen_kwargs={**known, "unanswered": unanswered}
+        )
+    except DatasetGenerationError as error:
+        raise error.__cause__ or error from None
 
 
 def _digest(files: list[Path]) -> str:

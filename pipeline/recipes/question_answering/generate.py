@@ -20,7 +20,7 @@ from manycpu.pipeline.recipes.question_answering.names import YEARS, Names, pick
 
 __all__ = ["SPLITS", "data_set", "main", "subjects"]
 
-SPLITS = {"train": 480, "validation": 60}
+SPLITS = {"train": 400, "validation": 60}
 """Contexts of each split."""
 QUESTIONS_PER_CONTEXT = 5
 _FACTS_OF_ONE, _FACTS_OF_TWO = 5, 3

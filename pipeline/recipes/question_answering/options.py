@@ -13,6 +13,16 @@ from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["DataOptions", "ModelOptions", "Options", "TrainingOptions", "parse"]
 
+_LEAST = {
+    "doc_stride": 0,
+    "max_answer_length": 1,
+    "max_eval_samples": 1,
+    "max_predict_samples": 1,
+    "max_seq_length": 1,
+    "max_train_samples": 1,
+    "n_best_size": 1,
+    "preprocessing_num_workers": 1,
+}
 _STEPS = ("do_train", "do_eval", "do_predict")
 
 
@@ -28,6 +38,10 @@ class ModelOptions:
         None, "Base checkpoint: a folder or a name on the Hub; default: run.model."
     )
     config_name: str | None = _option(None, "Configuration, where it is not the model's.")
+    config_overrides: str | None = _option(
+        None,
+        "Changes to the configuration, such as hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0.",
+    )
     tokenizer_name: str | None = _option(None, "Tokenizer, where it is not the model's.")
     cache_dir: str | None = _option(None, "Folder for what comes from the Hub, and for prepared data.")
     model_revision: str = _option("main", "Branch, tag or commit on the Hub.")
@@ -127,9 +141,21 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         raise BadInputError(str(error), field="run.args", fix="`--help` lists all options") from error
     if unknown:
         parser.error(f"unknown options: {' '.join(unknown)}")
+    _check_counts(data)
     chosen = any(_given(words, step) for step in _STEPS)
     output, moved = _folders(training, env)
     return Options(model, data, training, output, chosen, (*notes, *moved))
+
+
+def _check_counts(data: DataOptions) -> None:
+    for name, least in _LEAST.items():
+        value = getattr(data, name)
+        if value is not None and value < least:
+            raise BadInputError(
+                f"--{name} {value} is too small",
+                field="run.args",
+                fix=f"Give {least} or more, or leave it out",
+            )
 
 
 def _words(argv: Sequence[str]) -> list[str]:

@@ -44,13 +44,9 @@ def prepare(
     if length < options.max_seq_length:
         say(f"--max_seq_length {options.max_seq_length} is more than the model takes: {length} is used")
     shape = Shape(length, options.doc_stride, options.pad_to_max_length)
-    _warm(tokenizer, shape)
+    # Used once, a tokenizer keeps its truncation, which is a part of the cache's key: the same on every rank.
+    build(next(iter(splits.values()))[:1], [0], tokenizer, shape)
     return {split: _split(split, table, options, tokenizer, shape) for split, table in splits.items()}
-
-
-def _warm(tokenizer: PreTrainedTokenizerBase, shape: Shape) -> None:
-    """Use the tokenizer once: that sets its truncation, which is a part of the cache's key, on every rank."""
-    build({"id": [""], "question": [""], "context": [""]}, [0], tokenizer, shape)
 
 
 def _split(

@@ -1,0 +1,246 @@
+"""The recipe from end to end, in this process, with a tiny random model."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_bert import NAMES, tiny_checkpoint, tiny_data
+
+from manycpu.pipeline.recipes import checkpoints
+from manycpu.pipeline.recipes.question_answering import training
+from manycpu.pipeline.recipes.question_answering.options import parse
+from manycpu.pipeline.spec.errors import BadInputError
+
+pytestmark = [
+    # torch's own: its export of a scheduler's state, and the loader's advice on processes.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def env(tmp_path: Path, model: Path) -> dict[str, str]:
+    """Give the environment of a run."""
+    return {
+        "MANYCPU_DATA": str(tiny_data(tmp_path / "data")),
+        "MANYCPU_MODEL": str(model),
+        "MANYCPU_OUTPUT": str(tmp_path / "output"),
+        "MANYCPU_CHECKPOINTS": str(tmp_path / "checkpoints"),
+    }
+
+
+def run(env: dict[str, str], *words: str) -> dict[str, Any]:
+    common = ("--max_seq_length", "48", "--doc_stride", "8", "--per_device_train_batch_size", "4")
+    cache = str(Path(env["MANYCPU_OUTPUT"]).with_name("cache"))
+    return training.run(parse([*common, "--cache_dir", cache, *words], env), env)
+
+
+def test_a_run_trains_evaluates_and_leaves_a_model_that_answers(env: dict[str, str]) -> None:
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+    found = run(env, "--num_train_epochs", "8", "--learning_rate", "1e-2")
+    output = Path(env["MANYCPU_OUTPUT"])
+    assert found["train_steps"] == 48
+    assert found["exact_match"] > found["exact_match_before"]
+    assert json.loads((output / "all_results.json").read_text())["exact_match"] == found["exact_match"]
+    predictions = json.loads((output / "eval_predictions.json").read_text())
+    assert list(predictions) == [f"validation-{i}" for i in range(7)]
+    right = sum(predictions[f"validation-{i}"] == NAMES[i % len(NAMES)] for i in range(7))
+    assert found["exact_match"] == pytest.approx(100 * right / 7)
+    AutoModelForQuestionAnswering.from_pretrained(output)
+    assert AutoTokenizer.from_pretrained(output).is_fast
+
+
+def test_the_output_holds_the_model_and_nothing_of_the_training(env: dict[str, str]) -> None:
+    run(env, "--max_steps", "2")
+    assert {file.name for file in Path(env["MANYCPU_OUTPUT"]).rglob("*")} == {
+        "all_results.json",
+        "config.json",
+        "eval_nbest_predictions.json",
+        "eval_predictions.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert checkpoints.step(Path(env["MANYCPU_CHECKPOINTS"]) / "checkpoint-2") == 2
+
+
+def test_a_retry_goes_on_from_the_last_whole_checkpoint(
+    env: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(env, "--max_steps", "6", "--save_steps", "2")
+    folder = Path(env["MANYCPU_CHECKPOINTS"])
+    weights = folder / "checkpoint-6" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    shutil.rmtree(env["MANYCPU_OUTPUT"])
+
+    found = run(env, "--max_steps", "8", "--save_steps", "2")
+    assert (found["resumed_from_step"], found["train_steps"]) == (4, 8)
+    said = capsys.readouterr().err
+    assert "checkpoint-6 is skipped: model.safetensors is cut short or damaged" in said
+    assert f"going on from {folder / 'checkpoint-4'}, step 4" in said
+    # What is not "before training" is not called so.
+    assert "exact_match_before" not in found
+
+
+def test_a_resumed_training_ends_where_an_unbroken_one_does(env: dict[str, str], tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    steps = ("--max_steps", "6", "--save_steps", "3", "--evaluate_before", "false")
+    run(env, *steps)
+    whole = load_file(Path(env["MANYCPU_OUTPUT"]) / "model.safetensors")
+    broken = env | {
+        "MANYCPU_OUTPUT": str(tmp_path / "again"),
+        "MANYCPU_CHECKPOINTS": str(tmp_path / "more"),
+        "MANYCPU_RESUME_FROM": str(Path(env["MANYCPU_CHECKPOINTS"]) / "checkpoint-3"),
+    }
+    assert run(broken, *steps)["resumed_from_step"] == 3
+    resumed = load_file(tmp_path / "again" / "model.safetensors")
+    assert all((whole[name] == resumed[name]).all() for name in whole)
+
+
+def test_a_checkpoint_asked_for_must_be_whole(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        BadInputError, match=r"run\.resume_from: cannot go on from .*no readable trainer_state"
+    ):
+        run(env | {"MANYCPU_RESUME_FROM": str(tmp_path / "empty")})
+
+
+def test_the_options_of_the_first_documents_run(env: dict[str, str]) -> None:
+    found = training.run(
+        parse(
+            [
+                *(
+                    "--per_device_train_batch_size",
+                    "12",
+                    "--learning_rate",
+                    "3e-5",
+                    "--num_train_epochs",
+                    "2",
+                ),
+                *("--max_seq_length", "384", "--doc_stride", "128", "--do_train", "--do_eval", "--bf16"),
+                *("--no_cuda", "--use_ipex", "--ddp_backend", "ccl", "--pad_to_max_length"),
+            ],
+            env,
+        ),
+        env,
+    )
+    assert found["train_steps"] == 4
+    assert set(found) >= {"exact_match", "f1", "eval_loss", "train_loss", "train_samples_per_second"}
+
+
+def test_a_test_split_is_predicted(env: dict[str, str], tmp_path: Path) -> None:
+    run(env, "--max_steps", "1")
+    data = tmp_path / "test.json"
+    document = json.loads((tmp_path / "data" / "validation.json").read_text())
+    for article in document["data"]:
+        del article["paragraphs"][0]["qas"][0]["answers"]
+    data.write_text(json.dumps(document))
+    model = env["MANYCPU_OUTPUT"]
+    again = env | {"MANYCPU_MODEL": model, "MANYCPU_OUTPUT": str(tmp_path / "predicted")}
+    assert run(again, "--test_file", str(data), "--do_predict") == {}
+    predicted = json.loads((tmp_path / "predicted" / "predict_predictions.json").read_text())
+    evaluated = json.loads((Path(model) / "eval_predictions.json").read_text())
+    assert predicted == evaluated
+
+
+def test_questions_without_an_answer(env: dict[str, str], tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        path = tmp_path / "data" / f"{split}.json"
+        document = json.loads(path.read_text())
+        for article in document["data"][::2]:
+            article["paragraphs"][0]["qas"][0] |= {"answers": [], "is_impossible": True}
+        path.write_text(json.dumps(document))
+    with pytest.raises(
+        BadInputError, match=r"12 of 24 questions have no answer.*--version_2_with_negative"
+    ):
+        run(env)
+    # Every answer is worse than none by less than this: nothing is answered.
+    found = run(env, "--max_steps", "1", "--version_2_with_negative", "--null_score_diff_threshold", "-1000")
+    assert (found["no_answer_exact_match"], found["has_answer_exact_match"]) == (100.0, 0.0)
+    assert found["exact_match"] == pytest.approx(400 / 7)
+    odds = json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_null_odds.json").read_text())
+    assert len(odds) == 7
+
+
+def test_only_the_samples_asked_for_are_used(env: dict[str, str]) -> None:
+    found = run(env, "--max_train_samples", "5", "--max_eval_samples", "3", "--num_train_epochs", "1")
+    assert found["train_steps"] == 2
+    assert len(json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text())) == 3
+
+
+def test_a_changed_file_is_read_again(env: dict[str, str], tmp_path: Path) -> None:
+    run(env, "--max_steps", "1")
+    tiny_data(tmp_path / "data", validation=4)
+    run(env, "--max_steps", "1", "--resume_from_checkpoint", str(tmp_path / "checkpoints" / "checkpoint-1"))
+    assert len(json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text())) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "said"),
+    [
+        ((), {"MANYCPU_DATA": ""}, "run.data: there is no data set"),
+        ((), {"MANYCPU_MODEL": ""}, "run.model: there is no base checkpoint"),
+        ((), {"MANYCPU_MODEL": "/nowhere"}, "run.model: the checkpoint '/nowhere' cannot be loaded"),
+        (("--train_file", "nowhere.json"), {}, "run.args: there is no file nowhere.json"),
+        (("--train_file", __file__), {}, "is neither .json nor .parquet"),
+        (("--do_predict",), {}, "run.data: there is no test split; there is train, validation"),
+        (
+            ("--max_seq_length", "16", "--doc_stride", "16"),
+            {},
+            "run.args: --max_seq_length 16 leaves 8 tokens",
+        ),
+        (("--config_overrides", "no_such=1"), {}, "run.args: --config_overrides no_such=1"),
+        (("--max_train_samples", "0"), {}, "run.args: --max_train_samples 0"),
+    ],
+)
+def test_bad_input_names_its_field(
+    env: dict[str, str], words: tuple[str, ...], changes: dict[str, str], said: str
+) -> None:
+    with pytest.raises(BadInputError) as raised:
+        run(env | changes, *words)
+    assert said in str(raised.value)
+
+
+def test_a_damaged_data_set_ends_the_run_with_its_place(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "data" / "train.json").write_text('{"data": []}')
+    with pytest.raises(BadInputError, match=r"run\.data: .*train\.json holds no question"):
+        run(env)
+
+
+def test_parquet_as_the_hub_stores_it_is_read(env: dict[str, str], tmp_path: Path) -> None:
+    from datasets import Dataset  # type: ignore[import-untyped]
+
+    from manycpu.pipeline.spec import squad
+
+    folder = tmp_path / "hub" / "plain_text"
+    folder.mkdir(parents=True)
+    for split in ("train", "validation"):
+        asked = squad.load(tmp_path / "data" / f"{split}.json")
+        rows = [
+            {
+                "id": one.id,
+                "title": one.title,
+                "context": one.context,
+                "question": one.question,
+                "answers": {"text": list(one.texts), "answer_start": list(one.starts)},
+            }
+            for one in asked
+        ]
+        Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    found = run(env | {"MANYCPU_DATA": str(tmp_path / "hub")}, "--max_steps", "1")
+    assert found["train_steps"] == 1
+    assert len(json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text())) == 7
+
+
+def test_a_data_set_of_the_hub_that_cannot_be_had_is_told(env: dict[str, str]) -> None:
+    with pytest.raises(BadInputError, match=r"run\.args: the data set 'no/such' cannot be loaded.*HF_TOKEN"):
+        run(env, "--dataset_name", "no/such")
