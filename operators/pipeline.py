@@ -49,6 +49,7 @@ def training_pipeline(
     *,
     group_id: str = "training",
     asset: Asset | None = None,
+    default_args: Mapping[str, Any] | None = None,
     **train_options: Any,
 ) -> TrainingPipeline:
     """Wire the verbs: prepare, then stage and build, train, export; cleanup and report whatever happens.
@@ -58,24 +59,25 @@ def training_pipeline(
         target: Where; None: this machine, or what the DAG run's parameters say where ``run`` is None.
         group_id: Name of the task group. A DAG may hold several.
         asset: The asset that the exported model is.
+        default_args: What every task of the group is given, such as ``queue`` or ``retries`` (2 by default).
         train_options: What :class:`TrainOperator` takes: ``deferrable``, ``execution_timeout``, ``retries``
             (1 by default: a try that finds a training alive attaches to it), ``pool``, ``queue``, ...
     """
     what: dict[str, Any] = {"run": plain(run), "target": plain(target)}
-    again: dict[str, Any] = {"retries": 2, "retry_delay": _RETRY_DELAY}
-    with TaskGroup(group_id) as group:
+    common = {"retries": 2, "retry_delay": _RETRY_DELAY, **(default_args or {})}
+    with TaskGroup(group_id, default_args=common) as group:  # type: ignore[arg-type]
         prepare = PrepareOperator(task_id="prepare", **what)
-        stage = StageDatasetOperator(task_id="stage", **what, **again)
-        build = BuildImageOperator(task_id="build", **what, **again)
+        stage = StageDatasetOperator(task_id="stage", **what)
+        build = BuildImageOperator(task_id="build", **what)
         train = TrainOperator(
             task_id="train",
             **what,
             staged=stage.output,
             built=build.output,
-            **{"retries": 1, "retry_delay": _RETRY_DELAY, **train_options},
+            **{"retries": min(1, common["retries"]), **train_options},
         )
-        export = ExportModelOperator(task_id="export", **what, handle=train.output, asset=asset, **again)
-        cleanup = CleanupOperator(task_id="cleanup", **what, **again)
+        export = ExportModelOperator(task_id="export", **what, handle=train.output, asset=asset)
+        cleanup = CleanupOperator(task_id="cleanup", **what)
         report = ReportOperator(task_id="report", **what)
         prepare >> [stage, build]
         # False: with True, a clean-up that went well would turn a failed run green. Prepare alone is the

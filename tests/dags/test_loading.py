@@ -1,0 +1,90 @@
+"""What Airflow finds: DAGs that load fast and are wired as drawn, and the provider."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manycpu.operators import embedded
+
+HEAVY = ("accelerate", "datasets", "kubernetes", "numpy", "pandas", "torch", "transformers")
+PARSE = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag(sys.argv[1])
+found = {"errors": bag.import_errors, "dags": sorted(bag.dags), "modules": sorted(sys.modules)}
+print("\\n" + json.dumps(found))
+"""
+WIRES = {
+    "prepare": set(),
+    "stage": {"prepare"},
+    "build": {"prepare"},
+    "train": {"stage", "build"},
+    "export": {"train"},
+    "cleanup": {"prepare", "stage", "build", "train", "export"},
+    "report": {"export", "cleanup"},
+}
+
+
+def test_the_dags_load_and_import_nothing_heavy() -> None:
+    command = [sys.executable, "-c", PARSE, str(embedded.DAGS)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["errors"] == {}
+    assert found["dags"] == ["judge_model", "train", "train_model", "weekly_training"]
+    assert [name for name in HEAVY if name in found["modules"]] == []
+
+
+@pytest.fixture(scope="module")
+def dags() -> dict[str, object]:
+    from airflow.dag_processing.dagbag import DagBag
+
+    return dict(DagBag(embedded.DAGS).dags)
+
+
+@pytest.mark.parametrize("dag_id", ["train", "train_model", "weekly_training"])
+def test_the_verbs_are_wired_as_drawn(dags: dict[str, object], dag_id: str) -> None:
+    tasks = {task.task_id.removeprefix("training."): task for task in dags[dag_id].tasks}  # type: ignore[attr-defined]
+    upstream = {
+        name: {one.removeprefix("training.") for one in task.upstream_task_ids}
+        for name, task in tasks.items()
+    }
+    assert upstream == WIRES
+    assert tasks["prepare"].is_setup
+    assert tasks["cleanup"].is_teardown
+    assert not tasks["cleanup"].on_failure_fail_dagrun
+    assert tasks["report"].trigger_rule == "all_done"
+    assert [name for name, task in tasks.items() if task.is_setup] == ["prepare"]
+
+
+def test_the_model_is_an_asset(dags: dict[str, object]) -> None:
+    outlets = dags["train_model"].get_task("training.export").outlets  # type: ignore[attr-defined]
+    assert [asset.name for asset in outlets] == ["question-answering-model"]
+
+
+def test_airflow_lists_the_provider() -> None:
+    command = [str(Path(sys.executable).with_name("airflow")), "providers", "list"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "manycpu" in listed.stdout
+
+
+def test_the_instance_tells_airflows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from manycpu.operators.base import airflow_instance
+
+    monkeypatch.setenv("AIRFLOW_HOME", "/srv/airflow")
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://localhost:8080")
+    assert airflow_instance() == "/srv/airflow"
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example.org")
+    assert airflow_instance() == "https://airflow.example.org"
+    monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "team-a")
+    assert airflow_instance() == "team-a"
+
+
+def test_all_operators_can_be_imported_by_name() -> None:
+    from manycpu import operators
+
+    assert all(getattr(operators, name) is not None for name in operators.__all__)
+    with pytest.raises(AttributeError, match="Trainer"):
+        operators.Trainer  # noqa: B018 - the attribute is what is asked for

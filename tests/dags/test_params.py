@@ -1,0 +1,116 @@
+"""The trigger form: what it shows of a run's schema, what it refuses, and the way back."""
+
+from typing import Any
+
+import pytest
+from airflow.sdk import Param
+from airflow.sdk.exceptions import ParamValidationError
+
+from manycpu.operators.params import read_params, training_params
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.validation import read_run, read_target
+
+
+@pytest.fixture(scope="module")
+def form() -> dict[str, Param]:
+    return training_params()
+
+
+def read(params: dict[str, Any]) -> tuple[TrainingRun, Any]:
+    run, target = read_params(params, training_params(), "manual__1")
+    return read_run(run), read_target(target)
+
+
+def filled(form: dict[str, Param], **values: object) -> dict[str, Any]:
+    """Submit the form with what it holds at first, and some values."""
+    return {name: param.value for name, param in form.items()} | values
+
+
+def test_every_field_is_there_with_a_section_and_a_help_text(form: dict[str, Param]) -> None:
+    run = set(TrainingRun.model_fields) - {"resources"} | {"resources_cpu", "resources_memory"}
+    targets = {
+        f"{kind}_{name}"
+        for kind, model in (("local", Local), ("baremetal", BareMetal))
+        for name in model.model_fields
+        if name != "kind"
+    }
+    assert set(form) == run | targets | {"target_kind"}
+    assert all(param.schema.get("section") and param.schema.get("description_md") for param in form.values())
+
+
+def test_drop_downs_bounds_and_examples(form: dict[str, Param]) -> None:
+    assert form["backend"].schema["enum"] == ["ccl", "gloo", "mpi"]
+    assert form["target_kind"].schema["enum"] == ["local", "baremetal"]
+    assert (form["nproc_per_node"].schema["minimum"], form["nproc_per_node"].schema["maximum"]) == (1, 1024)
+    assert "Seconds" in form["run_timeout"].schema["description_md"]
+    assert "`./train.py`" in form["program"].schema["description_md"]
+    assert form["args"].schema["format"] == "multiline"
+
+
+def test_only_the_program_has_to_be_given(form: dict[str, Param]) -> None:
+    empty = [name for name, param in form.items() if not param.has_value]
+    assert [name for name in empty if "null" not in form[name].schema["type"]] == ["program"]
+    run, target = read(filled(form, program="./train.py"))
+    assert run == TrainingRun(program="./train.py", output=run.output)
+    assert "manual-1" in run.output
+    assert target == Local()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("backend", "nccl"),
+        ("nproc_per_node", 0),
+        ("nproc_per_node", "two"),
+        ("job_name", "Not A Name"),
+        ("target_kind", "moon"),
+        ("program", None),
+    ],
+)
+def test_the_form_refuses(form: dict[str, Param], name: str, value: object) -> None:
+    with pytest.raises(ParamValidationError):
+        form[name].resolve(value)
+
+
+def test_every_first_value_passes_its_own_schema(form: dict[str, Param]) -> None:
+    for param in form.values():
+        if param.has_value:
+            param.resolve()
+
+
+def test_the_way_back(form: dict[str, Param]) -> None:
+    run, target = read(
+        filled(
+            form,
+            program="-m mypackage.train",
+            args="--data {data} --name 'two words'",
+            nnodes="1:4",
+            resources_cpu=4,
+            env={"A": "b"},
+            env_from=["hub-token"],
+            target_kind="baremetal",
+            baremetal_hostfile="./hosts",
+            baremetal_ssh="ssh -p 2222",
+            local_launch="mpirun",
+        )
+    )
+    assert run.args == ("--data", "{data}", "--name", "two words")
+    assert (run.nodes, run.resources.cpu, run.env, run.env_from) == ((1, 4), 4, {"A": "b"}, ("hub-token",))
+    assert target == BareMetal(hostfile="./hosts", ssh=("ssh", "-p", "2222"))
+
+
+def test_lists_are_taken_as_lists_over_the_api(form: dict[str, Param]) -> None:
+    assert form["args"].resolve(["--a", "b c"]) == ["--a", "b c"]
+    assert read(filled(form, program="x.py", args=["--a", "b c"]))[0].args == ("--a", "b c")
+
+
+def test_an_unknown_parameter_is_refused_by_name(form: dict[str, Param]) -> None:
+    with pytest.raises(BadInputError, match=r"params\.nproc_per_nod: .*Did you mean 'nproc_per_node'"):
+        read(filled(form, program="x.py", nproc_per_nod=2))
+
+
+def test_defaults_of_ones_own() -> None:
+    form = training_params({"program": "question_answering", "nproc_per_node": 2})
+    assert (form["program"].value, form["nproc_per_node"].value) == ("question_answering", 2)

@@ -1,0 +1,114 @@
+"""Whole DAG runs in this process, with real trainings: what ends well, and what ends badly and says why."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+RunDag = Callable[..., SimpleNamespace]
+PLAIN = {"data": None, "model": None, "args": "", "dtype": "fp32", "nproc_per_node": 1, "oversubscribe": True}
+OWN = """
+from airflow.sdk import dag
+from manycpu.operators import training_pipeline
+
+@dag(schedule=None, params={{"name": "left"}})
+def own():
+    training_pipeline(run={run!r}, default_args={{"retries": 0}})
+
+own()
+"""
+
+pytestmark = pytest.mark.usefixtures("home", "no_process_left")
+
+
+def report(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "report.json").read_text()))
+
+
+def own(**run: object) -> str:
+    """Write a DAG whose training is tried once."""
+    return OWN.format(run={"nproc_per_node": 2, "oversubscribe": True, **run})
+
+
+def test_templates_are_rendered_and_two_ranks_train(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path, home: Path
+) -> None:
+    script()
+    text = own(program="../code/train.py", output="../out/{{ params.name }}", env={"TAG": "{{ dag.dag_id }}"})
+    ran = run_dag("own", text, {"name": "right"})
+    assert (ran.state, set(ran.tasks.values())) == ("success", {"success"})
+    output = tmp_path / "out" / "right"
+    assert (output / "model.txt").read_text() == "sum 2"
+    written = report(output)
+    assert (written["state"], written["world_size"], written["left_behind"]) == ("succeeded", 2, [])
+    assert written["run"]["env"] == {"TAG": "own"}
+    assert f"report: {output}/report.json" in ran.said
+    assert list((home / "runs").iterdir()) == []
+
+
+def test_the_first_rank_that_failed_is_in_the_tasks_error(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path
+) -> None:
+    program = script("import os, sys\nprint('no such column: age', flush=True)\nsys.exit(3)")
+    ran = run_dag("own", own(program=program, nproc_per_node=1, output=str(tmp_path / "out")))
+    assert ran.state == "failed"
+    expected = {"train": "failed", "export": "upstream_failed", "cleanup": "success", "report": "failed"}
+    assert ran.tasks | expected == ran.tasks
+    assert "rank 0 on" in ran.said
+    assert "exit code 3; its last lines:" in ran.said
+    written = report(tmp_path / "out")
+    assert (written["state"], written["left_behind"]) == ("failed", [])
+    assert "no such column: age" in written["error"]
+
+
+def test_ranks_that_never_meet_fail_without_a_retry(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path
+) -> None:
+    program = script("print('alone', flush=True)")
+    conf = PLAIN | {"program": program, "nproc_per_node": 2, "output": str(tmp_path / "out")}
+    ran = run_dag("train", conf=conf)
+    assert (ran.state, ran.tasks["train"]) == ("failed", "failed")
+    assert "without ever initialising torch.distributed" in ran.said
+    assert report(tmp_path / "out")["attempts"] == 1
+
+
+def test_cleanup_runs_when_stage_fails_and_the_run_is_failed(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path, home: Path
+) -> None:
+    data = tmp_path / "data.txt"
+    data.write_text("0123456789")
+    home.mkdir()
+    (home / "data").write_text("a file where staged data goes")
+    text = own(program=script(), data=str(data), output=str(tmp_path / "out"))
+    ran = run_dag("own", text)
+    assert ran.state == "failed"
+    expected = {"stage": "failed", "train": "upstream_failed", "cleanup": "success", "report": "failed"}
+    assert ran.tasks | expected == ran.tasks
+    written = report(tmp_path / "out")
+    assert (written["state"], written["verbs"]["stage"]["result"]) == ("failed", "failed")
+    assert written["verbs"]["stage"]["error"] in written["error"]
+    assert list((home / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("conf", "field"),
+    [
+        ({"program": "./no-such-script.py"}, "run.program"),
+        ({"data": "./no-such-data"}, "run.data"),
+        ({"nnodes": "2"}, "run.nnodes"),
+        ({"nproc_per_node": 999, "oversubscribe": False}, "run.nproc_per_node"),
+        ({"dtpye": "bf16"}, "params.dtpye"),
+    ],
+)
+def test_bad_input_fails_prepare_and_names_the_field(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path, conf: dict[str, Any], field: str
+) -> None:
+    ran = run_dag("train", conf=PLAIN | {"program": script(), "output": str(tmp_path / "out")} | conf)
+    assert ran.state == "failed"
+    assert ran.tasks["prepare"] == "failed"
+    assert ran.tasks["train"] == "upstream_failed"
+    assert f"{field}: " in ran.said
+    assert not (tmp_path / "out").exists()

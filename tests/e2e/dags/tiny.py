@@ -1,0 +1,47 @@
+"""DAGs for the tests: trainings of one process that do what the test's files say."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import Asset, Param, dag, task
+
+from manycpu.operators import training_pipeline
+
+MODEL = Asset("tiny-model")
+RUN = {
+    "program": str(Path(__file__).parents[1] / "programs" / "tiny.py"),
+    "output": "{{ params.folder }}/output",
+    "env": {"GO": "{{ params.folder }}/go", "TAG": "{{ dag.dag_id }}"},
+}
+PARAMS = {"folder": Param(type="string")}
+FAST: dict[str, Any] = {"retries": 1, "retry_delay": timedelta(seconds=1)}
+
+
+@dag(schedule=None, params=PARAMS)
+def tiny() -> None:
+    training_pipeline(run=RUN, asset=MODEL, **FAST)
+
+
+@dag(schedule=None, params=PARAMS)
+def tiny_sync() -> None:
+    training_pipeline(run=RUN, deferrable=False, **FAST)
+
+
+@dag(schedule=MODEL)
+def tiny_consumer() -> None:
+    @task
+    def use(triggering_asset_events: Any = None) -> None:
+        extra = triggering_asset_events[MODEL][-1].extra
+        text = (
+            f"{extra['metrics']['answer']} {Path(extra['path'], 'model.txt').read_text()} {extra['sha256']}"
+        )
+        Path(os.environ["MANYCPU_TEST_HOME"], "consumed").write_text(text)
+
+    use()
+
+
+tiny()
+tiny_sync()
+tiny_consumer()

@@ -1,0 +1,137 @@
+"""Runs in a real Airflow, and what becomes of a training whose worker is killed or whose task is ended."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from helpers import until
+from standalone import Airflow
+
+END = 5.0  # seconds within which a person's word ends the local processes
+
+
+def _handle(airflow: Airflow, folder: Path, attempt: int = 1) -> dict[str, Any]:
+    """Wait for an attempt of the run that writes to a folder; returns its handle."""
+    found: list[Path] = []
+
+    def launched() -> bool:
+        for ledger in (airflow.home / "manycpu" / "runs").glob("*/ledger.json"):
+            file = ledger.parent / "attempts" / str(attempt) / "handle.json"
+            if str(folder) in ledger.read_text() and file.exists():
+                found.append(file)
+        return bool(found)
+
+    until(launched, 60)
+    return dict(json.loads(found[0].read_text()))
+
+
+def _ranks(handle: dict[str, Any]) -> list[psutil.Process]:
+    """Find the processes of a training: its supervisor, launcher and ranks."""
+    supervisor = psutil.Process(handle["pid"])
+    return [supervisor, *supervisor.children(recursive=True)]
+
+
+def _said(handle: dict[str, Any], text: str) -> None:
+    log = Path(handle["directory"]) / "log"
+    until(lambda: log.exists() and text in log.read_text(), 60)
+
+
+def _deferred(airflow: Airflow, run: str) -> None:
+    until(lambda: airflow.task(run)["state"] == "deferred", 60)
+
+
+def _gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "output" / "report.json").read_text()))
+
+
+def test_two_runs_at_once_from_the_api(airflow: Airflow, tmp_path: Path, script: Callable[..., str]) -> None:
+    program, outputs = script(), [tmp_path / "a", tmp_path / "b"]
+    confs = [{"program": program, "nproc_per_node": 2, "output": str(output)} for output in outputs]
+    demo = {"data": None, "model": None, "args": "", "dtype": "fp32", "oversubscribe": True}
+    runs = [airflow.trigger("train", conf | demo) for conf in confs]
+    assert [airflow.end(run, 200) for run in runs] == ["success", "success"]
+    for output in outputs:
+        report = json.loads((output / "report.json").read_text())
+        assert (report["state"], report["world_size"], report["left_behind"]) == ("succeeded", 2, [])
+        assert (output / "model.txt").read_text() == "sum 2"
+
+
+def test_the_log_the_asset_and_its_consumer(airflow: Airflow, tmp_path: Path) -> None:
+    run = airflow.trigger("tiny", {"folder": str(tmp_path)})
+    handle = _handle(airflow, tmp_path)
+    _deferred(airflow, run)
+    (tmp_path / "go").touch()
+    assert airflow.end(run) == "success"
+    told = [line for line in airflow.log(run) if line.startswith("[rank 0 ")]
+    texts = [line.split("] ", 1)[1] for line in told]
+    expected = ["line 0 of tiny", "line 1 of tiny", "line 2 of tiny", "step 3 of 4", "the last line"]
+    assert [text.split(",")[0] for text in texts if text.split(",")[0] in expected] == expected
+    assert not Path(handle["directory"]).exists()
+    until((airflow.home / "consumed").exists, 60)
+    digest = _report(tmp_path)["export"]["sha256"]
+    assert (airflow.home / "consumed").read_text() == f"42 trained {digest}"
+
+
+def test_a_retry_attaches_after_the_worker_is_killed(airflow: Airflow, tmp_path: Path) -> None:
+    run = airflow.trigger("tiny_sync", {"folder": str(tmp_path)})
+    handle = _handle(airflow, tmp_path)
+    _said(handle, "line 2")
+    until(lambda: airflow.task(run)["pid"], 30)
+    os.kill(airflow.task(run)["pid"], signal.SIGKILL)
+    until(lambda: airflow.task(run)["try_number"] == 2, 60)
+    until(lambda: airflow.task(run)["state"] == "running", 60)
+    assert _ranks(handle), "the training went with its worker"
+    (tmp_path / "go").touch()
+    assert airflow.end(run) == "success"
+    assert _report(tmp_path)["attempts"] == 1
+    assert f"attached to attempt 1, pid {handle['pid']}" in airflow.log(run, attempt=2)
+
+
+def test_marking_the_task_failed_ends_the_training(airflow: Airflow, tmp_path: Path) -> None:
+    run = airflow.trigger("tiny", {"folder": str(tmp_path)})
+    handle = _handle(airflow, tmp_path)
+    _deferred(airflow, run)
+    time.sleep(2)  # until the trigger runs: a person is not faster
+    processes = _ranks(handle)
+    airflow.api("PATCH", f"{run}/taskInstances/training.train", {"new_state": "failed"})
+    until(lambda: _gone(processes), END)
+    assert airflow.end(run) == "failed"
+    assert _report(tmp_path)["state"] == "cancelled"
+    assert _report(tmp_path)["left_behind"] == []
+
+
+def test_marking_the_task_failed_in_the_worker_ends_the_training(airflow: Airflow, tmp_path: Path) -> None:
+    run = airflow.trigger("tiny_sync", {"folder": str(tmp_path)})
+    handle = _handle(airflow, tmp_path)
+    _said(handle, "line 2")
+    processes = _ranks(handle)
+    airflow.api("PATCH", f"{run}/taskInstances/training.train", {"new_state": "failed"})
+    until(lambda: _gone(processes), END)
+    assert airflow.end(run) == "failed"
+    assert _report(tmp_path)["state"] == "cancelled"
+
+
+def test_clearing_the_task_ends_the_training_and_starts_the_next(airflow: Airflow, tmp_path: Path) -> None:
+    run = airflow.trigger("tiny", {"folder": str(tmp_path)})
+    handle = _handle(airflow, tmp_path)
+    _deferred(airflow, run)
+    time.sleep(2)  # until the trigger runs: a person is not faster
+    processes = _ranks(handle)
+    dag, _, run_id = run.partition("/dagRuns/")
+    body = {"dry_run": False, "only_failed": False, "task_ids": ["training.train"], "dag_run_id": run_id}
+    airflow.api("POST", f"{dag}/clearTaskInstances", body)
+    until(lambda: _gone(processes), END)
+    second = _handle(airflow, tmp_path, attempt=2)
+    assert second["pid"] != handle["pid"]
+    (tmp_path / "go").touch()
+    assert airflow.end(run) == "success"
+    assert _report(tmp_path)["attempts"] == 2
