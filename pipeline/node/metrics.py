@@ -22,8 +22,6 @@ from manycpu.pipeline.node.speak import say, warn
 
 __all__ = ["metrics", "progress"]
 
-_PER_EVENT = 32  # keeps an event of metrics with names of ordinary length far below the limit of a line
-
 
 def progress(  # noqa: PLR0913 - each is optional and has a name
     *,
@@ -57,11 +55,23 @@ def metrics(values: Mapping[str, Any]) -> None:
     if not _speaks():
         return
     plain = {str(name): _plain(str(name), value) for name, value in values.items()}
-    items = list(plain.items())
-    for start in range(0, len(items), _PER_EVENT):
-        say("metrics", values=dict(items[start : start + _PER_EVENT]))
+    _say(plain)
     if output := os.environ.get("MANYCPU_OUTPUT"):
         _merge(Path(output) / "metrics.json", plain)
+
+
+def _say(values: dict[str, Any]) -> None:
+    """Say values in as many events as it takes; one that fits into none is in the file only."""
+    try:
+        say("metrics", values=values)
+    except ValueError:
+        items = list(values.items())
+        half = len(items) // 2
+        if half == 0:
+            warn(f"the metric {items[0][0][:100]} is too long to be shown")
+            return
+        _say(dict(items[:half]))
+        _say(dict(items[half:]))
 
 
 def _speaks() -> bool:

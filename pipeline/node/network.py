@@ -28,7 +28,8 @@ def choose_interface(meeting: Meeting) -> None:
 
 
 def _address(meeting: Meeting) -> str:
-    others = [record for record in meeting.records if record["host"] != meeting.me["host"]]
+    me = (meeting.me["host"], meeting.me["address"])
+    others = [record for record in meeting.records if (record["host"], record["address"]) != me]
     if not others:
         return "127.0.0.1"
     mine = str(meeting.me["address"])

@@ -39,18 +39,22 @@ class Outlet:
         Raises:
             OrphanedError: Nobody reads any more.
         """
-        self._wait_for_room(len(line))
+        self._wait_until_held(LINE_LIMIT - len(line))
         try:
             while line:
                 line = line[os.write(self._file, line) :]
         except BrokenPipeError as error:
             raise OrphanedError from error
 
-    def _wait_for_room(self, size: int) -> None:
+    def drain(self) -> None:
+        """Wait until what was written is read: whoever is killed next takes nothing along."""
+        self._wait_until_held(0)
+
+    def _wait_until_held(self, limit: int) -> None:
         if not self._counts:
             return
         deadline = time.monotonic() + _PATIENCE
-        while (held := self._held()) and held + size > LINE_LIMIT and time.monotonic() < deadline:
+        while self._held() > max(limit, 0) and time.monotonic() < deadline:
             time.sleep(_NAP)
 
     def _held(self) -> int:

@@ -66,6 +66,8 @@ def pump(child: int, stream: int, rank: int, host: str) -> NoReturn:
     with contextlib.suppress(OrphanedError):
         writer.read(stream)
         writer.finish(events.encode("exit", code=code, rank=rank, host=host))
+    if code:
+        _abort(code if code > 0 else 128 - code)
     _exit_like(code)
 
 
@@ -97,6 +99,7 @@ class _Writer:
     def finish(self, last: str) -> None:
         """Write what had no newline yet, and a last line."""
         self._write([*self._lines.rest(), last.encode()])
+        self._out.drain()
 
     def _write(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -190,6 +193,15 @@ def _drain(wake: int) -> None:
 def _kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def _abort(code: int) -> None:
+    """Tell Hydra (Intel MPI, MPICH) to end the other ranks: it does so by itself for MPI programs only.
+
+    One line of the PMI protocol, on the descriptor that Hydra gives to every rank.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)
 
 
 def _exit_like(code: int) -> NoReturn:

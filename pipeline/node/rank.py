@@ -21,7 +21,7 @@ def run(rank: ranks.Rank, argv: list[str]) -> int:
     try:
         return _run(rank, script.Program.parse(argv))
     except Refusal as refusal:
-        say("error", kind="Refusal", message=refusal.message[:2000])
+        say("error", kind="Refusal", message=refusal.message)
         return int(str(refusal.code))
 
 
@@ -38,7 +38,10 @@ def _run(rank: ranks.Rank, program: script.Program) -> int:
     network.choose_interface(meeting)
     backend.wrap(asked_for.backend, meeting.world_size)
     program = options.translated(program, asked_for.backend)
+    process = os.getpid()
     code = script.execute(program)
+    if os.getpid() != process:  # a child that the script forked, and that comes back here
+        return code
     if code == 0 and rank.world_size > 1 and not backend.was_initialised():
         raise Refusal(
             NEVER_INITIALISED,

@@ -1,5 +1,6 @@
 """Run a script or a module as Python itself would, and record how it failed as torchelastic does."""
 
+import builtins
 import importlib.util
 import os
 import runpy
@@ -7,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from manycpu.pipeline.node.refusal import Refusal
@@ -55,9 +56,12 @@ class Program(NamedTuple):
         if self.module:
             _KEPT.append(runpy.run_module(self.name, run_name="__main__", alter_sys=True))
             return
+        if Path(self.name).is_dir():
+            _KEPT.append(runpy.run_path(self.name, run_name="__main__"))
+            return
         if not sys.flags.safe_path:
             sys.path[0] = os.path.dirname(os.path.realpath(self.name))  # noqa: PTH120 - "" stays ""
-        _KEPT.append(runpy.run_path(self.name, run_name="__main__"))
+        _run_file(Path(self.name).absolute())
 
 
 def execute(program: Program) -> int:
@@ -88,11 +92,19 @@ def execute(program: Program) -> int:
     return 0
 
 
+def _run_file(path: Path) -> None:
+    # runpy would show the script another sys.argv[0], and take its module away while threads still run.
+    main = ModuleType("__main__")
+    vars(main).update(__file__=str(path), __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = main
+    exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(main))  # noqa: S102
+
+
 def _exit_code(end: SystemExit) -> int:
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
     sys.stderr.write(f"{end.code}\n")
-    say("error", kind="SystemExit", message=str(end.code)[:1000])
+    say("error", kind="SystemExit", message=str(end.code))
     return 1
 
 
@@ -101,7 +113,7 @@ def _report(error: Exception) -> None:
     sys.excepthook(type(error), error, error.__traceback__)
     sys.stderr.flush()
     short = "".join(traceback.format_exception_only(error)).strip()
-    say("error", kind=type(error).__name__, message=short[:1000])
+    say("error", kind=type(error).__name__, message=short)
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:

@@ -1,5 +1,6 @@
 """Say an event on stdout: one write for each line."""
 
+import json
 import sys
 from typing import Any
 
@@ -7,17 +8,24 @@ from manycpu.pipeline.spec import events
 
 __all__ = ["say", "warn"]
 
+_MESSAGE_LIMIT = 3000
 
-def say(event: str, **fields: Any) -> None:
-    """Write an event at once.
+
+def say(event: str, *, message: str | None = None, **fields: Any) -> None:
+    """Write an event at once; a long message is cut, the fields are not.
 
     Raises:
-        ValueError: The event would be longer than a line may be.
+        ValueError: The fields are longer than a line may be.
     """
+    if message is not None:
+        # As JSON a character takes up to six bytes; the rest of the line needs some too.
+        while len(json.dumps(message)) > _MESSAGE_LIMIT:
+            message = message[: len(message) * 3 // 4] + "…"
+        fields["message"] = message
     sys.stdout.write(events.encode(event, **fields) + "\n")
     sys.stdout.flush()
 
 
 def warn(message: str) -> None:
-    """Say what is not as the user may expect; long texts are cut."""
-    say("warning", message=message[:1000])
+    """Say what is not as the user may expect."""
+    say("warning", message=message)

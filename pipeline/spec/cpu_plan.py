@@ -87,13 +87,14 @@ def plan(
     user_env = user_env or {}
     cores = min(machine.cores, cpus or math.inf)
     fair = max(1, math.floor(cores / processes))
+    # The others follow the user's OpenMP: the least of them is what torch uses.
     threads = _threads_of_user(user_env) or fair
     return CpuPlan(
         machine=machine,
         cores=cores,
         processes=processes,
         threads=threads,
-        env={name: str(fair) for name in THREAD_VARIABLES if name not in user_env},
+        env={name: str(threads) for name in THREAD_VARIABLES if name not in user_env},
         warnings=tuple(_warnings(machine, cores, processes, cpus, user_env)),
         _rows=_explain(machine, cores, processes, fair, user_env),
     )
@@ -109,6 +110,7 @@ def _explain(
 ) -> tuple[Row, ...]:
     quota = f"cgroup quota {machine.quota:g}" if machine.quota else "no cgroup quota"
     smt = f"{machine.threads_per_core} hyper-threads a core" if machine.threads_per_core > 1 else "no SMT"
+    threads = _threads_of_user(user_env) or fair
     share = f"floor({cores:g} cores / {processes} processes), at least 1"
     return (
         Row(
@@ -119,9 +121,9 @@ def _explain(
         Row("topology", f"{machine.sockets} sockets", smt),
         Row("cores", f"{cores:g}", "what is granted, or run.resources.cpu where that is less"),
         Row("processes", str(processes), "run.nproc_per_node"),
-        Row("threads", str(_threads_of_user(user_env) or fair), share),
+        Row("threads", str(threads), "run.env" if threads != fair else share),
         *(
-            Row(name, user_env.get(name, str(fair)), "run.env" if name in user_env else "threads")
+            Row(name, user_env.get(name, str(threads)), "run.env" if name in user_env else "threads")
             for name in THREAD_VARIABLES
         ),
     )

@@ -144,6 +144,17 @@ def test_no_rank_outlives_mpirun(
     free(hosts)
 
 
+@pytest.mark.parametrize("family", MPIS)
+def test_a_failed_rank_ends_those_on_other_hosts(
+    family: str, hosts: made_hosts.Hosts, tmp_path: Path
+) -> None:
+    script = "import os, time\nif os.environ['RANK'] == '1':\n    raise SystemExit(3)\ntime.sleep(600)\n"
+    process = start(tmp_path, target_of(hosts, mpi=MPIS[family]), script)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 3, out
+    assert {"at": (1, "node-b"), "event": "exit", "code": 3, "rank": 1, "host": "node-b"} in said(out)
+
+
 def test_fewer_hosts_than_nodes(hosts: made_hosts.Hosts, tmp_path: Path) -> None:
     """The hostfile has one host only: said before anything starts."""
     with pytest.raises(BadInputError, match=r"run\.nnodes.* 2 nodes were asked for"):

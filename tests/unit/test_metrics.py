@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from manycpu.pipeline.node.metrics import metrics, progress
+from manycpu.pipeline.node.speak import warn
 from manycpu.pipeline.spec import events
 
 
@@ -60,3 +62,17 @@ def test_other_ranks_and_scripts_alone_say_nothing(
     progress(step=1)
     assert capsys.readouterr().out == ""
     assert not output.exists()
+
+
+def test_a_long_value_is_in_the_file_only(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics({"f1": 1.0, "text": "x" * 10_000})
+    assert json.loads((output / "metrics.json").read_text())["text"] == "x" * 10_000
+    said = [events.decode(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"event": "metrics", "values": {"f1": 1.0}} in said
+    assert "text is too long" in str(said)
+
+
+def test_a_long_message_is_cut_to_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    warn("🏖️" * 5000)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert events.decode(line)["message"].endswith("…")  # type: ignore[index]
