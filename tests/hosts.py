@@ -57,7 +57,7 @@ class Host:
         """Run a command there, by entering its namespaces; its output."""
         init = _child(self.process.pid)
         enter = ["nsenter", "-t", str(init), "--net", "--uts", "--mount", "--pid", "--"]
-        return subprocess.run([*enter, *argv], check=True, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run([*enter, *argv], check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 @dataclass

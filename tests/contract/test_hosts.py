@@ -66,13 +66,10 @@ def target_of(hosts: made_hosts.Hosts, **fields: Any) -> BareMetal:
     return BareMetal(**known | fields)
 
 
-def start(
-    tmp_path: Path, target: BareMetal, script: str = ALL_REDUCE, **fields: Any
-) -> "subprocess.Popen[str]":
-    """Start a script on the hosts as the launch verb does."""
-    run = TrainingRun(
-        program="train.py", output=str(tmp_path / "model"), nnodes=2, start_timeout=40, **fields
-    )
+def prepare(tmp_path: Path, target: BareMetal, script: str = ALL_REDUCE, **fields: Any) -> dict[str, Any]:
+    """Describe a run of a script on the hosts as the launch verb does."""
+    known = {"nnodes": 2, "start_timeout": 40} | fields
+    run = TrainingRun(program="train.py", output=str(tmp_path / "model"), **known)
     folders = {name: tmp_path / name for name in ("code", "output", "attempt")}
     for folder in folders.values():
         folder.mkdir()
@@ -92,6 +89,14 @@ def start(
     manifest = mpirun.manifest(run, target, placement)
     for name, text in manifest["files"].items():
         (folders["attempt"] / name).write_text(text)
+    return manifest
+
+
+def start(
+    tmp_path: Path, target: BareMetal, script: str = ALL_REDUCE, **fields: Any
+) -> "subprocess.Popen[str]":
+    """Start a script on the hosts from this machine."""
+    manifest = prepare(tmp_path, target, script, **fields)
     return subprocess.Popen(
         manifest["argv"],
         env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]} | manifest["env"],
@@ -118,9 +123,40 @@ def test_two_hosts_train_together(family: str, hosts: made_hosts.Hosts, tmp_path
     assert process.returncode == 0, out
     proofs = [event for event in said(out) if event["event"] == "proof"]
     assert {event["at"] for event in proofs} == {(0, "node-a"), (1, "node-b")}
-    assert [line for line in out.splitlines() if "sum 2" in line].__len__() == 2
+    assert sum("sum 2" in line for line in out.splitlines()) == 2
     assert out.count(f"given two words, $HOME None {tmp_path}/code") == 2
     assert (tmp_path / "output" / "model.txt").read_text() == "sum 2"
+
+
+FROM_A_HOST = """
+import os, subprocess, sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+import test_hosts
+from manycpu.pipeline.spec.targets import BareMetal
+target = BareMetal.model_validate_json({target!r})
+made = test_hosts.prepare(Path({folder!r}), target, nproc_per_node=2, oversubscribe=True)
+done = subprocess.run(made["argv"], env={{**os.environ, **made["env"]}}, cwd=made["cwd"], timeout=100,
+                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+print(done.stdout, "ended with", done.returncode)
+"""
+
+
+@pytest.mark.parametrize("family", MPIS)
+def test_the_launcher_may_be_one_of_the_hosts(family: str, hosts: made_hosts.Hosts, tmp_path: Path) -> None:
+    """Started on node-a, with two ranks there and two on node-b."""
+    here = Path(__file__).parent
+    text = FROM_A_HOST.format(
+        path=[str(here), str(here.parent)],
+        target=target_of(hosts, mpi=MPIS[family]).model_dump_json(),
+        folder=str(tmp_path),
+    )
+    (tmp_path / "launch.py").write_text(text)
+    out = hosts["node-a"].run(sys.executable, str(tmp_path / "launch.py"))
+    assert out.strip().endswith("ended with 0"), out
+    assert sum("sum 4" in line for line in out.splitlines()) == 4
+    placed = {event["at"] for event in said(out) if event["event"] == "proof"}
+    assert placed == {(0, "node-a"), (1, "node-a"), (2, "node-b"), (3, "node-b")}
 
 
 @pytest.mark.parametrize("family", MPIS)
