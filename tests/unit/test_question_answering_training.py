@@ -9,7 +9,8 @@ import pytest
 from tiny_bert import NAMES, tiny_checkpoint, tiny_data
 
 from manycpu.pipeline.recipes import checkpoints
-from manycpu.pipeline.recipes.question_answering import training
+from manycpu.pipeline.recipes.question_answering import ask, training
+from manycpu.pipeline.recipes.question_answering.ask import Reader
 from manycpu.pipeline.recipes.question_answering.options import parse
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -159,9 +160,7 @@ def test_questions_without_an_answer(env: dict[str, str], tmp_path: Path) -> Non
         for article in document["data"][::2]:
             article["paragraphs"][0]["qas"][0] |= {"answers": [], "is_impossible": True}
         path.write_text(json.dumps(document))
-    with pytest.raises(
-        BadInputError, match=r"12 of 24 questions have no answer.*--version_2_with_negative"
-    ):
+    with pytest.raises(BadInputError, match=r"12 of 24 questions have no answer.*--version_2_with_negative"):
         run(env)
     # Every answer is worse than none by less than this: nothing is answered.
     found = run(env, "--max_steps", "1", "--version_2_with_negative", "--null_score_diff_threshold", "-1000")
@@ -244,3 +243,25 @@ def test_parquet_as_the_hub_stores_it_is_read(env: dict[str, str], tmp_path: Pat
 def test_a_data_set_of_the_hub_that_cannot_be_had_is_told(env: dict[str, str]) -> None:
     with pytest.raises(BadInputError, match=r"run\.args: the data set 'no/such' cannot be loaded.*HF_TOKEN"):
         run(env, "--dataset_name", "no/such")
+
+
+def test_a_trained_model_is_asked_about_texts_of_any_length(env: dict[str, str]) -> None:
+    run(env, "--num_train_epochs", "8", "--learning_rate", "1e-2")
+    reader = Reader(env["MANYCPU_OUTPUT"])
+    predictions = json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text())
+    context = "In 1800 mira drew the plans of the old bridge."
+    assert reader.answer("Who drew the plans?", context).text == predictions["validation-0"]
+    long = reader.answer("Who drew the plans?", "the old river and the town " * 200)
+    assert long.text in "the old river and the town " * 2
+    assert len(long.best) == 20
+    with pytest.raises(BadInputError, match="leaves 0 tokens"):
+        reader.answer("Who? " * 400, context)
+
+
+def test_a_model_may_be_asked_from_a_shell(env: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    run(env, "--max_steps", "1")
+    capsys.readouterr()
+    assert ask.main([env["MANYCPU_OUTPUT"], "Who?", "odo"]) == 0
+    assert capsys.readouterr().out == "odo\n"
+    assert ask.main(["only one"]) == 2
+    assert ask.main([str(Path(env["MANYCPU_OUTPUT"]) / "nowhere"), "Who?", "odo"]) == 2

@@ -20,10 +20,10 @@ from manycpu.pipeline.recipes.question_answering.names import YEARS, Names, pick
 
 __all__ = ["SPLITS", "data_set", "main", "subjects"]
 
-SPLITS = {"train": 400, "validation": 60}
+SPLITS = {"train": 600, "validation": 75}
 """Contexts of each split."""
-QUESTIONS_PER_CONTEXT = 5
-_FACTS_OF_ONE, _FACTS_OF_TWO = 5, 3
+QUESTIONS_PER_CONTEXT = 4
+_FACTS_OF_ONE, _FACTS_OF_TWO = (3, 4, 5), (2, 3)
 _TWO_THINGS_CHANCE, _AGAIN_CHANCE = 0.35, 0.5
 _VALIDATION_YEARS = 200
 _SEED = 20_260
@@ -89,7 +89,8 @@ def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
 
 def _plan(rng: random.Random) -> list[tuple[Subject, list[str]]]:
     """Choose what to tell of what, until two facts are of the same kind."""
-    count, told = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
+    count, sizes = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
+    told = pick(rng, sizes)
     while True:
         kinds = shuffled(rng, subjects())[:count]
         plan = [(subject, shuffled(rng, sorted(subject.facts))[:told]) for subject in kinds]

@@ -154,13 +154,13 @@ def _save(trainer: Trainer, output: Path) -> None:
 
 
 def _evaluate(trainer: Trainer) -> dict[str, Any]:
+    """Evaluate; scores go by their names in the field, and what tells of speed and loss by the Trainer's."""
     found = trainer.evaluate()
-    # What the field calls exact_match and f1 goes by these names; the rest keeps the Trainer's.
-    return {
-        name if name.endswith(("loss", "runtime", "per_second")) else name.removeprefix("eval_"): value
-        for name, value in found.items()
-        if name != "epoch"
+    own = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
+    scores = {
+        name.removeprefix("eval_"): found[name] for name in found if name.endswith(("exact_match", "f1"))
     }
+    return scores | {name: found[name] for name in own if name in found}
 
 
 def _predict(trainer: Trainer, test: Prepared) -> dict[str, Any]:

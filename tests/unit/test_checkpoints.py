@@ -1,0 +1,78 @@
+"""Which checkpoint is gone on from, on files as torch and safetensors write them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from manycpu.pipeline.recipes import checkpoints
+
+
+def checkpoint(folder: Path, step: int, *, sharded: bool = False) -> Path:
+    path = folder / f"checkpoint-{step}"
+    path.mkdir()
+    names = ("model-00001-of-00002", "model-00002-of-00002") if sharded else ("model",)
+    for name in names:
+        save_file({"weight": torch.ones(8, 8)}, path / f"{name}.safetensors", metadata={"format": "pt"})
+    for name in ("optimizer", "scheduler"):
+        torch.save({"state": torch.ones(64)}, path / f"{name}.pt")
+    (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return path
+
+
+def test_the_greatest_step_is_the_newest(tmp_path: Path) -> None:
+    for step in (90, 100, 9):
+        checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "checkpoint-200.txt").touch()
+    assert checkpoints.newest(tmp_path) == (tmp_path / "checkpoint-100", [])
+    assert checkpoints.newest(tmp_path / "nowhere") == (None, [])
+
+
+def test_shards_are_looked_at_one_by_one(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, 5, sharded=True)
+    assert checkpoints.fault(path) is None
+    cut(path / "model-00002-of-00002.safetensors")
+    assert checkpoints.fault(path) == "model-00002-of-00002.safetensors is cut short or damaged"
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("trainer_state.json", Path.unlink, "no readable trainer_state.json"),
+        ("trainer_state.json", cut, "no readable trainer_state.json"),
+        ("model.safetensors", Path.unlink, "it has no model*.safetensors"),
+        ("model.safetensors", cut, "model.safetensors is cut short or damaged"),
+        ("model.safetensors", empty, "model.safetensors is cut short or damaged"),
+        ("optimizer.pt", Path.unlink, "it has no optimizer.pt"),
+        ("optimizer.pt", cut, "optimizer.pt is cut short or damaged"),
+        ("scheduler.pt", empty, "scheduler.pt is cut short or damaged"),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped_with_its_reason(
+    tmp_path: Path, name: str, damage: Callable[[Path], None], said: str
+) -> None:
+    whole = checkpoint(tmp_path, 10)
+    damage(checkpoint(tmp_path, 20) / name)
+    found, (skipped,) = checkpoints.newest(tmp_path)
+    assert found == whole
+    assert skipped.startswith(f"{tmp_path / 'checkpoint-20'} is skipped: ")
+    assert said in skipped
+
+
+def test_zeros_in_place_of_a_header_are_damage(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, 1)
+    weights = path / "model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert checkpoints.fault(path) == "model.safetensors is cut short or damaged"
