@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
 from contextlib import suppress
@@ -18,10 +17,10 @@ from rich.console import Console
 from manycpu.operators import embedded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable
+    from collections.abc import AsyncIterable, Mapping
     from pathlib import Path
 
-__all__ = ["main", "run_dag"]
+__all__ = ["main", "perform", "run_dag"]
 
 _LINE_LIMIT = 1 << 20  # bytes: a line of Airflow's log may hold a whole traceback
 _OURS = "manycpu.operators."
@@ -31,19 +30,35 @@ _INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 def main() -> int:
     """Run the demo; 0 only when the DAG run and every verb succeeded."""
+    from manycpu.pipeline.recipes.question_answering.demo import demo_run
+    from manycpu.pipeline.spec.cpu_plan import Machine
+
     home = embedded.home()
-    output = home / "models" / time.strftime("demo-%Y%m%dT%H%M%S")
-    settings = embedded.settings(home) | {"AIRFLOW__LOGGING__JSON_LOGS": "True"}
-    os.environ.update(settings)
-    home.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    _say(console, f"Airflow in {home}; all it says is in {home / 'demo.log'}")
+    run = demo_run(str(home / "models" / time.strftime("demo-%Y%m%dT%H%M%S")))
+    scarce = Machine.observe().cores < run["nproc_per_node"]
+    return perform({**run, "nnodes": str(run["nnodes"]), "oversubscribe": scarce}, home, Console())
+
+
+def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
+    """Run DAG ``train`` with a configuration, tell how it goes, and end with the report's path.
+
+    Args:
+        conf: The parameters of DAG ``train``.
+        home: Folder of the embedded Airflow.
+        console: Where to tell it.
+
+    Returns:
+        0 when the DAG run and every verb succeeded.
+    """
+    embedded.enter(home, AIRFLOW__LOGGING__JSON_LOGS="True")
+    log = home / "demo.log"
+    _say(console, f"Airflow in {home}; all it says is in {log}")
     try:
-        code = asyncio.run(_follow(console, home / "demo.log", _conf(output)))
+        code = asyncio.run(_follow(console, log, json.dumps(conf)))
     except KeyboardInterrupt:
         _clean_up()
         return _INTERRUPTED
-    return _conclude(console, output, code)
+    return _conclude(console, conf["output"], code, log)
 
 
 def run_dag(conf: str) -> int:
@@ -55,15 +70,6 @@ def run_dag(conf: str) -> int:
     bag = DagBag(embedded.DAGS)
     dag_run = bag.dags["train"].test(run_conf=json.loads(conf))
     return 0 if dag_run.state == "success" else 1
-
-
-def _conf(output: Path) -> str:
-    from manycpu.pipeline.recipes.question_answering.demo import demo_run
-    from manycpu.pipeline.spec.cpu_plan import Machine
-
-    run = demo_run(str(output))
-    scarce = Machine.observe().cores < run["nproc_per_node"]
-    return json.dumps({**run, "nnodes": str(run["nnodes"]), "oversubscribe": scarce})
 
 
 async def _follow(console: Console, log: Path, conf: str) -> int:
@@ -120,16 +126,16 @@ def _step(record: dict[str, Any]) -> str:
     return "train" if module == "triggers" else module
 
 
-def _conclude(console: Console, output: Path, code: int) -> int:
+def _conclude(console: Console, output: str, code: int, log: Path) -> int:
     from manycpu.pipeline import display, report
     from manycpu.pipeline.adapters.storage import Location
 
-    written = report.read(Location.of(str(output), "run.output"))
+    written = report.read(Location.of(output, "run.output"))
     if written is None:
         _clean_up()
-        _say(console, f"the DAG run ended before there was a report; see {embedded.home() / 'demo.log'}")
+        _say(console, f"the DAG run ended before there was a report; see {log}")
         return code or 1
-    display.summary(console, written, str(output / report.REPORT))
+    display.summary(console, written, f"{output}/{report.REPORT}")
     return code
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["DAGS", "home", "settings"]
+__all__ = ["DAGS", "enter", "home", "settings"]
 
 DAGS = Path(__file__).resolve().parents[1] / "dags"
 
@@ -15,6 +15,13 @@ DAGS = Path(__file__).resolve().parents[1] / "dags"
 def home() -> Path:
     """Find the folder of the embedded Airflow: $AIRFLOW_HOME, or ``.airflow`` here."""
     return Path(os.environ.get("AIRFLOW_HOME") or ".airflow").absolute()
+
+
+def enter(home: Path, port: int = 8080, **more: str) -> None:
+    """Have this process, and all it starts, use the embedded Airflow; what the user has set wins."""
+    home.mkdir(parents=True, exist_ok=True)
+    wanted = settings(home, port) | more
+    os.environ.update({name: os.environ.get(name, value) for name, value in wanted.items()} | _program_path())
 
 
 def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) -> dict[str, str]:
@@ -57,12 +64,15 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
     return {
         "AIRFLOW_HOME": str(home),
         "PYTHONUNBUFFERED": "1",
-        # `airflow standalone` starts its parts as `airflow`, also where no environment is activated.
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        "MANYCPU_HOME": os.environ.get("MANYCPU_HOME") or str(home / "manycpu"),
+        "MANYCPU_HOME": str(home / "manycpu"),
         **{
             f"AIRFLOW__{section}__{option}".upper(): str(value)
             for section, chosen in options.items()
             for option, value in chosen.items()
         },
     }
+
+
+def _program_path() -> dict[str, str]:
+    """`airflow standalone` starts its parts as `airflow`, also where no environment is activated."""
+    return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}

@@ -21,6 +21,7 @@ __all__ = ["read_params", "training_params"]
 _KIND = "target_kind"
 # What JSON schema and Airflow's form call the same.
 _KEPT = ("enum", "minimum", "maximum", "exclusiveMinimum", "pattern", "minLength", "maxLength", "format")
+_FILLED_IN = {"output": "Left empty: a folder of the DAG run's own among the models of $MANYCPU_HOME."}
 _LEAVE_OUT: tuple[object, ...] = (None, "", [], {}, ())
 
 
@@ -39,7 +40,7 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
         "enum": list(kinds),
         "values_display": {kind: f"{kind}: {_first_line(model)}" for kind, model in kinds.items()},
         "section": "Target",
-        "description_md": "Where to train.",
+        "description": "Where to train.",
     }
     specs = {**_run_specs(), _KIND: {"default": next(iter(kinds)), **choice}}
     for kind, model in kinds.items():
@@ -108,8 +109,10 @@ def _run_specs() -> dict[str, dict[str, Any]]:
     specs: dict[str, dict[str, Any]] = {}
     for name, field in schema["properties"].items():
         inner = _inner(field, schema)
+        if name in _FILLED_IN:
+            field["description"] += f" {_FILLED_IN[name]}"
         if inner is None:
-            specs[name] = _spec(field, required=name in schema.get("required", ()) and name != "output")
+            specs[name] = _spec(field, required=name in schema.get("required", ()) and name not in _FILLED_IN)
             continue
         for part, inner_field in inner["properties"].items():
             specs[f"{name}_{part}"] = _spec({"section": field.get("section"), **inner_field})
@@ -148,12 +151,12 @@ def _spec(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
         types, default = ["string", "array"], shlex.join(default or ())
         facets["format"] = "multiline"
     if types == ["integer", "string"]:
-        types, default = ["string", "integer"], str(default)
+        types, default = ["string"], str(default)  # of several types the form makes a text area
     nullable = ["null"] if default in _LEAVE_OUT and not required else []
     spec = {
         "type": [*nullable, *types],
         "section": field.get("section"),
-        "description_md": _help(field),
+        "description": _help(field),
         **facets,
     }
     return spec if required else spec | {"default": default}
@@ -161,8 +164,9 @@ def _spec(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
 
 def _help(field: dict[str, Any]) -> str:
     examples = [example for example in field.get("examples", ()) if isinstance(example, (str, int))]
-    shown = ", ".join(f"`{example}`" for example in examples)
-    return str(field.get("description", "")) + (f" For example: {shown}." if shown else "")
+    shown = ", ".join(str(example) for example in examples)
+    text = str(field.get("description", "")) + (f" For example: {shown}" if shown else "")
+    return text.replace("`", "")  # the form's lines are too close for code
 
 
 def _first_line(model: type[BaseModel]) -> str:

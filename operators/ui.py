@@ -33,9 +33,8 @@ _PASSWORDS = "simple_auth_manager_passwords.json.generated"
 def main() -> int:
     """Run Airflow until Ctrl-C or SIGTERM; its exit code where it ends by itself."""
     home = embedded.home()
-    home.mkdir(parents=True, exist_ok=True)
     port = int(os.environ.get("PORT") or free_port(_PORT))
-    os.environ.update(embedded.settings(home, port))
+    embedded.enter(home, port)
     return asyncio.run(_serve(home, port, Console()))
 
 

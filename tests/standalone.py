@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from helpers import processes_of, until
 
 from manycpu.operators import embedded
-from manycpu.operators.ui import end_session, free_port
+from manycpu.operators.ui import free_port
 
 __all__ = ["Airflow", "airflow"]
 
@@ -64,39 +63,38 @@ class Airflow:
 
 @pytest.fixture(scope="session")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    """Start Airflow; end its whole session, and see that nothing of it is left."""
+    """Start Airflow as `make ui` does; end it as Ctrl-C does, and see that nothing of it is left."""
     home = tmp_path_factory.mktemp("airflow")
     port = free_port(18080)
-    settings = embedded.settings(home, port, {"manycpu": embedded.DAGS, "tiny": _TINY_DAGS})
-    settings |= {"MANYCPU_HOME": str(home / "manycpu"), "MANYCPU_TEST_HOME": str(home)}
-    with (home / "standalone.log").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "airflow", "standalone"],
-            env=os.environ | settings,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    bundles = embedded.settings(home, port, {"manycpu": embedded.DAGS, "tiny": _TINY_DAGS})
+    server = subprocess.Popen(
+        [sys.executable, "-m", "manycpu.operators.ui"],
+        env={name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
+        | {name: value for name, value in bundles.items() if name.endswith("BUNDLE_CONFIG_LIST")}
+        | {"AIRFLOW_HOME": str(home), "PORT": str(port), "MANYCPU_TEST_HOME": str(home)},
+        stdout=(home / "said").open("wb"),
+        stderr=subprocess.STDOUT,
+    )
     try:
         yield _wait_for(server, f"http://127.0.0.1:{port}", home)
     finally:
-        end_session(server.pid, grace=3)
-        server.wait(10)
-        trainings = list(processes_of(home))
-        for process in trainings:
+        server.terminate()
+        code = server.wait(30)
+        left = list(processes_of(home))
+        for process in left:
             process.kill()
-    assert trainings == [], "a test left a training behind"
+    assert (code, left) == (0, []), "Airflow, or a training that a test started, was left behind"
 
 
 def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflow:
-    passwords = home / "simple_auth_manager_passwords.json.generated"
-
     def said() -> str:
-        return (home / "standalone.log").read_text(errors="replace")[-3000:]
+        logs = [path.read_text(errors="replace")[-3000:] for path in (home / "said", home / "standalone.log")]
+        return "\n".join(logs)
 
-    _until_up(lambda: passwords.exists() and _healthy(url), server, said)
-    user, password = next(iter(json.loads(passwords.read_text()).items()))
-    found = Airflow(url, home, user, password)
+    _until_up(lambda: "password: " in (home / "said").read_text(), server, said)
+    words = (home / "said").read_text().split()
+    login, password = words[words.index("login:") + 1], words[words.index("password:") + 1]
+    found = Airflow(url, home, login, password)
     wanted = {"train", "tiny", "tiny_sync", "tiny_consumer"}
     _until_up(lambda: wanted <= {dag["dag_id"] for dag in found.api("GET", "dags")["dags"]}, server, said)
     return found
@@ -110,14 +108,6 @@ def _until_up(
         assert server.poll() is None, f"Airflow ended with exit code {server.returncode}: {said()}"
         assert time.monotonic() < deadline, f"Airflow is not up after {_START} s: {said()}"
         time.sleep(0.5)
-
-
-def _healthy(url: str) -> bool:
-    try:
-        health = _ask(f"{url}/api/v2/monitor/health", "GET")
-    except OSError:
-        return False
-    return all(health[part]["status"] == "healthy" for part in ("scheduler", "triggerer", "dag_processor"))
 
 
 def _ask(url: str, method: str, body: object = None, token: str | None = None) -> Any:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Airflow reads its settings when it is first imported: they have to be there before any test is collected.
 _HOME = Path(tempfile.mkdtemp(prefix="manycpu-airflow-"))
-os.environ |= {name: value for name, value in embedded.settings(_HOME).items() if name != "MANYCPU_HOME"}
+os.environ |= {name: value for name, value in embedded.settings(_HOME).items() if "AIRFLOW" in name}
 
 _HERE = Path(__file__).parent
 # Airflow's own, on its way from one version to the next; ours stay errors.

@@ -37,15 +37,15 @@ def test_every_field_is_there_with_a_section_and_a_help_text(form: dict[str, Par
         if name != "kind"
     }
     assert set(form) == run | targets | {"target_kind"}
-    assert all(param.schema.get("section") and param.schema.get("description_md") for param in form.values())
+    assert all(param.schema.get("section") and param.description for param in form.values())
 
 
 def test_drop_downs_bounds_and_examples(form: dict[str, Param]) -> None:
     assert form["backend"].schema["enum"] == ["ccl", "gloo", "mpi"]
     assert form["target_kind"].schema["enum"] == ["local", "baremetal"]
     assert (form["nproc_per_node"].schema["minimum"], form["nproc_per_node"].schema["maximum"]) == (1, 1024)
-    assert "Seconds" in form["run_timeout"].schema["description_md"]
-    assert "`./train.py`" in form["program"].schema["description_md"]
+    assert "Seconds" in str(form["run_timeout"].description)
+    assert "For example: question_answering, ./train.py" in str(form["program"].description)
     assert form["args"].schema["format"] == "multiline"
 
 

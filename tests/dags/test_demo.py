@@ -1,0 +1,61 @@
+"""The command behind `make demo`, with a run of seconds: what it tells, and that Ctrl-C leaves nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import processes_of
+
+PERFORM = """
+import json, sys
+from pathlib import Path
+from rich.console import Console
+from manycpu.operators import demo
+sys.exit(demo.perform(json.loads(sys.argv[2]), Path(sys.argv[1]), Console()))
+"""
+
+pytestmark = pytest.mark.usefixtures("no_process_left")
+
+
+def start(tmp_path: Path, program: str) -> "subprocess.Popen[str]":
+    conf = {"program": program, "output": str(tmp_path / "out"), "nproc_per_node": 1, "dtype": "fp32"}
+    empty = {"args": "", "data": None, "model": None}
+    return subprocess.Popen(
+        [sys.executable, "-c", PERFORM, str(tmp_path / "airflow"), json.dumps(conf | empty)],
+        env={name: value for name, value in os.environ.items() if "AIRFLOW" not in name},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_demo_ends_with_a_table_and_the_reports_path(tmp_path: Path, script: Callable[..., str]) -> None:
+    program = script(
+        "import os\nfrom manycpu.pipeline.node.metrics import metrics, progress\n"
+        "progress(step=1, total_steps=2, loss=0.5)\nmetrics({'exact_match': 93.5})\n"
+        "open(os.path.join(os.environ['MANYCPU_OUTPUT'], 'model'), 'w').write('x')\n"
+    )
+    with start(tmp_path, program) as demo:
+        said, _ = demo.communicate()
+    assert demo.returncode == 0, said
+    lines = said.splitlines()
+    assert lines[-1] == f"report: {tmp_path}/out/report.json"
+    assert any(" s  train    [rank 0 " in line and "step 1 of 2, loss 0.5" in line for line in lines)
+    assert any("exact_match" in line and "93.5" in line for line in lines)
+    assert not any("airflow.sdk" in line for line in lines)
+
+
+def test_ctrl_c_ends_the_training_too(tmp_path: Path, script: Callable[..., str]) -> None:
+    program = script("import time\nprint('begun', flush=True)\ntime.sleep(600)")
+    with start(tmp_path, program) as demo:
+        assert demo.stdout is not None
+        assert any("begun" in line for line in demo.stdout)
+        demo.send_signal(signal.SIGINT)
+        demo.communicate()
+    assert demo.returncode == 130
+    assert list(processes_of(tmp_path)) == []
+    assert list((tmp_path / "airflow" / "manycpu" / "runs").iterdir()) == []

@@ -1,0 +1,135 @@
+"""The trigger, on a real training: what it tells, when it ends the training, and when it must not."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.triggers.base import TriggerEvent
+from helpers import until
+
+from manycpu.operators.triggers import TrainingTrigger
+from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.verbs.build import build
+from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.context import RunContext, open_context
+from manycpu.pipeline.verbs.launch import launch, status
+from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.stage import stage
+
+WAITS = """
+import os, time
+for number in range(3):
+    print("line", number, flush=True)
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.05)
+print("last line", flush=True)
+open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model"), "w").write("x")
+"""
+
+pytestmark = pytest.mark.usefixtures("no_process_left")
+Training = tuple[RunContext, Handle, Path]
+
+
+@pytest.fixture
+def training(tmp_path: Path, home: Path, script: Callable[..., str]) -> Iterator[Training]:  # noqa: ARG001
+    """Launch a training that goes on until its file is there."""
+    go = tmp_path / "go"
+    run = {"program": script(WAITS), "output": str(tmp_path / "out"), "env": {"GO": str(go)}}
+    ctx = open_context(run, None, tmp_path, base=tmp_path)
+    prepare(ctx)
+    handle, _ = launch(ctx, stage(ctx), build(ctx))
+    until(lambda: "line 2" in (Path(handle.directory) / "log").read_text(), 60)
+    yield ctx, handle, go
+    cleanup(ctx, keep=False)
+
+
+def trigger(handle: Handle, **more: Any) -> TrainingTrigger:
+    """Make a trigger as the triggerer does: from what another one was serialised to."""
+    made = TrainingTrigger(
+        handle=handle.model_dump(mode="json"), offset=0, by="task train, try 1 (id)", **more
+    )
+    path, kwargs = made.serialize()
+    assert path == "manycpu.operators.triggers.TrainingTrigger"
+    assert len(repr(kwargs)) < 1000
+    return TrainingTrigger(**kwargs)
+
+
+async def event(trigger: TrainingTrigger) -> TriggerEvent:
+    return await anext(aiter(trigger.run()))
+
+
+def told(said: str) -> list[str]:
+    """List what the script said, of all that was logged."""
+    return re.findall(r"\[rank 0 \S+\] (line \d|last line)", said)
+
+
+async def follows(handle: Handle) -> None:
+    """Wait until a trigger has told what there is."""
+    folder = Path(handle.directory)
+    await asyncio.to_thread(until, lambda: list(folder.glob("told.*")))
+
+
+def test_every_line_once_and_the_end_within_a_second(
+    training: Training, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, handle, go = training
+
+    async def moved() -> TriggerEvent:
+        first = asyncio.create_task(event(trigger(handle)))
+        await follows(handle)
+        first.cancel()  # the triggerer goes away; another one takes over
+        await asyncio.gather(first, return_exceptions=True)
+        go.touch()
+        return await event(trigger(handle))
+
+    payload = asyncio.run(moved()).payload
+    ended = time.time()
+    assert payload["status"]["state"] == "succeeded"
+    assert payload["handle"] == handle.model_dump(mode="json")
+    assert not payload["timed_out"]
+    said = "".join(capfd.readouterr())
+    assert told(said) == ["line 0", "line 1", "line 2", "last line"]
+    assert ended - (Path(handle.directory) / "exit.json").stat().st_mtime < 1
+
+
+def test_a_triggerer_that_goes_leaves_the_training(training: Training) -> None:
+    ctx, handle, _ = training
+
+    async def leave() -> None:
+        gone = trigger(handle)
+        task = asyncio.create_task(event(gone))
+        await follows(handle)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await gone.cleanup()
+
+    asyncio.run(leave())
+    assert not status(handle, ctx.ledger.read()).state.terminal
+
+
+def test_a_person_ends_the_training_and_the_record_says_who(training: Training) -> None:
+    ctx, handle, _ = training
+    began = time.monotonic()
+    asyncio.run(trigger(handle).on_kill())
+    assert time.monotonic() - began < 5
+    entry = ctx.ledger.read()
+    assert status(handle, entry).state == "cancelled"
+    assert entry.cancelled == {1: "task train, try 1 (id)"}
+
+
+def test_the_deadline_ends_the_training(training: Training) -> None:
+    _, handle, _ = training
+    payload = asyncio.run(event(trigger(handle, deadline=time.time() + 1))).payload
+    assert (payload["timed_out"], payload["status"]["state"]) == (True, "cancelled")
+
+
+def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None:
+    _, handle, go = training
+    go.touch()
+    settled = time.time() + 3
+    asyncio.run(event(trigger(handle, not_before=settled)))
+    assert time.time() >= settled

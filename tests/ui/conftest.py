@@ -1,0 +1,3 @@
+from standalone import airflow
+
+__all__ = ["airflow"]
