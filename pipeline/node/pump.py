@@ -32,6 +32,7 @@ _TICK = 1.0  # seconds between looks at whether the launcher still lives
 _GRACE = 3.0  # seconds that a rank has to end by itself once its launcher is gone
 _BAR_EVERY = 30.0  # seconds between states of a progress bar that does not end its line
 _BLOCK = 1 << 16
+_BLOCKS = 64  # more than a pipe holds; then look up, for whoever writes may never pause
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -81,8 +82,8 @@ class _Writer:
         self._last = time.monotonic()
 
     def read(self, stream: int) -> bool:
-        """Pass on all that can be read without waiting; False at the stream's end."""
-        while True:
+        """Pass on what can be read without waiting; False at the stream's end."""
+        for _ in range(_BLOCKS):
             try:
                 block = os.read(stream, _BLOCK)
             except BlockingIOError:
@@ -90,6 +91,7 @@ class _Writer:
             if not block:
                 return False
             self._write(self._lines.feed(block))
+        return True
 
     def tick(self) -> None:
         """Show a progress bar now and then: a long epoch is no silence."""

@@ -1,6 +1,7 @@
 """Training on real hosts over ssh: namespaces with a name, an address and an sshd each."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,9 @@ def free(hosts: made_hosts.Hosts) -> None:
 
 
 def target_of(hosts: made_hosts.Hosts, **fields: Any) -> BareMetal:
+    """Name both hosts; skip where the MPI is not installed."""
+    if (wanted := fields.get("mpi")) and shutil.which(wanted) is None:
+        pytest.skip(f"there is no {wanted} (tests/system-packages installs it)")
     known = {"hostfile": str(hosts.hostfile("node-a", "node-b")), "ssh": hosts.ssh}
     return BareMetal(**known | fields)
 

@@ -27,7 +27,7 @@ MPIS = {
     "mpich": Mpi(family="mpich", version="4.0.2", mpirun="/usr/bin/mpirun.mpich"),
     "openmpi": Mpi(family="openmpi", version="4.1.4", mpirun="/usr/bin/mpirun.openmpi"),
 }
-TARGETS = {
+TARGETS: dict[str, Local | BareMetal] = {
     "local": Local(launch="mpirun"),
     "hosts": BareMetal(hostfile="/work/hosts", ssh=("ssh", "-p", "2222"), interface="eth1"),
 }

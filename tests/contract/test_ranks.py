@@ -1,0 +1,152 @@
+"""Ranks under the real torchrun and the real mpirun of three MPIs: they meet, or all fail."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ALL_REDUCE
+from helpers import until
+from node_runs import LAUNCHERS, MPIRUNS, PLAIN, by_hand, execute, launch, manifest_of
+
+pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -> None:
+    """The unmodified script finds its rank, its threads and the backend; every rank proves itself."""
+    script = ALL_REDUCE + "print('threads', torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])\n"
+    ended = launch(launcher, write(script), resources={"cpu": 2})
+    assert ended.code == 0, ended.out
+    host = socket.gethostname()
+    proofs = sorted(ended.events("proof"), key=lambda event: int(event["rank"]))
+    assert [event["by"] for event in proofs] == [0, 1]
+    assert {event["host"] for event in proofs} == {host}
+    assert {(event["world_size"], event["threads"], event["backend"]) for event in proofs} == {(2, 1, "gloo")}
+    used = [(event["asked"], event["observed"], event["world_size"]) for event in ended.events("backend")]
+    assert used == [("gloo", "gloo", 2)] * 2
+    assert ended.texts().count("sum 2") == 2
+    assert ended.texts().count("threads 1 1") == 2
+    assert sorted((event["rank"], event["code"]) for event in ended.events("exit")) == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_script_that_never_initialises(launcher: str, write: Callable[[str], Path]) -> None:
+    ended = launch(launcher, write("print('each alone')"))
+    assert ended.code != 0
+    assert any(event["code"] == 86 for event in ended.events("exit")), ended.out
+    assert "without ever initialising torch.distributed" in ended.events("error")[0]["message"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_lines_of_two_ranks_never_mix(launcher: str, write: Callable[[str], Path]) -> None:
+    """Thousands of lines at once come out whole, whatever the launcher's way to forward them."""
+    script = "for i in range(4000):\n    print(i, 'x' * (i % 300))\nraise SystemExit(0)\n"
+    ended = launch(launcher, write(script))
+    expected = {f"{number} {'x' * (number % 300)}" for number in range(4000)}
+    for rank in (0, 1):
+        assert len(expected & {line.text for line in ended.lines if line.rank == rank}) == 4000
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_rank_ends_the_others(launcher: str, write: Callable[[str], Path]) -> None:
+    """SIGKILL, as the kernel does for lack of memory: the launcher sees the signal and ends the rest."""
+    script = """
+        import os, signal, time, torch.distributed as dist
+        dist.init_process_group()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(100)
+    """
+    ended = launch(launcher, write(script))
+    assert ended.code != 0
+    assert {"by": 1, "event": "exit", "code": -9, "rank": 1, "host": socket.gethostname()} in ended.events(
+        "exit"
+    )
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_failed_rank_ends_the_others(launcher: str, write: Callable[[str], Path]) -> None:
+    """No rank waits for one that is gone, whatever the launcher does of itself."""
+    script = """
+        import os, time, torch.distributed as dist
+        dist.init_process_group()
+        if dist.get_rank() == 1:
+            raise SystemExit(3)
+        time.sleep(100)
+    """
+    ended = launch(launcher, write(script))
+    assert ended.code == (1 if launcher == "torchrun" else 3)
+    first = ended.events("exit")[0]
+    assert (first["rank"], first["code"]) == (1, 3)
+
+
+@pytest.mark.parametrize("family", MPIRUNS)
+def test_two_mpis_that_do_not_match(family: str, write: Callable[[str], Path]) -> None:
+    """Ranks that cannot read their launcher's variables are each a world of one: twice no success."""
+    manifest = manifest_of(family, write("print('trained')"))
+    start = manifest["argv"].index(sys.executable)
+    hidden = ["PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]
+    without = ["env", *(word for name in hidden for word in ("-u", name))]
+    ended = execute(
+        [*manifest["argv"][:start], *without, *manifest["argv"][start:]],
+        manifest["env"],
+        Path(manifest["cwd"]),
+    )
+    assert ended.code != 0
+    assert "trained" not in ended.texts()
+    assert any(event["code"] == 87 for event in ended.events("exit"))
+    assert "a world of 1" in ended.events("error")[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (({"RANK": "0"}, {"RANK": "0"}), "the ranks that met are [0, 0]"),
+        (({"RANK": "0", "MANYCPU_BACKEND": "gloo"}, {"RANK": "1"}), "None and gloo (run.backend)"),
+        (
+            ({"RANK": "0"}, {"RANK": "1"}),
+            "where run.spread requires 2 machines",
+        ),
+    ],
+)
+def test_every_rank_fails_when_the_meeting_is_wrong(
+    ranks: tuple[dict[str, str], ...], message: str, write: Callable[[str], Path]
+) -> None:
+    asked = {"MANYCPU_NNODES": "2", "MANYCPU_NPROC_PER_NODE": "1"}
+    spread = {"MANYCPU_SPREAD": "require"} if "spread" in message else {}
+    for ended in by_hand(write("print('trained')"), *(asked | spread | rank for rank in ranks)):
+        assert ended.code == 87, ended.out
+        assert message in ended.events("error")[0]["message"]
+        assert "trained" not in ended.texts()
+
+
+def test_a_rank_that_never_comes(write: Callable[[str], Path]) -> None:
+    (ended,) = by_hand(write("print('trained')"), {"RANK": "0", "MANYCPU_START_TIMEOUT": "2"})
+    assert ended.code == 87
+    assert (
+        "1 of 2 ranks came within 2 s (run.start_timeout): rank 0 on" in ended.events("error")[0]["message"]
+    )
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_survives_the_launcher(
+    how: signal.Signals, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A launcher that is killed outright takes its ranks along, and what those had started."""
+    script = write(
+        "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\nprint('ready')\ntime.sleep(600)"
+    )
+    log = tmp_path / "log"
+    manifest = manifest_of("torchrun", script)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            manifest["argv"], env=PLAIN | manifest["env"], stdout=out, stderr=out, cwd=tmp_path
+        )
+    until(lambda: log.read_text().count("ready") == 2, 60)
+    process.send_signal(how)
+    process.wait(60)
+    # A killed launcher is noticed within a second; the fixture judges.

@@ -1,0 +1,115 @@
+"""Runs of the node under real launchers, for tests."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline.adapters import mpi
+from manycpu.pipeline.launchers import LAUNCHERS as MODULES
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.targets import Local
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["LAUNCHERS", "MPIRUNS", "PLAIN", "Ended", "alone", "by_hand", "execute", "launch", "manifest_of"]
+
+MPIRUNS = {"intel": f"{sys.prefix}/bin/mpirun", "openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
+LAUNCHERS = ["torchrun", *MPIRUNS]
+PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+
+
+class Ended:
+    """A command that ended: its code, its lines, and the events among them."""
+
+    def __init__(self, code: int, out: str) -> None:
+        self.code, self.out = code, out
+        self.lines = [events.split(line) for line in out.splitlines()]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Find the events of a kind, each with the rank that said it."""
+        found = [(line.rank, events.decode(line.text)) for line in self.lines]
+        return [{"by": rank, **event} for rank, event in found if event and event["event"] == kind]
+
+    def texts(self) -> list[str]:
+        """Find what is no event."""
+        return [line.text for line in self.lines if events.decode(line.text) is None]
+
+
+def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:
+    done = subprocess.run(
+        argv,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=PLAIN | dict(env),
+        cwd=cwd,
+        timeout=90,
+    )
+    return Ended(done.returncode, done.stdout.decode())
+
+
+def launch(launcher: str, script: Path, *args: str, **fields: Any) -> Ended:
+    """Launch two ranks of a script through the manifest that a local run has."""
+    manifest = manifest_of(launcher, script, *args, **fields)
+    return execute(manifest["argv"], manifest["env"], script.parent)
+
+
+def manifest_of(launcher: str, script: Path, *args: str, **fields: Any) -> dict[str, Any]:
+    known = {"nproc_per_node": 2, "start_timeout": 60} | fields
+    run = TrainingRun(program=str(script), args=args, output=str(script.parent / "model"), **known)
+    target = Local(launch="torchrun" if launcher == "torchrun" else "mpirun")
+    folder = str(script.parent)
+    placement = Placement(
+        name="train-0123456789",
+        attempt=1,
+        python=sys.executable,
+        code=folder,
+        program=(str(script),),
+        output=folder,
+        checkpoints=f"{folder}/checkpoints",
+        caches=f"{folder}/caches",
+        attempt_directory=folder,
+        mpi=None if launcher == "torchrun" else found(launcher),
+        master_port=free_port(),
+    )
+    made: dict[str, Any] = MODULES[target.launch].manifest(run, target, placement)
+    return made
+
+
+def found(family: str) -> Any:
+    try:
+        return mpi.find(MPIRUNS[family])
+    except ManycpuError as error:
+        pytest.skip(f"{error} (tests/system-packages)")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def alone(script: Path, *args: str, **env: str) -> Ended:
+    """Run a script as the only rank, with no launcher at all."""
+    return execute([sys.executable, "-m", "manycpu.pipeline.node", str(script), *args], env, script.parent)
+
+
+def by_hand(script: Path, *ranks: Mapping[str, str]) -> list[Ended]:
+    """Start ranks by hand, side by side."""
+    common = PLAIN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common |= {"WORLD_SIZE": "2", "MANYCPU_START_TIMEOUT": "60"}
+    argv = [sys.executable, "-m", "manycpu.pipeline.node", str(script)]
+    started = [
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**common, **rank})
+        for rank in ranks
+    ]
+    outs = [process.communicate(timeout=60)[0].decode() for process in started]
+    return [Ended(process.returncode, out) for process, out in zip(started, outs, strict=True)]
