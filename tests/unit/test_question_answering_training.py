@@ -12,6 +12,7 @@ from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.recipes.question_answering import ask, training
 from manycpu.pipeline.recipes.question_answering.ask import Reader
 from manycpu.pipeline.recipes.question_answering.options import parse
+from manycpu.pipeline.spec import squad
 from manycpu.pipeline.spec.errors import BadInputError
 
 pytestmark = [
@@ -215,29 +216,52 @@ def test_a_damaged_data_set_ends_the_run_with_its_place(env: dict[str, str], tmp
         run(env)
 
 
-def test_parquet_as_the_hub_stores_it_is_read(env: dict[str, str], tmp_path: Path) -> None:
+@pytest.fixture
+def hub(env: dict[str, str], tmp_path: Path) -> Path:
+    """Store the data set as the Hub stores rajpurkar/squad."""
     from datasets import Dataset  # type: ignore[import-untyped]
-
-    from manycpu.pipeline.spec import squad
 
     folder = tmp_path / "hub" / "plain_text"
     folder.mkdir(parents=True)
     for split in ("train", "validation"):
-        asked = squad.load(tmp_path / "data" / f"{split}.json")
         rows = [
             {
-                "id": one.id,
-                "title": one.title,
-                "context": one.context,
-                "question": one.question,
-                "answers": {"text": list(one.texts), "answer_start": list(one.starts)},
+                "id": asked.id,
+                "title": asked.title,
+                "context": asked.context,
+                "question": asked.question,
+                "answers": {"text": list(asked.texts), "answer_start": list(asked.starts)},
             }
-            for one in asked
+            for asked in squad.load(Path(env["MANYCPU_DATA"]) / f"{split}.json")
         ]
         Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    found = run(env | {"MANYCPU_DATA": str(tmp_path / "hub")}, "--max_steps", "1")
+    return folder.parent
+
+
+def test_parquet_as_the_hub_stores_it_is_read(env: dict[str, str], hub: Path) -> None:
+    found = run(env | {"MANYCPU_DATA": str(hub)}, "--max_steps", "1")
     assert found["train_steps"] == 1
     assert len(json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text())) == 7
+
+
+def test_a_data_set_given_by_name_wins_over_the_runs(env: dict[str, str], hub: Path) -> None:
+    # A folder goes through the same loader as a name on the Hub.
+    (Path(env["MANYCPU_DATA"]) / "train.json").write_text("not looked at")
+    found = run(env, "--dataset_name", str(hub), "--max_steps", "1")
+    assert found["train_steps"] == 1
+
+
+def test_a_data_set_without_a_needed_column_is_told(env: dict[str, str], hub: Path) -> None:
+    from datasets import Dataset
+
+    file = hub / "plain_text" / "validation-00000-of-00001.parquet"
+    Dataset.from_parquet(str(file), cache_dir=str(hub / "cache")).rename_column(
+        "answers", "labels"
+    ).to_parquet(file)
+    with pytest.raises(
+        BadInputError, match=r"run\.data: the validation split has no column 'answers'; it has id"
+    ):
+        run(env | {"MANYCPU_DATA": str(hub)})
 
 
 def test_a_data_set_of_the_hub_that_cannot_be_had_is_told(env: dict[str, str]) -> None:
