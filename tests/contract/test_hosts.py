@@ -151,7 +151,7 @@ def test_the_launcher_may_be_one_of_the_hosts(family: str, hosts: made_hosts.Hos
     """Started on node-a, with two ranks there and two on node-b."""
     here = Path(__file__).parent
     text = FROM_A_HOST.format(
-        path=[str(here), str(here.parent)],
+        path=[str(here.parent), str(here)],
         target=target_of(hosts, mpi=MPIS[family]).model_dump_json(),
         folder=str(tmp_path),
     )
