@@ -10,6 +10,7 @@ What the verbs call, all bounded in time, and at all hosts at once:
 - ``run(target, host, argv)``: one command on one host.
 """
 
+import hashlib
 import shlex
 import shutil
 import subprocess
@@ -95,7 +96,7 @@ def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> lis
 def deliver(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
     """Copy a folder to every host that does not see it yet; the names of those that did not.
 
-    A host sees it when it has the same files of the same sizes there: a shared folder, or an earlier copy.
+    A host sees it when it has the same files of the same sha256 there: a shared folder, or an earlier copy.
 
     Raises:
         StageError: A copy failed, or is not what was sent; nothing half done is left under the name.
@@ -154,14 +155,20 @@ def collect(target: BareMetal, host: Host, folder: Path) -> bool:
 
 
 def listing_here(folder: Path) -> str:
-    """List a folder of this machine as :func:`_listing` does on a host: the size and name of each file."""
+    """List a folder of this machine as :func:`_listing` does on a host: the sha256 and path of each file."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return "".join(sorted(f"{path.stat().st_size} {path.relative_to(folder).as_posix()}\n" for path in files))
+    return "".join(sorted(f"{_sha256(path)}  ./{path.relative_to(folder).as_posix()}\n" for path in files))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _listing(target: BareMetal, host: Host, folder: Path) -> str:
     """List a folder on a host, "" where there is none; an empty folder is as good as none."""
-    done = run(target, host, ["find", str(folder), "-type", "f", "-printf", r"%s %P\n"], timeout=_COPY)
+    listed = f"cd {shlex.quote(str(folder))} && find . -type f -exec sha256sum {{}} +"
+    done = run(target, host, ["sh", "-c", listed], timeout=_COPY)
     return "".join(sorted(done.out.splitlines(keepends=True))) if done.code == 0 else ""
 
 
