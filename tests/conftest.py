@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from helpers import processes_of
 
+pytest_plugins = ["standalone"]  # one Airflow for tests/e2e and tests/ui
+
 ALL_REDUCE = """
 import os, torch, torch.distributed as dist
 dist.init_process_group()

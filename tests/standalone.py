@@ -67,19 +67,17 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     home = tmp_path_factory.mktemp("airflow")
     port = free_port(18080)
     bundles = embedded.settings(home, port, {"manycpu": embedded.DAGS, "tiny": _TINY_DAGS})
-    server = subprocess.Popen(
-        [sys.executable, "-m", "manycpu.operators.ui"],
-        env={name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
-        | {name: value for name, value in bundles.items() if name.endswith("BUNDLE_CONFIG_LIST")}
-        | {"AIRFLOW_HOME": str(home), "PORT": str(port), "MANYCPU_TEST_HOME": str(home)},
-        stdout=(home / "said").open("wb"),
-        stderr=subprocess.STDOUT,
-    )
+    env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
+    env |= {name: value for name, value in bundles.items() if name.endswith("BUNDLE_CONFIG_LIST")}
+    env |= {"AIRFLOW_HOME": str(home), "PORT": str(port), "MANYCPU_TEST_HOME": str(home)}
+    command = [sys.executable, "-m", "manycpu.operators.ui"]
+    with (home / "said").open("wb") as said:
+        server = subprocess.Popen(command, env=env, stdout=said, stderr=said)
     try:
         yield _wait_for(server, f"http://127.0.0.1:{port}", home)
     finally:
         server.terminate()
-        code = server.wait(30)
+        code = server.wait(60)
         left = list(processes_of(home))
         for process in left:
             process.kill()

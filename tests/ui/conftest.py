@@ -1,3 +1,0 @@
-from standalone import airflow
-
-__all__ = ["airflow"]
