@@ -63,9 +63,10 @@ class Page:
         seen = conditions.text_to_be_present_in_element((By.TAG_NAME, "body"), text)
         WebDriverWait(self.browser, timeout).until(seen, f"the page never showed {text!r}")
 
-    def shoot(self, name: str) -> None:
+    def shoot(self, name: str, height: int) -> None:
         """Take a screenshot, when they are wanted."""
         if SCREENSHOTS:
+            self.browser.set_window_size(1280, height)
             Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
             self.browser.save_screenshot(f"{SCREENSHOTS}/{name}.png")
 
@@ -98,7 +99,7 @@ def test_a_run_from_the_trigger_form(
     sections = page.browser.find_elements(By.CSS_SELECTOR, "[role=dialog] button[data-part=item-trigger]")
     assert [section.text for section in sections][: len(SECTIONS)] == SECTIONS
     page.shows("What to run: a recipe's name, a script's path")
-    page.shoot("trigger-form")
+    page.shoot("trigger-form", 1360)
 
     output = tmp_path / "out"
     for name, text in (
@@ -119,6 +120,6 @@ def test_a_run_from_the_trigger_form(
     page.browser.refresh()
     page.shows("training.report")
     page.shows("Success")
-    page.shoot("finished-run")
+    page.shoot("finished-run", 1060)
     report = json.loads((output / "report.json").read_text())
     assert (report["state"], report["world_size"]) == ("succeeded", 2)

@@ -1,0 +1,51 @@
+"""Parsing dags/ against a DAG file that imports only airflow.sdk: CPU time of fresh processes, by turns."""
+
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from manycpu.operators import embedded
+
+PAIRS = 7
+LIMIT = 1.15
+BARE = """
+from airflow.sdk import dag, task
+
+@dag(schedule=None)
+def bare():
+    @task
+    def nothing(): ...
+    nothing()
+
+bare()
+"""
+PARSE = "import runpy, sys; [runpy.run_path(file) for file in sys.argv[1:]]"
+
+
+def main() -> dict[str, float]:
+    """Measure; the ratio is the median of pairs that ran one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        bare = Path(folder, "bare.py")
+        bare.write_text(BARE)
+        env = os.environ | embedded.settings(Path(folder))
+        ours = sorted(str(path) for path in embedded.DAGS.glob("*.py"))
+        for files in ([str(bare)], ours):
+            _seconds(files, env)  # the first time is for the disk
+        pairs = [(_seconds([str(bare)], env), _seconds(ours, env)) for _ in range(PAIRS)]
+    return {
+        "bare_seconds": round(statistics.median(one for one, _ in pairs), 3),
+        "dags_seconds": round(statistics.median(other for _, other in pairs), 3),
+        "ratio": round(statistics.median(other / one for one, other in pairs), 3),
+        "limit": LIMIT,
+    }
+
+
+def _seconds(files: list[str], env: dict[str, str]) -> float:
+    """CPU seconds of a process that runs DAG files as Airflow's parser does."""
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", PARSE, *files], env)
+    _, status, used = os.wait4(pid, 0)
+    if status != 0:
+        sys.exit(f"bench: {' '.join(files)} cannot be parsed")
+    return used.ru_utime + used.ru_stime
