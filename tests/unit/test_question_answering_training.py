@@ -177,6 +177,21 @@ def test_only_the_samples_asked_for_are_used(env: dict[str, str]) -> None:
     assert len(json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text())) == 3
 
 
+def test_embeddings_that_are_frozen_stay_as_they_are(env: dict[str, str]) -> None:
+    from safetensors.torch import load_file
+
+    run(env, "--max_steps", "2", "--learning_rate", "1e-2", "--freeze_embeddings")
+    before, after = (
+        load_file(Path(env[name]) / "model.safetensors") for name in ("MANYCPU_MODEL", "MANYCPU_OUTPUT")
+    )
+    same = {
+        name
+        for name, values in before.items()
+        if f"bert.{name}" in after and (values == after[f"bert.{name}"]).all()
+    }
+    assert same == {"embeddings.word_embeddings.weight"}
+
+
 def test_a_changed_file_is_read_again(env: dict[str, str], tmp_path: Path) -> None:
     run(env, "--max_steps", "1")
     tiny_data(tmp_path / "data", validation=4)

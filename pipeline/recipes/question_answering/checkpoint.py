@@ -51,6 +51,8 @@ def load(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
             field="run.model",
             fix="Check the name, the access to the Hub, and HF_TOKEN; or name a folder with config.json",
         ) from error
+    if options.freeze_embeddings:
+        model.get_input_embeddings().requires_grad_(requires_grad=False)
     return model, _usable(tokenizer, name)
 
 

