@@ -19,22 +19,6 @@ if TYPE_CHECKING:
 _HOME = Path(tempfile.mkdtemp(prefix="manycpu-airflow-"))
 os.environ |= {name: value for name, value in embedded.settings(_HOME).items() if "AIRFLOW" in name}
 
-_HERE = Path(__file__).parent
-# Airflow's own, on its way from one version to the next; ours stay errors.
-_AIRFLOWS_WARNINGS = (
-    "ignore::DeprecationWarning",
-    "ignore::PendingDeprecationWarning",
-    "ignore::ResourceWarning",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(_HERE):
-            for warning in _AIRFLOWS_WARNINGS:
-                item.add_marker(pytest.mark.filterwarnings(warning))
-
 
 @pytest.fixture(scope="session", autouse=True)
 def database() -> Iterator[None]:
