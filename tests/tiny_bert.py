@@ -5,7 +5,7 @@ import string
 from pathlib import Path
 from typing import Any
 
-__all__ = ["tiny_checkpoint", "tiny_data", "tiny_tokenizer"]
+__all__ = ["NAMES", "run", "tiny_checkpoint", "tiny_data", "tiny_env", "tiny_tokenizer"]
 
 _WORDS = ("a", "and", "bridge", "drew", "in", "of", "old", "plans", "river", "the", "town", "who", "year")
 NAMES = ("mira", "odo", "pell", "rusk", "tano", "vex")
@@ -55,3 +55,23 @@ def _article(key: str, name: str, year: int) -> dict[str, Any]:
     answer = {"text": name, "answer_start": context.index(name)}
     asked = {"id": key, "question": "Who drew the plans?", "answers": [answer]}
     return {"title": key, "paragraphs": [{"context": context, "qas": [asked]}]}
+
+
+def tiny_env(folder: Path, model: Path) -> dict[str, str]:
+    """Give the environment of a run on a tiny data set; everything is in the folder."""
+    return {
+        "MANYCPU_DATA": str(tiny_data(folder / "data")),
+        "MANYCPU_MODEL": str(model),
+        "MANYCPU_OUTPUT": str(folder / "output"),
+        "MANYCPU_CHECKPOINTS": str(folder / "checkpoints"),
+    }
+
+
+def run(env: dict[str, str], *words: str) -> dict[str, Any]:
+    """Run the recipe in this process, with features that suit the tiny data set; its metrics."""
+    from manycpu.pipeline.recipes.question_answering import training
+    from manycpu.pipeline.recipes.question_answering.options import parse
+
+    common = ("--max_seq_length", "48", "--doc_stride", "8", "--per_device_train_batch_size", "4")
+    cache = str(Path(env["MANYCPU_OUTPUT"]).with_name("cache"))
+    return training.run(parse([*common, "--cache_dir", cache, *words], env), env)

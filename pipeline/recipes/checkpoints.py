@@ -12,14 +12,20 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 _TORCH_FILES = ("optimizer.pt", "scheduler.pt")
 
 
-def newest(folder: str | Path) -> tuple[Path | None, list[str]]:
+def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | None, list[str]]:
     """Find the checkpoint of the greatest step that is whole.
+
+    Args:
+        folder: Where the checkpoints are.
+        since: Leave out what was written before this time, in seconds since 1970.
 
     Returns:
         Its folder, or None; and what is wrong with each later one.
     """
     skipped: list[str] = []
     for checkpoint in _latest_first(Path(folder)):
+        if since is not None and _written(checkpoint) < since:
+            continue
         reason = fault(checkpoint)
         if reason is None:
             return checkpoint, skipped
@@ -49,6 +55,12 @@ def step(checkpoint: Path) -> int | None:
         return int(state["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _written(checkpoint: Path) -> float:
+    # The folder may be older: a step that is done again goes into the same one.
+    state = checkpoint / "trainer_state.json"
+    return state.stat().st_mtime if state.exists() else checkpoint.stat().st_mtime
 
 
 def _latest_first(folder: Path) -> Iterator[Path]:

@@ -70,23 +70,20 @@ class ProgressCallback(TrainerCallback):
 def resume_point(args: TrainingArguments, env: Mapping[str, str]) -> str | None:
     """Decide which checkpoint to go on from, the same on every rank.
 
-    What was asked for comes first (``--resume_from_checkpoint``, then MANYCPU_RESUME_FROM); otherwise it is
-    the newest whole checkpoint in ``args.output_dir``.
+    What was asked for comes first (``--resume_from_checkpoint``, then MANYCPU_RESUME_FROM), but a retry goes
+    on from what the run itself has written since; otherwise the newest whole one in ``args.output_dir``.
 
     Raises:
         BadInputError: The checkpoint asked for is not whole, or a rank cannot see it.
     """
     asked = _asked(args, env)
-    found, skipped = (asked, []) if asked else checkpoints.newest(str(args.output_dir))
-    for note in skipped if args.process_index == 0 else ():
-        say(f"checkpoint {note}")
-    chosen = _agreed(str(found) if found else None)
+    chosen = _agreed(_choice(args, env, asked) if args.process_index == 0 else None)
     if chosen is None:
         return None
-    if not all(_everywhere(checkpoints.fault(Path(chosen)) is None)):
-        problem = checkpoints.fault(Path(chosen)) or "not every rank can read it"
+    problem = checkpoints.fault(Path(chosen))
+    if not all(_everywhere(problem is None)):
         raise BadInputError(
-            f"cannot go on from {chosen}: {problem}",
+            f"cannot go on from {chosen}: {problem or 'not every rank can read it'}",
             field="run.resume_from" if asked else "run.checkpoints",
             fix="Name a whole checkpoint, in a folder that every node shares",
         )
@@ -100,6 +97,27 @@ def _asked(args: TrainingArguments, env: Mapping[str, str]) -> Path | None:
     named = option if isinstance(option, str) and option.lower() not in ("true", "false") else None
     path = named or env.get("MANYCPU_RESUME_FROM")
     return Path(path) if path else None
+
+
+def _choice(args: TrainingArguments, env: Mapping[str, str], asked: Path | None) -> str | None:
+    folder = Path(str(args.output_dir))
+    began = _first_begun(folder, env.get("MANYCPU_RUN", "")) if asked else None
+    found, skipped = (None, []) if asked and began is None else checkpoints.newest(folder, since=began)
+    for note in skipped:
+        say(f"checkpoint {note}")
+    chosen = found or asked
+    return str(chosen) if chosen else None
+
+
+def _first_begun(folder: Path, run: str) -> float | None:
+    """Tell when this run first began from a checkpoint asked for; None when it does so only now."""
+    mark = folder / f".resumed-{run}"
+    if run and mark.exists():
+        return mark.stat().st_mtime
+    if run:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    return None
 
 
 def _agreed(choice: str | None) -> str | None:

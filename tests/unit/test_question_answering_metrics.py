@@ -1,8 +1,16 @@
 """Exact match and F1 by the official definition, on cases worked out by hand."""
 
+import doctest
+
 import pytest
 
+from manycpu.pipeline.recipes.question_answering import squad_metrics
 from manycpu.pipeline.recipes.question_answering.squad_metrics import exact_match, f1, normalize, score
+
+
+def test_the_examples_hold() -> None:
+    tried = doctest.testmod(squad_metrics)
+    assert (tried.failed, tried.attempted) == (0, 2)
 
 
 @pytest.mark.parametrize(

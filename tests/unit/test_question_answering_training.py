@@ -3,16 +3,14 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tiny_bert import NAMES, tiny_checkpoint, tiny_data
+from tiny_bert import NAMES, run, tiny_checkpoint, tiny_data, tiny_env
 
 from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.recipes.question_answering import ask, training
 from manycpu.pipeline.recipes.question_answering.ask import Reader
 from manycpu.pipeline.recipes.question_answering.options import parse
-from manycpu.pipeline.spec import squad
 from manycpu.pipeline.spec.errors import BadInputError
 
 pytestmark = [
@@ -30,18 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def env(tmp_path: Path, model: Path) -> dict[str, str]:
     """Give the environment of a run."""
-    return {
-        "MANYCPU_DATA": str(tiny_data(tmp_path / "data")),
-        "MANYCPU_MODEL": str(model),
-        "MANYCPU_OUTPUT": str(tmp_path / "output"),
-        "MANYCPU_CHECKPOINTS": str(tmp_path / "checkpoints"),
-    }
-
-
-def run(env: dict[str, str], *words: str) -> dict[str, Any]:
-    common = ("--max_seq_length", "48", "--doc_stride", "8", "--per_device_train_batch_size", "4")
-    cache = str(Path(env["MANYCPU_OUTPUT"]).with_name("cache"))
-    return training.run(parse([*common, "--cache_dir", cache, *words], env), env)
+    return tiny_env(tmp_path, model)
 
 
 def test_a_run_trains_evaluates_and_leaves_a_model_that_answers(env: dict[str, str]) -> None:
@@ -106,6 +93,19 @@ def test_a_resumed_training_ends_where_an_unbroken_one_does(env: dict[str, str],
     assert run(broken, *steps)["resumed_from_step"] == 3
     resumed = load_file(tmp_path / "again" / "model.safetensors")
     assert all((whole[name] == resumed[name]).all() for name in whole)
+
+
+def test_a_retry_goes_on_from_what_the_run_wrote_after_a_checkpoint_asked_for(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    steps = ("--save_steps", "2", "--evaluate_before", "false")
+    run(env, "--max_steps", "6", *steps)
+    folder = Path(env["MANYCPU_CHECKPOINTS"])
+    asked = env | {"MANYCPU_RESUME_FROM": str(folder / "checkpoint-2"), "MANYCPU_RUN": "again"}
+    asked["MANYCPU_OUTPUT"] = str(tmp_path / "again")
+    # The later checkpoints of the run before are not this run's.
+    assert run(asked, "--max_steps", "4", *steps)["resumed_from_step"] == 2
+    assert run(asked, "--max_steps", "5", *steps)["resumed_from_step"] == 4
 
 
 def test_a_checkpoint_asked_for_must_be_whole(env: dict[str, str], tmp_path: Path) -> None:
@@ -199,93 +199,8 @@ def test_a_changed_file_is_read_again(env: dict[str, str], tmp_path: Path) -> No
     assert len(json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text())) == 4
 
 
-@pytest.mark.parametrize(
-    ("words", "changes", "said"),
-    [
-        ((), {"MANYCPU_DATA": ""}, "run.data: there is no data set"),
-        ((), {"MANYCPU_MODEL": ""}, "run.model: there is no base checkpoint"),
-        ((), {"MANYCPU_MODEL": "/nowhere"}, "run.model: the checkpoint '/nowhere' cannot be loaded"),
-        (("--train_file", "nowhere.json"), {}, "run.args: there is no file nowhere.json"),
-        (("--train_file", __file__), {}, "is neither .json nor .parquet"),
-        (("--do_predict",), {}, "run.data: there is no test split; there is train, validation"),
-        (
-            ("--max_seq_length", "16", "--doc_stride", "16"),
-            {},
-            "run.args: --max_seq_length 16 leaves 8 tokens",
-        ),
-        (("--config_overrides", "no_such=1"), {}, "run.args: --config_overrides no_such=1"),
-        (("--max_train_samples", "0"), {}, "run.args: --max_train_samples 0"),
-    ],
-)
-def test_bad_input_names_its_field(
-    env: dict[str, str], words: tuple[str, ...], changes: dict[str, str], said: str
-) -> None:
-    with pytest.raises(BadInputError) as raised:
-        run(env | changes, *words)
-    assert said in str(raised.value)
-
-
-def test_a_damaged_data_set_ends_the_run_with_its_place(env: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "data" / "train.json").write_text('{"data": []}')
-    with pytest.raises(BadInputError, match=r"run\.data: .*train\.json holds no question"):
-        run(env)
-
-
-@pytest.fixture
-def hub(env: dict[str, str], tmp_path: Path) -> Path:
-    """Store the data set as the Hub stores rajpurkar/squad."""
-    from datasets import Dataset  # type: ignore[import-untyped]
-
-    folder = tmp_path / "hub" / "plain_text"
-    folder.mkdir(parents=True)
-    for split in ("train", "validation"):
-        rows = [
-            {
-                "id": asked.id,
-                "title": asked.title,
-                "context": asked.context,
-                "question": asked.question,
-                "answers": {"text": list(asked.texts), "answer_start": list(asked.starts)},
-            }
-            for asked in squad.load(Path(env["MANYCPU_DATA"]) / f"{split}.json")
-        ]
-        Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    return folder.parent
-
-
-def test_parquet_as_the_hub_stores_it_is_read(env: dict[str, str], hub: Path) -> None:
-    found = run(env | {"MANYCPU_DATA": str(hub)}, "--max_steps", "1")
-    assert found["train_steps"] == 1
-    assert len(json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text())) == 7
-
-
-def test_a_data_set_given_by_name_wins_over_the_runs(env: dict[str, str], hub: Path) -> None:
-    # A folder goes through the same loader as a name on the Hub.
-    (Path(env["MANYCPU_DATA"]) / "train.json").write_text("not looked at")
-    found = run(env, "--dataset_name", str(hub), "--max_steps", "1")
-    assert found["train_steps"] == 1
-
-
-def test_a_data_set_without_a_needed_column_is_told(env: dict[str, str], hub: Path) -> None:
-    from datasets import Dataset
-
-    file = hub / "plain_text" / "validation-00000-of-00001.parquet"
-    Dataset.from_parquet(str(file), cache_dir=str(hub / "cache")).rename_column(
-        "answers", "labels"
-    ).to_parquet(file)
-    with pytest.raises(
-        BadInputError, match=r"run\.data: the validation split has no column 'answers'; it has id"
-    ):
-        run(env | {"MANYCPU_DATA": str(hub)})
-
-
-def test_a_data_set_of_the_hub_that_cannot_be_had_is_told(env: dict[str, str]) -> None:
-    with pytest.raises(BadInputError, match=r"run\.args: the data set 'no/such' cannot be loaded.*HF_TOKEN"):
-        run(env, "--dataset_name", "no/such")
-
-
 def test_a_trained_model_is_asked_about_texts_of_any_length(env: dict[str, str]) -> None:
-    run(env, "--num_train_epochs", "8", "--learning_rate", "1e-2")
+    run(env, "--max_steps", "2")
     reader = Reader(env["MANYCPU_OUTPUT"])
     predictions = json.loads((Path(env["MANYCPU_OUTPUT"]) / "eval_predictions.json").read_text())
     context = "In 1800 mira drew the plans of the old bridge."
