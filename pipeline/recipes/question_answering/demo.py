@@ -18,7 +18,7 @@ _NO_DROPOUT = "hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0"
 ARGS = (
     *("--max_seq_length", "128", "--doc_stride", "32", "--config_overrides", _NO_DROPOUT),
     *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "16", "--num_train_epochs", "1"),
-    *("--learning_rate", "3e-4", "--warmup_steps", "0.05"),
+    *("--learning_rate", "3e-4", "--lr_scheduler_type", "cosine", "--warmup_steps", "0.03"),
     *("--logging_steps", "5", "--save_steps", "100", "--save_total_limit", "1"),
 )
 """Options of the recipe; the batch is 16, over two processes."""
