@@ -53,6 +53,19 @@ def test_bad_input_names_its_field(
     assert said in str(raised.value)
 
 
+def test_training_needs_an_answer_that_fits(env: dict[str, str]) -> None:
+    path = Path(env["MANYCPU_DATA"]) / "train.json"
+    document = json.loads(path.read_text())
+    for article in document["data"]:
+        (paragraph,) = article["paragraphs"]
+        paragraph["qas"][0]["answers"] = [{"text": paragraph["context"], "answer_start": 0}]
+    path.write_text(json.dumps(document))
+    with pytest.raises(
+        BadInputError, match=r"run\.data: no training question has an answer that fits into 16 tokens"
+    ):
+        run(env, "--max_seq_length", "16", "--doc_stride", "2")
+
+
 def test_a_damaged_data_set_ends_the_run_with_its_place(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "data" / "train.json").write_text('{"data": []}')
     with pytest.raises(BadInputError, match=r"run\.data: .*train\.json holds no question"):

@@ -10,6 +10,7 @@ from manycpu.pipeline.recipes.question_answering.options import DataOptions
 from manycpu.pipeline.recipes.question_answering.postprocess import Limits
 from manycpu.pipeline.recipes.question_answering.scoring import Scorer
 from manycpu.pipeline.recipes.speak import say
+from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["Prepared", "prepare"]
 
@@ -63,6 +64,12 @@ def _split(
         load_from_cache_file=not options.overwrite_cache,
         desc=f"{split} features",
     )
+    if split == "train" and not any(features["start_positions"]):
+        raise BadInputError(
+            f"no training question has an answer that fits into {shape.length} tokens",
+            field="run.data",
+            fix="Give a greater --max_seq_length, or data with answers",
+        )
     limits = Limits(
         options.n_best_size,
         options.max_answer_length,
