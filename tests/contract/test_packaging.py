@@ -40,7 +40,9 @@ def test_it_offers_the_command_and_the_provider(wheel: zipfile.ZipFile) -> None:
 
 
 def test_no_class_is_made_twice_under_a_second_name() -> None:
-    code = "import manycpu.pipeline.cli, sys; print([m for m in sys.modules if m.split('.')[0] == 'pipeline'])"
+    code = (
+        "import manycpu.pipeline.cli, sys; print([m for m in sys.modules if m.split('.')[0] == 'pipeline'])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
 
