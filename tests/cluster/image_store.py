@@ -1,0 +1,65 @@
+"""The images unpacked for the nodes: once in the cache, and linked into every node of every cluster.
+
+A node's containerd thus starts with all images there, without a download, at no cost of disk. Unpacked layers
+and downloaded blobs are never changed by containerd, so that links are enough; its databases are copied.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cluster import debian, node
+from tests.cluster.command import log, run
+from tests.cluster.namespace import Namespace, node_holder
+from tests.cluster.settings import Node, cache
+
+UNPACKER = Node("unpacker", 0)
+PULL_SECONDS = 900
+
+
+def _folder() -> Path:
+    return cache() / "unpacked"
+
+
+def _current() -> Path:
+    return _folder() / "current"
+
+
+def _mark(references: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join([debian.release(), *references]).encode()).hexdigest()
+
+
+def there(references: Sequence[str]) -> bool:
+    """Whether exactly these images are unpacked."""
+    mark = _current() / "mark"
+    return mark.exists() and mark.read_text() == _mark(references)
+
+
+def ensure(namespace: Namespace, references: Sequence[str]) -> None:
+    """Unpack these images, by a containerd that runs for nothing else, unless that was done."""
+    if there(references):
+        return
+    log.info("unpacking %d images for the nodes", len(references))
+    shutil.rmtree(_folder(), ignore_errors=True)
+    part = _folder() / "part"
+    part.mkdir(parents=True)
+    node.configure_containerd(UNPACKER, part)
+    node.mounts(namespace, UNPACKER)
+    node.start_containerd(namespace, UNPACKER)
+    for reference in references:
+        node.ctr(namespace, UNPACKER, "images", "pull", "--plain-http", reference, seconds=PULL_SECONDS)
+    namespace.stop(f"{UNPACKER.name}-containerd")
+    namespace.stop(node_holder(UNPACKER.name))
+    (part / "mark").write_text(_mark(references))
+    part.rename(_current())
+
+
+def link(root: Path) -> None:
+    """Give a node's containerd its images."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    run(["cp", "--archive", "--link", _current(), root])
+    for database in root.rglob("*.db"):
+        copy = database.with_suffix(".copy")
+        shutil.copy2(database, copy)
+        copy.replace(database)

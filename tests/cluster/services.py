@@ -1,0 +1,36 @@
+"""What the cluster offers to its pods and to the machine: service addresses, names, images."""
+
+from tests.cluster import configs, debian
+from tests.cluster.command import wait_for
+from tests.cluster.modules import Module
+from tests.cluster.namespace import Namespace
+from tests.cluster.settings import ADDRESS, DOMAIN, INNER, NODES, PODS, cache, run_folder
+
+
+def start_proxy(namespace: Namespace, kubernetes: Module) -> None:
+    """kube-proxy: one for both nodes, since they share the cluster's network namespace."""
+    configs.write(
+        "kube-proxy.yaml", run_folder() / "kube-proxy.yaml", folder=INNER, pods=PODS, address=ADDRESS
+    )
+    command = [
+        kubernetes.program("kube-proxy"),
+        f"--config={INNER}/kube-proxy.yaml",
+        f"--hostname-override={NODES[0].name}",
+    ]
+    namespace.start("proxy", command)
+
+
+def start_dns(namespace: Namespace, coredns: Module) -> None:
+    configs.write("Corefile", run_folder() / "Corefile", address=ADDRESS, domain=DOMAIN, folder=INNER)
+    namespace.start("dns", [coredns.program("coredns"), "-conf", f"{INNER}/Corefile"])
+
+
+def start_registry(namespace: Namespace) -> None:
+    """The registry; its images stay in the cache when the cluster is down."""
+    from tests.cluster import registry
+
+    images = cache() / "registry"
+    images.mkdir(parents=True, exist_ok=True)
+    configs.write("registry.yaml", run_folder() / "registry.yaml", folder=images, address=ADDRESS)
+    namespace.start("registry", [debian.program("docker-registry"), "serve", f"{INNER}/registry.yaml"])
+    wait_for("the registry to answer", registry.answers, seconds=20)
