@@ -84,7 +84,11 @@ def up() -> Cluster:
         _down()
         if missing := preflight.missing():
             raise MissingError("; ".join(missing))
-        return _start()
+        try:
+            return _start()
+        except BaseException:
+            _end()  # but the run folder with the logs stays until the next start
+            raise
 
 
 def _start() -> Cluster:
@@ -102,12 +106,12 @@ def _start() -> Cluster:
         images.ensure(inside)
     with _step("control plane"):
         control_plane.start(inside, modules["kubernetes"])
+        cluster.kubectl("apply", "--filename", str(HERE / "manifests"))
         services.start_proxy(inside, modules["kubernetes"])
         services.start_dns(inside, modules["coredns"])
     with _step("nodes"):
         for each in NODES:
-            node.start(inside, each, modules)
-        cluster.kubectl("apply", "--filename", str(HERE / "manifests"))
+            node.start(inside, each, modules["kubernetes"])
         wait_for("both nodes to be ready", lambda: _nodes_ready(cluster), seconds=READY_SECONDS)
     with _step("storage, operators"):
         storage.create(inside, cluster.kubectl)
@@ -131,13 +135,19 @@ def down() -> bool:
 
 
 def _down() -> bool:
+    there = run_folder().exists()
+    _end()
+    shutil.rmtree(run_folder(), ignore_errors=True)
+    return there
+
+
+def _end() -> None:
     found = namespace.find()
     if found:
         namespace.end(found)
+    if found or run_folder().exists():
+        network.remove()
     cgroups.remove()
-    there = run_folder().exists()
-    shutil.rmtree(run_folder(), ignore_errors=True)
-    return bool(found) or there
 
 
 def describe(cluster: Cluster) -> str:

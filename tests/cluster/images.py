@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import gpu_code, image_store, layers, registry
+from tests.cluster import gpu_code, image_store, layers, registry, settings
 from tests.cluster.command import log
 from tests.cluster.modules import Module, chosen
 from tests.cluster.namespace import Namespace
 from tests.cluster.registry import Layer
-from tests.cluster.settings import REGISTRY, cache
+from tests.cluster.settings import cache
 
 # Operators: the program that is the image's only file.
 STATIC = {"pause": "pause", "training-operator": "training-operator.v1", "mpi-operator": "mpi-operator"}
@@ -36,12 +36,12 @@ class Image:
 
     @property
     def reference(self) -> str:
-        return f"{REGISTRY}/{self.name}:{self.tag}"
+        return f"{settings.registry()}/{self.name}:{self.tag}"
 
 
 def every(modules: dict[str, Module] | None = None) -> list[Image]:
     modules = modules or chosen()
-    return [*(_static(name, modules[name]) for name in STATIC), *_debian()]
+    return [*(_static(name, modules[name]) for name in STATIC), *debian()]
 
 
 def names() -> list[str]:
@@ -59,16 +59,21 @@ def built() -> bool:
 
 
 def ensure(namespace: Namespace) -> None:
-    """Make and push the images that the registry lacks, and unpack all for the nodes."""
-    shutil.rmtree(_workshop(), ignore_errors=True)
-    _workshop().mkdir(parents=True)
-    for image in every():
-        if registry.digest(image.name, image.tag) is None:
-            log.info("making image %s", image.name)
-            registry.push(image.name, image.tag, image.make(), image.config)
-            log.info("made image %s: %.0f MB", image.name, registry.size(image.name, image.tag) / 1e6)
-    shutil.rmtree(_workshop(), ignore_errors=True)
+    """Make and push the images that the cluster's registry lacks, and unpack all for the nodes."""
+    publish(every())
     image_store.ensure(namespace, [image.reference for image in every()])
+
+
+def publish(images: Sequence[Image]) -> None:
+    """Make and push those of the images that the registry lacks."""
+    missing = [image for image in images if registry.digest(image.name, image.tag) is None]
+    shutil.rmtree(_workshop(), ignore_errors=True)
+    for image in missing:
+        log.info("making image %s", image.name)
+        _workshop().mkdir(parents=True, exist_ok=True)
+        registry.push(image.name, image.tag, image.make(), image.config)
+        log.info("made image %s: %.0f MB", image.name, registry.size(image.name, image.tag) / 1e6)
+    shutil.rmtree(_workshop(), ignore_errors=True)
 
 
 def _workshop() -> Path:
@@ -98,7 +103,7 @@ def _tar(program: Path, name: str) -> bytes:
     return stream.getvalue()
 
 
-def _debian() -> list[Image]:
+def debian() -> list[Image]:
     """The base with Python and ssh, and on it the helper and the training image."""
     config = {"Env": [PATH, "PYTHONUNBUFFERED=1", "LANG=C.UTF-8"], "Cmd": ["bash"]}
     base = _hash(inspect.getsource(layers), inspect.getsource(gpu_code), layers.suite(), str(config))

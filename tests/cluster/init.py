@@ -56,7 +56,9 @@ def sysctls() -> None:
             shown.parent.mkdir(parents=True, exist_ok=True)
             shown.write_text(value)
             mount("--bind", shown, real)
-    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")  # of this network namespace only
+    # Of this network namespace only: pods are routed, and connections whose ends are dead are soon forgotten.
+    for name, value in {"ip_forward": "1", "tcp_orphan_retries": "1", "tcp_fin_timeout": "2"}.items():
+        Path("/proc/sys/net/ipv4", name).write_text(value)
 
 
 def hugetlb() -> None:

@@ -6,7 +6,7 @@ import psutil
 
 from tests.cluster.command import run
 from tests.cluster.namespace import Namespace
-from tests.cluster.settings import ADDRESS, INTERFACE, MACHINE_ADDRESS, NODES, PREFIX, Node
+from tests.cluster.settings import ADDRESS, INTERFACE, MACHINE_ADDRESS, NODES, PREFIX, SERVICES, Node
 
 INSIDE = "front"
 
@@ -18,6 +18,8 @@ def create(namespace: Namespace) -> None:
     run(["ip", "link", "set", INTERFACE, "up"])
     namespace.run("ip", "address", "add", f"{ADDRESS}/{PREFIX}", "dev", INSIDE)
     namespace.run("ip", "link", "set", INSIDE, "up")
+    # kube-proxy rewrites service addresses, but a packet needs a route before it gets there.
+    namespace.run("ip", "route", "add", SERVICES, "dev", INSIDE, "src", ADDRESS)
     for node in NODES:
         bridge(namespace, node)
 
@@ -28,6 +30,12 @@ def bridge(namespace: Namespace, node: Node) -> None:
     namespace.run("ip", "link", "set", node.bridge, "up")
 
 
+def remove() -> None:
+    """Remove the machine's end of the pair now: the kernel would, but only after the last connection is forgotten."""
+    if INTERFACE in psutil.net_if_addrs():
+        run(["ip", "link", "delete", INTERFACE])
+
+
 def in_the_way() -> str | None:
     """The interface of the machine that has our name or an address in our network, and so is in the way."""
     ours = ip_network(f"{ADDRESS}/{PREFIX}", strict=False)
@@ -36,3 +44,27 @@ def in_the_way() -> str | None:
         if name == INTERFACE or any(ip_address(address) in ours for address in seen):
             return f"{name} ({', '.join(seen) or 'no address'})"
     return None
+
+
+FAULT_TABLE = "manycpu_cut"
+
+
+def cut(namespace: Namespace, node: Node) -> None:
+    """Drop what goes out of a node's pod network, and what comes in from beyond the node."""
+    rules = f"""
+        table inet {FAULT_TABLE} {{
+            chain forward {{
+                type filter hook forward priority -10; policy accept;
+                iifname "{node.bridge}" oifname != "{node.bridge}" drop
+                oifname "{node.bridge}" iifname != "{node.bridge}" drop
+            }}
+            chain input {{
+                type filter hook input priority -10; policy accept;
+                iifname "{node.bridge}" ip daddr != {node.address} drop
+            }}
+        }}"""
+    namespace.run("nft", rules)
+
+
+def mend(namespace: Namespace) -> None:
+    namespace.run("nft", "delete", "table", "inet", FAULT_TABLE)

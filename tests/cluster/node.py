@@ -17,13 +17,13 @@ from tests.cluster.settings import ADDRESS, CGROUP, DOMAIN, INNER, NODES, REGIST
 FIRST_POD = 10  # of a node's 254 addresses; those before it are the bridge's and the tests'
 
 
-def start(namespace: Namespace, node: Node, modules: dict[str, Module]) -> None:
+def start(namespace: Namespace, node: Node, kubernetes: Module) -> None:
     """Start a node; it registers itself with the API server."""
     image_store.link(run_folder() / node.name / "root")
     _configure(node)
     mounts(namespace, node)
     start_containerd(namespace, node)
-    start_kubelet(namespace, node, modules["kubernetes"])
+    start_kubelet(namespace, node, kubernetes)
 
 
 def _configure(node: Node) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import requests
 
+from tests.cluster import settings
 from tests.cluster.command import ClusterError
-from tests.cluster.settings import REGISTRY
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -41,13 +41,6 @@ class Layer:
             "size": self.file.stat().st_size,
             "digest": self.digest,
         }
-
-
-def answers() -> bool:
-    try:
-        return requests.get(f"http://{REGISTRY}/v2/", timeout=2).ok
-    except requests.ConnectionError:
-        return False
 
 
 def digest(name: str, tag: str) -> str | None:
@@ -119,14 +112,14 @@ def _put(place: str, wanted: str, data: Any, headers: dict[str, str]) -> None:
     answer = requests.put(place, params={"digest": wanted}, data=data, headers=headers, timeout=PUSH_SECONDS)
     if not answer.ok:
         raise ClusterError(
-            f"the registry at {REGISTRY} refused blob {wanted}: {answer.status_code} {answer.text}"
+            f"the registry at {settings.registry()} refused blob {wanted}: {answer.status_code} {answer.text}"
         )
 
 
 def _ask(method: str, path: str, *, missing_is_fine: bool = False, **options: Any) -> requests.Response:
-    answer = requests.request(method, f"http://{REGISTRY}/v2/{path}", timeout=SECONDS, **options)
+    answer = requests.request(method, f"http://{settings.registry()}/v2/{path}", timeout=SECONDS, **options)
     if answer.ok or (missing_is_fine and answer.status_code == requests.codes.not_found):
         return answer
     raise ClusterError(
-        f"the registry at {REGISTRY} answered {method} {path}: {answer.status_code} {answer.text}"
+        f"the registry at {settings.registry()} answered {method} {path}: {answer.status_code} {answer.text}"
     )

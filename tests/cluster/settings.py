@@ -70,6 +70,11 @@ def node(name: str) -> Node:
     return next(n for n in NODES if n.name == name)
 
 
+def registry() -> str:
+    """The registry that the tests' images are in: the cluster's own, or the one for MANYCPU_TEST_KUBECONFIG."""
+    return os.environ.get("MANYCPU_TEST_REGISTRY") or REGISTRY
+
+
 def cache() -> Path:
     """The only folder of the machine that the cluster writes to."""
     root = os.environ.get("MANYCPU_CACHE") or "~/.cache/manycpu"

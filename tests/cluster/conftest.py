@@ -1,0 +1,1 @@
+from tests.cluster.fixtures import *  # noqa: F403
