@@ -17,6 +17,7 @@ import pytest
 from tests.cluster import cluster as own
 from tests.cluster import images, settings, space, storage
 from tests.cluster.cluster import Cluster, MissingError
+from tests.cluster.command import log
 from tests.cluster.faults import Faults
 from tests.cluster.space import Space
 
@@ -87,28 +88,26 @@ def _progress(config: pytest.Config) -> Iterator[None]:
     """Show what the start is doing: it may take minutes."""
     capture = config.pluginmanager.getplugin("capturemanager")
     handler = logging.StreamHandler(sys.__stderr__)
-    own.log.addHandler(handler)
-    own.log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
     try:
         with capture.global_and_fixture_disabled():
             yield
     finally:
-        own.log.removeHandler(handler)
+        log.removeHandler(handler)
 
 
 @pytest.fixture(name="namespace")
 def namespace(cluster: TestCluster, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Space]:
     """A namespace of the test's own; its pods, events and logs are in the report of a failed test."""
     prefix = request.node.originalname.removeprefix("test_").replace("_", "-").lower()
-    made = space.create(cluster.kubeconfig, tmp_path, prefix)
-    request.node.stash[_SPACE] = made
-    yield made
-    made.user.close()
-    space.delete(made)
-    if cluster.own:
-        space.wait_emptied(made)
-        storage.recycle(cluster.own.namespace, cluster.own.kubectl)
-    made.admin.close()
+    with space.create(cluster.kubeconfig, tmp_path, prefix) as made:
+        request.node.stash[_SPACE] = made
+        yield made
+        space.delete(made)
+        if cluster.own:
+            space.wait_emptied(made)
+            storage.recycle(cluster.own.namespace, cluster.own.kubectl)
 
 
 @pytest.fixture(name="faults")

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ ACCOUNT = "manycpu"
 TOKEN_SECONDS = 3600
 LOG_LINES = 100
 EXEC_SECONDS = 60
+JOBS = (("v1", "pytorchjobs"), ("v2beta1", "mpijobs"))
 ENDED = ("Succeeded", "Failed")
 
 
@@ -49,7 +51,10 @@ class Space:
         """Create an object of any kind that the account may create."""
         group, _, version = manifest["apiVersion"].rpartition("/")
         if not group.endswith(".org"):
-            made = utils.create_from_dict(self.user, manifest, namespace=self.name)
+            try:
+                made = utils.create_from_dict(self.user, manifest, namespace=self.name)
+            except utils.FailToCreateError as error:
+                raise error.api_exceptions[0] from None
             return dict(self.user.sanitize_for_serialization(made[0]))
         path = (group, version, self.name, plural(manifest["kind"]))
         return dict(self.objects.create_namespaced_custom_object(*path, manifest))
@@ -73,6 +78,7 @@ class Space:
             return str(channel.read_all())
         finally:
             channel.close()
+            channel.sock.shutdown()
 
     def wait_pod(self, name: str, *phases: str, seconds: float = 60) -> client.V1Pod:
         """Wait until a pod is in one of the phases, and return it."""
@@ -81,7 +87,7 @@ class Space:
 
     def wait_job(self, kind: str, name: str, *, seconds: float = 120) -> str:
         """Wait until a job of one of the operators has ended; return `Succeeded` or `Failed`."""
-        version = {"mpijob": "v2beta1", "pytorchjob": "v1"}[kind.lower()]
+        version = next(version for version, kinds in JOBS if kinds == plural(kind))
 
         def ended() -> str:
             path = ("kubeflow.org", version, self.name, plural(kind), name)
@@ -104,22 +110,6 @@ def read_log(core: client.CoreV1Api, pod: str, namespace: str, **options: Any) -
 
 def plural(kind: str) -> str:
     return kind.lower() + "s"
-
-
-def create(admin_kubeconfig: Path, folder: Path, prefix: str) -> Space:
-    """Make the namespace, the account, its rights and its kubeconfig (in `folder`)."""
-    admin = config.new_client_from_config(config_file=str(admin_kubeconfig))
-    name = f"{prefix[:40].strip('-')}-{secrets.token_hex(3)}"
-    core = client.CoreV1Api(admin)
-    core.create_namespace({"metadata": {"name": name, "labels": {"manycpu.test": "true"}}})
-    core.create_namespaced_service_account(name, {"metadata": {"name": ACCOUNT}})
-    rbac = client.RbacAuthorizationV1Api(admin)
-    role = yaml.safe_load((HERE / "rights.yaml").read_text())
-    rbac.create_namespaced_role(name, role)
-    rbac.create_namespaced_role_binding(name, _binding(role["metadata"]["name"]))
-    kubeconfig = folder / "kubeconfig"
-    write_kubeconfig(kubeconfig, admin_kubeconfig, name, token(admin, name))
-    return Space(name, admin, config.new_client_from_config(config_file=str(kubeconfig)), kubeconfig)
 
 
 def _binding(role: str) -> dict[str, Any]:
@@ -155,9 +145,46 @@ def write_kubeconfig(path: Path, admin_kubeconfig: Path, namespace: str, bearer:
     path.write_text(yaml.safe_dump(document))
 
 
+@contextmanager
+def connect(kubeconfig: Path) -> Iterator[ApiClient]:
+    """A client whose connections are closed with it."""
+    with config.new_client_from_config(config_file=str(kubeconfig)) as api:
+        try:
+            yield api
+        finally:
+            api.rest_client.pool_manager.clear()
+
+
+@contextmanager
+def create(admin_kubeconfig: Path, folder: Path, prefix: str) -> Iterator[Space]:
+    """Make the namespace, the account, its rights and its kubeconfig (in `folder`)."""
+    kubeconfig = folder / "kubeconfig"
+    with connect(admin_kubeconfig) as admin:
+        name = f"{prefix[:40].strip('-')}-{secrets.token_hex(3)}"
+        _prepare(admin, name)
+        write_kubeconfig(kubeconfig, admin_kubeconfig, name, token(admin, name))
+        with connect(kubeconfig) as user:
+            yield Space(name, admin, user, kubeconfig)
+
+
+def _prepare(admin: ApiClient, name: str) -> None:
+    core = client.CoreV1Api(admin)
+    core.create_namespace({"metadata": {"name": name, "labels": {"manycpu.test": "true"}}})
+    core.create_namespaced_service_account(name, {"metadata": {"name": ACCOUNT}})
+    rbac = client.RbacAuthorizationV1Api(admin)
+    role = yaml.safe_load((HERE / "rights.yaml").read_text())
+    rbac.create_namespaced_role(name, role)
+    rbac.create_namespaced_role_binding(name, _binding(role["metadata"]["name"]))
+
+
 def delete(space: Space) -> None:
-    """Remove the namespace; its objects are removed by the cluster."""
-    client.CoreV1Api(space.admin).delete_namespace(space.name, grace_period_seconds=0)
+    """Remove the namespace, jobs and pods first: Kubernetes itself would only begin after five seconds."""
+    objects, core = client.CustomObjectsApi(space.admin), client.CoreV1Api(space.admin)
+    for version, kinds in JOBS:
+        objects.delete_collection_namespaced_custom_object("kubeflow.org", version, space.name, kinds)
+    core.delete_collection_namespaced_pod(space.name, grace_period_seconds=0)
+    core.delete_collection_namespaced_persistent_volume_claim(space.name)
+    core.delete_namespace(space.name)
 
 
 def wait_emptied(space: Space, *, seconds: float = 60) -> None:
