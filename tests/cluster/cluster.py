@@ -153,7 +153,6 @@ def _end() -> None:
 def describe(cluster: Cluster) -> str:
     """What a person wants to know of the running cluster."""
     versions = ", ".join(f"{module.component} {module.minor}" for module in cluster.modules.values())
-    memory = sum(process.memory_full_info().pss for process in namespace.processes(cluster.namespace))
     return "\n".join(
         (
             f"export KUBECONFIG={kubeconfig()}",
@@ -161,10 +160,15 @@ def describe(cluster: Cluster) -> str:
             f"nodes     {', '.join(f'{n.name} (pods in {n.subnet})' for n in NODES)}; API and DNS at {ADDRESS}",
             f"versions  {versions}",
             f"storage   {', '.join(storage.CLASSES)}",
-            f"memory    {memory / 2**20:.0f} MiB in {len(namespace.processes(cluster.namespace))} processes",
+            f"memory    {memory(cluster) / 2**20:.0f} MiB in {len(namespace.processes(cluster.namespace))} processes",
             f"kubectl   {cluster.modules['kubernetes'].program('kubectl')}",
         )
     )
+
+
+def memory(cluster: Cluster) -> int:
+    """Bytes that the cluster's processes hold, pods' included; what several share is counted once."""
+    return sum(process.memory_full_info().pss for process in namespace.processes(cluster.namespace))
 
 
 @contextmanager

@@ -84,10 +84,8 @@ class Faults:
     @contextmanager
     def volumes_full(self) -> Iterator[None]:
         """No space left in any volume of the cluster."""
-        self._inside.run(
-            "sh", "-c", f"df --output=avail -B1 {VOLUMES} | tail -1 | xargs -I@ fallocate -l @ {FILLER}"
-        )
         try:
+            self._inside.run("sh", "-c", FILL, VOLUMES, FILLER)
             yield
         finally:
             self._inside.run("rm", "-f", FILLER)

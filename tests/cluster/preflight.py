@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.cluster import go, network, programs
 from tests.cluster.settings import ADDRESS, PREFIX, cache
@@ -77,7 +76,3 @@ def _memory() -> Iterator[str]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if total < MEMORY:
         yield f"{MEMORY / GIB:.0f} GiB of memory are needed, this machine has {total / GIB:.1f}"
-
-
-def has_overlay() -> bool:
-    return "overlay" in Path("/proc/filesystems").read_text()
