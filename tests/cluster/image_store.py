@@ -1,7 +1,7 @@
 """The images unpacked for the nodes: once in the cache, and linked into every node of every cluster.
 
-A node's containerd thus starts with all images there, without a download, at no cost of disk. Unpacked layers
-and downloaded blobs are never changed by containerd, so that links are enough; its databases are copied.
+A node's containerd thus starts with all images there, without a download, at no cost of disk. containerd never
+changes unpacked layers and downloaded blobs, so that links are enough; its databases are copied.
 """
 
 import hashlib
@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster import debian, node
-from tests.cluster.command import log, run
+from tests.cluster.command import log
 from tests.cluster.namespace import Namespace, node_holder
 from tests.cluster.settings import Node, cache
 
 UNPACKER = Node("unpacker", 0)
 PULL_SECONDS = 900
+# containerd's name for its folder of unpacked layers.
+SNAPSHOTS = "snapshots"
 
 
 def _folder() -> Path:
@@ -57,9 +59,16 @@ def ensure(namespace: Namespace, references: Sequence[str]) -> None:
 
 def link(root: Path) -> None:
     """Give a node's containerd its images."""
-    root.parent.mkdir(parents=True, exist_ok=True)
-    run(["cp", "--archive", "--link", _current(), root])
-    for database in root.rglob("*.db"):
-        copy = database.with_suffix(".copy")
-        shutil.copy2(database, copy)
-        copy.replace(database)
+    shutil.copytree(_current(), root, copy_function=_link_or_copy, ignore=shutil.ignore_patterns(SNAPSHOTS))
+    for snapshots in _current().glob(f"*/{SNAPSHOTS}"):
+        own = root / snapshots.relative_to(_current())
+        own.mkdir()
+        for layer in snapshots.iterdir():
+            (own / layer.name).symlink_to(layer)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    if source.endswith(".db"):
+        shutil.copy2(source, target)
+    else:
+        Path(target).hardlink_to(source)
