@@ -1,11 +1,11 @@
-"""`python -m tests.cluster up`, `down` or `status`; `make cluster` and `make cluster-down` call it."""
+"""`python -m cluster up`, `down` or `status`; `make cluster` and `make cluster-down` call it."""
 
 import argparse
 import logging
 import sys
 
-from tests.cluster import cluster
-from tests.cluster.command import ClusterError
+from cluster import cluster
+from cluster.command import ClusterError
 
 
 def _up() -> int:
@@ -28,7 +28,7 @@ def _status() -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
     parser.add_argument("--verbose", action="store_true", help="show every command that is run")
     parser.add_argument("do", choices=("up", "down", "status"))
     options = parser.parse_args()

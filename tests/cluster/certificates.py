@@ -4,8 +4,7 @@ from pathlib import Path
 
 import trustme
 import yaml
-
-from tests.cluster.settings import ADDRESS, API, API_SERVICE, DOMAIN, INNER, NODES, run_folder
+from cluster.settings import ADDRESS, API, API_SERVICE, DOMAIN, INNER, NODES, run_folder
 
 API_SERVER_NAMES = (
     "kubernetes",

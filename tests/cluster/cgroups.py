@@ -4,8 +4,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.cluster.command import ClusterError, wait_for
-from tests.cluster.settings import CGROUP, NODES, run_folder
+from cluster.command import ClusterError, wait_for
+from cluster.settings import CGROUP, NODES, run_folder
 
 ROOT = Path("/sys/fs/cgroup")
 V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
@@ -48,8 +48,8 @@ def _enable_controllers(folder: Path) -> None:
         (folder / "cgroup.subtree_control").write_text(wanted)
     except OSError as error:
         raise ClusterError(
-            f"{folder}/cgroup.subtree_control does not take '{wanted}': {error}. The cluster needs a machine, or a "
-            "container with a cgroup namespace of its own, whose root control group holds no processes."
+            f"{folder}/cgroup.subtree_control does not take '{wanted}': {error}. It takes a machine, "
+            "or a container with a cgroup namespace of its own, whose root group holds no processes."
         ) from error
 
 
@@ -76,7 +76,7 @@ def _deepest_first(folder: Path) -> list[Path]:
 
 
 def _remove_private_hugetlb() -> None:
-    """The hierarchy that init.py may have mounted lives on while it has groups: empty it, seen from a mount."""
+    """The hierarchy that init.py may have mounted lives on while it has groups: mount it, and empty it."""
     if version2() or (ROOT / "hugetlb").is_dir():
         return
     place = run_folder() / "hugetlb"

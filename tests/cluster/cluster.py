@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tests.cluster import (
+from cluster import (
     certificates,
     cgroups,
     control_plane,
@@ -23,10 +23,10 @@ from tests.cluster import (
     services,
     storage,
 )
-from tests.cluster.command import ClusterError, log, wait_for
-from tests.cluster.modules import Module, chosen
-from tests.cluster.namespace import Namespace
-from tests.cluster.settings import ADDRESS, HERE, NODES, REGISTRY, cache, kubeconfig, run_folder
+from cluster.command import ClusterError, log, wait_for
+from cluster.modules import Module, chosen
+from cluster.namespace import Namespace
+from cluster.settings import ADDRESS, HERE, NODES, REGISTRY, cache, kubeconfig, run_folder
 
 READY_SECONDS = 120
 
@@ -52,7 +52,7 @@ class MissingError(ClusterError):
 
 
 def fingerprint() -> str:
-    """Changes with everything that a running cluster was made from: versions, configurations, this package."""
+    """Changes with all that a cluster was made from: versions, configurations, this package."""
     content = hashlib.sha256()
     for file in sorted(f for f in HERE.rglob("*") if f.suffix in {".py", ".toml", ".yaml", ".json", ""}):
         if file.is_file() and not file.name.startswith("test_") and "modules" not in file.parts:
@@ -153,14 +153,15 @@ def _end() -> None:
 def describe(cluster: Cluster) -> str:
     """What a person wants to know of the running cluster."""
     versions = ", ".join(f"{module.component} {module.minor}" for module in cluster.modules.values())
+    processes = namespace.processes(cluster.namespace)
     return "\n".join(
         (
             f"export KUBECONFIG={kubeconfig()}",
             f"registry  {REGISTRY} (plain HTTP), images {', '.join(images.names())}",
-            f"nodes     {', '.join(f'{n.name} (pods in {n.subnet})' for n in NODES)}; API and DNS at {ADDRESS}",
+            f"nodes     {', '.join(f'{n.name} (pods in {n.subnet})' for n in NODES)}; API, DNS at {ADDRESS}",
             f"versions  {versions}",
             f"storage   {', '.join(storage.CLASSES)}",
-            f"memory    {memory(cluster) / 2**20:.0f} MiB in {len(namespace.processes(cluster.namespace))} processes",
+            f"memory    {memory(cluster) / 2**20:.0f} MiB in {len(processes)} processes",
             f"kubectl   {cluster.modules['kubernetes'].program('kubectl')}",
         )
     )

@@ -1,4 +1,4 @@
-"""Running commands and waiting for conditions: the only places where a process is started or time is spent."""
+"""Running commands and waiting for conditions."""
 
 import logging
 import shlex

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.cluster.settings import HERE
+from cluster.settings import HERE
 
 
 def write(name: str, target: Path, /, **values: object) -> None:

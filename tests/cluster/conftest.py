@@ -1,1 +1,1 @@
-from tests.cluster.fixtures import *  # noqa: F403
+from cluster.fixtures import *  # noqa: F403

@@ -1,10 +1,10 @@
-"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as processes of the cluster's namespace."""
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as processes of the cluster's own."""
 
-from tests.cluster.certificates import inner
-from tests.cluster.command import ClusterError, run, wait_for
-from tests.cluster.modules import Module
-from tests.cluster.namespace import Namespace
-from tests.cluster.settings import ADDRESS, INNER, SERVICES, kubeconfig
+from cluster.certificates import inner
+from cluster.command import ClusterError, run, wait_for
+from cluster.modules import Module
+from cluster.namespace import Namespace
+from cluster.settings import ADDRESS, INNER, SERVICES, kubeconfig
 
 ETCD = "http://127.0.0.1:2379"
 # A lost node is noticed, and its pods are moved, in seconds instead of minutes.
@@ -94,7 +94,7 @@ def _controller_manager() -> list[str]:
         "--leader-elect=false",
         "--allocate-node-cidrs=false",
         f"--node-monitor-grace-period={NODE_LOST_SECONDS}s",
-        "--enable-hostpath-provisioner",  # makes the volumes of storage class `shared`, below settings.VOLUMES
+        "--enable-hostpath-provisioner",  # for storage class `shared`, below settings.VOLUMES
         "--pvclaimbinder-sync-period=5s",
         "--concurrent-gc-syncs=5",
         f"--cert-dir={INNER}/controller-manager",

@@ -8,8 +8,8 @@ import platform
 import shutil
 from pathlib import Path
 
-from tests.cluster.command import ClusterError, log, run
-from tests.cluster.settings import cache
+from cluster.command import ClusterError, log, run
+from cluster.settings import cache
 
 PACKAGES = ("containerd", "runc", "containernetworking-plugins", "docker-registry")
 

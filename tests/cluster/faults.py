@@ -10,15 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster import control_plane, network, node, operators, services, space
+from cluster.cluster import Cluster
+from cluster.command import wait_for
+from cluster.namespace import Namespace
+from cluster.settings import VOLUMES
+from cluster.settings import node as node_named
+from cluster.space import Space
 from kubernetes import client
-
-from tests.cluster import control_plane, network, node, operators, services, space
-from tests.cluster.cluster import Cluster
-from tests.cluster.command import wait_for
-from tests.cluster.namespace import Namespace
-from tests.cluster.settings import VOLUMES
-from tests.cluster.settings import node as node_named
-from tests.cluster.space import Space
 
 READY_SECONDS = 60
 DRAIN_SECONDS = 90
@@ -121,7 +120,7 @@ class Faults:
 
     @contextmanager
     def operator_stopped(self, name: str) -> Iterator[None]:
-        """An operator (training-operator, mpi-operator) that is not there: jobs are created and not acknowledged."""
+        """No training-operator, or no mpi-operator: jobs are created and not acknowledged."""
         namespace = operators.NAMESPACES[name]
         self._scale(namespace, name, 0)
         wait_for(f"{name} to be gone", lambda: not self._replicas(namespace, name), seconds=READY_SECONDS)

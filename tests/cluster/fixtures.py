@@ -1,6 +1,6 @@
 """pytest fixtures: the cluster, a namespace for a test, faults.
 
-A conftest.py makes them its own with `from tests.cluster.fixtures import *`; however many do, there is one
+A conftest.py makes them its own with `from cluster.fixtures import *`; however many do, there is one
 cluster for the whole session.
 """
 
@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from tests.cluster import cluster as own
-from tests.cluster import images, settings, space, storage
-from tests.cluster.cluster import Cluster, MissingError
-from tests.cluster.command import log
-from tests.cluster.faults import Faults
-from tests.cluster.space import Space
+from cluster import cluster as own
+from cluster import images, settings, space, storage
+from cluster.cluster import Cluster, MissingError
+from cluster.command import log
+from cluster.faults import Faults
+from cluster.space import Space
 
 __all__ = [
     "cluster",

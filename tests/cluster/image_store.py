@@ -1,7 +1,7 @@
 """The images unpacked for the nodes: once in the cache, and linked into every node of every cluster.
 
-A node's containerd thus starts with all images there, without a download, at no cost of disk. containerd never
-changes unpacked layers and downloaded blobs, so that links are enough; its databases are copied.
+A node's containerd thus starts with all images there, without a download, at no cost of disk. containerd
+never changes unpacked layers and downloaded blobs, so that links are enough; its databases are copied.
 """
 
 import hashlib
@@ -9,10 +9,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster import debian, node
-from tests.cluster.command import log
-from tests.cluster.namespace import Namespace, node_holder
-from tests.cluster.settings import Node, cache
+from cluster import debian, node
+from cluster.command import log
+from cluster.namespace import Namespace, node_holder
+from cluster.settings import Node, cache
 
 UNPACKER = Node("unpacker", 0)
 PULL_SECONDS = 900

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import gpu_code, image_store, layers, registry, settings
-from tests.cluster.command import log
-from tests.cluster.modules import Module, chosen
-from tests.cluster.namespace import Namespace
-from tests.cluster.registry import Layer
-from tests.cluster.settings import cache
+from cluster import gpu_code, image_store, layers, registry, settings
+from cluster.command import log
+from cluster.modules import Module, chosen
+from cluster.namespace import Namespace
+from cluster.registry import Layer
+from cluster.settings import cache
 
 # Operators: the program that is the image's only file.
 STATIC = {"pause": "pause", "training-operator": "training-operator.v1", "mpi-operator": "mpi-operator"}
@@ -90,16 +90,13 @@ def _static(name: str, module: Module) -> Image:
 
 
 def _tar(program: Path, name: str) -> bytes:
-    """A tar with one program, always the same bytes; also as /manager, which operators' Deployments may name."""
+    """A tar with one program in it, always the same bytes."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         info = tarfile.TarInfo(name)
         info.size, info.mode = program.stat().st_size, 0o755
         with program.open("rb") as content:
             tar.addfile(info, content)
-        link = tarfile.TarInfo("manager")
-        link.type, link.linkname = tarfile.SYMTYPE, name
-        tar.addfile(link)
     return stream.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Process 1 of the cluster: makes its mounts, then only collects ended processes. Its end is the cluster's end.
+"""Process 1 of the cluster: makes its mounts, then collects ended processes. Its end is the cluster's end.
 
 Started by namespace.py in new mount, network, process and host name namespaces, as `init.py RUN_FOLDER`.
 When this process is killed, the kernel ends every other process of the cluster, and with them go all
@@ -56,13 +56,13 @@ def sysctls() -> None:
             shown.parent.mkdir(parents=True, exist_ok=True)
             shown.write_text(value)
             mount("--bind", shown, real)
-    # Of this network namespace only: pods are routed, and connections whose ends are dead are soon forgotten.
+    # Of this network namespace only: pods are routed, and dead connections are soon forgotten.
     for name, value in {"ip_forward": "1", "tcp_orphan_retries": "1", "tcp_fin_timeout": "2"}.items():
         Path("/proc/sys/net/ipv4", name).write_text(value)
 
 
 def hugetlb() -> None:
-    """On cgroup v1 kubelet wants every hierarchy the kernel has: add hugetlb where the machine mounts none."""
+    """On cgroup v1 kubelet wants every hierarchy of the kernel: add hugetlb where the machine has it not."""
     real, ours = Path("/sys/fs/cgroup"), Path("/run/cgroup")
     if not (real / "memory").is_dir() or (real / "hugetlb").is_dir():
         return

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.cluster.settings import HERE
+from cluster.settings import HERE
 
 Manifest = dict[str, Any]
 Maker = Callable[[str, str], Manifest]
@@ -104,8 +104,8 @@ def mpijob(name: str, image: str) -> Manifest:
     worker = _template("worker", image, ["sh", "-c", sshd], {"spread": name})
     worker["spec"]["containers"][0]["readinessProbe"] = ready
     mpirun = (
-        "echo 'StrictHostKeyChecking no' >>/etc/ssh/ssh_config; head -1 /etc/mpi/hostfile | cut -d: -f1 >/tmp/first; "
-        f"exec mpirun -n 2 -ppn 1 -genv MASTER_ADDR $(cat /tmp/first) -genv MASTER_PORT 29500 python3 {PROGRAM}"
+        "echo 'StrictHostKeyChecking no' >>/etc/ssh/ssh_config; first=$(head -1 /etc/mpi/hostfile); "
+        f"exec mpirun -n 2 -ppn 1 -genv MASTER_ADDR ${{first%%:*}} -genv MASTER_PORT 29500 python3 {PROGRAM}"
     )
     launcher = _template("launcher", image, ["sh", "-c", mpirun], {"launcher": name})
     return {

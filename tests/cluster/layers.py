@@ -10,11 +10,11 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from tests.cluster import debian, gpu_code
-from tests.cluster.command import ClusterError, run
-from tests.cluster.go import uv
-from tests.cluster.registry import Layer
-from tests.cluster.settings import PROJECT
+from cluster import debian, gpu_code
+from cluster.command import ClusterError, run
+from cluster.go import uv
+from cluster.registry import Layer
+from cluster.settings import PROJECT
 
 PACKAGES = ("ca-certificates", "hostname", "openssh-client", "openssh-server", "procps", "python3")
 PYTHON = {"bookworm": "3.11", "trixie": "3.13"}
@@ -27,6 +27,7 @@ UNUSED = ("triton", "intel-sycl-rt", "intel-opencl-rt", "umf", "onemkl-license")
 # training-operator's init container calls nslookup; Debian's weighs 40 MB.
 NSLOOKUP = '#!/bin/sh\nexec getent hosts "$1"\n'
 BLOCK = 1 << 20
+INSTALL_SECONDS = 1200
 
 
 def suite() -> str:
@@ -105,12 +106,13 @@ def _install(packages: Path, extras: tuple[str, ...]) -> None:
     packages.mkdir(parents=True)
     overrides = packages.parent / "overrides.txt"
     overrides.write_text("".join(f"{name}; sys_platform == 'never'\n" for name in UNUSED))
-    command = [uv(), "pip", "install", "--quiet", "--target", packages, "--python-version", PYTHON[suite()]]
-    command += ["--only-binary", ":all:", "--override", overrides]
+    options = ["--target", str(packages), "--python-version", PYTHON[suite()], "--only-binary", ":all:"]
+    options += ["--override", str(overrides)]
+    options += ["--constraint", "requirements/torch.txt", "--constraint", "requirements/all.txt"]
     # Copies, not links: gpu_code changes the files, and uv's cache must not change with them.
-    command += ["--link-mode", "copy"]
-    command += ["--constraint", "requirements/torch.txt", "--constraint", "requirements/all.txt"]
-    run([*command, *_requirements(extras)], cwd=PROJECT, seconds=1200)
+    options += ["--link-mode", "copy"]
+    command = ["pip", "install", "--quiet", *options, *_requirements(extras)]
+    run([uv(), *command], cwd=PROJECT, seconds=INSTALL_SECONDS)
     overrides.unlink()
 
 

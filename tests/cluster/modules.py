@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.command import ClusterError
-from tests.cluster.settings import HERE, cache
+from cluster.command import ClusterError
+from cluster.settings import HERE, cache
 
 MODULES = HERE / "modules"
 
@@ -47,7 +47,7 @@ class Module:
     @property
     def go_version(self) -> str:
         """The least version of Go that builds it."""
-        return re.findall(r"^go (\S+)", self.mod, re.MULTILINE)[0]
+        return next(line.split()[1] for line in self.mod.splitlines() if line.startswith("go "))
 
     def digest(self) -> str:
         """Hash of everything that the built programs depend on."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-
-from tests.cluster.command import ClusterError, run, tail, wait_for
-from tests.cluster.settings import HERE, INNER, run_folder
+from cluster.command import ClusterError, run, tail, wait_for
+from cluster.settings import HERE, INNER, run_folder
 
 INIT = HERE / "init.py"
 
@@ -28,7 +27,7 @@ class Namespace:
     pid: int
 
     def command(self, *words: str | Path, node: str | None = None) -> list[str | Path]:
-        """The command line that runs `words` inside the cluster, or in the mount namespace of one of its nodes."""
+        """The command line that runs `words` inside the cluster, or with the mounts of one of its nodes."""
         inside = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--uts", "--ipc", "--"]
         if node:
             inside += ["nsenter", f"--mount=/proc/{self.process(node_holder(node))}/ns/mnt", "--"]
@@ -54,7 +53,7 @@ class Namespace:
         settings = [f"{key}={value}" for key, value in (env or {}).items()]
         # setsid --fork: the program becomes a child of the cluster's process 1.
         self.run("setsid", "--fork", "env", *settings, "sh", "-c", script, name, *words, node=node)
-        wait_for(f"{name} to start", lambda: (run_folder() / "pids" / name).exists(), seconds=10, every=0.02)
+        wait_for(f"{name} to start", (run_folder() / "pids" / name).exists, seconds=10, every=0.02)
 
     def alive(self, name: str) -> bool:
         try:

@@ -3,10 +3,9 @@
 from ipaddress import ip_address, ip_network
 
 import psutil
-
-from tests.cluster.command import run
-from tests.cluster.namespace import Namespace
-from tests.cluster.settings import ADDRESS, INTERFACE, MACHINE_ADDRESS, NODES, PREFIX, SERVICES, Node
+from cluster.command import run
+from cluster.namespace import Namespace
+from cluster.settings import ADDRESS, INTERFACE, MACHINE_ADDRESS, NODES, PREFIX, SERVICES, Node
 
 INSIDE = "front"
 
@@ -31,7 +30,7 @@ def bridge(namespace: Namespace, node: Node) -> None:
 
 
 def remove() -> None:
-    """Remove the machine's end of the pair now: the kernel would, but only after the last connection is forgotten."""
+    """Remove the pair now: the kernel would, but only after the last connection is forgotten."""
     if INTERFACE in psutil.net_if_addrs():
         run(["ip", "link", "delete", INTERFACE])
 

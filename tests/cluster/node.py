@@ -6,13 +6,12 @@ A node is started by `start`: mounts, containerd, kubelet, in that order.
 from pathlib import Path
 
 import psutil
-
-from tests.cluster import configs, debian, image_store, images
-from tests.cluster.certificates import inner
-from tests.cluster.command import ClusterError, wait_for
-from tests.cluster.modules import Module
-from tests.cluster.namespace import Namespace, node_holder
-from tests.cluster.settings import ADDRESS, CGROUP, DOMAIN, INNER, NODES, REGISTRY, Node, run_folder
+from cluster import configs, debian, image_store, images
+from cluster.certificates import inner
+from cluster.command import ClusterError, wait_for
+from cluster.modules import Module
+from cluster.namespace import Namespace, node_holder
+from cluster.settings import ADDRESS, CGROUP, DOMAIN, INNER, NODES, REGISTRY, Node, run_folder
 
 FIRST_POD = 10  # of a node's 254 addresses; those before it are the bridge's and the tests'
 
@@ -103,13 +102,12 @@ def _listens(namespace: Namespace, node: Node) -> bool:
 
 def ctr(namespace: Namespace, node: Node, *words: str, seconds: float = 60) -> str:
     """Talk to the node's containerd, in the namespace that kubelet uses."""
-    client = [debian.program("ctr"), "--address", node.socket, "--namespace", "k8s.io"]
-    return namespace.run(*client, *words, node=node.name, seconds=seconds)
+    options = ["--address", str(node.socket), "--namespace", "k8s.io"]
+    return namespace.run(debian.program("ctr"), *options, *words, node=node.name, seconds=seconds)
 
 
 def start_kubelet(namespace: Namespace, node: Node, kubernetes: Module) -> None:
-    command = [
-        kubernetes.program("kubelet"),
+    options = [
         f"--config={node.folder}/kubelet.yaml",
         f"--kubeconfig={INNER}/{node.name}.kubeconfig",
         f"--hostname-override={node.name}",
@@ -118,4 +116,4 @@ def start_kubelet(namespace: Namespace, node: Node, kubernetes: Module) -> None:
         f"--root-dir={node.folder}/kubelet",
         f"--cert-dir={node.folder}/kubelet/pki",
     ]
-    namespace.start(f"{node.name}-kubelet", command, node=node.name)
+    namespace.start(f"{node.name}-kubelet", [kubernetes.program("kubelet"), *options], node=node.name)

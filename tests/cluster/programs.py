@@ -2,10 +2,9 @@
 
 import shutil
 
-from tests.cluster import debian, go
-from tests.cluster.command import run
-from tests.cluster.modules import Module, chosen
-from tests.cluster.settings import cache
+from cluster import debian, go
+from cluster.command import run
+from cluster.modules import Module, chosen
 
 # Operators: the module whose manifests/overlays/standalone has their CRDs, roles and Deployment.
 MANIFESTS = {
@@ -25,6 +24,7 @@ def ensure() -> dict[str, Module]:
     _build(modules["kubernetes"])
     for module in modules.values():
         _build(module, kubernetes=modules["kubernetes"])
+    _forget_sources()
     return modules
 
 
@@ -47,6 +47,7 @@ def missing() -> list[Module]:
     return [module for module in chosen().values() if not module.built.exists()]
 
 
-def forget_sources() -> None:
+def _forget_sources() -> None:
     """Remove Go's downloads and intermediate files: gigabytes that only a new version needs again."""
-    shutil.rmtree(cache() / "go", ignore_errors=True)
+    for folder in go.working_folders():
+        shutil.rmtree(folder, ignore_errors=True)

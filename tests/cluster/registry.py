@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import requests
-
-from tests.cluster import settings
-from tests.cluster.command import ClusterError
+from cluster import settings
+from cluster.command import ClusterError
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -59,6 +58,9 @@ def push(name: str, tag: str, layers: Sequence[Layer], config: dict[str, Any]) -
     """Add an image made of these layers.
 
     Args:
+        name: of the image, without the registry.
+        tag: of the image.
+        layers: lowest first.
         config: the OCI image's `config` (Env, Entrypoint, ...).
 
     Returns:

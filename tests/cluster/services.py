@@ -1,12 +1,11 @@
 """What the cluster offers to its pods and to the machine: service addresses, names, images."""
 
 import requests
-
-from tests.cluster import configs, debian
-from tests.cluster.command import ClusterError, wait_for
-from tests.cluster.modules import Module
-from tests.cluster.namespace import Namespace
-from tests.cluster.settings import ADDRESS, DOMAIN, INNER, NODES, PODS, cache, run_folder
+from cluster import configs, debian
+from cluster.command import ClusterError, wait_for
+from cluster.modules import Module
+from cluster.namespace import Namespace
+from cluster.settings import ADDRESS, DOMAIN, INNER, NODES, PODS, cache, run_folder
 
 
 def start_proxy(namespace: Namespace, kubernetes: Module) -> None:
@@ -14,12 +13,8 @@ def start_proxy(namespace: Namespace, kubernetes: Module) -> None:
     configs.write(
         "kube-proxy.yaml", run_folder() / "kube-proxy.yaml", folder=INNER, pods=PODS, address=ADDRESS
     )
-    command = [
-        kubernetes.program("kube-proxy"),
-        f"--config={INNER}/kube-proxy.yaml",
-        f"--hostname-override={NODES[0].name}",
-    ]
-    namespace.start("proxy", command)
+    options = [f"--config={INNER}/kube-proxy.yaml", f"--hostname-override={NODES[0].name}"]
+    namespace.start("proxy", [kubernetes.program("kube-proxy"), *options])
 
 
 def start_dns(namespace: Namespace, coredns: Module) -> None:

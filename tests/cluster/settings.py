@@ -25,7 +25,7 @@ REGISTRY: Final = f"{ADDRESS}:5000"
 
 CGROUP: Final = "manycpu"
 
-# The run folder as the cluster's own processes see it: short, since a unix socket's path has 107 bytes at most.
+# The run folder as the cluster's own processes see it: short, since a unix socket's path has 107 bytes.
 INNER: Final = Path("/run/manycpu")
 # Where kube-controller-manager's host-path provisioner makes volumes (fixed in its source).
 VOLUMES: Final = Path("/tmp/hostpath_pv")  # noqa: S108 - a private mount of the cluster's, not the machine's /tmp
@@ -71,7 +71,7 @@ def node(name: str) -> Node:
 
 
 def registry() -> str:
-    """The registry that the tests' images are in: the cluster's own, or the one for MANYCPU_TEST_KUBECONFIG."""
+    """The registry with the tests' images: the cluster's own, or the one given in MANYCPU_TEST_REGISTRY."""
     return os.environ.get("MANYCPU_TEST_REGISTRY") or REGISTRY
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cluster.command import wait_for
+from cluster.settings import HERE
 from kubernetes import client, config, utils
 from kubernetes.client import ApiClient, ApiException
 from kubernetes.stream import stream
-
-from tests.cluster.command import wait_for
-from tests.cluster.settings import HERE
 
 ACCOUNT = "manycpu"
 TOKEN_SECONDS = 3600

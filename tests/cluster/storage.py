@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.cluster.namespace import Namespace
-from tests.cluster.settings import NODES, VOLUMES, Node
+from cluster.namespace import Namespace
+from cluster.settings import NODES, VOLUMES, Node
 
 CLASSES = {"shared": "ReadWriteMany, the default", "node-local": "ReadWriteOnce, bound to a node"}
 VOLUMES_PER_NODE = 4

@@ -1,12 +1,11 @@
 """What the tests' account may do, what admission refuses, and what a failed test is shown."""
 
 import pytest
+from cluster import jobs
+from cluster.fixtures import TestCluster
+from cluster.space import Space
 from kubernetes import client
 from kubernetes.client import ApiException
-
-from tests.cluster import jobs
-from tests.cluster.fixtures import TestCluster
-from tests.cluster.space import Space
 
 
 def test_the_account_has_the_rights_of_its_namespace_and_no_others(namespace: Space) -> None:
@@ -51,7 +50,7 @@ def test_a_dump_has_pods_events_and_logs(cluster: TestCluster, namespace: Space)
 
 @pytest.mark.parametrize(("image", "megabytes"), [("helper", 150), ("torch", 1500)])
 def test_images_are_small(image: str, megabytes: int, cluster: TestCluster, namespace: Space) -> None:
-    from tests.cluster import registry
+    from cluster import registry
 
     name, _, tag = cluster.image(image).rpartition("/")[2].partition(":")
     assert registry.size(name, tag) < megabytes * 1e6

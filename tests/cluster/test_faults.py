@@ -4,14 +4,13 @@ import time
 
 import pytest
 import urllib3
+from cluster import jobs, registry
+from cluster.command import wait_for
+from cluster.faults import Faults
+from cluster.fixtures import TestCluster
+from cluster.space import Space, connect
 from kubernetes import client
 from kubernetes.client import ApiException
-
-from tests.cluster import jobs, registry
-from tests.cluster.command import wait_for
-from tests.cluster.faults import Faults
-from tests.cluster.fixtures import TestCluster
-from tests.cluster.space import Space, connect
 
 FOREVER = ("sleep", "1000")
 

@@ -1,10 +1,9 @@
 """Work on both nodes: pods that find each other, and a torch all-reduce by each kind of job."""
 
 import pytest
-
-from tests.cluster import jobs
-from tests.cluster.fixtures import TestCluster
-from tests.cluster.space import Space
+from cluster import jobs
+from cluster.fixtures import TestCluster
+from cluster.space import Space
 
 SUM = 1 + 2
 

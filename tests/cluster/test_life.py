@@ -6,13 +6,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from tests.cluster import cluster as own
-from tests.cluster import namespace
-from tests.cluster.cgroups import ROOT
-from tests.cluster.command import run, wait_for
-from tests.cluster.fixtures import TestCluster
-from tests.cluster.settings import CGROUP, INTERFACE, PROJECT, cache, run_folder
+from cluster import cluster as own
+from cluster import namespace
+from cluster.cgroups import ROOT
+from cluster.command import run, wait_for
+from cluster.fixtures import TestCluster
+from cluster.settings import CGROUP, INTERFACE, PROJECT, cache, run_folder
 
 IDLE_MEMORY = 1.5 * 2**30
 WARM_SECONDS = 40
@@ -45,7 +44,7 @@ def nothing_left() -> bool:
 
 def start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.cluster", "up"], cwd=PROJECT, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "cluster", "up"], cwd=PROJECT / "tests", stderr=subprocess.DEVNULL
     )
 
 
@@ -61,7 +60,7 @@ def test_it_leaves_nothing_behind(cluster: TestCluster) -> None:
         pytest.skip("only the project's own cluster is ended")
     assert not nothing_left()
     assert own.down()
-    assert traces() == dict.fromkeys(traces(), []) | {"run folder": False}
+    assert traces() == {name: [] for name in traces()} | {"run folder": False}
     assert not own.down()
 
 
@@ -70,9 +69,7 @@ def test_one_whose_starter_was_killed_is_found_and_ended(cluster: TestCluster) -
     if cluster.own is None:
         pytest.skip("only the project's own cluster is ended")
     with start() as starter:
-        wait_for(
-            "its first node", lambda: (run_folder() / "node-a" / "containerd.sock").exists(), seconds=120
-        )
+        wait_for("its first node", (run_folder() / "node-a" / "containerd.sock").exists, seconds=120)
         starter.kill()
     assert namespace.find()
     assert own.running() is None

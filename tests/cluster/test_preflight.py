@@ -2,14 +2,17 @@
 
 import os
 import shutil
-from collections import namedtuple
+from typing import NamedTuple
 
 import pytest
+from cluster import go, modules, network, preflight
+from cluster.command import ClusterError
 
-from tests.cluster import go, modules, network, preflight
-from tests.cluster.command import ClusterError
 
-Usage = namedtuple("Usage", ["total", "used", "free"])
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +55,7 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(go, "find", lambda _: None)
     monkeypatch.setattr(go, "can_fetch", lambda: False)
-    assert f"no Go 1.26.0, nor the wheel {go.GO_WHEEL}" in preflight.missing()[0]
+    assert f"no Go 1.26.0 is here, nor {go.GO_WHEEL}" in preflight.missing()[0]
 
 
 def test_another_clusters_interface(monkeypatch: pytest.MonkeyPatch) -> None:

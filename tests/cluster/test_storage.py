@@ -1,11 +1,10 @@
 """Volumes: shared by both nodes, or bound to one."""
 
+from cluster import jobs
+from cluster.command import wait_for
+from cluster.fixtures import TestCluster
+from cluster.space import Space
 from kubernetes import client
-
-from tests.cluster import jobs
-from tests.cluster.command import wait_for
-from tests.cluster.fixtures import TestCluster
-from tests.cluster.space import Space
 
 
 def test_a_shared_volume_is_written_and_read_on_different_nodes(
@@ -47,5 +46,8 @@ def test_volumes_are_removed_with_their_claims(namespace: Space) -> None:
 
     name = wait_for("the claim to be bound", volume, seconds=20)
     namespace.core.delete_namespaced_persistent_volume_claim("data", namespace.name)
-    names = lambda: [v.metadata.name for v in core.list_persistent_volume().items]  # noqa: E731
-    wait_for("the volume to be removed", lambda: name not in names(), seconds=30)
+
+    def removed() -> bool:
+        return name not in [volume.metadata.name for volume in core.list_persistent_volume().items]
+
+    wait_for("the volume to be removed", removed, seconds=30)
