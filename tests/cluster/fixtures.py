@@ -19,6 +19,7 @@ from cluster.cluster import Cluster, MissingError
 from cluster.command import log
 from cluster.faults import Faults
 from cluster.space import Space
+from kubernetes import client
 
 __all__ = [
     "cluster",
@@ -31,6 +32,7 @@ __all__ = [
 
 # The first test pays for the start: minutes, when programs and images must be made.
 START_SECONDS = 2400
+MIN_NODES = 2
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class TestCluster:
     Attributes:
         kubeconfig: the administrator's.
         registry: host:port of the registry that has the tests' images.
+        nodes: the names of two of its nodes.
         own: the project's own cluster, or None for one from MANYCPU_TEST_KUBECONFIG.
     """
 
@@ -47,6 +50,7 @@ class TestCluster:
 
     kubeconfig: Path
     registry: str
+    nodes: tuple[str, str]
     own: Cluster | None
 
     def image(self, name: str) -> str:
@@ -63,7 +67,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
     there = own.running()
     with _progress(request.config):
         started = there or _start()
-    yield TestCluster(settings.kubeconfig(), settings.REGISTRY, started)
+    first, second = (node.name for node in settings.NODES)
+    yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
     if not there:
         own.down()
 
@@ -71,8 +76,14 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
 def _given(kubeconfig: Path) -> TestCluster:
     if "MANYCPU_TEST_REGISTRY" not in os.environ:
         pytest.skip("MANYCPU_TEST_KUBECONFIG needs MANYCPU_TEST_REGISTRY, a registry that cluster pulls from")
+    with space.connect(kubeconfig) as api:
+        nodes = [n.metadata.name for n in client.CoreV1Api(api).list_node().items if not n.spec.unschedulable]
+    if len(nodes) < MIN_NODES:
+        pytest.skip(
+            f"the cluster of MANYCPU_TEST_KUBECONFIG has {len(nodes)} node that takes pods; two are needed"
+        )
     images.publish(images.debian())
-    return TestCluster(kubeconfig, settings.registry(), None)
+    return TestCluster(kubeconfig, settings.registry(), (nodes[0], nodes[1]), None)
 
 
 def _start() -> Cluster:

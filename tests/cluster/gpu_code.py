@@ -1,5 +1,6 @@
 """Making torch's CUDA build small: the code for GPUs is never run here, and zeros compress to nothing."""
 
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,7 @@ NEVER_OPENED = ("nvidia/cudnn/lib/libcudnn_*", "**/libcusolverMg.*", "**/libnvpe
 
 
 def remove(site_packages: Path) -> None:
-    """Drop what is only opened on a GPU, blank what is linked but never run.
-
-    The files must be our own copies: package managers link installed files to their cache.
-    """
+    """Drop what is only opened on a GPU, blank what is linked but never run."""
     for pattern in NEVER_OPENED:
         for file in site_packages.glob(pattern):
             file.unlink()
@@ -23,12 +21,17 @@ def remove(site_packages: Path) -> None:
 
 
 def _blank(file: Path) -> None:
-    if file.stat().st_nlink > 1:
-        raise ValueError(f"{file} is linked from elsewhere and is left as it is")
-    for offset, size in list(_gpu_sections(file)):
-        with file.open("r+b") as stream:
+    """Replace a file by a copy without GPU code: it may be one with the package manager's cached file."""
+    sections = list(_gpu_sections(file))
+    if not sections:
+        return
+    copy = file.with_name(f"{file.name}.copy")
+    shutil.copy2(file, copy)
+    with copy.open("r+b") as stream:
+        for offset, size in sections:
             stream.seek(offset)
             stream.write(bytes(size))
+    copy.replace(file)
 
 
 def _gpu_sections(file: Path) -> Iterator[tuple[int, int]]:

@@ -109,8 +109,6 @@ def _install(packages: Path, extras: tuple[str, ...]) -> None:
     options = ["--target", str(packages), "--python-version", PYTHON[suite()], "--only-binary", ":all:"]
     options += ["--override", str(overrides)]
     options += ["--constraint", "requirements/torch.txt", "--constraint", "requirements/all.txt"]
-    # Copies, not links: gpu_code changes the files, and uv's cache must not change with them.
-    options += ["--link-mode", "copy"]
     command = ["pip", "install", "--quiet", *options, *_requirements(extras)]
     run([uv(), *command], cwd=PROJECT, seconds=INSTALL_SECONDS)
     overrides.unlink()

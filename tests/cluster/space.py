@@ -79,12 +79,12 @@ class Space:
             channel.close()
             channel.sock.shutdown()
 
-    def wait_pod(self, name: str, *phases: str, seconds: float = 60) -> client.V1Pod:
+    def wait_pod(self, name: str, *phases: str, seconds: float = 90) -> client.V1Pod:
         """Wait until a pod is in one of the phases, and return it."""
         wait_for(f"pod {name} to be {phases}", lambda: self.pod(name).status.phase in phases, seconds=seconds)
         return self.pod(name)
 
-    def wait_job(self, kind: str, name: str, *, seconds: float = 120) -> str:
+    def wait_job(self, kind: str, name: str, *, seconds: float = 240) -> str:
         """Wait until a job of one of the operators has ended; return `Succeeded` or `Failed`."""
         version = next(version for version, kinds in JOBS if kinds == plural(kind))
 
