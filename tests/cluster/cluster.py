@@ -23,7 +23,7 @@ from cluster import (
     services,
     storage,
 )
-from cluster.command import ClusterError, log, wait_for
+from cluster.command import ClusterError, MissingError, log, wait_for
 from cluster.modules import Module, chosen
 from cluster.namespace import Namespace
 from cluster.settings import ADDRESS, HERE, NODES, REGISTRY, cache, kubeconfig, run_folder
@@ -45,10 +45,6 @@ class Cluster:
 
     def kubectl(self, *words: str, stdin: str | None = None, seconds: float = 60) -> str:
         return control_plane.kubectl(self.modules["kubernetes"], *words, stdin=stdin, seconds=seconds)
-
-
-class MissingError(ClusterError):
-    """This machine lacks something that the cluster needs."""
 
 
 def fingerprint() -> str:

@@ -17,6 +17,10 @@ class ClusterError(Exception):
     """Something of the test cluster did not work; the message says what, and what to do."""
 
 
+class MissingError(ClusterError):
+    """This machine lacks something that the cluster needs; tests on the cluster are skipped."""
+
+
 def run(
     command: Sequence[str | Path],
     *,

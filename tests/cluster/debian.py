@@ -8,7 +8,7 @@ import platform
 import shutil
 from pathlib import Path
 
-from cluster.command import ClusterError, log, run
+from cluster.command import ClusterError, MissingError, log, run
 from cluster.settings import cache
 
 PACKAGES = ("containerd", "runc", "containernetworking-plugins", "docker-registry")
@@ -45,14 +45,22 @@ def ensure() -> None:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        _download(part)
-    except ClusterError:
-        run(["apt-get", "update", "-qq"], seconds=300)
-        _download(part)
+        _fetch(part)
+    except ClusterError as error:
+        raise MissingError(f"Debian's packages {' '.join(PACKAGES)} cannot be had: {error}") from error
     for package in part.glob("*.deb"):
         run(["dpkg", "-x", package, part])
         package.unlink()
     part.rename(unpacked())
+
+
+def _fetch(folder: Path) -> None:
+    """Download the packages, with a new list of what there is if need be."""
+    try:
+        _download(folder)
+    except ClusterError:
+        run(["apt-get", "update", "-qq"], seconds=300)
+        _download(folder)
 
 
 def _download(folder: Path) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from cluster import cluster as own
 from cluster import images, settings, space, storage
-from cluster.cluster import Cluster, MissingError
-from cluster.command import log
+from cluster.cluster import Cluster
+from cluster.command import MissingError, log
 from cluster.faults import Faults
 from cluster.space import Space
 from kubernetes import client

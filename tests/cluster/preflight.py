@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from cluster import go, network, programs
+from cluster import debian, go, layers, network, programs
 from cluster.settings import ADDRESS, PREFIX, cache
 
 GIB = 1024**3
@@ -36,6 +36,9 @@ def missing() -> list[str]:
 def _findings() -> Iterator[str]:
     if os.geteuid() != 0:
         yield "root is needed, for namespaces and mounts; run as root"
+        return
+    if debian.release() not in layers.PYTHON:
+        yield f"Debian ({' or '.join(layers.PYTHON)}) is needed; this machine is {debian.release()}"
         return
     absent = sorted({package for command, package in COMMANDS.items() if not shutil.which(command)})
     if absent:

@@ -2,11 +2,12 @@
 
 import os
 import shutil
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cluster import go, modules, network, preflight
-from cluster.command import ClusterError
+from cluster import debian, go, modules, network, preflight
+from cluster.command import ClusterError, MissingError
 
 
 class Usage(NamedTuple):
@@ -22,6 +23,7 @@ def nothing_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 10**12))
     monkeypatch.setattr(network, "in_the_way", lambda: None)
     monkeypatch.setattr(preflight, "MEMORY", 0)
+    monkeypatch.setattr(debian, "release", lambda: "bookworm")
     monkeypatch.setattr(go, "find", lambda _: "/usr/bin/go")
     monkeypatch.setenv("MANYCPU_CACHE", "/var/empty-cache")
 
@@ -33,6 +35,23 @@ def test_nothing_is_missing() -> None:
 def test_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert preflight.missing() == ["root is needed, for namespaces and mounts; run as root"]
+
+
+def test_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debian, "release", lambda: "noble")
+    assert preflight.missing()[0] == "Debian (bookworm or trixie) is needed; this machine is noble"
+
+
+def test_packages_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MANYCPU_CACHE", str(tmp_path))
+    monkeypatch.setattr(debian, "PACKAGES", ("no-such-package",))
+    monkeypatch.setattr(debian, "_fetch", _no_package)
+    with pytest.raises(MissingError, match="Debian's packages no-such-package cannot be had: none"):
+        debian.ensure()
+
+
+def _no_package(_: Path) -> None:
+    raise ClusterError("none")
 
 
 def test_debian_packages(monkeypatch: pytest.MonkeyPatch) -> None:
