@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster import (
     certificates,
@@ -53,18 +54,22 @@ def fingerprint() -> str:
     for file in sorted(f for f in HERE.rglob("*") if f.suffix in {".py", ".toml", ".yaml", ".json", ""}):
         if file.is_file() and not file.name.startswith("test_") and "modules" not in file.parts:
             content.update(file.read_bytes())
-    for module in chosen().values():
-        content.update(module.digest().encode())
+    made_from = [*(module.digest() for module in chosen().values()), *(i.reference for i in images.every())]
+    content.update(" ".join(made_from).encode())
     return content.hexdigest()
 
 
 def running() -> Cluster | None:
     """The cluster, if one is up that was made from what is here now."""
     found = namespace.find()
-    mark = run_folder() / "fingerprint"
-    if found and mark.exists() and mark.read_text() == fingerprint():
+    if found and _mark().exists() and _mark().read_text() == fingerprint():
         return Cluster(found, chosen())
     return None
+
+
+def _mark() -> Path:
+    """The file that says what the running cluster was made from; there once it has started."""
+    return run_folder() / "fingerprint"
 
 
 def up() -> Cluster:
@@ -77,6 +82,11 @@ def up() -> Cluster:
     with _lock():
         if cluster := running():
             return cluster
+        if namespace.find() and _mark().exists() and _is_in_use():
+            raise MissingError(
+                "a test session is using the cluster that runs, which was made from other versions or files: "
+                "wait until it has ended"
+            )
         _down()
         if missing := preflight.missing():
             raise MissingError("; ".join(missing))
@@ -112,7 +122,7 @@ def _start() -> Cluster:
     with _step("storage, operators"):
         storage.create(inside, cluster.kubectl)
         operators.install(cluster.kubectl, modules)
-    (run_folder() / "fingerprint").write_text(fingerprint())
+    _mark().write_text(fingerprint())
     return cluster
 
 
@@ -175,6 +185,27 @@ def _lock() -> Iterator[None]:
     with (cache() / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Keep other starters from replacing the running cluster."""
+    with _users().open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def _is_in_use() -> bool:
+    with _users().open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _users() -> Path:
+    return cache() / "in-use"
 
 
 @contextmanager

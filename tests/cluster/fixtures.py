@@ -68,7 +68,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
     with _progress(request.config):
         started = there or _start()
     first, second = (node.name for node in settings.NODES)
-    yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
+    with own.in_use():
+        yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
     if not there:
         own.down()
 

@@ -9,7 +9,7 @@ import pytest
 from cluster import cluster as own
 from cluster import namespace
 from cluster.cgroups import ROOT
-from cluster.command import run, wait_for
+from cluster.command import MissingError, run, wait_for
 from cluster.fixtures import TestCluster
 from cluster.settings import CGROUP, INTERFACE, PROJECT, cache, run_folder
 
@@ -52,6 +52,14 @@ def test_memory_of_the_idle_cluster(cluster: TestCluster) -> None:
     if cluster.own is None:
         pytest.skip("only of the project's own cluster")
     assert own.memory(cluster.own) < IDLE_MEMORY
+
+
+def test_one_that_is_in_use_is_not_replaced(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    if cluster.own is None:
+        pytest.skip("only the project's own cluster is replaced")
+    monkeypatch.setattr(own, "fingerprint", lambda: "other files")
+    with pytest.raises(MissingError, match="a test session is using the cluster"):
+        own.up()
 
 
 @pytest.mark.ends_cluster
