@@ -77,7 +77,8 @@ def environment(bin_folder: Path) -> dict[str, str]:
     """Static programs, and all of Go's own files below the cache."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("GO") or k in {"GOPROXY", "GONOSUMDB"}}
     downloads, compiled = working_folders()
-    own = {"GOMODCACHE": downloads, "GOCACHE": compiled, "GOBIN": bin_folder}
+    compiled.mkdir(parents=True, exist_ok=True)
+    own = {"GOMODCACHE": downloads, "GOCACHE": compiled, "GOTMPDIR": compiled, "GOBIN": bin_folder}
     return (
         kept
         | {key: str(path) for key, path in own.items()}
