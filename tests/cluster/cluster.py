@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from cluster import (
     certificates,
     cgroups,
@@ -175,7 +176,14 @@ def describe(cluster: Cluster) -> str:
 
 def memory(cluster: Cluster) -> int:
     """Bytes that the cluster's processes hold, pods' included; what several share is counted once."""
-    return sum(process.memory_full_info().pss for process in namespace.processes(cluster.namespace))
+    return sum(_memory(process) for process in namespace.processes(cluster.namespace))
+
+
+def _memory(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.NoSuchProcess:  # it ended while the others were counted
+        return 0
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 from cluster import gpu_code, image_store, layers, registry, settings
 from cluster.command import log
-from cluster.modules import Module, chosen
+from cluster.modules import Module, choose, chosen
 from cluster.namespace import Namespace
 from cluster.registry import Layer
 from cluster.settings import cache
@@ -55,13 +55,18 @@ def reference(name: str) -> str:
 
 def built() -> bool:
     """Whether the large images were made before, as far as can be seen without the registry."""
-    return image_store.there([image.reference for image in every()])
+    return image_store.there(_stored())
 
 
 def ensure(namespace: Namespace) -> None:
-    """Make and push the images that the cluster's registry lacks, and unpack all for the nodes."""
+    """Make and push the images that the cluster's registry lacks, and unpack the large ones for the nodes."""
     publish(every())
-    image_store.ensure(namespace, [image.reference for image in every()])
+    image_store.ensure(namespace, _stored())
+
+
+def _stored() -> list[str]:
+    """What nodes have from the start; the operators' small ones, which change with versions, they pull."""
+    return [image.reference for image in (_static("pause", choose("pause")), *debian())]
 
 
 def publish(images: Sequence[Image]) -> None:
