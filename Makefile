@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo ui test lint bench docs clean requirements
+.PHONY: help demo ui test lint bench cluster cluster-down docs clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -30,6 +30,13 @@ lint: $(INSTALLED)  ## style, types and the dependency rule
 
 bench: $(INSTALLED)  ## benchmarks, side by side, as ratios
 	@$(BIN)/python -m bench
+
+cluster: $(INSTALLED)  ## a real two-node Kubernetes cluster on this machine; the first start takes minutes
+	@sh tests/system-packages
+	@cd tests && ../$(BIN)/python -m cluster up
+
+cluster-down: $(INSTALLED)  ## end the cluster, without a trace
+	@cd tests && ../$(BIN)/python -m cluster down
 
 docs: $(INSTALLED)  ## write the reference of fields anew
 	@$(BIN)/python docs/reference.py

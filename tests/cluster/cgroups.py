@@ -1,0 +1,88 @@
+"""The cluster's control groups: one below the machine's root, a child for each node, in version 1 and 2."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster.command import ClusterError, wait_for
+from cluster.settings import CGROUP, NODES, run_folder
+
+ROOT = Path("/sys/fs/cgroup")
+V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
+
+
+def version2() -> bool:
+    return (ROOT / "cgroup.controllers").exists()
+
+
+def hierarchies() -> Iterator[Path]:
+    """The root folder of every hierarchy that the machine has mounted."""
+    if version2():
+        yield ROOT
+        return
+    yield from (folder for folder in ROOT.iterdir() if folder.is_dir() and not folder.is_symlink())
+
+
+def create() -> None:
+    for hierarchy in hierarchies():
+        for folder in (hierarchy / CGROUP, *(hierarchy / CGROUP / node.name for node in NODES)):
+            folder.mkdir(exist_ok=True)
+            _fill_cpuset(folder)
+            _enable_controllers(folder.parent)
+
+
+def _fill_cpuset(folder: Path) -> None:
+    """A new cpuset of version 1 is empty, and nothing can run in it."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        file = folder / name
+        if file.exists() and not version2() and not file.read_text().strip():
+            file.write_text((folder.parent / name).read_text())
+
+
+def _enable_controllers(folder: Path) -> None:
+    if not version2():
+        return
+    there = (folder / "cgroup.controllers").read_text().split()
+    wanted = " ".join(f"+{name}" for name in V2_CONTROLLERS if name in there)
+    try:
+        (folder / "cgroup.subtree_control").write_text(wanted)
+    except OSError as error:
+        raise ClusterError(
+            f"{folder}/cgroup.subtree_control does not take '{wanted}': {error}. It takes a machine, "
+            "or a container with a cgroup namespace of its own, whose root group holds no processes."
+        ) from error
+
+
+def remove() -> None:
+    """Remove the cluster's groups; its processes must have ended."""
+    wait_for("the control groups to be removed", _removed, seconds=20)
+    _remove_private_hugetlb()
+
+
+def _removed() -> bool:
+    for hierarchy in hierarchies():
+        for folder in _deepest_first(hierarchy / CGROUP):
+            try:
+                folder.rmdir()
+            except OSError:
+                return False
+    return True
+
+
+def _deepest_first(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted((f for f in [folder, *folder.rglob("*")] if f.is_dir()), key=lambda f: -len(f.parts))
+
+
+def _remove_private_hugetlb() -> None:
+    """The hierarchy that init.py may have mounted lives on while it has groups: mount it, and empty it."""
+    if version2() or (ROOT / "hugetlb").is_dir():
+        return
+    place = run_folder() / "hugetlb"
+    place.mkdir(parents=True, exist_ok=True)
+    script = f'mount -t cgroup -o hugetlb cgroup "$0" && find "$0/{CGROUP}" -depth -type d -exec rmdir {{}} +'
+    subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, place], check=False, capture_output=True, timeout=20
+    )
+    place.rmdir()

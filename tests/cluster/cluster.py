@@ -1,0 +1,224 @@
+"""The whole cluster: up, down, and what runs."""
+
+import fcntl
+import hashlib
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from cluster import (
+    certificates,
+    cgroups,
+    control_plane,
+    images,
+    namespace,
+    network,
+    node,
+    operators,
+    preflight,
+    programs,
+    services,
+    storage,
+)
+from cluster.command import ClusterError, MissingError, log, wait_for
+from cluster.modules import Module, chosen
+from cluster.namespace import Namespace
+from cluster.settings import ADDRESS, HERE, NODES, REGISTRY, cache, kubeconfig, run_folder
+
+READY_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The running cluster of this machine.
+
+    Attributes:
+        namespace: where its processes are.
+        modules: what it was built from, by component.
+    """
+
+    namespace: Namespace
+    modules: dict[str, Module]
+
+    def kubectl(self, *words: str, stdin: str | None = None, seconds: float = 60) -> str:
+        return control_plane.kubectl(self.modules["kubernetes"], *words, stdin=stdin, seconds=seconds)
+
+
+def fingerprint() -> str:
+    """Changes with all that a cluster was made from: versions, configurations, this package."""
+    content = hashlib.sha256()
+    for file in sorted(f for f in HERE.rglob("*") if f.suffix in {".py", ".toml", ".yaml", ".json", ""}):
+        if file.is_file() and not file.name.startswith("test_") and "modules" not in file.parts:
+            content.update(file.read_bytes())
+    made_from = [*(module.digest() for module in chosen().values()), *(i.reference for i in images.every())]
+    content.update(" ".join(made_from).encode())
+    return content.hexdigest()
+
+
+def running() -> Cluster | None:
+    """The cluster, if one is up that was made from what is here now."""
+    found = namespace.find()
+    if found and _mark().exists() and _mark().read_text() == fingerprint():
+        return Cluster(found, chosen())
+    return None
+
+
+def _mark() -> Path:
+    """The file that says what the running cluster was made from; there once it has started."""
+    return run_folder() / "fingerprint"
+
+
+def up() -> Cluster:
+    """Start the cluster, unless it runs; what was left by a killed starter is ended first.
+
+    Raises:
+        MissingError: this machine cannot run it.
+        ClusterError: it did not start; its logs are in the run folder until the next start.
+    """
+    with _lock():
+        if cluster := running():
+            return cluster
+        if namespace.find() and _mark().exists() and _is_in_use():
+            raise MissingError(
+                "a test session is using the cluster that runs, which was made from other versions or files: "
+                "wait until it has ended"
+            )
+        _down()
+        if missing := preflight.missing():
+            raise MissingError("; ".join(missing))
+        try:
+            return _start()
+        except BaseException:
+            _end()  # but the run folder with the logs stays until the next start
+            raise
+
+
+def _start() -> Cluster:
+    with _step("programs"):
+        modules = programs.ensure()
+    with _step("namespace, network, certificates"):
+        shutil.rmtree(run_folder(), ignore_errors=True)
+        inside = namespace.create()
+        cgroups.create()
+        network.create(inside)
+        certificates.create()
+    cluster = Cluster(inside, modules)
+    with _step("registry and images"):
+        services.start_registry(inside)
+        images.ensure(inside)
+    with _step("control plane"):
+        control_plane.start(inside, modules["kubernetes"])
+        cluster.kubectl("apply", "--filename", str(HERE / "manifests"))
+        services.start_proxy(inside, modules["kubernetes"])
+        services.start_dns(inside, modules["coredns"])
+    with _step("nodes"):
+        for each in NODES:
+            node.start(inside, each, modules["kubernetes"])
+        wait_for("both nodes to be ready", lambda: _nodes_ready(cluster), seconds=READY_SECONDS)
+    with _step("storage, operators"):
+        storage.create(inside, cluster.kubectl)
+        operators.install(cluster.kubectl, modules)
+    _mark().write_text(fingerprint())
+    return cluster
+
+
+def _nodes_ready(cluster: Cluster) -> bool:
+    words = 'jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}'
+    try:
+        return cluster.kubectl("get", "nodes", "--output", words).split() == ["True"] * len(NODES)
+    except ClusterError:
+        return False
+
+
+def down() -> bool:
+    """End the cluster and remove all that it left; say whether there was one."""
+    with _lock():
+        return _down()
+
+
+def _down() -> bool:
+    there = run_folder().exists()
+    _end()
+    shutil.rmtree(run_folder(), ignore_errors=True)
+    return there
+
+
+def _end() -> None:
+    found = namespace.find()
+    if found:
+        namespace.end(found)
+    if found or run_folder().exists():
+        network.remove()
+    cgroups.remove()
+
+
+def describe(cluster: Cluster) -> str:
+    """What a person wants to know of the running cluster."""
+    versions = ", ".join(f"{module.component} {module.minor}" for module in cluster.modules.values())
+    processes = namespace.processes(cluster.namespace)
+    return "\n".join(
+        (
+            f"export KUBECONFIG={kubeconfig()}",
+            f"registry  {REGISTRY} (plain HTTP), images {', '.join(images.names())}",
+            f"nodes     {', '.join(f'{n.name} (pods in {n.subnet})' for n in NODES)}; API, DNS at {ADDRESS}",
+            f"versions  {versions}",
+            f"storage   {', '.join(storage.CLASSES)}",
+            f"memory    {memory(cluster) / 2**20:.0f} MiB in {len(processes)} processes",
+            f"kubectl   {cluster.modules['kubernetes'].program('kubectl')}",
+        )
+    )
+
+
+def memory(cluster: Cluster) -> int:
+    """Bytes that the cluster's processes hold, pods' included; what several share is counted once."""
+    return sum(_memory(process) for process in namespace.processes(cluster.namespace))
+
+
+def _memory(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.NoSuchProcess:  # it ended while the others were counted
+        return 0
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    """One starter or stopper at a time."""
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Keep other starters from replacing the running cluster."""
+    with _users().open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def _is_in_use() -> bool:
+    with _users().open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _users() -> Path:
+    return cache() / "in-use"
+
+
+@contextmanager
+def _step(name: str) -> Iterator[None]:
+    started = time.monotonic()
+    log.log(logging.INFO, "%s ...", name)
+    yield
+    log.log(logging.INFO, "%s: %.1f s", name, time.monotonic() - started)

@@ -1,0 +1,14 @@
+"""The configuration files in configs/, with their {names} filled in."""
+
+from pathlib import Path
+
+from cluster.settings import HERE
+
+
+def write(name: str, target: Path, /, **values: object) -> None:
+    """Write configs/NAME to `target`; of its braces only those around one of the `values` are touched."""
+    text = (HERE / "configs" / name).read_text()
+    for key, value in values.items():
+        text = text.replace("{" + key + "}", str(value))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)

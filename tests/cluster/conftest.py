@@ -1,0 +1,1 @@
+from cluster.fixtures import *  # noqa: F403

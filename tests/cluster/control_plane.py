@@ -1,0 +1,112 @@
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as processes of the cluster's own."""
+
+from cluster.certificates import inner
+from cluster.command import ClusterError, run, wait_for
+from cluster.modules import Module
+from cluster.namespace import Namespace
+from cluster.settings import ADDRESS, INNER, SERVICES, kubeconfig
+
+ETCD = "http://127.0.0.1:2379"
+# A lost node is noticed, and its pods are moved, in seconds instead of minutes.
+NODE_LOST_SECONDS = 16
+EVICTED_AFTER_SECONDS = 20
+
+
+def start(namespace: Namespace, kubernetes: Module) -> None:
+    """Start everything and wait until the API server is ready."""
+    namespace.start("etcd", [kubernetes.program("server"), *_etcd()])
+    start_api_server(namespace, kubernetes)
+    namespace.start(
+        "controller-manager", [kubernetes.program("kube-controller-manager"), *_controller_manager()]
+    )
+    namespace.start("scheduler", [kubernetes.program("kube-scheduler"), *_scheduler()])
+
+
+def start_api_server(namespace: Namespace, kubernetes: Module) -> None:
+    """Start the API server alone, and wait until it answers."""
+    namespace.start("apiserver", [kubernetes.program("kube-apiserver"), *_api_server()])
+    try:
+        wait_for("the API server to be ready", lambda: ready(kubernetes), seconds=60)
+    except ClusterError as error:
+        raise ClusterError(f"{error}\n{namespace.log('apiserver')}") from None
+
+
+def ready(kubernetes: Module) -> bool:
+    try:
+        return kubectl(kubernetes, "get", "--raw", "/readyz", seconds=5) == "ok"
+    except ClusterError:
+        return False
+
+
+def kubectl(kubernetes: Module, *words: str, stdin: str | None = None, seconds: float = 60) -> str:
+    """Run kubectl as the cluster's administrator."""
+    return run(
+        [kubernetes.program("kubectl"), "--kubeconfig", kubeconfig(), *words], stdin=stdin, seconds=seconds
+    )
+
+
+def _etcd() -> list[str]:
+    return [
+        f"--data-dir={INNER}/etcd",
+        "--unsafe-no-fsync",
+        f"--listen-client-urls={ETCD}",
+        f"--advertise-client-urls={ETCD}",
+        "--listen-peer-urls=http://127.0.0.1:2380",
+    ]
+
+
+def _api_server() -> list[str]:
+    return [
+        f"--etcd-servers={ETCD}",
+        f"--bind-address={ADDRESS}",
+        f"--advertise-address={ADDRESS}",
+        "--secure-port=6443",
+        f"--tls-cert-file={inner('apiserver.crt')}",
+        f"--tls-private-key-file={inner('apiserver.key')}",
+        f"--client-ca-file={inner('ca.crt')}",
+        f"--service-account-key-file={inner('service-accounts.key')}",
+        f"--service-account-signing-key-file={inner('service-accounts.key')}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-cluster-ip-range={SERVICES}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        f"--default-not-ready-toleration-seconds={EVICTED_AFTER_SECONDS}",
+        f"--default-unreachable-toleration-seconds={EVICTED_AFTER_SECONDS}",
+        f"--kubelet-client-certificate={inner('kubelet-client.crt')}",
+        f"--kubelet-client-key={inner('kubelet-client.key')}",
+        f"--kubelet-certificate-authority={inner('ca.crt')}",
+        "--kubelet-preferred-address-types=InternalIP",
+    ]
+
+
+def _controller_manager() -> list[str]:
+    return [
+        f"--kubeconfig={INNER}/controller-manager.kubeconfig",
+        f"--authentication-kubeconfig={INNER}/controller-manager.kubeconfig",
+        f"--authorization-kubeconfig={INNER}/controller-manager.kubeconfig",
+        "--bind-address=127.0.0.1",
+        f"--service-account-private-key-file={inner('service-accounts.key')}",
+        f"--root-ca-file={inner('ca.crt')}",
+        f"--cluster-signing-cert-file={inner('ca.crt')}",
+        f"--cluster-signing-key-file={inner('ca.key')}",
+        "--use-service-account-credentials",
+        "--leader-elect=false",
+        "--allocate-node-cidrs=false",
+        f"--node-monitor-grace-period={NODE_LOST_SECONDS}s",
+        "--enable-hostpath-provisioner",  # for storage class `shared`, below settings.VOLUMES
+        "--pvclaimbinder-sync-period=5s",
+        "--concurrent-gc-syncs=5",
+        f"--cert-dir={INNER}/controller-manager",
+    ]
+
+
+def _scheduler() -> list[str]:
+    return [
+        f"--kubeconfig={INNER}/scheduler.kubeconfig",
+        f"--authentication-kubeconfig={INNER}/scheduler.kubeconfig",
+        f"--authorization-kubeconfig={INNER}/scheduler.kubeconfig",
+        "--bind-address=127.0.0.1",
+        "--leader-elect=false",
+        f"--cert-dir={INNER}/scheduler",
+    ]

@@ -1,0 +1,193 @@
+"""Faults that a test can cause in the project's own cluster. Those with an end are context managers.
+
+All of them stay inside the cluster's namespaces.
+"""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import control_plane, network, node, operators, services, space
+from cluster.cluster import Cluster
+from cluster.command import wait_for
+from cluster.namespace import Namespace
+from cluster.settings import VOLUMES
+from cluster.settings import node as node_named
+from cluster.space import Space
+from kubernetes import client
+
+READY_SECONDS = 60
+DRAIN_SECONDS = 90
+# Limits of one use of a slow API server.
+SLOW_SECONDS = 60
+FILLER = VOLUMES / ".filled"
+# Nearly all at once, the last blocks by writing until nothing more fits.
+FILL = """free=$(df --output=avail -BM "$0" | tail -1 | tr -dc 0-9); fallocate -l "$((free - 64))M" "$1"
+cat /dev/zero >>"$1" 2>/dev/null || sync "$1" """
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Faults of one running cluster."""
+
+    cluster: Cluster
+
+    @property
+    def _inside(self) -> Namespace:
+        return self.cluster.namespace
+
+    @contextmanager
+    def kubelet_stopped(self, name: str) -> Iterator[None]:
+        """A node whose kubelet is dead: its containers run on, the node becomes NotReady after some 16 s."""
+        self._inside.stop(f"{name}-kubelet")
+        try:
+            yield
+        finally:
+            node.start_kubelet(self._inside, node_named(name), self.cluster.modules["kubernetes"])
+            wait_for(f"{name} to be ready again", lambda: self.node_ready(name), seconds=READY_SECONDS)
+
+    def node_ready(self, name: str) -> bool:
+        words = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
+        return self.cluster.kubectl("get", "node", name, "--output", words) == "True"
+
+    @contextmanager
+    def cordoned(self, name: str) -> Iterator[None]:
+        """A node that takes no new pods."""
+        self.cluster.kubectl("cordon", name)
+        try:
+            yield
+        finally:
+            self.cluster.kubectl("uncordon", name)
+
+    @contextmanager
+    def drained(self, name: str, selector: str = "!control-plane") -> Iterator[None]:
+        """A node that takes no new pods and whose pods were evicted; operators stay unless selected."""
+        options = ["--delete-emptydir-data", "--force", "--grace-period=1", f"--pod-selector={selector}"]
+        self.cluster.kubectl("drain", name, *options, seconds=DRAIN_SECONDS)
+        try:
+            yield
+        finally:
+            self.cluster.kubectl("uncordon", name)
+
+    def kill_container(self, where: Space, pod: str, container: str | None = None) -> None:
+        """SIGKILL a container's processes, as the out-of-memory killer does."""
+        found = client.CoreV1Api(where.admin).read_namespaced_pod(pod, where.name)
+        status = next(s for s in found.status.container_statuses if container in {None, s.name})
+        number = status.container_id.removeprefix("containerd://")
+        on = node_named(found.spec.node_name)
+        node.ctr(self._inside, on, "tasks", "kill", "--signal", "SIGKILL", "--all", number)
+
+    @contextmanager
+    def volumes_full(self) -> Iterator[None]:
+        """No space left in any volume of the cluster."""
+        try:
+            self._inside.run("sh", "-c", FILL, VOLUMES, FILLER)
+            yield
+        finally:
+            self._inside.run("rm", "-f", FILLER)
+
+    def empty_volume(self, where: Space, claim: str) -> None:
+        """Delete everything in the volume of a claim."""
+        path = Path(self._volume_path(where, claim))
+        self._inside.run("find", path, "-mindepth", "1", "-delete")
+
+    def _volume_path(self, where: Space, claim: str) -> str:
+        core = client.CoreV1Api(where.admin)
+        name = core.read_namespaced_persistent_volume_claim(claim, where.name).spec.volume_name
+        spec = core.read_persistent_volume(name).spec
+        return str((spec.host_path or spec.local).path)
+
+    @contextmanager
+    def registry_away(self) -> Iterator[None]:
+        """A registry that refuses connections: images that a node does not have cannot be pulled."""
+        self._inside.stop("registry")
+        try:
+            yield
+        finally:
+            services.start_registry(self._inside)
+
+    @contextmanager
+    def pods_cut_off(self, name: str) -> Iterator[None]:
+        """A node whose pods reach nothing outside of it, and are not reached; its kubelet is not affected."""
+        network.cut(self._inside, node_named(name))
+        try:
+            yield
+        finally:
+            network.mend(self._inside)
+
+    @contextmanager
+    def operator_stopped(self, name: str) -> Iterator[None]:
+        """No training-operator, or no mpi-operator: jobs are created and not acknowledged."""
+        namespace = operators.NAMESPACES[name]
+        self._scale(namespace, name, 0)
+        wait_for(f"{name} to be gone", lambda: not self._replicas(namespace, name), seconds=READY_SECONDS)
+        try:
+            yield
+        finally:
+            self._scale(namespace, name, 1)
+            operators.wait_ready(self.cluster.kubectl, name, namespace)
+
+    def _scale(self, namespace: str, name: str, replicas: int) -> None:
+        self.cluster.kubectl("-n", namespace, "scale", f"deployment/{name}", f"--replicas={replicas}")
+
+    def _replicas(self, namespace: str, name: str) -> int:
+        pods = json.loads(self.cluster.kubectl("-n", namespace, "get", "pods", "--output", "json"))["items"]
+        return sum(pod["metadata"]["name"].startswith(name) for pod in pods)
+
+    @contextmanager
+    def api_away(self) -> Iterator[None]:
+        """An API server that refuses connections; those that were open are broken."""
+        self._inside.signal("apiserver", signal.SIGKILL)
+        wait_for("the API server to end", lambda: not self._inside.alive("apiserver"), seconds=10)
+        try:
+            yield
+        finally:
+            control_plane.start_api_server(self._inside, self.cluster.modules["kubernetes"])
+            wait_for("both nodes to be ready", self._all_ready, seconds=READY_SECONDS)
+
+    def _all_ready(self) -> bool:
+        names = self.cluster.kubectl("get", "nodes", "--output", "name").split()
+        return all(self.node_ready(name.removeprefix("node/")) for name in names)
+
+    @contextmanager
+    def api_slow(self, delay: float) -> Iterator[None]:
+        """An API server that is frozen for `delay` seconds again and again, for at most SLOW_SECONDS.
+
+        Raises:
+            ValueError: the delay is as long as the limit.
+        """
+        if not 0 < delay < SLOW_SECONDS:
+            raise ValueError(f"delay is {delay} s; more than 0 and less than {SLOW_SECONDS} s can be had")
+        script = (
+            f"trap 'kill -CONT $0; exit' TERM; for i in $(seq {int(SLOW_SECONDS / delay)}); do "
+            f"kill -STOP $0; sleep {delay} & wait; kill -CONT $0; sleep 0.05 & wait; done"
+        )
+        self._inside.start("api-slow", ["sh", "-c", script, str(self._inside.process("apiserver"))])
+        try:
+            yield
+        finally:
+            self._inside.stop("api-slow")
+            self._inside.signal("apiserver", signal.SIGCONT)
+
+    def dying_token(self, where: Space) -> tuple[Path, Callable[[], None]]:
+        """A kubeconfig whose token can be made to expire at once.
+
+        Kubernetes gives no token for less than ten minutes; one that is bound to an object ends with it.
+
+        Returns:
+            the kubeconfig, and a function that lets its token expire.
+        """
+        core = client.CoreV1Api(where.admin)
+        bound = core.create_namespaced_secret(where.name, {"metadata": {"generateName": "token-"}}).metadata
+        reference = {"apiVersion": "v1", "kind": "Secret", "name": bound.name, "uid": bound.uid}
+        path = where.kubeconfig.with_name(bound.name)
+        token = space.token(where.admin, where.name, reference)
+        space.write_kubeconfig(path, where.kubeconfig, where.name, token)
+
+        def expire() -> None:
+            core.delete_namespaced_secret(bound.name, where.name)
+
+        return path, expire

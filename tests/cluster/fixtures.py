@@ -1,0 +1,160 @@
+"""pytest fixtures: the cluster, a namespace for a test, faults.
+
+A conftest.py makes them its own with `from cluster.fixtures import *`; however many do, there is one
+cluster for the whole session.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cluster import cluster as own
+from cluster import images, settings, space, storage
+from cluster.cluster import Cluster
+from cluster.command import MissingError, log
+from cluster.faults import Faults
+from cluster.space import Space
+from kubernetes import client
+
+__all__ = [
+    "cluster",
+    "faults",
+    "namespace",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_runtest_makereport",
+]
+
+MIN_NODES = 2
+
+
+@dataclass(frozen=True)
+class TestCluster:
+    """The cluster that the tests run on.
+
+    Attributes:
+        kubeconfig: the administrator's.
+        registry: host:port of the registry that has the tests' images.
+        nodes: the names of two of its nodes.
+        own: the project's own cluster, or None for one from MANYCPU_TEST_KUBECONFIG.
+    """
+
+    __test__ = False
+
+    kubeconfig: Path
+    registry: str
+    nodes: tuple[str, str]
+    own: Cluster | None
+
+    def image(self, name: str) -> str:
+        """How a pod names the image base, helper or torch."""
+        return images.reference(name)
+
+
+@pytest.fixture(scope="session", name="cluster")
+def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
+    """The cluster; skips the test, with the reason, where none can be had."""
+    if given := os.environ.get("MANYCPU_TEST_KUBECONFIG"):
+        yield _given(Path(given))
+        return
+    there = own.running()
+    with _progress(request.config):
+        started = there or _start()
+    first, second = (node.name for node in settings.NODES)
+    with own.in_use():
+        yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
+    if not there:
+        own.down()
+
+
+def _given(kubeconfig: Path) -> TestCluster:
+    if "MANYCPU_TEST_REGISTRY" not in os.environ:
+        pytest.skip("MANYCPU_TEST_KUBECONFIG needs MANYCPU_TEST_REGISTRY, a registry that cluster pulls from")
+    with space.connect(kubeconfig) as api:
+        nodes = [n.metadata.name for n in client.CoreV1Api(api).list_node().items if not n.spec.unschedulable]
+    if len(nodes) < MIN_NODES:
+        pytest.skip(
+            f"the cluster of MANYCPU_TEST_KUBECONFIG has {len(nodes)} node that takes pods; two are needed"
+        )
+    images.publish(images.debian())
+    return TestCluster(kubeconfig, settings.registry(), (nodes[0], nodes[1]), None)
+
+
+def _start() -> Cluster:
+    try:
+        return own.up()
+    except MissingError as error:
+        pytest.skip(f"no Kubernetes cluster here: {error}")
+
+
+@contextmanager
+def _progress(config: pytest.Config) -> Iterator[None]:
+    """Show what the start is doing: it may take minutes."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    handler = logging.StreamHandler(sys.__stderr__)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        with capture.global_and_fixture_disabled():
+            yield
+    finally:
+        log.removeHandler(handler)
+
+
+@pytest.fixture(name="namespace")
+def namespace(cluster: TestCluster, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Space]:
+    """A namespace of the test's own; its pods, events and logs are in the report of a failed test."""
+    prefix = request.node.originalname.removeprefix("test_").replace("_", "-").lower()
+    with space.create(cluster.kubeconfig, tmp_path, prefix) as made:
+        request.node.stash[_SPACE] = made
+        yield made
+        space.delete(made)
+        if cluster.own:
+            space.wait_emptied(made)
+            storage.recycle(cluster.own.namespace, cluster.own.kubectl)
+
+
+@pytest.fixture(name="faults")
+def faults(cluster: TestCluster) -> Faults:
+    """Faults that a test can cause; only in the project's own cluster."""
+    if cluster.own is None:
+        pytest.skip("faults are caused in the project's own cluster only, not in MANYCPU_TEST_KUBECONFIG")
+    return Faults(cluster.own)
+
+
+_SPACE = pytest.StashKey[Space]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    made = item.stash.get(_SPACE, None)
+    if report.failed and report.when == "call" and made:
+        report.sections.append((f"namespace {made.name}", made.dump()))
+    return report
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ends_cluster: the test ends the cluster, so it runs after all others")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the cluster come after the quick ones, and those that end the cluster come last."""
+    items.sort(key=_rank)
+    for item in items:
+        if _rank(item) and not item.get_closest_marker("timeout"):
+            # Of the test alone: one of them pays for the start, whose steps have limits of their own.
+            item.add_marker(pytest.mark.timeout(func_only=True))
+
+
+def _rank(item: pytest.Item) -> int:
+    if item.get_closest_marker("ends_cluster"):
+        return 2
+    return int("cluster" in getattr(item, "fixturenames", ()))

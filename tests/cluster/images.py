@@ -1,0 +1,122 @@
+"""The images that the cluster's pods run: what is in each, and when it must be made anew.
+
+An image's tag is the hash of what it is made from, so that it is made once and found in the registry after.
+"""
+
+import hashlib
+import inspect
+import io
+import shutil
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import gpu_code, image_store, layers, registry, settings
+from cluster.command import log
+from cluster.modules import Module, choose, chosen
+from cluster.namespace import Namespace
+from cluster.registry import Layer
+from cluster.settings import cache
+
+# Operators: the program that is the image's only file.
+STATIC = {"pause": "pause", "training-operator": "training-operator.v1", "mpi-operator": "mpi-operator"}
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image: its name, the hash of its inputs, and how its layers are made."""
+
+    name: str
+    tag: str
+    config: dict[str, Any]
+    make: Callable[[], Sequence[Layer]]
+
+    @property
+    def reference(self) -> str:
+        return f"{settings.registry()}/{self.name}:{self.tag}"
+
+
+def every(modules: dict[str, Module] | None = None) -> list[Image]:
+    modules = modules or chosen()
+    return [*(_static(name, modules[name]) for name in STATIC), *debian()]
+
+
+def names() -> list[str]:
+    return [image.name for image in every()]
+
+
+def reference(name: str) -> str:
+    """How a pod names one of the images: base, torch, helper, pause or an operator."""
+    return next(image.reference for image in every() if image.name == name)
+
+
+def built() -> bool:
+    """Whether the large images were made before, as far as can be seen without the registry."""
+    return image_store.there(_stored())
+
+
+def ensure(namespace: Namespace) -> None:
+    """Make and push the images that the cluster's registry lacks, and unpack the large ones for the nodes."""
+    publish(every())
+    image_store.ensure(namespace, _stored())
+
+
+def _stored() -> list[str]:
+    """What nodes have from the start; the operators' small ones, which change with versions, they pull."""
+    return [image.reference for image in (_static("pause", choose("pause")), *debian())]
+
+
+def publish(images: Sequence[Image]) -> None:
+    """Make and push those of the images that the registry lacks."""
+    missing = [image for image in images if registry.digest(image.name, image.tag) is None]
+    shutil.rmtree(_workshop(), ignore_errors=True)
+    for image in missing:
+        log.info("making image %s", image.name)
+        _workshop().mkdir(parents=True, exist_ok=True)
+        registry.push(image.name, image.tag, image.make(), image.config)
+        log.info("made image %s: %.0f MB", image.name, registry.size(image.name, image.tag) / 1e6)
+    shutil.rmtree(_workshop(), ignore_errors=True)
+
+
+def _workshop() -> Path:
+    return cache() / "images.part"
+
+
+def _static(name: str, module: Module) -> Image:
+    program = module.program(STATIC[name])
+
+    def make() -> list[Layer]:
+        return [registry.gzip_layer(_tar(program, STATIC[name]), _workshop() / f"{name}.tar.gz")]
+
+    return Image(name, f"{module.minor}-{module.digest()}", {"Entrypoint": [f"/{STATIC[name]}"]}, make)
+
+
+def _tar(program: Path, name: str) -> bytes:
+    """A tar with one program in it, always the same bytes."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = program.stat().st_size, 0o755
+        with program.open("rb") as content:
+            tar.addfile(info, content)
+    return stream.getvalue()
+
+
+def debian() -> list[Image]:
+    """The base with Python and ssh, and on it the helper and the training image."""
+    config = {"Env": [PATH, "PYTHONUNBUFFERED=1", "LANG=C.UTF-8"], "Cmd": ["bash"]}
+    base = _hash(inspect.getsource(layers), inspect.getsource(gpu_code), layers.suite(), str(config))
+    helper = _hash(base, *layers.pins(layers.HELPER))
+    torch = _hash(base, *layers.pins(layers.TRAINING))
+    return [
+        Image("base", base, config, lambda: [layers.base(_workshop())]),
+        Image("helper", helper, config, lambda: [layers.base(_workshop()), layers.helper(_workshop())]),
+        Image("torch", torch, config, lambda: [layers.base(_workshop()), layers.training(_workshop())]),
+    ]
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

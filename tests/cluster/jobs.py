@@ -1,0 +1,125 @@
+"""Manifests for the cluster's own tests: plain, without the product."""
+
+from collections.abc import Callable
+from typing import Any
+
+from cluster.settings import HERE
+
+Manifest = dict[str, Any]
+Maker = Callable[[str, str], Manifest]
+PROGRAM = "/program/allreduce.py"
+SCRIPTS = "programs_in_pods"
+
+
+def program() -> Manifest:
+    """The all-reduce program as a ConfigMap."""
+    text = (HERE / SCRIPTS / "allreduce.py").read_text()
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "program"},
+        "data": {"allreduce.py": text},
+    }
+
+
+def claim(name: str, storage_class: str, access_mode: str) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {
+            "storageClassName": storage_class,
+            "accessModes": [access_mode],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+
+
+def pod(name: str, image: str, *command: str, node: str | None = None, claim: str | None = None) -> Manifest:
+    """A pod that runs a command once; with a claim, its volume is at /data."""
+    container: Manifest = {"name": "main", "image": image, "command": list(command)}
+    spec: Manifest = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container]}
+    if node:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    if claim:
+        container["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+        spec["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": spec,
+    }
+
+
+def _template(container: str, image: str, command: list[str], spread: dict[str, str]) -> Manifest:
+    """A pod template with the program mounted, on another node than its like."""
+    apart = {"labelSelector": {"matchLabels": spread}, "topologyKey": "kubernetes.io/hostname"}
+    return {
+        "metadata": {"labels": spread},
+        "spec": {
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+            "containers": [
+                {
+                    "name": container,
+                    "image": image,
+                    "command": command,
+                    "volumeMounts": [{"name": "program", "mountPath": "/program"}],
+                }
+            ],
+            "volumes": [{"name": "program", "configMap": {"name": "program"}}],
+        },
+    }
+
+
+def pytorchjob(name: str, image: str) -> Manifest:
+    """A static job: a master and a worker, on two nodes."""
+    template = _template("pytorch", image, ["python3", PROGRAM], {"spread": name})
+    replica = {"replicas": 1, "restartPolicy": "OnFailure", "template": template}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": {"pytorchReplicaSpecs": {"Master": replica, "Worker": replica}},
+    }
+
+
+def elastic_pytorchjob(name: str, image: str) -> Manifest:
+    """An elastic job: two workers that find each other by a c10d rendezvous."""
+    template = _template("pytorch", image, ["torchrun", PROGRAM], {"spread": name})
+    worker = {"replicas": 2, "restartPolicy": "OnFailure", "template": template}
+    elastic = {"rdzvBackend": "c10d", "minReplicas": 2, "maxReplicas": 2, "maxRestarts": 3, "nProcPerNode": 1}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": {"elasticPolicy": elastic, "pytorchReplicaSpecs": {"Worker": worker}},
+    }
+
+
+def mpijob(name: str, image: str) -> Manifest:
+    """A launcher and two workers on two nodes, with Intel MPI over ssh."""
+    ready = {"tcpSocket": {"port": 22}, "periodSeconds": 1}
+    sshd = "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -o StrictModes=no"
+    worker = _template("worker", image, ["sh", "-c", sshd], {"spread": name})
+    worker["spec"]["containers"][0]["readinessProbe"] = ready
+    mpirun = (
+        "echo 'StrictHostKeyChecking no' >>/etc/ssh/ssh_config; first=$(head -1 /etc/mpi/hostfile); "
+        f"exec mpirun -n 2 -ppn 1 -genv MASTER_ADDR ${{first%%:*}} -genv MASTER_PORT 29500 python3 {PROGRAM}"
+    )
+    launcher = _template("launcher", image, ["sh", "-c", mpirun], {"launcher": name})
+    return {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": {"name": name},
+        "spec": {
+            "mpiImplementation": "Intel",
+            "slotsPerWorker": 1,
+            "launcherCreationPolicy": "WaitForWorkersReady",
+            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 1},
+            "mpiReplicaSpecs": {
+                "Launcher": {"replicas": 1, "template": launcher},
+                "Worker": {"replicas": 2, "template": worker},
+            },
+        },
+    }

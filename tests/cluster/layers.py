@@ -1,0 +1,142 @@
+"""The layers of the Debian images: a base with Python and ssh, and Python packages on top of it.
+
+What this file says is part of the images' tags: change it, and they are made anew.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+
+from cluster import debian, gpu_code
+from cluster.command import ClusterError, run
+from cluster.go import uv
+from cluster.registry import Layer
+from cluster.settings import PROJECT
+
+PACKAGES = ("ca-certificates", "hostname", "openssh-client", "openssh-server", "procps", "python3")
+PYTHON = {"bookworm": "3.11", "trixie": "3.13"}
+LEFT_OUT = ("doc", "info", "lintian", "locale", "man", "zoneinfo")
+# Extras of pyproject.toml whose packages an image has, beside those of the bare install.
+HELPER: tuple[str, ...] = ()
+TRAINING = ("train", "mpi", "ccl")
+# Brought by others and never used on a CPU.
+UNUSED = ("triton", "intel-sycl-rt", "intel-opencl-rt", "umf", "onemkl-license")
+# training-operator's init container calls nslookup; Debian's weighs 40 MB.
+NSLOOKUP = '#!/bin/sh\nexec getent hosts "$1"\n'
+BLOCK = 1 << 20
+INSTALL_SECONDS = 1200
+
+
+def suite() -> str:
+    release = debian.release()
+    if release not in PYTHON:
+        raise ClusterError(
+            f"the test images are made on Debian {' or '.join(PYTHON)}; this machine is {release}"
+        )
+    return release
+
+
+def pins(extras: tuple[str, ...]) -> list[str]:
+    """What is installed for these extras, with the versions that the project pins."""
+    wanted = _requirements(extras)
+    constraints = [PROJECT / "requirements" / name for name in ("torch.txt", "all.txt")]
+    pinned = "".join(file.read_text() for file in constraints)
+    return [*wanted, hashlib.sha256(pinned.encode()).hexdigest()]
+
+
+def _requirements(extras: tuple[str, ...]) -> list[str]:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    return [*project["dependencies"], *(name for extra in extras for name in optional.get(extra, ()))]
+
+
+@cache
+def base(workshop: Path) -> Layer:
+    """Debian with Python, ssh and a name look-up; made once for all images of a build."""
+    root = workshop / "base"
+    _mmdebstrap(root)
+    return pack(root, workshop / "base.tar.zst")
+
+
+def _mmdebstrap(root: Path) -> None:
+    left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT]
+    trim = "rm -rf $1/var/lib/apt/lists/* $1/var/cache/apt/* $1/var/log/* $1/usr/lib/*/gconv"
+    sources = [
+        f
+        for f in map(Path, ("/etc/apt/sources.list", "/etc/apt/sources.list.d/debian.sources"))
+        if f.exists()
+    ]
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", "--mode=root", f"--include={','.join(PACKAGES)}"]
+    run([*command, *left_out, f"--customize-hook={trim}", suite(), root, *sources], seconds=600)
+    shutil.rmtree(root / "dev")
+    (root / "dev").mkdir()
+    nslookup = root / "usr" / "bin" / "nslookup"
+    nslookup.write_text(NSLOOKUP)
+    nslookup.chmod(0o755)
+    (root / "usr" / "bin" / "python").symlink_to("python3")
+
+
+def helper(workshop: Path) -> Layer:
+    return _python_layer(workshop / "helper", HELPER)
+
+
+def training(workshop: Path) -> Layer:
+    return _python_layer(workshop / "torch", TRAINING)
+
+
+def _python_layer(root: Path, extras: tuple[str, ...]) -> Layer:
+    """The packages where the base's Python looks for them, their programs on its PATH."""
+    local = root / "usr" / "local"
+    packages = local / "lib" / f"python{PYTHON[suite()]}" / "dist-packages"
+    _install(packages, extras)
+    gpu_code.remove(packages)
+    for name in ("bin", "etc", "include", "lib", "opt", "share"):
+        if (packages / name).is_dir():
+            shutil.copytree(packages / name, local / name, symlinks=True, dirs_exist_ok=True)
+            shutil.rmtree(packages / name)
+    for program in filter(Path.is_file, (local / "bin").glob("*")):
+        _use_python_of_image(program)
+    return pack(root, root.with_suffix(".tar.zst"))
+
+
+def _install(packages: Path, extras: tuple[str, ...]) -> None:
+    packages.mkdir(parents=True)
+    overrides = packages.parent / "overrides.txt"
+    overrides.write_text("".join(f"{name}; sys_platform == 'never'\n" for name in UNUSED))
+    options = ["--target", str(packages), "--python-version", PYTHON[suite()], "--only-binary", ":all:"]
+    options += ["--override", str(overrides)]
+    options += ["--constraint", "requirements/torch.txt", "--constraint", "requirements/all.txt"]
+    command = ["pip", "install", "--quiet", *options, *_requirements(extras)]
+    run([uv(), *command], cwd=PROJECT, seconds=INSTALL_SECONDS)
+    overrides.unlink()
+
+
+def _use_python_of_image(program: Path) -> None:
+    content = program.read_bytes()
+    first, newline, rest = content.partition(b"\n")
+    if first.startswith(b"#!") and b"python" in first:
+        program.write_bytes(b"#!/usr/bin/python3" + newline + rest)
+
+
+def pack(root: Path, file: Path) -> Layer:
+    """Make a layer of a folder, compressed with zstd."""
+    plain, packed = hashlib.sha256(), hashlib.sha256()
+    tar = ["tar", "--sort=name", "--numeric-owner", "--mtime=@0", "-C", str(root), "-c", "."]
+    with (
+        subprocess.Popen(tar, stdout=subprocess.PIPE) as source,
+        subprocess.Popen(["zstd", "-q", "-1", "-T0", "-f", "-o", str(file)], stdin=subprocess.PIPE) as target,
+    ):
+        if source.stdout is None or target.stdin is None:
+            raise ClusterError("tar and zstd have no pipes")
+        while block := source.stdout.read(BLOCK):
+            plain.update(block)
+            target.stdin.write(block)
+    if source.returncode or target.returncode:
+        raise ClusterError(f"packing {root} failed: tar {source.returncode}, zstd {target.returncode}")
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            packed.update(block)
+    return Layer(file, f"sha256:{plain.hexdigest()}", f"sha256:{packed.hexdigest()}")

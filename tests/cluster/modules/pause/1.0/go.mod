@@ -1,0 +1,3 @@
+module manycpu.test/pause
+
+go 1.26.0

@@ -1,0 +1,69 @@
+"""The cluster's network: the veth pair to the machine, and a bridge for each node's pods."""
+
+from ipaddress import ip_address, ip_network
+
+import psutil
+from cluster.command import run
+from cluster.namespace import Namespace
+from cluster.settings import ADDRESS, INTERFACE, MACHINE_ADDRESS, NODES, PREFIX, SERVICES, Node
+
+INSIDE = "front"
+
+
+def create(namespace: Namespace) -> None:
+    """Connect the machine and the cluster. All of it goes when the cluster's namespace does."""
+    run(["ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", INSIDE, "netns", str(namespace.pid)])
+    run(["ip", "address", "add", f"{MACHINE_ADDRESS}/{PREFIX}", "dev", INTERFACE])
+    run(["ip", "link", "set", INTERFACE, "up"])
+    namespace.run("ip", "address", "add", f"{ADDRESS}/{PREFIX}", "dev", INSIDE)
+    namespace.run("ip", "link", "set", INSIDE, "up")
+    # kube-proxy rewrites service addresses, but a packet needs a route before it gets there.
+    namespace.run("ip", "route", "add", SERVICES, "dev", INSIDE, "src", ADDRESS)
+    for node in NODES:
+        bridge(namespace, node)
+
+
+def bridge(namespace: Namespace, node: Node) -> None:
+    namespace.run("ip", "link", "add", node.bridge, "type", "bridge")
+    namespace.run("ip", "address", "add", f"{node.address}/24", "dev", node.bridge)
+    namespace.run("ip", "link", "set", node.bridge, "up")
+
+
+def remove() -> None:
+    """Remove the pair now: the kernel would, but only after the last connection is forgotten."""
+    if INTERFACE in psutil.net_if_addrs():
+        run(["ip", "link", "delete", INTERFACE])
+
+
+def in_the_way() -> str | None:
+    """The interface of the machine that has our name or an address in our network, and so is in the way."""
+    ours = ip_network(f"{ADDRESS}/{PREFIX}", strict=False)
+    for name, addresses in psutil.net_if_addrs().items():
+        seen = [a.address for a in addresses if "." in a.address]
+        if name == INTERFACE or any(ip_address(address) in ours for address in seen):
+            return f"{name} ({', '.join(seen) or 'no address'})"
+    return None
+
+
+FAULT_TABLE = "manycpu_cut"
+
+
+def cut(namespace: Namespace, node: Node) -> None:
+    """Drop what goes out of a node's pod network, and what comes in from beyond the node."""
+    rules = f"""
+        table inet {FAULT_TABLE} {{
+            chain forward {{
+                type filter hook forward priority -10; policy accept;
+                iifname "{node.bridge}" oifname != "{node.bridge}" drop
+                oifname "{node.bridge}" iifname != "{node.bridge}" drop
+            }}
+            chain input {{
+                type filter hook input priority -10; policy accept;
+                iifname "{node.bridge}" ip daddr != {node.address} drop
+            }}
+        }}"""
+    namespace.run("nft", rules)
+
+
+def mend(namespace: Namespace) -> None:
+    namespace.run("nft", "delete", "table", "inet", FAULT_TABLE)

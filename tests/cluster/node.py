@@ -1,0 +1,119 @@
+"""One node: a mount namespace with a containerd and a kubelet in it, and a pod network of its own.
+
+A node is started by `start`: mounts, containerd, kubelet, in that order.
+"""
+
+from pathlib import Path
+
+import psutil
+from cluster import configs, debian, image_store, images
+from cluster.certificates import inner
+from cluster.command import ClusterError, wait_for
+from cluster.modules import Module
+from cluster.namespace import Namespace, node_holder
+from cluster.settings import ADDRESS, CGROUP, DOMAIN, INNER, NODES, REGISTRY, Node, run_folder
+
+FIRST_POD = 10  # of a node's 254 addresses; those before it are the bridge's and the tests'
+
+
+def start(namespace: Namespace, node: Node, kubernetes: Module) -> None:
+    """Start a node; it registers itself with the API server."""
+    image_store.link(run_folder() / node.name / "root")
+    _configure(node)
+    mounts(namespace, node)
+    start_containerd(namespace, node)
+    start_kubelet(namespace, node, kubernetes)
+
+
+def _configure(node: Node) -> None:
+    folder = run_folder() / node.name
+    configure_containerd(node, node.folder / "root")
+    first_pod = node.subnet.replace(".0/24", f".{FIRST_POD}")
+    configs.write(
+        "pod-network.json",
+        folder / "cni" / "10-pods.conflist",
+        bridge=node.bridge,
+        subnet=node.subnet,
+        first_pod=first_pod,
+        folder=node.folder,
+    )
+    configs.write(
+        "kubelet.yaml",
+        folder / "kubelet.yaml",
+        name=node.name,
+        address=node.address,
+        cgroup=CGROUP,
+        ca=inner("ca.crt"),
+        certificate=inner(f"{node.name}.crt"),
+        key=inner(f"{node.name}.key"),
+        socket=node.socket,
+        dns=ADDRESS,
+        domain=DOMAIN,
+        folder=node.folder,
+        reserved_memory=psutil.virtual_memory().total * (len(NODES) - 1) // len(NODES),
+    )
+
+
+def configure_containerd(node: Node, root: Path) -> None:
+    """Write the configuration of a containerd that keeps its images in `root`."""
+    folder = run_folder() / node.name
+    configs.write("registry-hosts.toml", folder / "registries" / REGISTRY / "hosts.toml", registry=REGISTRY)
+    configs.write(
+        "containerd.toml",
+        folder / "containerd.toml",
+        root=root,
+        folder=node.folder,
+        socket=node.socket,
+        pause=images.reference("pause"),
+        cni_plugins=debian.cni_plugins(),
+    )
+
+
+def mounts(namespace: Namespace, node: Node) -> None:
+    """A mount namespace for the node, held open by a process that does nothing."""
+    script = "mount --make-rprivate / && mount --make-rshared / && exec sleep infinity"
+    namespace.start(
+        node_holder(node.name), ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+    )
+    hugetlb = f"/sys/fs/cgroup/hugetlb/{CGROUP}/{node.name}"
+    namespace.run("sh", "-c", f"[ ! -d /sys/fs/cgroup/hugetlb ] || mkdir -p {hugetlb}")
+
+
+def start_containerd(namespace: Namespace, node: Node) -> None:
+    name = f"{node.name}-containerd"
+    # containerd looks for its shim and for runc on PATH.
+    path = f"{debian.unpacked()}/usr/bin:{debian.unpacked()}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+    program = debian.program("containerd")
+    namespace.start(
+        name, [program, "-c", node.folder / "containerd.toml"], node=node.name, env={"PATH": path}
+    )
+    try:
+        wait_for("containerd to listen", lambda: _listens(namespace, node), seconds=30)
+    except ClusterError as error:
+        raise ClusterError(f"{error}\n{namespace.log(name)}") from None
+
+
+def _listens(namespace: Namespace, node: Node) -> bool:
+    try:
+        return bool(ctr(namespace, node, "version"))
+    except ClusterError:
+        return False
+
+
+def ctr(namespace: Namespace, node: Node, *words: str, seconds: float = 60) -> str:
+    """Talk to the node's containerd, in the namespace that kubelet uses."""
+    options = ["--address", str(node.socket), "--namespace", "k8s.io"]
+    return namespace.run(debian.program("ctr"), *options, *words, node=node.name, seconds=seconds)
+
+
+def start_kubelet(namespace: Namespace, node: Node, kubernetes: Module) -> None:
+    options = [
+        f"--config={node.folder}/kubelet.yaml",
+        f"--kubeconfig={INNER}/{node.name}.kubeconfig",
+        f"--hostname-override={node.name}",
+        f"--node-ip={node.address}",
+        f"--node-labels=topology.kubernetes.io/zone={node.name}",
+        f"--root-dir={node.folder}/kubelet",
+        f"--cert-dir={node.folder}/kubelet/pki",
+    ]
+    namespace.start(f"{node.name}-kubelet", [kubernetes.program("kubelet"), *options], node=node.name)

@@ -1,0 +1,224 @@
+"""A Kubernetes namespace for one test, with a ServiceAccount that has the product's rights and no others."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cluster.command import wait_for
+from cluster.settings import HERE
+from kubernetes import client, config, utils
+from kubernetes.client import ApiClient, ApiException
+from kubernetes.stream import stream
+
+ACCOUNT = "manycpu"
+TOKEN_SECONDS = 3600
+LOG_LINES = 100
+EXEC_SECONDS = 60
+JOBS = (("v1", "pytorchjobs"), ("v2beta1", "mpijobs"))
+ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class Space:
+    """One test's namespace.
+
+    Attributes:
+        name: the namespace.
+        admin: client of the cluster's administrator, for preparing and looking.
+        user: client of the ServiceAccount, for what is tested.
+        kubeconfig: file for the ServiceAccount, with this namespace as its default.
+    """
+
+    name: str
+    admin: ApiClient
+    user: ApiClient
+    kubeconfig: Path
+
+    @property
+    def core(self) -> client.CoreV1Api:
+        return client.CoreV1Api(self.user)
+
+    @property
+    def objects(self) -> client.CustomObjectsApi:
+        return client.CustomObjectsApi(self.user)
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Create an object of any kind that the account may create."""
+        group, _, version = manifest["apiVersion"].rpartition("/")
+        if not group.endswith(".org"):
+            try:
+                made = utils.create_from_dict(self.user, manifest, namespace=self.name)
+            except utils.FailToCreateError as error:
+                raise error.api_exceptions[0] from None
+            return dict(self.user.sanitize_for_serialization(made[0]))
+        path = (group, version, self.name, plural(manifest["kind"]))
+        return dict(self.objects.create_namespaced_custom_object(*path, manifest))
+
+    def pods(self, selector: str = "") -> list[client.V1Pod]:
+        return list(self.core.list_namespaced_pod(self.name, label_selector=selector).items)
+
+    def pod(self, name: str) -> client.V1Pod:
+        return self.core.read_namespaced_pod(name, self.name)
+
+    def log(self, pod: str, **options: Any) -> str:
+        return read_log(self.core, pod, self.name, **options)
+
+    def run(self, pod: str, *command: str) -> str:
+        """Run a command in a pod's first container; return what it printed."""
+        attach = self.core.connect_get_namespaced_pod_exec
+        options = {"stdout": True, "stderr": True, "stdin": False, "_preload_content": False}
+        channel = stream(attach, pod, self.name, command=list(command), **options)
+        try:
+            channel.run_forever(timeout=EXEC_SECONDS)
+            return str(channel.read_all())
+        finally:
+            channel.close()
+            channel.sock.shutdown()
+
+    def wait_pod(self, name: str, *phases: str, seconds: float = 90) -> client.V1Pod:
+        """Wait until a pod is in one of the phases, and return it."""
+        wait_for(f"pod {name} to be {phases}", lambda: self.pod(name).status.phase in phases, seconds=seconds)
+        return self.pod(name)
+
+    def wait_job(self, kind: str, name: str, *, seconds: float = 240) -> str:
+        """Wait until a job of one of the operators has ended; return `Succeeded` or `Failed`."""
+        version = next(version for version, kinds in JOBS if kinds == plural(kind))
+
+        def ended() -> str:
+            path = ("kubeflow.org", version, self.name, plural(kind), name)
+            conditions = (
+                self.objects.get_namespaced_custom_object(*path).get("status", {}).get("conditions") or []
+            )
+            return next((c["type"] for c in conditions if c["type"] in ENDED and c["status"] == "True"), "")
+
+        return wait_for(f"{kind} {name} to end", ended, seconds=seconds, every=0.3)
+
+    def dump(self) -> str:
+        """Pods, events and logs, for the report of a failed test."""
+        return "\n".join([*_pods(self), *_events(self), *_logs(self)])
+
+
+def read_log(core: client.CoreV1Api, pod: str, namespace: str, **options: Any) -> str:
+    answer = core.read_namespaced_pod_log(pod, namespace, _preload_content=False, **options)
+    return bytes(answer.data).decode(errors="replace")
+
+
+def plural(kind: str) -> str:
+    return kind.lower() + "s"
+
+
+def _binding(role: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": role},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT}],
+    }
+
+
+def token(admin: ApiClient, namespace: str, bound_to: dict[str, str] | None = None) -> str:
+    """A token of the account; bound to an object, it is good for as long as that object exists."""
+    spec: dict[str, Any] = {"audiences": [], "expirationSeconds": TOKEN_SECONDS}
+    if bound_to:
+        spec["boundObjectRef"] = bound_to
+    core = client.CoreV1Api(admin)
+    return str(core.create_namespaced_service_account_token(ACCOUNT, namespace, {"spec": spec}).status.token)
+
+
+def write_kubeconfig(path: Path, admin_kubeconfig: Path, namespace: str, bearer: str) -> None:
+    """A kubeconfig for the same cluster as the administrator's, with a token."""
+    document = yaml.safe_load(admin_kubeconfig.read_text())
+    current = next(c for c in document["contexts"] if c["name"] == document["current-context"])
+    cluster = next(c for c in document["clusters"] if c["name"] == current["context"]["cluster"])
+    context = {"cluster": cluster["name"], "user": ACCOUNT, "namespace": namespace}
+    document |= {
+        "clusters": [cluster],
+        "users": [{"name": ACCOUNT, "user": {"token": bearer}}],
+        "contexts": [{"name": ACCOUNT, "context": context}],
+        "current-context": ACCOUNT,
+    }
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(document))
+
+
+@contextmanager
+def connect(kubeconfig: Path) -> Iterator[ApiClient]:
+    """A client whose connections are closed with it."""
+    with config.new_client_from_config(config_file=str(kubeconfig)) as api:
+        try:
+            yield api
+        finally:
+            api.rest_client.pool_manager.clear()
+
+
+@contextmanager
+def create(admin_kubeconfig: Path, folder: Path, prefix: str) -> Iterator[Space]:
+    """Make the namespace, the account, its rights and its kubeconfig (in `folder`)."""
+    kubeconfig = folder / "kubeconfig"
+    with connect(admin_kubeconfig) as admin:
+        name = f"{prefix[:40].strip('-')}-{secrets.token_hex(3)}"
+        _prepare(admin, name)
+        write_kubeconfig(kubeconfig, admin_kubeconfig, name, token(admin, name))
+        with connect(kubeconfig) as user:
+            yield Space(name, admin, user, kubeconfig)
+
+
+def _prepare(admin: ApiClient, name: str) -> None:
+    core = client.CoreV1Api(admin)
+    core.create_namespace({"metadata": {"name": name, "labels": {"manycpu.test": "true"}}})
+    core.create_namespaced_service_account(name, {"metadata": {"name": ACCOUNT}})
+    rbac = client.RbacAuthorizationV1Api(admin)
+    role = yaml.safe_load((HERE / "rights.yaml").read_text())
+    rbac.create_namespaced_role(name, role)
+    rbac.create_namespaced_role_binding(name, _binding(role["metadata"]["name"]))
+
+
+def delete(space: Space) -> None:
+    """Remove the namespace, jobs and pods first: Kubernetes itself would only begin after five seconds."""
+    objects, core = client.CustomObjectsApi(space.admin), client.CoreV1Api(space.admin)
+    for version, kinds in JOBS:
+        objects.delete_collection_namespaced_custom_object("kubeflow.org", version, space.name, kinds)
+    core.delete_collection_namespaced_pod(space.name, grace_period_seconds=0)
+    core.delete_collection_namespaced_persistent_volume_claim(space.name)
+    core.delete_namespace(space.name)
+
+
+def wait_emptied(space: Space, *, seconds: float = 60) -> None:
+    """Wait until pods and claims of a deleted namespace are gone; the rest follows by itself."""
+    core = client.CoreV1Api(space.admin)
+
+    def empty() -> bool:
+        claims = core.list_namespaced_persistent_volume_claim(space.name).items
+        return not claims and not core.list_namespaced_pod(space.name).items
+
+    wait_for(f"pods and claims of {space.name} to be gone", empty, seconds=seconds)
+
+
+def _pods(space: Space) -> Iterator[str]:
+    yield "pods:"
+    for pod in client.CoreV1Api(space.admin).list_namespaced_pod(space.name).items:
+        states = [s.state.to_dict() for s in pod.status.container_statuses or []]
+        seen = [{key: value for key, value in state.items() if value} for state in states]
+        yield f"  {pod.metadata.name} {pod.status.phase} on {pod.spec.node_name}: {seen}"
+
+
+def _events(space: Space) -> Iterator[str]:
+    yield "events:"
+    for event in client.CoreV1Api(space.admin).list_namespaced_event(space.name).items:
+        place = f"{event.involved_object.kind}/{event.involved_object.name}"
+        yield f"  {event.type} {event.reason} {place}: {event.message}"
+
+
+def _logs(space: Space) -> Iterator[str]:
+    core = client.CoreV1Api(space.admin)
+    for pod in core.list_namespaced_pod(space.name).items:
+        for container in [*(pod.spec.init_containers or []), *pod.spec.containers]:
+            yield f"log of {pod.metadata.name}/{container.name}:"
+            options = {"container": container.name, "tail_lines": LOG_LINES}
+            try:
+                yield read_log(core, pod.metadata.name, space.name, **options)
+            except ApiException as error:
+                yield f"  (none: {error.reason})"

@@ -1,0 +1,63 @@
+"""What the tests' account may do, what admission refuses, and what a failed test is shown."""
+
+import pytest
+from cluster import jobs
+from cluster.fixtures import TestCluster
+from cluster.space import Space
+from kubernetes import client
+from kubernetes.client import ApiException
+
+
+def test_the_account_has_the_rights_of_its_namespace_and_no_others(namespace: Space) -> None:
+    assert namespace.pods() == []
+    for forbidden in (
+        lambda: namespace.core.list_namespaced_pod("kube-system"),
+        namespace.core.list_node,
+        lambda: client.RbacAuthorizationV1Api(namespace.user).list_namespaced_role(namespace.name),
+    ):
+        with pytest.raises(ApiException, match="Forbidden"):
+            forbidden()
+
+
+def test_the_webhook_of_the_training_operator_refuses_a_wrong_job(
+    cluster: TestCluster, namespace: Space
+) -> None:
+    wrong = jobs.pytorchjob("wrong", cluster.image("base"))
+    wrong["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["name"] = (
+        "not-pytorch"
+    )
+    with pytest.raises(ApiException, match="admission webhook"):
+        namespace.create(wrong)
+
+
+def test_pod_security_is_enforced_where_a_namespace_asks_for_it(
+    cluster: TestCluster, namespace: Space
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    client.CoreV1Api(namespace.admin).patch_namespace(namespace.name, {"metadata": {"labels": labels}})
+    with pytest.raises(ApiException, match="violates PodSecurity"):
+        namespace.create(jobs.pod("root", cluster.image("base"), "true"))
+
+
+def test_a_dump_has_pods_events_and_logs(cluster: TestCluster, namespace: Space) -> None:
+    namespace.create(jobs.pod("talker", cluster.image("base"), "echo", "these words"))
+    namespace.wait_pod("talker", "Succeeded")
+    dump = namespace.dump()
+    assert "talker Succeeded on " in dump
+    assert "Scheduled Pod/talker" in dump
+    assert "log of talker/main:\nthese words" in dump
+
+
+@pytest.mark.parametrize(("image", "megabytes"), [("helper", 150), ("torch", 1500)])
+def test_images_are_small(image: str, megabytes: int, cluster: TestCluster, namespace: Space) -> None:
+    from cluster import registry
+
+    name, _, tag = cluster.image(image).rpartition("/")[2].partition(":")
+    assert registry.size(name, tag) < megabytes * 1e6
+    check = (
+        "import importlib.util as u; print([m for m in ('pydantic', 'fsspec', 'torch') if u.find_spec(m)])"
+    )
+    namespace.create(jobs.pod("check", cluster.image(image), "python3", "-c", check))
+    namespace.wait_pod("check", "Succeeded")
+    assert ("'torch'" in namespace.log("check")) == (image == "torch")
+    assert "'pydantic', 'fsspec'" in namespace.log("check")

@@ -1,0 +1,60 @@
+"""Work on both nodes: pods that find each other, and a torch all-reduce by each kind of job."""
+
+import pytest
+from cluster import jobs
+from cluster.fixtures import TestCluster
+from cluster.space import Space
+
+SUM = 1 + 2
+
+
+def test_pods_on_both_nodes_find_each_other_by_name(cluster: TestCluster, namespace: Space) -> None:
+    image = cluster.image("base")
+    serve = "mkdir /www; echo hello >/www/index.html; cd /www; exec python3 -m http.server 8000"
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "server"},
+        "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8000}]},
+    }
+    namespace.create(service)
+    namespace.create(jobs.pod("server", image, "sh", "-c", serve, node=cluster.nodes[0]))
+    fetch = (
+        "import time, urllib.request as u\n"
+        "for i in range(100):\n"
+        "  try: print(u.urlopen('http://server', timeout=2).read().decode()); break\n"
+        "  except OSError as e: time.sleep(.2); print(e)"
+    )
+    namespace.create(jobs.pod("client", image, "python3", "-c", fetch, node=cluster.nodes[1]))
+    client = namespace.wait_pod("client", "Succeeded")
+    assert namespace.log("client").endswith("hello\n\n")
+    assert client.spec.node_name == cluster.nodes[1]
+    assert namespace.pod("server").spec.node_name == cluster.nodes[0]
+    assert namespace.run("server", "hostname") == "server\n"
+
+
+@pytest.mark.parametrize("manifest", [jobs.pytorchjob, jobs.elastic_pytorchjob], ids=["static", "elastic"])
+def test_pytorchjob_reduces_across_both_nodes(
+    manifest: jobs.Maker, cluster: TestCluster, namespace: Space
+) -> None:
+    namespace.create(jobs.program())
+    namespace.create(manifest("reduce", cluster.image("torch")))
+    assert namespace.wait_job("pytorchjob", "reduce") == "Succeeded"
+    pods = namespace.pods("training.kubeflow.org/job-name=reduce")
+    assert {pod.spec.node_name for pod in pods} == set(cluster.nodes)
+    lines = "".join(namespace.log(pod.metadata.name) for pod in pods)
+    assert "rank 0 of 2" in lines
+    assert "rank 1 of 2" in lines
+    assert lines.count(f": {SUM}\n") == 2
+
+
+def test_mpijob_reduces_across_both_nodes(cluster: TestCluster, namespace: Space) -> None:
+    namespace.create(jobs.program())
+    namespace.create(jobs.mpijob("reduce", cluster.image("torch")))
+    assert namespace.wait_job("mpijob", "reduce") == "Succeeded"
+    (launcher,) = namespace.pods("training.kubeflow.org/job-role=launcher")
+    lines = namespace.log(launcher.metadata.name)
+    assert f"rank 0 of 2 on reduce-worker-0: {SUM}" in lines
+    assert f"rank 1 of 2 on reduce-worker-1: {SUM}" in lines
+    workers = namespace.pods("training.kubeflow.org/job-role=worker")
+    assert {pod.spec.node_name for pod in workers} <= set(cluster.nodes)

@@ -1,0 +1,94 @@
+"""The cluster's own life: it starts again, ends without a trace, and is found when its starter was killed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import cluster as own
+from cluster import namespace
+from cluster.cgroups import ROOT
+from cluster.command import MissingError, run, wait_for
+from cluster.fixtures import TestCluster
+from cluster.settings import CGROUP, INTERFACE, PROJECT, cache, run_folder
+
+IDLE_MEMORY = 1.5 * 2**30
+WARM_SECONDS = 40
+
+
+def traces() -> dict[str, object]:
+    """What of the cluster can be seen on this machine."""
+    return {
+        "processes": [p.name() for p in psutil.process_iter() if str(cache()) in " ".join(_words(p))],
+        "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if str(cache()) in line],
+        "interfaces": [name for name in psutil.net_if_addrs() if name == INTERFACE],
+        "groups": [str(folder) for folder in ROOT.glob(f"**/{CGROUP}")],
+        "loop devices": [line for line in run(["losetup", "--all"]).splitlines() if str(cache()) in line],
+        "nft tables": [line for line in run(["nft", "list", "tables"]).splitlines() if "kube-proxy" in line],
+        "files": [path for path in ("/run/manycpu", "/tmp/hostpath_pv") if Path(path).exists()],  # noqa: S108
+        "run folder": run_folder().exists(),
+    }
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def nothing_left() -> bool:
+    return not any(traces().values())
+
+
+def start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cluster", "up"], cwd=PROJECT / "tests", stderr=subprocess.DEVNULL
+    )
+
+
+def test_memory_of_the_idle_cluster(cluster: TestCluster) -> None:
+    if cluster.own is None:
+        pytest.skip("only of the project's own cluster")
+    assert own.memory(cluster.own) < IDLE_MEMORY
+
+
+def test_one_that_is_in_use_is_not_replaced(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    if cluster.own is None:
+        pytest.skip("only the project's own cluster is replaced")
+    monkeypatch.setattr(own, "fingerprint", lambda: "other files")
+    with pytest.raises(MissingError, match="a test session is using the cluster"):
+        own.up()
+
+
+@pytest.mark.ends_cluster
+def test_it_leaves_nothing_behind(cluster: TestCluster) -> None:
+    if cluster.own is None:
+        pytest.skip("only the project's own cluster is ended")
+    assert not nothing_left()
+    assert own.down()
+    assert traces() == {name: [] for name in traces()} | {"run folder": False}
+    assert not own.down()
+
+
+@pytest.mark.ends_cluster
+def test_one_whose_starter_was_killed_is_found_and_ended(cluster: TestCluster) -> None:
+    if cluster.own is None:
+        pytest.skip("only the project's own cluster is ended")
+    with start() as starter:
+        wait_for("its first node", (run_folder() / "node-a" / "containerd.sock").exists, seconds=120)
+        starter.kill()
+    assert namespace.find()
+    assert own.running() is None
+    assert own.down()
+    assert nothing_left()
+
+
+@pytest.mark.ends_cluster
+def test_a_second_start_finds_the_first(cluster: TestCluster) -> None:
+    if cluster.own is None:
+        pytest.skip("only the project's own cluster is ended")
+    first = own.up()
+    assert own.up() == first
+    assert own.running() == first

@@ -1,0 +1,116 @@
+"""What is missing is said at once, and plainly."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from cluster import debian, go, modules, network, preflight
+from cluster.command import ClusterError, MissingError
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture(autouse=True)
+def nothing_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 10**12))
+    monkeypatch.setattr(network, "in_the_way", lambda: None)
+    monkeypatch.setattr(preflight, "MEMORY", 0)
+    monkeypatch.setattr(debian, "release", lambda: "bookworm")
+    monkeypatch.setattr(go, "find", lambda _: "/usr/bin/go")
+    monkeypatch.setenv("MANYCPU_CACHE", "/var/empty-cache")
+
+
+def test_nothing_is_missing() -> None:
+    assert preflight.missing() == []
+
+
+def test_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert preflight.missing() == ["root is needed, for namespaces and mounts; run as root"]
+
+
+def test_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debian, "release", lambda: "noble")
+    assert preflight.missing()[0] == "Debian (bookworm or trixie) is needed; this machine is noble"
+
+
+def test_packages_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MANYCPU_CACHE", str(tmp_path))
+    monkeypatch.setattr(debian, "PACKAGES", ("no-such-package",))
+    monkeypatch.setattr(debian, "_fetch", _no_package)
+    with pytest.raises(MissingError, match="Debian's packages no-such-package cannot be had: none"):
+        debian.ensure()
+
+
+def _no_package(_: Path) -> None:
+    raise ClusterError("none")
+
+
+def test_debian_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in {"nft", "zstd"} else name)
+    assert "apt-get install nftables zstd" in preflight.missing()[0]
+
+
+def test_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 3 * 2**30))
+    assert (
+        "26 GiB of disk are needed below /var/empty-cache/cluster, 3.0 GiB are free" in preflight.missing()[0]
+    )
+
+
+def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "MEMORY", 2**60)
+    assert "GiB of memory are needed, this machine has" in preflight.missing()[0]
+
+
+def test_no_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(go, "find", lambda _: None)
+    monkeypatch.setattr(go, "can_fetch", lambda: False)
+    assert f"no Go 1.26.0 is here, nor {go.GO_WHEEL}" in preflight.missing()[0]
+
+
+def test_another_clusters_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "in_the_way", lambda: "manycpu0 (10.203.0.2)")
+    assert "interface manycpu0 (10.203.0.2) is in the way" in preflight.missing()[0]
+
+
+def test_a_cache_where_the_cluster_has_its_own_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYCPU_CACHE", "/tmp/cache")  # noqa: S108
+    assert "choose another MANYCPU_CACHE" in preflight.missing()[0]
+
+
+def test_the_newest_of_each_is_the_default() -> None:
+    versions = {name: module.minor for name, module in modules.chosen({}).items()}
+    assert versions["kubernetes"] == "1.35"
+    assert versions["training-operator"] == "1.9"
+    assert versions["mpi-operator"] == "0.8"
+
+
+@pytest.mark.parametrize(
+    ("component", "older", "path"),
+    [
+        ("kubernetes", "1.34", "k8s.io/kubernetes"),
+        ("training-operator", "1.8", "github.com/kubeflow/training-operator"),
+        ("mpi-operator", "0.7", "github.com/kubeflow/mpi-operator"),
+    ],
+)
+def test_others_are_chosen_by_the_environment(component: str, older: str, path: str) -> None:
+    module = modules.chosen({modules.variable(component): older})[component]
+    assert module.minor == older
+    assert module.version(path).startswith(f"v{older}.")
+    assert module.digest() != modules.choose(component, {}).digest()
+
+
+def test_a_version_there_is_not() -> None:
+    with pytest.raises(
+        ClusterError, match=r"MANYCPU_TEST_KUBERNETES=1\.2: there are 1\.34, 1\.35 of kubernetes"
+    ):
+        modules.chosen({"MANYCPU_TEST_KUBERNETES": "1.2"})
