@@ -27,6 +27,7 @@ __all__ = ["RunOperator", "airflow_instance", "explained", "plain"]
 
 _LOOPBACK = ("://localhost", "://127.0.0.1", "://0.0.0.0", "://[::1]")
 _TENTH = 10  # per cent of a transfer between two lines in the log
+_WORTH_TELLING = 100 << 20  # bytes: less is there before anybody asks
 
 
 class RunOperator(BaseOperator):
@@ -75,7 +76,7 @@ class RunOperator(BaseOperator):
         def listen(done: int, total: int) -> None:
             nonlocal told
             tenths = _TENTH * done // total if total else 0
-            if tenths > told:
+            if tenths > told and total > _WORTH_TELLING:
                 told = tenths
                 self.log.info("%d %% of %d MiB", tenths * 100 // _TENTH, total >> 20)
 

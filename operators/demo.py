@@ -105,7 +105,7 @@ async def _tell(console: Console, lines: AsyncIterable[bytes], keep: Any) -> Non
         keep(raw)
         record = _read(raw)
         step = _step(record)
-        if step:
+        if step and step != "report":  # what it says, the tables at the end say
             _say(console, f"{time.monotonic() - began:6.1f} s  {step:<8} {record['event']}")
         elif record.get("level") in ("error", "critical"):
             _say(console, f"{time.monotonic() - began:6.1f} s  airflow  {record.get('event')}")

@@ -80,9 +80,12 @@ class TrainingTrigger(BaseTrigger):
         from manycpu.pipeline.verbs.context import reopen
         from manycpu.pipeline.verbs.wait import Watch
 
-        offset = _read_number(self._bookmark)
         context = reopen(Ledger(Path(self.handle["directory"]).parents[1]))
-        return Watch(context, Handle.model_validate(self.handle), self.offset if offset is None else offset)
+        offset = _read_number(self._bookmark)
+        if offset is None:
+            offset = self.offset
+            self._bookmark.write_text(str(offset))
+        return Watch(context, Handle.model_validate(self.handle), offset)
 
     def _look(self, watch: Watch) -> Status:
         from manycpu.pipeline.spec.events import readable

@@ -68,7 +68,7 @@ def told(said: str) -> list[str]:
 
 
 async def follows(handle: Handle) -> None:
-    """Wait until a trigger has told what there is."""
+    """Wait until a trigger has begun to tell what there is."""
     folder = Path(handle.directory)
     await asyncio.to_thread(until, lambda: list(folder.glob("told.*")))
 

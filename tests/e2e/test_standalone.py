@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,8 +41,10 @@ def _said(handle: dict[str, Any], text: str) -> None:
     until(lambda: log.exists() and text in log.read_text(), 60)
 
 
-def _deferred(airflow: Airflow, run: str) -> None:
+def _deferred(airflow: Airflow, run: str, handle: dict[str, Any]) -> None:
+    """Wait until the triggerer follows the training."""
     until(lambda: airflow.task(run)["state"] == "deferred", 60)
+    until(lambda: list(Path(handle["directory"]).glob("told.*")), 60)
 
 
 def _gone(processes: list[psutil.Process]) -> bool:
@@ -69,7 +70,7 @@ def test_two_runs_at_once_from_the_api(airflow: Airflow, tmp_path: Path, script:
 def test_the_log_the_asset_and_its_consumer(airflow: Airflow, tmp_path: Path) -> None:
     run = airflow.trigger("tiny", {"folder": str(tmp_path)})
     handle = _handle(airflow, tmp_path)
-    _deferred(airflow, run)
+    _deferred(airflow, run, handle)
     (tmp_path / "go").touch()
     assert airflow.end(run) == "success"
     told = [line for line in airflow.log(run) if line.startswith("[rank 0 ")]
@@ -100,8 +101,7 @@ def test_a_retry_attaches_after_the_worker_is_killed(airflow: Airflow, tmp_path:
 def test_marking_the_task_failed_ends_the_training(airflow: Airflow, tmp_path: Path) -> None:
     run = airflow.trigger("tiny", {"folder": str(tmp_path)})
     handle = _handle(airflow, tmp_path)
-    _deferred(airflow, run)
-    time.sleep(2)  # until the trigger runs: a person is not faster
+    _deferred(airflow, run, handle)
     processes = _ranks(handle)
     airflow.api("PATCH", f"{run}/taskInstances/training.train", {"new_state": "failed"})
     until(lambda: _gone(processes), END)
@@ -124,8 +124,7 @@ def test_marking_the_task_failed_in_the_worker_ends_the_training(airflow: Airflo
 def test_clearing_the_task_ends_the_training_and_starts_the_next(airflow: Airflow, tmp_path: Path) -> None:
     run = airflow.trigger("tiny", {"folder": str(tmp_path)})
     handle = _handle(airflow, tmp_path)
-    _deferred(airflow, run)
-    time.sleep(2)  # until the trigger runs: a person is not faster
+    _deferred(airflow, run, handle)
     processes = _ranks(handle)
     dag, _, run_id = run.partition("/dagRuns/")
     body = {"dry_run": False, "only_failed": False, "task_ids": ["training.train"], "dag_run_id": run_id}
