@@ -105,7 +105,9 @@ def mpijob(name: str, image: str) -> Manifest:
     worker["spec"]["containers"][0]["readinessProbe"] = ready
     mpirun = (
         "echo 'StrictHostKeyChecking no' >>/etc/ssh/ssh_config; first=$(head -1 /etc/mpi/hostfile); "
-        f"exec mpirun -n 2 -ppn 1 -genv MASTER_ADDR ${{first%%:*}} -genv MASTER_PORT 29500 python3 {PROGRAM}"
+        # The workers connect back to an address: the launcher's name may not have reached DNS yet.
+        f"exec mpirun -iface eth0 -n 2 -ppn 1 -genv MASTER_ADDR ${{first%%:*}} "
+        f"-genv MASTER_PORT 29500 python3 {PROGRAM}"
     )
     launcher = _template("launcher", image, ["sh", "-c", mpirun], {"launcher": name})
     return {
@@ -118,7 +120,7 @@ def mpijob(name: str, image: str) -> Manifest:
             "launcherCreationPolicy": "WaitForWorkersReady",
             "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 1},
             "mpiReplicaSpecs": {
-                "Launcher": {"replicas": 1, "template": launcher},
+                "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
                 "Worker": {"replicas": 2, "template": worker},
             },
         },
