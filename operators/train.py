@@ -103,9 +103,8 @@ class TrainOperator(RunOperator):
         # attaches, sees the end come, and launches anew. Each earlier try can do this to it once.
         for _ in range(context["ti"].try_number + 1):
             handle, attached = launch(ctx, staged, built)
-            self.log.info(
-                "%s attempt %d, %s", "attached to" if attached else "launched", handle.attempt, handle
-            )
+            verb = "attached to" if attached else "launched"
+            self.log.info("%s attempt %d, %s", verb, handle.attempt, handle)
             seen = self._stay(context, ctx, handle)
             if not _ended_by_earlier_try(ctx, handle, context):
                 break

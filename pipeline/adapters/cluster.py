@@ -46,7 +46,7 @@ _PATCH: Final = "application/merge-patch+json"
 
 
 def connect(connection: str | None = None) -> client.ApiClient:
-    """Make a client: from a kubeconfig's path, else the pod's own account, else $KUBECONFIG or ~/.kube/config.
+    """Make a client: from a kubeconfig, else the pod's own account, else $KUBECONFIG or ~/.kube/config.
 
     Raises:
         ClusterError: There is none, or it cannot be read.
@@ -241,12 +241,11 @@ class Cluster:
 def _explained(error: Exception, method: str, path: str) -> ClusterError:
     if not isinstance(error, client.ApiException):
         reason = getattr(error, "reason", None) or error
-        explained = ClusterError(
+        return ClusterError(
             f"the API server does not answer: {reason}",
             field="target.connection",
             fix="See that the cluster can be reached, and run again",
         )
-        return explained
     explained = ClusterError(f"{method} {path}: {_message(error)}", fix=_FIXES.get(error.status))
     explained.status = error.status
     return explained

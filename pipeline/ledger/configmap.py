@@ -112,7 +112,7 @@ def _data(entry: Entry) -> dict[str, str]:
     fields = entry.model_dump(mode="json", exclude_none=True)
     flat = {name: value for name, value in fields.items() if name not in _MAPPINGS}
     for name in _MAPPINGS:
-        # A key of a ConfigMap is of letters, digits and -_. only: what a member is called stands in its value.
+        # A ConfigMap's keys are of letters, digits and -_. only: a member's name stands in its value.
         members = fields[name].items()
         flat |= {f"{name}.{_key(member)}": [member, value] for member, value in members}
     return {key: json.dumps(value, sort_keys=True) for key, value in flat.items()}

@@ -41,7 +41,7 @@ class Entry(BaseModel):
     elsewhere: dict[str, str] = Field(default_factory=dict)
     """What the run made outside of its own namespace: namespace/kind/name -> why."""
     observed: dict[str, Any] | None = None
-    """What the ranks of the present attempt have said of themselves, where their lines do not stay readable."""
+    """What the ranks of the present attempt said of themselves, where their lines do not stay."""
     digests: dict[str, str] = Field(default_factory=dict)
     """What was staged and built -> sha256 of its manifest."""
     export: dict[str, Any] | None = None

@@ -91,7 +91,7 @@ class Kubernetes(BaseModel):
     )
     connection: str | None = Field(
         None,
-        description="In Airflow the id of a connection of type `kubernetes`, elsewhere the path of a kubeconfig; "
+        description="In Airflow the id of a connection of type `kubernetes`, elsewhere a kubeconfig's path; "
         "default: the pod's own account, or $KUBECONFIG, or ~/.kube/config.",
         examples=["kubernetes_default", "~/.kube/config"],
         json_schema_extra=_section("Target"),
@@ -139,8 +139,8 @@ class Kubernetes(BaseModel):
     )
     image: str | None = Field(
         None,
-        description="Image with Python 3.11 or later, torch and manycpu's dependencies; default: built from the "
-        "Dockerfile.",
+        description="Image with Python 3.11 or later, torch and manycpu's dependencies; default: built from "
+        "the Dockerfile.",
         examples=["registry.example/ml/train:1"],
         json_schema_extra=_section("Image"),
     )
@@ -157,8 +157,8 @@ class Kubernetes(BaseModel):
     )
     build_args: dict[str, str] = Field(
         default_factory=dict,
-        description="Arguments of the Dockerfile, such as BASE_IMAGE, TORCH_INDEX, TRANSFORMERS, REQUIREMENTS, "
-        "PACKAGES. No secrets.",
+        description="Arguments of the Dockerfile, such as BASE_IMAGE, TORCH_INDEX, TRANSFORMERS, "
+        "REQUIREMENTS, PACKAGES. No secrets.",
         examples=[{"REQUIREMENTS": "timm==1.0.9"}],
         json_schema_extra=_section("Image"),
     )
@@ -181,7 +181,7 @@ class Kubernetes(BaseModel):
     build_namespace: str | None = Field(
         None,
         pattern=_NAME,
-        description="Namespace of builder pods, which need the Pod Security level baseline; default: the run's.",
+        description="Namespace of builder pods, which need Pod Security level baseline; default: the run's.",
         json_schema_extra=_section("Image"),
     )
     pull_policy: Literal["IfNotPresent", "Always", "Never"] | None = Field(
@@ -197,8 +197,8 @@ class Kubernetes(BaseModel):
     )
     registry_connection: str | None = Field(
         None,
-        description="In Airflow the id of a connection of type `docker` with the registry's login, elsewhere the "
-        "path of a docker config.json; default: ~/.docker/config.json, then the pull secret.",
+        description="In Airflow the id of a connection of type `docker` with the registry's login, elsewhere "
+        "a docker config.json; default: ~/.docker/config.json, then the pull secret.",
         json_schema_extra=_section("Image"),
     )
     registry_ca: str | None = Field(
@@ -226,7 +226,7 @@ class Kubernetes(BaseModel):
     )
     restart_policy: Literal["Never", "OnFailure"] | None = Field(
         None,
-        description="restartPolicy of the ranks; default: OnFailure where run.max_restarts is set, else Never.",
+        description="restartPolicy of the pods; default: OnFailure with run.max_restarts, else Never.",
         json_schema_extra=_section("Nodes"),
     )
     mpi: Literal["intel", "openmpi", "mpich"] = Field(
