@@ -43,11 +43,11 @@ class ExportModelOperator(RunOperator):
             AirflowFailException: Bad input.
             ExportError: There is no model, or it did not reach the output whole.
         """
-        from manycpu.pipeline.spec.handle import Handle
+        from manycpu.pipeline.spec.handle import read_handle
         from manycpu.pipeline.verbs.export import export
 
         with explained():
-            exported = export(self.open(context), Handle.model_validate(self.handle), self.transferred())
+            exported = export(self.open(context), read_handle(self.handle), self.transferred())
         self.log.info("%s: %d files, manifest sha256 %s", exported.path, exported.files, exported.sha256)
         self._tell(context, exported)
         return exported.model_dump(mode="json")

@@ -27,4 +27,4 @@ class PrepareOperator(RunOperator):
             ctx = self.open(context)
             for finding in prepare(ctx):
                 self.log.warning("%s", finding)
-        self.log.info("run %s is ready, its folder is %s", ctx.name, ctx.directory)
+        self.log.info("run %s is ready, its folder is %s", ctx.name, ctx.where)

@@ -83,12 +83,12 @@ class TrainOperator(RunOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on after the triggerer saw the end."""
-        from manycpu.pipeline.spec.handle import Handle
+        from manycpu.pipeline.spec.handle import read_handle
         from manycpu.pipeline.spec.state import Status
 
         with explained():
             ctx = self.open(context)
-            handle, seen = Handle.model_validate(event["handle"]), Status.model_validate(event["status"])
+            handle, seen = read_handle(event["handle"]), Status.model_validate(event["status"])
             if event["timed_out"]:
                 self._raise_timeout(ctx, handle, seen)
             if _ended_by_earlier_try(ctx, handle, context):
@@ -103,7 +103,8 @@ class TrainOperator(RunOperator):
         # attaches, sees the end come, and launches anew. Each earlier try can do this to it once.
         for _ in range(context["ti"].try_number + 1):
             handle, attached = launch(ctx, staged, built)
-            self.log.info("%s attempt %d, pid %d", "attached to" if attached else "launched", *_who(handle))
+            verb = "attached to" if attached else "launched"
+            self.log.info("%s attempt %d, %s", verb, handle.attempt, handle)
             seen = self._stay(context, ctx, handle)
             if not _ended_by_earlier_try(ctx, handle, context):
                 break
@@ -129,19 +130,19 @@ class TrainOperator(RunOperator):
         from airflow.sdk.exceptions import AirflowTaskTimeout
 
         from manycpu.pipeline.verbs.cancel import cancel
-        from manycpu.pipeline.verbs.wait import POLL, Watch, outcome
+        from manycpu.pipeline.verbs.wait import POLL, outcome, watch
 
-        watch, patience = Watch(ctx, handle), _Patience()
+        watching, patience = watch(ctx, handle), _Patience()
         try:
             while True:
-                lines, seen = watch.look()
+                lines, seen = watching.look()
                 self._tell(lines)
                 if seen.state.terminal:
                     return outcome(ctx, handle, seen)
                 if self._signalled or patience.asks():
-                    self._heed(context, watch)
+                    self._heed(context, watching)
                 if self.deferrable and patience.ends(lines):
-                    self._defer(context, watch)
+                    self._defer(context, watching)
                 time.sleep(POLL)
         except AirflowTaskTimeout:
             cancel(ctx, by="execution_timeout", attempt=handle.attempt)
@@ -175,7 +176,7 @@ class TrainOperator(RunOperator):
         now, left = time.time(), self._time_left(context)
         trigger = TrainingTrigger(
             handle=watch.handle.model_dump(mode="json"),
-            offset=watch.offset,
+            cursor=watch.cursor,
             by=_by(context),
             not_before=now + SETTLED,
             deadline=None if left is None else now + left.total_seconds(),
@@ -236,10 +237,6 @@ class _Patience:
 
         told = (decode(line.text) or {} for line in lines)
         return time.monotonic() >= self._until or any((e.get("seconds_left") or 0) > LONG for e in told)
-
-
-def _who(handle: Handle) -> tuple[int, int]:
-    return handle.attempt, handle.pid
 
 
 def _by(context: Context) -> str:

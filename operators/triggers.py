@@ -26,7 +26,7 @@ class TrainingTrigger(BaseTrigger):
 
     Args:
         handle: The handle of the attempt, as JSON.
-        offset: How much of the log the worker has told, in bytes.
+        cursor: How much of the log the worker has told.
         by: The try of the task that follows: what the record says when a person ends the task.
         not_before: Seconds since the epoch. An event that comes too soon after the deferral meets the
             scheduler before the worker's own end does, and the scheduler then fails the task.
@@ -37,18 +37,18 @@ class TrainingTrigger(BaseTrigger):
         self,
         *,
         handle: dict[str, Any],
-        offset: int,
+        cursor: Any,
         by: str,
         not_before: float = 0,
         deadline: float | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.handle, self.offset, self.by = handle, offset, by
+        self.handle, self.cursor, self.by = handle, cursor, by
         self.not_before, self.deadline = not_before, deadline
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Say how to make this trigger anew, on any triggerer of this machine."""
-        names = ("handle", "offset", "by", "not_before", "deadline")
+        names = ("handle", "cursor", "by", "not_before", "deadline")
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
 
@@ -75,17 +75,18 @@ class TrainingTrigger(BaseTrigger):
         self.log.info("the training %s", "was ended" if ended else "had ended before")
 
     def _watch(self) -> Watch:
-        from manycpu.pipeline.ledger import Ledger
-        from manycpu.pipeline.spec.handle import Handle
+        from manycpu.pipeline.ledger.file import FileLedger
+        from manycpu.pipeline.spec.handle import read_handle
         from manycpu.pipeline.verbs.context import reopen
-        from manycpu.pipeline.verbs.wait import Watch
+        from manycpu.pipeline.verbs.wait import watch
 
-        context = reopen(Ledger(Path(self.handle["directory"]).parents[1]))
-        offset = _read_number(self._bookmark)
-        if offset is None:
-            offset = self.offset
-            self._bookmark.write_text(str(offset))
-        return Watch(context, Handle.model_validate(self.handle), offset)
+        directory = Path(self.handle["directory"]).parents[1]
+        context = reopen(FileLedger(directory).read(), str(directory.parents[1]))
+        cursor = _read_number(self._bookmark)
+        if cursor is None:
+            cursor = self.cursor
+            self._bookmark.write_text(str(cursor))
+        return watch(context, read_handle(self.handle), cursor)
 
     def _look(self, watch: Watch) -> Status:
         from manycpu.pipeline.spec.events import readable
@@ -95,7 +96,7 @@ class TrainingTrigger(BaseTrigger):
         for line in lines:
             self.log.info("%s", readable(line))
         if lines:
-            self._bookmark.write_text(str(watch.offset))
+            self._bookmark.write_text(str(watch.cursor))
         return outcome(watch.ctx, watch.handle, seen) if seen.state.terminal else seen
 
     def _cancel(self, context: RunContext, by: str) -> bool:

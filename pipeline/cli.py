@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manycpu.pipeline import display, transfer
-from manycpu.pipeline.ledger import Ledger, ledgers
+from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.report import Report
 from manycpu.pipeline.runfile import read_run_file
 from manycpu.pipeline.spec import cpu_plan, events
@@ -123,7 +123,7 @@ def status(name: str | None, home: str | None) -> None:
     for ledger in [_find(name, home)] if name else _ledgers(home):
         entry, ctx = ledger.read(), _reopen(ledger)
         handle = launch.present_handle(ctx, entry)
-        seen = launch.status(handle, entry) if handle else None
+        seen = launch.status(ctx, handle, entry) if handle else None
         begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
         state, reason = (str(seen.state), seen.reason) if seen else ("not launched", "")
         table.add_row(entry.name, state, str(entry.attempt), begun, reason)
@@ -144,7 +144,7 @@ def logs(name: str, home: str | None, *, follow: bool) -> None:
     if follow:
         wait.wait(ctx, handle, lambda line: click.echo(events.readable(line)))
         return
-    for line in wait.Watch(ctx, handle).look()[0]:
+    for line in wait.watch(ctx, handle).look()[0]:
         click.echo(events.readable(line))
 
 
@@ -168,7 +168,7 @@ def clean(name: str | None, home: str | None, *, data: bool, yes: bool) -> None:
     found = [_reopen(ledger) for ledger in ([_find(name, home)] if name else _ledgers(home))]
     ended = [ctx for ctx in found if not _running(ctx)]
     folders = list(_unused(context.home(home))) if data and len(ended) == len(found) else []
-    for what in [*(f"run {ctx.name}: {ctx.directory}" for ctx in ended), *map(str, folders)]:
+    for what in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
         click.echo(what)
     if not ended and not folders:
         click.echo("nothing to remove")
@@ -228,11 +228,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - 
     raise KeyboardInterrupt
 
 
-def _ledgers(home: str | None) -> list[Ledger]:
+def _ledgers(home: str | None) -> list[FileLedger]:
     return ledgers(context.home(home) / "runs")
 
 
-def _find(name: str, home: str | None) -> Ledger:
+def _find(name: str, home: str | None) -> FileLedger:
     known = _ledgers(home)
     found = [ledger for ledger in known if ledger.directory.name.startswith(name)]
     if len(found) == 1:
@@ -242,14 +242,14 @@ def _find(name: str, home: str | None) -> Ledger:
     raise BadInputError(f"{said} in {context.home(home)}", fix=f"Runs there: {names}")
 
 
-def _reopen(ledger: Ledger) -> context.RunContext:
-    return context.reopen(ledger)
+def _reopen(ledger: FileLedger) -> context.RunContext:
+    return context.reopen(ledger.read(), str(ledger.directory.parents[1]))
 
 
 def _running(ctx: context.RunContext) -> bool:
     entry = ctx.ledger.read()
     handle = launch.present_handle(ctx, entry)
-    return handle is not None and not launch.status(handle, entry).state.terminal
+    return handle is not None and not launch.status(ctx, handle, entry).state.terminal
 
 
 def _unused(home: Path) -> Iterator[Path]:

@@ -8,6 +8,7 @@ __all__ = [
     "BadInputError",
     "BuildError",
     "CancelledError",
+    "ClusterError",
     "DeadlineError",
     "ExportError",
     "Finding",
@@ -47,6 +48,13 @@ class BadInputError(ManycpuError):
     """A field of the run or the target cannot be used: nothing was started. ``manycpu`` exits 2."""
 
     exit_code = 2
+
+
+class ClusterError(ManycpuError):
+    """The Kubernetes cluster refuses a call, or does not answer."""
+
+    status = 0
+    """The HTTP status; 0 where there was no answer."""
 
 
 class StageError(ManycpuError):

@@ -1,10 +1,10 @@
 """The identity of something started: JSON that a trigger, a retry or another process can find it by."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-__all__ = ["Handle", "ProcessHandle"]
+__all__ = ["Handle", "JobHandle", "ProcessHandle", "read_handle"]
 
 
 class ProcessHandle(BaseModel):
@@ -25,5 +25,38 @@ class ProcessHandle(BaseModel):
     directory: str
     """The attempt's folder, with its log and, once it ended, its exit record."""
 
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}"
 
-Handle = ProcessHandle
+
+class JobHandle(BaseModel):
+    """A job of one of Kubeflow's operators."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["job"] = "job"
+    run: str
+    """Name of the run, and of its ledger."""
+    attempt: int
+    launch: str
+    """The launch kind, such as ``pytorchjob``."""
+    namespace: str
+    name: str
+    uid: str
+    """Tells this job from a later one of the same name."""
+    created: float
+    """Seconds since the epoch, by the API server's clock."""
+    connection: str | None = None
+    """How the cluster is reached: ``target.connection``."""
+
+    def __str__(self) -> str:
+        return f"{self.launch} {self.namespace}/{self.name}"
+
+
+Handle = Annotated[ProcessHandle | JobHandle, Field(discriminator="kind")]
+_HANDLES: TypeAdapter[ProcessHandle | JobHandle] = TypeAdapter(Handle)
+
+
+def read_handle(fields: object) -> ProcessHandle | JobHandle:
+    """Read a handle from its JSON."""
+    return _HANDLES.validate_python(fields)

@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-__all__ = ["run_key", "run_name"]
+__all__ = ["labels", "run_key", "run_name"]
 
 _KEY_LENGTH = 10
 _NAME_LENGTH = 40  # leaves room for what operators append, within the 63 characters of a DNS label
@@ -20,3 +20,13 @@ def run_name(label: str, key: str) -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
     slug = re.sub(r"^[^a-z]+", "", slug)[: _NAME_LENGTH - _KEY_LENGTH - 1].strip("-")
     return f"{slug or 'run'}-{key}"
+
+
+def labels(name: str, **more: str) -> dict[str, str]:
+    """Make the labels of everything that a run creates on Kubernetes.
+
+    >>> labels("qa-1a2b3c4d5e", verb="stage")["manycpu/run"]
+    'qa-1a2b3c4d5e'
+    """
+    known = {"app.kubernetes.io/managed-by": "manycpu", "manycpu/run": name}
+    return known | {f"manycpu/{key}": value for key, value in more.items()}

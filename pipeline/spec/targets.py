@@ -1,14 +1,15 @@
 """Where to train: a closed union, told apart by ``kind``."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from manycpu.pipeline.spec.training_run import _section, _words
+from manycpu.pipeline.spec.training_run import QUANTITY, _section, _words
 
-__all__ = ["BareMetal", "Local", "Target"]
+__all__ = ["BareMetal", "Kubernetes", "Local", "Target"]
 
 _DIRECTORY = "Folder for runs, staged data and code snapshots; default: $MANYCPU_HOME, or ~/.manycpu."
+_NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 _MPI = "The mpirun to use: Intel MPI, Open MPI or MPICH; default: impi-rt beside Python, then PATH."
 
 
@@ -71,4 +72,173 @@ class BareMetal(BaseModel):
     )
 
 
-Target = Annotated[Local | BareMetal, Field(discriminator="kind")]
+class Kubernetes(BaseModel):
+    """A Kubernetes cluster with Kubeflow's operators."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["kubernetes"] = "kubernetes"
+    launch: Literal["pytorchjob", "mpijob"] = Field(
+        "pytorchjob", description="The resource that starts the ranks.", json_schema_extra=_section("Target")
+    )
+    namespace: str = Field(
+        "default",
+        pattern=_NAME,
+        max_length=63,
+        description="Namespace of everything that the run creates.",
+        examples=["ml"],
+        json_schema_extra=_section("Target"),
+    )
+    connection: str | None = Field(
+        None,
+        description="In Airflow the id of a connection of type `kubernetes`, elsewhere a kubeconfig's path; "
+        "default: the pod's own account, or $KUBECONFIG, or ~/.kube/config.",
+        examples=["kubernetes_default", "~/.kube/config"],
+        json_schema_extra=_section("Target"),
+    )
+    service_account: str | None = Field(
+        None,
+        description="ServiceAccount of the training pods; they get no API token.",
+        json_schema_extra=_section("Target"),
+    )
+    claim: str | None = Field(
+        None,
+        pattern=_NAME,
+        description="PersistentVolumeClaim for data, checkpoints and models; default: one made for the run, "
+        "and deleted with it.",
+        examples=["training-data"],
+        json_schema_extra=_section("Volume"),
+    )
+    claim_size: str = Field(
+        "20Gi",
+        pattern=QUANTITY,
+        description="Size of a claim that is made for the run.",
+        json_schema_extra=_section("Volume"),
+    )
+    claim_access: Literal["ReadWriteMany", "ReadWriteOnce"] = Field(
+        "ReadWriteMany",
+        description="Access mode of a claim that is made for the run; several nodes need ReadWriteMany.",
+        json_schema_extra=_section("Volume"),
+    )
+    storage_class: str | None = Field(
+        None,
+        description="StorageClass of a claim that is made for the run; default: the cluster's default.",
+        json_schema_extra=_section("Volume"),
+    )
+    mount_path: str = Field(
+        "/tmp/pvc-mount",  # noqa: S108 - inside a pod, where nobody else is
+        pattern=r"^/.*[^/]$",
+        description="Where the claim is mounted in every pod.",
+        json_schema_extra=_section("Volume"),
+    )
+    registry: str | None = Field(
+        None,
+        description="Registry and repository prefix that images are pushed to and pulled from.",
+        examples=["registry.example/ml"],
+        json_schema_extra=_section("Image"),
+    )
+    image: str | None = Field(
+        None,
+        description="Image with Python 3.11 or later, torch and manycpu's dependencies; default: built from "
+        "the Dockerfile.",
+        examples=["registry.example/ml/train:1"],
+        json_schema_extra=_section("Image"),
+    )
+    dockerfile: str | None = Field(
+        None,
+        description="Dockerfile of the image; default: manycpu's own.",
+        examples=["./Dockerfile"],
+        json_schema_extra=_section("Image"),
+    )
+    context: str | None = Field(
+        None,
+        description="Folder that the Dockerfile may copy from; default: the Dockerfile's.",
+        json_schema_extra=_section("Image"),
+    )
+    build_args: dict[str, str] = Field(
+        default_factory=dict,
+        description="Arguments of the Dockerfile, such as BASE_IMAGE, TORCH_INDEX, TRANSFORMERS, "
+        "REQUIREMENTS, PACKAGES. No secrets.",
+        examples=[{"REQUIREMENTS": "timm==1.0.9"}],
+        json_schema_extra=_section("Image"),
+    )
+    helper_image: str | None = Field(
+        None,
+        description="Image of the pods that stage and export: manycpu's dependencies without torch; default: "
+        "built from the Dockerfile.",
+        json_schema_extra=_section("Image"),
+    )
+    builder: Literal["pod", "docker", "buildah"] = Field(
+        "pod",
+        description="What builds images: an unprivileged pod, or docker or buildah on the worker.",
+        json_schema_extra=_section("Image"),
+    )
+    builder_image: str | None = Field(
+        None,
+        description="Image with buildah for the builder pod.",
+        json_schema_extra=_section("Image"),
+    )
+    build_namespace: str | None = Field(
+        None,
+        pattern=_NAME,
+        description="Namespace of builder pods, which need Pod Security level baseline; default: the run's.",
+        json_schema_extra=_section("Image"),
+    )
+    pull_policy: Literal["IfNotPresent", "Always", "Never"] | None = Field(
+        None,
+        description="imagePullPolicy of every pod; default: Kubernetes's own.",
+        json_schema_extra=_section("Image"),
+    )
+    pull_secret: str | None = Field(
+        None,
+        pattern=_NAME,
+        description="Secret of type kubernetes.io/dockerconfigjson for the registry.",
+        json_schema_extra=_section("Image"),
+    )
+    registry_connection: str | None = Field(
+        None,
+        description="In Airflow the id of a connection of type `docker` with the registry's login, elsewhere "
+        "a docker config.json; default: ~/.docker/config.json, then the pull secret.",
+        json_schema_extra=_section("Image"),
+    )
+    registry_ca: str | None = Field(
+        None,
+        description="File with the certificate authority of the registry.",
+        json_schema_extra=_section("Image"),
+    )
+    node_selector: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels of the nodes to run on.",
+        examples=[{"node.kubernetes.io/instance-type": "m7i.metal-24xl"}],
+        json_schema_extra=_section("Nodes"),
+    )
+    tolerations: tuple[dict[str, Any], ...] = Field(
+        (),
+        description="Tolerations of the training pods.",
+        examples=[[{"key": "training", "operator": "Exists"}]],
+        json_schema_extra=_section("Nodes"),
+    )
+    priority_class: str | None = Field(
+        None, description="PriorityClass of the training pods.", json_schema_extra=_section("Nodes")
+    )
+    queue: str | None = Field(
+        None, description="Kueue's LocalQueue that admits the job.", json_schema_extra=_section("Nodes")
+    )
+    restart_policy: Literal["Never", "OnFailure"] | None = Field(
+        None,
+        description="restartPolicy of the pods; default: OnFailure with run.max_restarts, else Never.",
+        json_schema_extra=_section("Nodes"),
+    )
+    mpi: Literal["intel", "openmpi", "mpich"] = Field(
+        "intel",
+        description="The MPI in the image, for mpijob.",
+        json_schema_extra=_section("Target"),
+    )
+
+    @property
+    def home(self) -> str:
+        """What manycpu has on the volume, as the pods see it."""
+        return f"{self.mount_path}/manycpu"
+
+
+Target = Annotated[Local | BareMetal | Kubernetes, Field(discriminator="kind")]

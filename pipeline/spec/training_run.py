@@ -6,7 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-__all__ = ["Resources", "TrainingRun"]
+__all__ = ["QUANTITY", "Resources", "TrainingRun"]
+
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+"""An amount of bytes as Kubernetes writes it."""
 
 Backend = Literal["ccl", "gloo", "mpi"]
 Seconds = Annotated[int, Field(ge=1)]
@@ -30,7 +33,7 @@ class Resources(BaseModel):
     )
     memory: str | None = Field(
         None,
-        pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        pattern=QUANTITY,
         description="Memory of each node, as a Kubernetes quantity.",
         examples=["8Gi"],
     )

@@ -7,13 +7,13 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from manycpu.pipeline.spec.errors import BadInputError, Finding, raise_findings
-from manycpu.pipeline.spec.targets import BareMetal, Local, Target
+from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = ["read_run", "read_target"]
 
 _TARGETS: TypeAdapter[Target] = TypeAdapter(Target)
-_KINDS: dict[str, type[BaseModel]] = {"local": Local, "baremetal": BareMetal}
+_KINDS: dict[str, type[BaseModel]] = {"local": Local, "baremetal": BareMetal, "kubernetes": Kubernetes}
 
 
 def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
@@ -37,7 +37,7 @@ def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
     Raises:
         BadInputError: Every field that is wrong, with what to do.
     """
-    if isinstance(fields, (Local, BareMetal)):
+    if isinstance(fields, (Local, BareMetal, Kubernetes)):
         return fields
     fields = {"kind": "local", **(fields or {})}
     kind = fields["kind"]

@@ -1,5 +1,6 @@
-"""build: freeze the code. Locally an image is a snapshot of the program's folder, named by its content."""
+"""build: freeze the code, and what it runs in."""
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,10 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec import program
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.verbs.context import RunContext
-from manycpu.pipeline.verbs.hosts import deliver
+from manycpu.pipeline.verbs.place import on_target
 
-__all__ = ["Built", "build"]
+__all__ = ["Built", "build", "code_of", "installed", "installed_digest", "module_root", "program_of"]
 
-_DIGITS = 16
 _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
 _NOT_CODE = {"__pycache__", "node_modules", "venv", "env", "site-packages"}
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -30,30 +30,28 @@ class Built(BaseModel):
     """None for what is installed with manycpu itself or in the environment."""
     program: tuple[str, ...]
     digest: str
+    image: str | None = None
+    """The image by digest, on targets that have images."""
 
 
 def build(ctx: RunContext) -> Built:
-    """Snapshot the program's folder, or name the installed code.
+    """Freeze the code as the target needs it.
 
     Raises:
-        BuildError: The folder holds more than code.
+        BuildError: The program's folder holds more than code, or the image cannot be built.
     """
     with ctx.ledger.timed("build") as record:
-        root, arguments = _program(ctx)
-        if root is None:
-            digest, code = _installed_digest(), None
-            record.result = "reused"
-        else:
-            code, digest, reused = _snapshot(ctx, root)
-            record.result = "reused" if reused else "done"
-        with ctx.ledger.update() as (entry, _):
-            entry.code = code
-            entry.digests["code"] = digest
-        return Built(code=code, program=arguments, digest=digest)
+        built: Built
+        built, reused = on_target(ctx, "build").build(ctx)
+        record.result = "reused" if reused else "done"
+        with ctx.ledger.update() as entry:
+            entry.code, entry.image = built.code, built.image
+            entry.digests["code"] = built.digest
+        return built
 
 
-def _program(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
-    """Find the folder to snapshot, and Python's arguments that run the program from there."""
+def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
+    """Find the folder of the program's code, and Python's arguments that run the program from there."""
     kind, name = program.parse(ctx.run.program)
     if kind == "script":
         path = Path(name)
@@ -68,22 +66,24 @@ def module_root(name: str, base: Path) -> Path | None:
     return base if (base / top).is_dir() or (base / f"{top}.py").is_file() else None
 
 
-def _snapshot(ctx: RunContext, root: Path) -> tuple[str, str, bool]:
-    files = sorted(_code_files(root, _not_code(ctx)))
-    source = Location.of(str(root), "run.program").only(files)
-    digest = transfer.identity(source)
-    folder = ctx.home / "code" / digest[:_DIGITS]
-    before = transfer.staged(folder)
-    if before is None:
-        transfer.fetch(source, folder)
-    delivered = deliver(ctx, folder)
-    return str(folder), digest, before is not None and not delivered
+def installed(module: str) -> bool:
+    """Whether a module is installed in this environment."""
+    try:
+        return importlib.util.find_spec(module.split(".", 1)[0]) is not None
+    except ValueError:
+        return False
 
 
-def _not_code(ctx: RunContext) -> set[Path]:
+def code_of(ctx: RunContext, root: Path, excluded: set[Path]) -> Location:
+    """Choose what of a program's folder is its code.
+
+    Raises:
+        BuildError: The folder holds more than code.
+    """
     run = ctx.run
     named = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
-    return {Path(path) for path in named if path and "://" not in path} | {ctx.home}
+    not_code = excluded | {Path(path) for path in named if path and "://" not in path}
+    return Location.of(str(root), "run.program").only(sorted(_code_files(root, not_code)))
 
 
 def _code_files(root: Path, excluded: set[Path]) -> Iterator[str]:
@@ -113,7 +113,7 @@ def _too_much(root: Path) -> BuildError:
     )
 
 
-def _installed_digest() -> str:
+def installed_digest() -> str:
     """Hash what of manycpu runs inside a training process."""
     parts = ("node", "recipes", "spec")
     files = [path for part in parts for path in sorted((_PACKAGE / part).rglob("*.py"))]

@@ -1,8 +1,7 @@
 """cancel: end a training, wherever it is."""
 
-from manycpu.pipeline.adapters import process
 from manycpu.pipeline.verbs.context import RunContext
-from manycpu.pipeline.verbs.launch import present_handle
+from manycpu.pipeline.verbs.place import on_target
 
 __all__ = ["cancel"]
 
@@ -20,16 +19,6 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
 
     Raises:
         LaunchError: It does not end, or was started on another machine.
+        ClusterError: The cluster does not answer.
     """
-    if not ctx.ledger.exists():
-        return False
-    with ctx.ledger.update() as (entry, _):
-        handle = present_handle(ctx, entry)
-        if handle is None or (attempt is not None and entry.attempt != attempt):
-            return False
-        if process.observe(handle)["exit"] is not None:
-            process.wait_until_gone(handle, process.END_TIMEOUT)
-            return False
-        entry.cancelled.setdefault(entry.attempt, by)
-    process.cancel(handle)
-    return True
+    return ctx.ledger.exists() and bool(on_target(ctx, "cancel").cancel(ctx, by, attempt))

@@ -9,10 +9,10 @@ from manycpu.pipeline.report import Report
 from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.verbs import hosts
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.launch import present_handle, status
+from manycpu.pipeline.verbs.place import on_target
 from manycpu.pipeline.verbs.wait import observed_of, outcome
 
 __all__ = ["cleanup"]
@@ -36,6 +36,7 @@ def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
     Raises:
         ExportError: The report cannot be written to the output.
         LaunchError: A process of the run does not end.
+        ClusterError: The cluster does not answer.
     """
     if not ctx.ledger.exists():
         return None
@@ -45,10 +46,10 @@ def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
     with suppress(ExportError):  # raised below, when all else is done
         _write(ctx, written)
     if keep and _kept(ctx, written):
-        written.kept.append(str(ctx.directory))
+        written.kept += on_target(ctx, "cleanup").keep(ctx)
         result = "skipped"
     else:
-        written.left_behind = [*hosts.remove_folder(ctx, ctx.directory), *_remove(ctx)]
+        written.left_behind = on_target(ctx, "cleanup").remove(ctx)
         result = "failed" if written.left_behind else "done"
     seconds = time.monotonic() - started
     written.verbs["cleanup"] = VerbRecord.model_validate({"seconds": seconds, "result": result})
@@ -71,7 +72,7 @@ def _write(ctx: RunContext, written: Report) -> None:
 def _draft(ctx: RunContext) -> Report:
     entry = ctx.ledger.read()
     handle = present_handle(ctx, entry)
-    observed = observed_of(handle) if handle else report.Observed()
+    observed = observed_of(ctx, handle) if handle else report.Observed()
     state, error = _state(ctx, entry, handle)
     return report.draft(entry, observed, state, error)
 
@@ -81,7 +82,7 @@ def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunSta
     if handle is None:
         return RunState.FAILED, failed or _not_done(entry)
     try:
-        seen = outcome(ctx, handle, status(handle, entry))
+        seen = outcome(ctx, handle, status(ctx, handle, entry))
     except ManycpuError as error:
         return RunState.FAILED, str(error)
     if seen.state is not RunState.SUCCEEDED:
@@ -99,11 +100,3 @@ def _kept(ctx: RunContext, written: Report) -> bool:
     failed = written.state is not RunState.SUCCEEDED
     undelivered = written.verbs.get("wait", _FAILED).result != "failed" and written.export is None
     return undelivered or ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed)
-
-
-def _remove(ctx: RunContext) -> list[str]:
-    try:
-        ctx.ledger.remove()
-    except OSError as error:
-        return [f"{ctx.directory}: {error}"]
-    return [str(ctx.directory)] if ctx.directory.exists() else []

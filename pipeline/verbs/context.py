@@ -1,25 +1,32 @@
 """One run on one target, and where its things are: what every verb is given."""
 
 import os
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import Entry, Ledger
+from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.spec import program
+from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.naming import run_key, run_name
-from manycpu.pipeline.spec.targets import BareMetal, Target
+from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
 
-__all__ = ["RunContext", "home", "open_context", "reopen"]
+if TYPE_CHECKING:
+    from manycpu.pipeline.adapters.cluster import Cluster
+    from manycpu.pipeline.ledger.configmap import ConfigMapLedger
+
+__all__ = ["Access", "ClusterContext", "MachineContext", "RunContext", "home", "open_context", "reopen"]
 
 
 @dataclass(frozen=True)
-class RunContext:
+class RunContext(ABC):
     """A validated run and target with absolute paths, and the key that tells this run from every other."""
 
     run: TrainingRun
@@ -34,28 +41,19 @@ class RunContext:
         return run_name(self.run.label, self.key)
 
     @property
-    def home(self) -> Path:
-        """The target's folder: what stands for the volume."""
-        return home(self.target.directory)
-
-    @property
-    def directory(self) -> Path:
-        """The run's own folder."""
-        return self.home / "runs" / self.name
-
-    @property
+    @abstractmethod
     def ledger(self) -> Ledger:
         """The run's ledger."""
-        return Ledger(self.directory)
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Where the run's things are, for people."""
 
     @cached_property
     def output(self) -> Location:
         """Where the model and the report go."""
         return Location.of(self.run.output, "run.output")
-
-    def attempt_directory(self, attempt: int) -> Path:
-        """Folder of one attempt: log, handle, exit record."""
-        return self.directory / "attempts" / str(attempt)
 
     def new_entry(self, created: float) -> Entry:
         """Begin a ledger entry."""
@@ -68,6 +66,101 @@ class RunContext:
         )
 
 
+@dataclass(frozen=True)
+class MachineContext(RunContext):
+    """A run on this machine, or on the hosts of a hostfile."""
+
+    target: Local | BareMetal
+
+    @property
+    def home(self) -> Path:
+        """The target's folder: what stands for the volume."""
+        return home(self.target.directory)
+
+    @property
+    def directory(self) -> Path:
+        """The run's own folder."""
+        return self.home / "runs" / self.name
+
+    @property
+    def where(self) -> str:
+        """The run's own folder."""
+        return str(self.directory)
+
+    @property
+    def ledger(self) -> FileLedger:
+        """The run's ledger: a file in its folder."""
+        return FileLedger(self.directory)
+
+    def attempt_directory(self, attempt: int) -> Path:
+        """Folder of one attempt: log, handle, exit record."""
+        return self.directory / "attempts" / str(attempt)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What Airflow's connections give instead of files: secrets, which stay in this process."""
+
+    connect: Callable[[], Any] | None = None
+    """Makes a client of the cluster; None: as ``target.connection`` says."""
+    registry_login: Mapping[str, str] | None = None
+    """``username`` and ``password`` of the registry; None: as ``target.registry_connection`` says."""
+
+
+@dataclass(frozen=True)
+class ClusterContext(RunContext):
+    """A run on Kubernetes."""
+
+    target: Kubernetes
+    access: Access = Access()
+
+    @cached_property
+    def cluster(self) -> "Cluster":
+        """The run's namespace.
+
+        Raises:
+            BadInputError: The package that speaks to clusters is missing.
+            ClusterError: No cluster can be reached.
+        """
+        cluster = _cluster_adapter()
+        connect = self.access.connect or partial(cluster.connect, self.target.connection)
+        found: Cluster = cluster.Cluster(connect, self.target.namespace)
+        return found
+
+    @cached_property
+    def ledger(self) -> "ConfigMapLedger":
+        """The run's ledger: a ConfigMap."""
+        from manycpu.pipeline.ledger.configmap import ConfigMapLedger
+
+        return ConfigMapLedger(self.cluster, self.name)
+
+    @property
+    def where(self) -> str:
+        """The namespace, and the run's name there."""
+        return f"{self.target.namespace}/{self.name}"
+
+    @property
+    def directory(self) -> str:
+        """The run's own folder on the volume."""
+        return f"{self.target.home}/runs/{self.name}"
+
+    def attempt_directory(self, attempt: int) -> str:
+        """Folder of one attempt on the volume."""
+        return f"{self.directory}/attempts/{attempt}"
+
+
+def _cluster_adapter() -> Any:
+    try:
+        from manycpu.pipeline.adapters import cluster
+    except ImportError as error:
+        raise BadInputError(
+            f"this environment cannot speak to Kubernetes: {error}",
+            field="target.kind",
+            fix="Install what is missing: pip install 'manycpu[kubernetes]'",
+        ) from error
+    return cluster
+
+
 def home(directory: str | None = None) -> Path:
     """Find the folder for runs, staged data and code: the one given, $MANYCPU_HOME, or ~/.manycpu."""
     return Path(directory or os.environ.get("MANYCPU_HOME") or "~/.manycpu").expanduser().absolute()
@@ -78,6 +171,7 @@ def open_context(
     target: Mapping[str, Any] | Target | None,
     *identity: object,
     base: Path,
+    access: Access | None = None,
 ) -> RunContext:
     """Validate a run and a target, and make their paths absolute.
 
@@ -86,40 +180,60 @@ def open_context(
         target: The target, or its fields; None is this machine.
         identity: What tells this run from every other.
         base: Folder that relative paths start from: the run file's, or the DAG file's.
+        access: How a cluster and its registry are reached, where Airflow's connections say so.
 
     Raises:
         BadInputError: A field is wrong.
     """
     found, where = read_run(run), read_target(target)
-    return RunContext(
-        _anchored(found, base), _anchored_target(where, base), run_key(*identity), base.absolute()
+    return _context(
+        _anchored(found, where, base),
+        _anchored_target(where, base),
+        run_key(*identity),
+        base.absolute(),
+        access,
     )
 
 
-def _anchored(run: TrainingRun, base: Path) -> TrainingRun:
-    fields = ("data", "model", "output", "checkpoints", "resume_from")
-    found = {field: _absolute(getattr(run, field), base) for field in fields}
+def reopen(entry: Entry, directory: str | None = None, access: Access | None = None) -> RunContext:
+    """Go on with a run that has begun, from what its ledger holds.
+
+    Args:
+        entry: The ledger's entry.
+        directory: The target's folder, where it is on machines.
+        access: How a cluster and its registry are reached.
+    """
+    target = read_target(entry.target)
+    if directory is not None:
+        target = target.model_copy(update={"directory": directory})
+    return _context(read_run(entry.run), target, entry.key, Path(directory or Path.cwd()), access)
+
+
+def _context(run: TrainingRun, target: Target, key: str, base: Path, access: Access | None) -> RunContext:
+    if isinstance(target, Kubernetes):
+        return ClusterContext(run, target, key, base, access or Access())
+    return MachineContext(run, target, key, base)
+
+
+def _anchored(run: TrainingRun, target: Target, base: Path) -> TrainingRun:
+    found = {field: _absolute(getattr(run, field), base) for field in ("data", "model", "output")}
+    # These are on the nodes: relative to the volume where there is one.
+    on_nodes = Path(target.mount_path) if isinstance(target, Kubernetes) else base
+    found |= {field: _absolute(getattr(run, field), on_nodes) for field in ("checkpoints", "resume_from")}
     if program.parse(run.program).kind == "script":
         found["program"] = _absolute(run.program, base)
     return run.model_copy(update=found)
 
 
+_PATHS = ("directory", "hostfile", "dockerfile", "context", "registry_ca")
+
+
 def _anchored_target(target: Target, base: Path) -> Target:
-    paths = {"directory": target.directory and _absolute(target.directory, base)}
-    if isinstance(target, BareMetal):
-        paths["hostfile"] = _absolute(target.hostfile, base)
-    return target.model_copy(update=paths)
+    given = {name: getattr(target, name, None) for name in _PATHS}
+    return target.model_copy(update={name: _absolute(path, base) for name, path in given.items() if path})
 
 
 def _absolute(path: str | None, base: Path) -> str | None:
     if path is None or "://" in path:
         return path
     return os.path.normpath(base.absolute() / Path(path).expanduser())
-
-
-def reopen(ledger: Ledger) -> RunContext:
-    """Go on with a run that has begun, from what its ledger holds."""
-    entry = ledger.read()
-    directory = str(ledger.directory.parents[1])
-    target = read_target({**entry.target, "directory": directory})
-    return RunContext(read_run(entry.run), target, entry.key, ledger.directory)

@@ -1,21 +1,17 @@
 """preflight: every check of a run against its target; each finding names its field and what to do."""
 
-import importlib.util
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from manycpu.pipeline import report
-from manycpu.pipeline.adapters import hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
-from manycpu.pipeline.spec import cpu_plan, program, squad
-from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
+from manycpu.pipeline.spec import program, squad
+from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.spec.targets import BareMetal, Local
-from manycpu.pipeline.verbs.build import module_root
-from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.build import installed, module_root
+from manycpu.pipeline.verbs.context import MachineContext, RunContext
+from manycpu.pipeline.verbs.place import on_target
 
 __all__ = ["preflight"]
 
@@ -25,7 +21,7 @@ Findings = Iterator[Finding]
 def preflight(ctx: RunContext) -> list[Finding]:
     """Check everything that can be known before anything starts; the fatal findings come first."""
     found = [finding for check in _CHECKS for finding in check(ctx)]
-    return sorted(found, key=lambda finding: not finding.fatal)
+    return sorted([*found, *on_target(ctx, "preflight").findings(ctx)], key=lambda finding: not finding.fatal)
 
 
 def _launch_kind(ctx: RunContext) -> Findings:
@@ -40,19 +36,14 @@ def _program(ctx: RunContext) -> Findings:
             f"there is no script {name}, and no recipe of that name",
             f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
         )
-    if kind == "module" and module_root(name, ctx.base) is None and not _installed(name):
+    # In an image there may be modules that this environment lacks.
+    here = isinstance(ctx, MachineContext)
+    if kind == "module" and here and module_root(name, ctx.base) is None and not installed(name):
         yield Finding(
             "run.program",
             f"there is no module {name!r} in {ctx.base}, and none is installed",
             "Put it beside the run file, or install it into this environment",
         )
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module.split(".", 1)[0]) is not None
-    except ValueError:
-        return False
 
 
 def _data(ctx: RunContext) -> Findings:
@@ -106,91 +97,4 @@ def _output(ctx: RunContext) -> Findings:
         )
 
 
-def _scale(ctx: RunContext) -> Findings:
-    if not isinstance(ctx.target, Local):
-        return
-    if ctx.run.nodes != (1, 1):
-        yield Finding(
-            "run.nnodes",
-            f"{ctx.run.nnodes} nodes were asked for, and the target local is one machine",
-            "Set run.nnodes to 1 and run.nproc_per_node higher, or take the target baremetal",
-        )
-    cores = cpu_plan.Machine.observe().cores
-    if ctx.run.nproc_per_node > cores and not ctx.run.oversubscribe:
-        yield Finding(
-            "run.nproc_per_node",
-            f"{ctx.run.nproc_per_node} processes were asked for, and this machine grants {cores:g} cores",
-            f"Set it to {max(1, int(cores))} or less, or set run.oversubscribe to true",
-        )
-    if ctx.run.resources.cpu is not None and ctx.run.resources.cpu > cores:
-        yield Finding(
-            "run.resources.cpu",
-            f"{ctx.run.resources.cpu:g} cores were asked for, and this machine grants {cores:g}",
-            "Ask for less, or leave it out to have all of them",
-        )
-
-
-def _torch(ctx: RunContext) -> Findings:
-    if isinstance(ctx.target, Local) and importlib.util.find_spec("torch") is None:
-        yield Finding(
-            "target.kind", "this environment has no torch", "Install it: pip install 'manycpu[train]'"
-        )
-
-
-def _backend(ctx: RunContext) -> Findings:
-    if ctx.run.backend == "ccl":
-        yield Finding(
-            "run.backend",
-            "the backend 'ccl' is not in this version of manycpu",
-            "Set run.backend to 'gloo'",
-        )
-
-
-def _mpirun(ctx: RunContext) -> Findings:
-    if ctx.target.launch != "mpirun":
-        return
-    try:
-        mpi.find(ctx.target.mpi)
-    except (BadInputError, LaunchError) as error:
-        yield Finding(error.field or "target.mpi", error.message, error.fix or "Install Intel MPI: impi-rt")
-
-
-def _hosts(ctx: RunContext) -> Findings:
-    if isinstance(ctx.target, BareMetal):
-        with suppress(BadInputError, LaunchError):  # that there is no MPI is told by the check before
-            yield from hosts.check(ctx.target, ctx.run, mpi.find(ctx.target.mpi))
-
-
-def _resume(ctx: RunContext) -> Findings:
-    resume = ctx.run.resume_from
-    if resume is not None and isinstance(ctx.target, Local) and not Path(resume).is_dir():
-        yield Finding("run.resume_from", f"there is no folder {resume}", "Give a checkpoint's folder")
-
-
-def _disk(ctx: RunContext) -> Findings:
-    data = [url for url in (ctx.run.data, ctx.run.model) if url and Path(url).exists()]
-    needed = sum(item.size for url in data for item in Location.of(url, "run.data").items())
-    folder = next(path for path in [ctx.home, *ctx.home.parents] if path.exists())
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        yield Finding(
-            "target.directory",
-            f"{ctx.home} has {free >> 20} MiB free, and the data and the model take {needed >> 20} MiB",
-            "Make room, run `manycpu clean`, or set target.directory to another disk",
-        )
-
-
-_CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
-    _launch_kind,
-    _program,
-    _data,
-    _squad,
-    _output,
-    _scale,
-    _torch,
-    _backend,
-    _mpirun,
-    _hosts,
-    _resume,
-    _disk,
-)
+_CHECKS: tuple[Callable[[RunContext], Findings], ...] = (_launch_kind, _program, _data, _squad, _output)

@@ -26,6 +26,6 @@ def prepare(ctx: RunContext) -> list[Finding]:
     if "prepare" not in entry.verbs:
         with ctx.ledger.timed("prepare") as record:
             record.seconds = 0
-        with ctx.ledger.update() as (entry, _):
+        with ctx.ledger.update() as entry:
             entry.verbs["prepare"].seconds = time.monotonic() - started
     return findings

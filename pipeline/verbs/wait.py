@@ -2,53 +2,49 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any, Protocol
 
 from manycpu.pipeline import report
-from manycpu.pipeline.adapters import process
 from manycpu.pipeline.ledger import Result, VerbRecord
-from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import CancelledError, ManycpuError, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.verbs.context import RunContext
-from manycpu.pipeline.verbs.launch import status
+from manycpu.pipeline.verbs.place import on_target
 
-__all__ = ["POLL", "Watch", "conclude", "outcome", "wait"]
+__all__ = ["POLL", "Watch", "conclude", "observed_of", "outcome", "wait", "watch"]
 
 POLL = 0.5  # seconds between looks: a training's end is seen within a second
 
 
-class Watch:
+class Watch(Protocol):
     """One look after another at a training: its new lines, and its state."""
 
-    def __init__(self, ctx: RunContext, handle: Handle, offset: int = 0) -> None:
-        self.ctx, self.handle = ctx, handle
-        self._log = process.LogFollower(Path(handle.directory) / process.LOG, offset)
-        self.spoken = False
+    ctx: Any
+    handle: Any
+    spoken: bool
+    """Whether a rank has said anything."""
 
     @property
-    def offset(self) -> int:
-        """How much of the log was read, in bytes: whoever goes on from here misses and repeats nothing."""
-        return self._log.offset
+    def cursor(self) -> Any:
+        """How far the log was read, as JSON: whoever goes on from here misses and repeats nothing."""
 
     def look(self) -> tuple[list[RankLine], Status]:
         """Read what came since the last look. After a terminal state nothing more comes."""
-        seen = status(self.handle, self.ctx.ledger.read())
-        lines = [events.split(line) for line in self._log.read()]
-        if seen.state.terminal:
-            while more := self._log.read():
-                lines += [events.split(line) for line in more]
-        self.spoken = self.spoken or any(line.rank is not None for line in lines)
-        return lines, seen
+
+
+def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
+    """Begin to watch an attempt, or go on from where another has come to."""
+    made: Watch = on_target(ctx, "wait").Watch(ctx, handle, cursor)
+    return made
 
 
 def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -> Status:
-    """Stay until the training has ended; its deadlines are kept by its supervisor."""
-    watch = Watch(ctx, handle)
+    """Stay until the training has ended."""
+    watching = watch(ctx, handle)
     while True:
-        lines, seen = watch.look()
+        lines, seen = watching.look()
         for line in lines:
             on_line(line)
         if seen.state.terminal:
@@ -58,9 +54,9 @@ def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -
 
 def outcome(ctx: RunContext, handle: Handle, seen: Status) -> Status:
     """Complete a terminal state with the rank that failed first, and with the proof of scale."""
-    observed = observed_of(handle)
+    observed = observed_of(ctx, handle)
     if seen.state is RunState.FAILED:
-        return seen.model_copy(update={"failure": observed.failure})
+        return seen.model_copy(update={"failure": observed.failure or seen.failure})
     if seen.state is RunState.SUCCEEDED and (lack := _lacking_proof(ctx, observed)):
         return Status(state=RunState.FAILED, reason=lack)
     return seen
@@ -74,11 +70,18 @@ def conclude(ctx: RunContext, handle: Handle, seen: Status) -> None:
         TrainingFailedError: It failed; with the first rank that failed and its last lines.
     """
     error = _error(seen)
-    with ctx.ledger.update() as (entry, _):
+    seconds: float = on_target(ctx, "wait").seconds(ctx, handle)
+    with ctx.ledger.update() as entry:
         result: Result = "failed" if error else "done"
-        entry.verbs["wait"] = VerbRecord(seconds=_seconds(handle), result=result, error=error and str(error))
+        entry.verbs["wait"] = VerbRecord(seconds=seconds, result=result, error=error and str(error))
     if error is not None:
         raise error
+
+
+def observed_of(ctx: RunContext, handle: Handle) -> report.Observed:
+    """Tell what the ranks of an attempt said of themselves."""
+    observed: report.Observed = on_target(ctx, "wait").observed_of(ctx, handle)
+    return observed
 
 
 def _error(seen: Status) -> ManycpuError | None:
@@ -91,20 +94,6 @@ def _error(seen: Status) -> ManycpuError | None:
     )
     parts = [f"the training {verb}: {seen.reason}", seen.failure and str(seen.failure)]
     return kind("\n".join(part for part in parts if part))
-
-
-def _seconds(handle: Handle) -> float:
-    record = process.observe(handle)["exit"]
-    return record["ended"] - record["started"] if record else 0.0
-
-
-def observed_of(handle: Handle) -> report.Observed:
-    """Read what the ranks of an attempt said."""
-    log = process.LogFollower(Path(handle.directory) / process.LOG)
-    lines: list[str] = []
-    while more := log.read():
-        lines += more
-    return report.observe(lines)
 
 
 def _lacking_proof(ctx: RunContext, observed: report.Observed) -> str:

@@ -11,7 +11,7 @@ import pytest
 from helpers import processes_of, until
 
 from manycpu.pipeline import train
-from manycpu.pipeline.ledger import Ledger
+from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.report import Report
 from manycpu.pipeline.spec.errors import (
     CancelledError,
@@ -149,7 +149,7 @@ def test_a_starter_that_was_killed_before_it_noted_the_handle_is_no_second_start
 ) -> None:
     ctx, built = begin(tmp_path, script(WAITS), nproc_per_node=1)
     first, _ = launch(ctx, *built)
-    with ctx.ledger.update() as (entry, _):
+    with ctx.ledger.update() as entry:
         entry.handle = None
     assert launch(ctx, *built) == (first, True)
     cleanup(ctx)
@@ -185,7 +185,7 @@ def test_cleanup_ends_what_still_runs_and_says_so(script: Script, tmp_path: Path
     cleaned = cleanup(ctx)
     assert cleaned is not None
     assert (cleaned.state, cleaned.left_behind) == ("cancelled", [])
-    assert not ctx.directory.exists()
+    assert not Path(ctx.where).exists()
     assert cleanup(ctx) is None
 
 
@@ -196,10 +196,10 @@ def test_a_failed_run_is_kept_where_it_was_asked_for(
     ctx, _ = begin(tmp_path, script(), keep=keep)
     cleaned = cleanup(ctx)
     assert cleaned is not None
-    assert ctx.directory.exists() is kept
-    assert (str(ctx.directory) in cleaned.kept) is kept
+    assert Path(ctx.where).exists() is kept
+    assert (ctx.where in cleaned.kept) is kept
     cleanup(ctx, keep=False)
-    assert not ctx.directory.exists()
+    assert not Path(ctx.where).exists()
 
 
 def test_the_ranks_find_the_run_in_their_environment_and_arguments(script: Script, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_an_interrupted_run_leaves_nothing(script: Script, tmp_path: Path, home:
 
 
 def test_a_ledger_is_gone_with_its_run(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "runs" / "x")
+    ledger = FileLedger(tmp_path / "runs" / "x")
     ledger.remove()
     assert not ledger.exists()
 

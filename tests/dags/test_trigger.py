@@ -12,7 +12,7 @@ from airflow.triggers.base import TriggerEvent
 from helpers import until
 
 from manycpu.operators.triggers import TrainingTrigger
-from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.context import RunContext, open_context
@@ -31,7 +31,7 @@ open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model"), "w").write("x")
 """
 
 pytestmark = pytest.mark.usefixtures("no_process_left")
-Training = tuple[RunContext, Handle, Path]
+Training = tuple[RunContext, ProcessHandle, Path]
 
 
 @pytest.fixture
@@ -42,15 +42,16 @@ def training(tmp_path: Path, home: Path, script: Callable[..., str]) -> Iterator
     ctx = open_context(run, None, tmp_path, base=tmp_path)
     prepare(ctx)
     handle, _ = launch(ctx, stage(ctx), build(ctx))
+    assert isinstance(handle, ProcessHandle)
     until(lambda: "line 2" in (Path(handle.directory) / "log").read_text(), 60)
     yield ctx, handle, go
     cleanup(ctx, keep=False)
 
 
-def trigger(handle: Handle, **more: Any) -> TrainingTrigger:
+def trigger(handle: ProcessHandle, **more: Any) -> TrainingTrigger:
     """Make a trigger as the triggerer does: from what another one was serialised to."""
     made = TrainingTrigger(
-        handle=handle.model_dump(mode="json"), offset=0, by="task train, try 1 (id)", **more
+        handle=handle.model_dump(mode="json"), cursor=0, by="task train, try 1 (id)", **more
     )
     path, kwargs = made.serialize()
     assert path == "manycpu.operators.triggers.TrainingTrigger"
@@ -67,7 +68,7 @@ def told(said: str) -> list[str]:
     return re.findall(r"\[rank 0 \S+\] (line \d|last line)", said)
 
 
-async def follows(handle: Handle) -> None:
+async def follows(handle: ProcessHandle) -> None:
     """Wait until a trigger has begun to tell what there is."""
     folder = Path(handle.directory)
     await asyncio.to_thread(until, lambda: list(folder.glob("told.*")))
@@ -108,7 +109,7 @@ def test_a_triggerer_that_goes_leaves_the_training(training: Training) -> None:
         await gone.cleanup()
 
     asyncio.run(leave())
-    assert not status(handle, ctx.ledger.read()).state.terminal
+    assert not status(ctx, handle, ctx.ledger.read()).state.terminal
 
 
 def test_a_person_ends_the_training_and_the_record_says_who(training: Training) -> None:
@@ -117,7 +118,7 @@ def test_a_person_ends_the_training_and_the_record_says_who(training: Training) 
     asyncio.run(trigger(handle).on_kill())
     assert time.monotonic() - began < 5
     entry = ctx.ledger.read()
-    assert status(handle, entry).state == "cancelled"
+    assert status(ctx, handle, entry).state == "cancelled"
     assert entry.cancelled == {1: "task train, try 1 (id)"}
 
 

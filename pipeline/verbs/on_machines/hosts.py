@@ -5,12 +5,12 @@ from pathlib import Path
 from manycpu.pipeline.adapters import hosts, ssh
 from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
-from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.context import MachineContext
 
 __all__ = ["collect", "deliver", "make_folder", "remove_folder"]
 
 
-def deliver(ctx: RunContext, folder: Path) -> bool:
+def deliver(ctx: MachineContext, folder: Path) -> bool:
     """Copy a folder to every host that does not see it yet; whether there was any.
 
     Raises:
@@ -21,7 +21,7 @@ def deliver(ctx: RunContext, folder: Path) -> bool:
     return isinstance(target, BareMetal) and bool(ssh.deliver(target, _hosts(ctx, target), folder))
 
 
-def make_folder(ctx: RunContext, folder: Path) -> None:
+def make_folder(ctx: MachineContext, folder: Path) -> None:
     """Make a folder here and on every host.
 
     Raises:
@@ -32,7 +32,7 @@ def make_folder(ctx: RunContext, folder: Path) -> None:
         ssh.make_folder(ctx.target, _hosts(ctx, ctx.target), folder)
 
 
-def collect(ctx: RunContext, folder: Path) -> None:
+def collect(ctx: MachineContext, folder: Path) -> None:
     """Bring what rank 0 wrote on the first host to this machine.
 
     Raises:
@@ -42,12 +42,12 @@ def collect(ctx: RunContext, folder: Path) -> None:
         ssh.collect(ctx.target, _hosts(ctx, ctx.target)[0], folder)
 
 
-def remove_folder(ctx: RunContext, folder: Path) -> list[str]:
+def remove_folder(ctx: MachineContext, folder: Path) -> list[str]:
     """Delete a folder on every host; what is left, and where."""
     if not isinstance(ctx.target, BareMetal):
         return []
     return ssh.remove_folder(ctx.target, _hosts(ctx, ctx.target), folder)
 
 
-def _hosts(ctx: RunContext, target: BareMetal) -> tuple[Host, ...]:
+def _hosts(ctx: MachineContext, target: BareMetal) -> tuple[Host, ...]:
     return hosts.chosen(target, ctx.run)

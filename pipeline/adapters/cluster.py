@@ -1,0 +1,264 @@
+"""A namespace of a Kubernetes cluster: plain dictionaries in and out, every call with a deadline.
+
+The door to the package ``kubernetes``. What is transient is tried again: an API server that is busy, away or
+restarting, a webhook that is not back yet, a token that was renewed a moment ago.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import urllib3
+from kubernetes import client, config
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+
+from manycpu.pipeline.spec.errors import ClusterError
+
+__all__ = ["KINDS", "Cluster", "Connect", "Manifest", "connect"]
+
+Manifest = dict[str, Any]
+Connect = Callable[[], client.ApiClient]
+"""Makes a client with fresh credentials."""
+
+KINDS: Final[dict[str, tuple[str, str]]] = {
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Event": ("/api/v1", "events"),
+    "LimitRange": ("/api/v1", "limitranges"),
+    "MPIJob": ("/apis/kubeflow.org/v2beta1", "mpijobs"),
+    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
+    "Pod": ("/api/v1", "pods"),
+    "PyTorchJob": ("/apis/kubeflow.org/v1", "pytorchjobs"),
+    "ResourceQuota": ("/api/v1", "resourcequotas"),
+    "Secret": ("/api/v1", "secrets"),
+    "Service": ("/api/v1", "services"),
+    "ServiceAccount": ("/api/v1", "serviceaccounts"),
+}
+"""What a run may have in its namespace: kind -> path of its API group and version, and its plural."""
+
+DEADLINE: Final = 60.0  # seconds that a call is tried for
+_UNAUTHORIZED_FOR: Final = 15.0  # seconds in which a token that was just renewed may be refused
+_TIMEOUT: Final = (5.0, 30.0)  # seconds to connect and to read, for each try
+_UNAUTHORIZED, _NOT_FOUND, _CONFLICT = 401, 404, 409
+_TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
+_PATCH: Final = "application/merge-patch+json"
+
+
+def connect(connection: str | None = None) -> client.ApiClient:
+    """Make a client: from a kubeconfig, else the pod's own account, else $KUBECONFIG or ~/.kube/config.
+
+    Raises:
+        ClusterError: There is none, or it cannot be read.
+    """
+    try:
+        if connection is not None:
+            return config.new_client_from_config(str(Path(connection).expanduser()))
+        return _own_account() or config.new_client_from_config()
+    except (config.ConfigException, OSError, ValueError) as error:
+        raise ClusterError(
+            f"no cluster can be reached: {error}",
+            field="target.connection",
+            fix="Give the path of a kubeconfig in target.connection, or set KUBECONFIG",
+        ) from error
+
+
+def _own_account() -> client.ApiClient | None:
+    settings = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=settings)
+    except config.ConfigException:
+        return None
+    return client.ApiClient(settings)
+
+
+class Cluster:
+    """One namespace, as one account may see it.
+
+    Args:
+        connect: Makes a client; called again when credentials were renewed.
+        namespace: The namespace.
+    """
+
+    def __init__(self, connect: Connect, namespace: str) -> None:
+        self.connect, self.namespace = connect, namespace
+        self.api = connect()
+
+    def in_namespace(self, namespace: str) -> "Cluster":
+        """Open another namespace of the same cluster."""
+        return Cluster(self.connect, namespace)
+
+    def path(self, kind: str, name: str = "") -> str:
+        """Build the path of a kind's objects in this namespace, or of one of them."""
+        group, plural = KINDS[kind]
+        return f"{group}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    def get(self, kind: str, name: str) -> Manifest | None:
+        """Read an object; None where there is none."""
+        try:
+            return self.call("GET", self.path(kind, name))
+        except ClusterError as error:
+            if error.status == _NOT_FOUND:
+                return None
+            raise
+
+    def list(self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "") -> list[Manifest]:
+        """List the objects that have all labels and match a field selector; each with its kind."""
+        query = {
+            "labelSelector": ",".join(f"{key}={value}" for key, value in (labels or {}).items()),
+            "fieldSelector": fields,
+        }
+        found = self.call("GET", self.path(kind), query={name: text for name, text in query.items() if text})
+        return [{"kind": kind, **item} for item in found.get("items", [])]
+
+    def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Create an object, or return the one that has its name: names are a run's own.
+
+        Raises:
+            ClusterError: The cluster refuses it.
+        """
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        query = {"dryRun": "All"} if dry_run else {}
+        try:
+            return self.call("POST", self.path(kind), query=query, body=manifest)
+        except ClusterError as error:
+            there = self.get(kind, name) if error.status == _CONFLICT and not dry_run else None
+            if there is None:
+                raise
+            return there
+
+    def patch(self, kind: str, name: str, body: Manifest) -> Manifest:
+        """Change an object by a JSON merge patch; a resourceVersion in it must be the present one.
+
+        Raises:
+            ClusterError: With status 409 where it is not.
+        """
+        return self.call("PATCH", self.path(kind, name), body=body)
+
+    def delete(self, kind: str, name: str, *, uid: str | None = None, grace: int | None = None) -> bool:
+        """Begin the deletion of an object and of what it owns; whether there was one.
+
+        Args:
+            kind: Its kind.
+            name: Its name.
+            uid: Only the object with this uid: a later one of the same name is somebody else's.
+            grace: Seconds that its processes are given; default: what the object says.
+        """
+        body: Manifest = {"propagationPolicy": "Foreground"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        if grace is not None:
+            body["gracePeriodSeconds"] = grace
+        try:
+            self.call("DELETE", self.path(kind, name), body=body)
+        except ClusterError as error:
+            if error.status in (_NOT_FOUND, _CONFLICT):
+                return False
+            raise
+        return True
+
+    def allowed(self, verb: str, resource: str, *, group: str = "", subresource: str = "") -> bool:
+        """Ask whether this account may do something in this namespace."""
+        asked = {
+            "namespace": self.namespace,
+            "verb": verb,
+            "group": group,
+            "resource": resource,
+            "subresource": subresource,
+        }
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        review = self.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
+        return bool(review["status"]["allowed"])
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        deadline: float = DEADLINE,
+    ) -> Manifest:
+        """Call the API, again and again while what fails is transient.
+
+        Args:
+            method: The HTTP method.
+            path: The path on the API server.
+            query: The query's parameters.
+            body: What is sent, as JSON.
+            deadline: Seconds after which it is given up.
+
+        Raises:
+            ClusterError: The cluster refuses the call, or does not answer in time.
+        """
+        began = time.monotonic()
+        retrying = Retrying(
+            retry=retry_if_exception(lambda error: self._may_pass(error, time.monotonic() - began)),
+            stop=stop_after_delay(deadline),
+            wait=wait_exponential_jitter(initial=0.2, max=5.0),
+            before_sleep=self._renew,
+            reraise=True,
+        )
+        try:
+            return retrying(self._call, method, path, dict(query or {}), body)
+        except (client.ApiException, urllib3.exceptions.HTTPError) as error:
+            raise _explained(error, method, path) from error
+
+    def _call(self, method: str, path: str, query: dict[str, str], body: Manifest | None) -> Manifest:
+        content = _PATCH if method == "PATCH" else "application/json"
+        response = self.api.call_api(
+            path,
+            method,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json", "Content-Type": content},
+            body=body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _return_http_data_only=True,
+            _request_timeout=_TIMEOUT,
+        )
+        found: Manifest = json.loads(response.data)
+        return found
+
+    @staticmethod
+    def _may_pass(error: BaseException, seconds: float) -> bool:
+        if isinstance(error, client.ApiException):
+            return error.status in _TRANSIENT or (
+                error.status == _UNAUTHORIZED and seconds < _UNAUTHORIZED_FOR
+            )
+        return isinstance(error, urllib3.exceptions.HTTPError)
+
+    def _renew(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, client.ApiException) and error.status == _UNAUTHORIZED:
+            self.api = self.connect()
+
+
+def _explained(error: Exception, method: str, path: str) -> ClusterError:
+    if not isinstance(error, client.ApiException):
+        reason = getattr(error, "reason", None) or error
+        return ClusterError(
+            f"the API server does not answer: {reason}",
+            field="target.connection",
+            fix="See that the cluster can be reached, and run again",
+        )
+    explained = ClusterError(f"{method} {path}: {_message(error)}", fix=_FIXES.get(error.status))
+    explained.status = error.status
+    return explained
+
+
+_FIXES = {
+    401: "The cluster does not accept the credentials: see target.connection",
+    403: "Give this account the rights of docs/rbac.yaml",
+}
+
+
+def _message(error: client.ApiException) -> str:
+    try:
+        return str(json.loads(error.body)["message"])
+    except (KeyError, TypeError, ValueError):
+        return f"{error.status} {error.reason}"

@@ -1,0 +1,36 @@
+"""On machines an image is a snapshot of the program's folder, named by its content."""
+
+from pathlib import Path
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.verbs.build import Built, code_of, installed_digest, program_of
+from manycpu.pipeline.verbs.context import MachineContext
+from manycpu.pipeline.verbs.on_machines.hosts import deliver
+
+__all__ = ["build"]
+
+_DIGITS = 16
+
+
+def build(ctx: MachineContext) -> tuple[Built, bool]:
+    """Snapshot the program's folder, or name the installed code; whether it was there before.
+
+    Raises:
+        BuildError: The folder holds more than code.
+    """
+    root, arguments = program_of(ctx)
+    if root is None:
+        return Built(code=None, program=arguments, digest=installed_digest()), True
+    code, digest, reused = _snapshot(ctx, root)
+    return Built(code=code, program=arguments, digest=digest), reused
+
+
+def _snapshot(ctx: MachineContext, root: Path) -> tuple[str, str, bool]:
+    source = code_of(ctx, root, {ctx.home})
+    digest = transfer.identity(source)
+    folder = ctx.home / "code" / digest[:_DIGITS]
+    before = transfer.staged(folder)
+    if before is None:
+        transfer.fetch(source, folder)
+    delivered = deliver(ctx, folder)
+    return str(folder), digest, before is not None and not delivered

@@ -1,0 +1,53 @@
+"""What a supervised process writes is its log; its exit record says how it ended."""
+
+from pathlib import Path
+
+from manycpu.pipeline import report
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.verbs.context import MachineContext
+from manycpu.pipeline.verbs.on_machines.launch import status
+
+__all__ = ["Watch", "observed_of", "seconds"]
+
+
+class Watch:
+    """One look after another at a training: its new lines, and its state."""
+
+    def __init__(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None = None) -> None:
+        self.ctx, self.handle = ctx, handle
+        self._log = process.LogFollower(Path(handle.directory) / process.LOG, cursor or 0)
+        self.spoken = False
+
+    @property
+    def cursor(self) -> int:
+        """How much of the log was read, in bytes: whoever goes on from here misses and repeats nothing."""
+        return self._log.offset
+
+    def look(self) -> tuple[list[RankLine], Status]:
+        """Read what came since the last look. After a terminal state nothing more comes."""
+        seen = status(self.ctx, self.handle, self.ctx.ledger.read())
+        lines = [events.split(line) for line in self._log.read()]
+        if seen.state.terminal:
+            while more := self._log.read():
+                lines += [events.split(line) for line in more]
+        self.spoken = self.spoken or any(line.rank is not None for line in lines)
+        return lines, seen
+
+
+def observed_of(ctx: MachineContext, handle: ProcessHandle) -> report.Observed:  # noqa: ARG001 - as everywhere
+    """Read what the ranks of an attempt said."""
+    log = process.LogFollower(Path(handle.directory) / process.LOG)
+    lines: list[str] = []
+    while more := log.read():
+        lines += more
+    return report.observe(lines)
+
+
+def seconds(ctx: MachineContext, handle: ProcessHandle) -> float:  # noqa: ARG001 - as everywhere
+    """Tell how long an attempt took."""
+    record = process.observe(handle)["exit"]
+    return record["ended"] - record["started"] if record else 0.0
