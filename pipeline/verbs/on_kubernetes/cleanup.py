@@ -9,7 +9,6 @@ from manycpu.pipeline.ledger.configmap import expired
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.verbs.context import ClusterContext, reopen
-from manycpu.pipeline.verbs.on_kubernetes import volume
 from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS, wait_until_gone
 
 __all__ = ["keep", "remove", "remove_expired"]
@@ -32,7 +31,6 @@ def remove(ctx: ClusterContext) -> list[str]:
         if kind != "PersistentVolumeClaim":  # goes with the ledger, after the last pod that mounts it
             for item in _list(ctx, kind):
                 ctx.cluster.delete(kind, item["metadata"]["name"], uid=item["metadata"]["uid"])
-    left += volume.remove_folder(ctx, ctx.directory)
     ctx.ledger.remove()
     return left + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT)
 
