@@ -11,7 +11,7 @@ from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.verbs.context import ClusterContext, reopen
 from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS, wait_until_gone
 
-__all__ = ["keep", "remove", "remove_expired"]
+__all__ = ["keep", "owns", "remove", "remove_expired"]
 
 _TIMEOUT = 120.0  # seconds until all that the run owned must be gone
 _OWNED = tuple(kind for kind in KINDS if kind != "ConfigMap")
@@ -22,6 +22,11 @@ def keep(ctx: ClusterContext) -> list[str]:
     ctx.ledger.keep_until(time.time() + ctx.run.keep_for)
     there = [item for kind in KINDS for item in _list(ctx, kind)]
     return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in there]
+
+
+def owns(ctx: ClusterContext, what: str) -> bool:
+    """Whether something goes with the run: on a claim that was made for it, all does."""
+    return ctx.target.claim is None and what.startswith(f"{ctx.target.mount_path}/")
 
 
 def remove(ctx: ClusterContext) -> list[str]:
