@@ -9,6 +9,9 @@ from manycpu.pipeline.ledger.configmap import expired
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.verbs.context import ClusterContext, reopen
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.transfer import TransferError
+from manycpu.pipeline.verbs.on_kubernetes.helper import helper
 from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS, wait_until_gone
 
 __all__ = ["keep", "owns", "remove", "remove_expired"]
@@ -36,6 +39,7 @@ def remove(ctx: ClusterContext) -> list[str]:
         if kind != "PersistentVolumeClaim":  # goes with the ledger, after the last pod that mounts it
             for item in _list(ctx, kind):
                 ctx.cluster.delete(kind, item["metadata"]["name"], uid=item["metadata"]["uid"])
+    left += _remove_folder(ctx)
     ctx.ledger.remove()
     return left + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT)
 
@@ -48,6 +52,19 @@ def remove_expired(ctx: ClusterContext, now: float) -> list[str]:
             remove(cast("ClusterContext", reopen(ledger.read(), access=ctx.access)))
             names.append(ledger.name)
     return names
+
+
+def _remove_folder(ctx: ClusterContext) -> list[str]:
+    """Delete the run's folder on a claim that was there before the run; its own claim goes as a whole."""
+    if ctx.target.claim is None or ctx.ledger.read().attempt == 0:
+        return []
+    request = {"folder": ctx.directory}
+    try:
+        with helper(ctx, "cleanup", ctx.claim, lambda *_: None) as pod:
+            pod.run("remove", lambda channel: client.ask(channel, **request))
+    except (TransferError, ManycpuError) as error:
+        return [f"{ctx.directory} on claim {ctx.target.namespace}/{ctx.claim}: {error}"]
+    return []
 
 
 def _list(ctx: ClusterContext, kind: str) -> list[Manifest]:
