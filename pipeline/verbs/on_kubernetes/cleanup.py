@@ -6,13 +6,13 @@ from typing import cast
 
 from manycpu.pipeline.adapters.cluster import Cluster, Manifest
 from manycpu.pipeline.ledger.configmap import expired
+from manycpu.pipeline.pod import client
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.verbs.context import ClusterContext, reopen
-from manycpu.pipeline.pod import client
 from manycpu.pipeline.transfer import TransferError
-from manycpu.pipeline.verbs.on_kubernetes.helper import helper
+from manycpu.pipeline.verbs.context import ClusterContext, reopen
 from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS, wait_until_gone
+from manycpu.pipeline.verbs.on_kubernetes.helper import helper
 
 __all__ = ["keep", "owns", "remove", "remove_expired"]
 
