@@ -41,7 +41,7 @@ def meet(rank: Rank, asked: Asked, plan: CpuPlan) -> Meeting:
     me = _describe(rank, asked, plan)
     records = _exchange(rank, me, asked) if rank.world_size > 1 else [me]
     asked.check_meeting(records)
-    # Each node counts its own restarts, a new one from nothing: the meeting has the number of who was there longest.
+    # Each node counts its own restarts, a new one from nothing: who was there longest gives the number.
     me["round"] = max(record["round"] for record in records)
     shown = ("rank", "world_size", "host", "cpus", "threads", "backend", "round")
     say("proof", **{name: me[name] for name in shown})
@@ -97,7 +97,7 @@ def _store(rank: Rank, limit: timedelta) -> Store:
 
 
 def _place() -> str:
-    # An agent's store outlives its ranks, and has the next round's beside this one's; else there is one for each.
+    # An agent's store outlives its ranks and serves every round; else each round has one of its own.
     return f"proof/{_round()}" if _agent_serves() else "proof"
 
 
