@@ -124,7 +124,7 @@ def container(  # noqa: PLR0913 - what makes up a container
 
 def as_rank(made: Manifest, run: TrainingRun) -> Manifest:
     """Add to a container what only ranks have: the name of their machine, and secrets."""
-    made = with_fields(made, {"MANYCPU_MACHINE": "spec.nodeName"})
+    made = with_fields(made, {"MANYCPU_HOST": "spec.nodeName"})
     secrets = [{"secretRef": {"name": name}} for name in run.env_from]
     return made | ({"envFrom": secrets} if secrets else {})
 

@@ -283,7 +283,7 @@ def test_the_mpi_launcher_needs_no_machine_of_its_own() -> None:
 
 @in_every_kind
 def test_a_rank_is_told_the_name_of_its_machine(launch: str) -> None:
-    (host,) = [entry for entry in container(manifest(launch))["env"] if entry["name"] == "MANYCPU_MACHINE"]
+    (host,) = [entry for entry in container(manifest(launch))["env"] if entry["name"] == "MANYCPU_HOST"]
     assert host["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
