@@ -22,6 +22,7 @@ from cluster.space import Space
 from kubernetes import client
 
 __all__ = [
+    "builds",
     "cluster",
     "faults",
     "namespace",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 MIN_NODES = 2
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
 @dataclass(frozen=True)
@@ -108,15 +110,33 @@ def _progress(config: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(name="namespace")
 def namespace(cluster: TestCluster, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Space]:
-    """A namespace of the test's own; its pods, events and logs are in the report of a failed test."""
+    """A namespace of the test's own; its pods, events and logs are in the report of a failed test.
+
+    `@pytest.mark.pod_security("restricted")` has that Pod Security level enforced in it.
+    """
     prefix = request.node.originalname.removeprefix("test_").replace("_", "-").lower()
-    with space.create(cluster.kubeconfig, tmp_path, prefix) as made:
-        request.node.stash[_SPACE] = made
+    marker = request.node.get_closest_marker("pod_security")
+    labels = {POD_SECURITY: marker.args[0]} if marker else {}
+    with space.create(cluster.kubeconfig, tmp_path, prefix, labels) as made:
+        request.node.stash[_SPACES] = [made]
         yield made
-        space.delete(made)
-        if cluster.own:
-            space.wait_emptied(made)
-            storage.recycle(cluster.own.namespace, cluster.own.kubectl)
+        _remove(cluster, made)
+
+
+@pytest.fixture(name="builds")
+def builds(cluster: TestCluster, namespace: Space, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """A second namespace for the test's account, where images are built: Pod Security level baseline."""
+    made = space.beside(namespace, "builds", {POD_SECURITY: "baseline"})
+    request.node.stash[_SPACES].append(made)
+    yield made
+    _remove(cluster, made)
+
+
+def _remove(cluster: TestCluster, made: Space) -> None:
+    space.delete(made)
+    if cluster.own:
+        space.wait_emptied(made)
+        storage.recycle(cluster.own.namespace, cluster.own.kubectl)
 
 
 @pytest.fixture(name="faults")
@@ -127,7 +147,7 @@ def faults(cluster: TestCluster) -> Faults:
     return Faults(cluster.own)
 
 
-_SPACE = pytest.StashKey[Space]()
+_SPACES = pytest.StashKey[list[Space]]()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -135,14 +155,15 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    made = item.stash.get(_SPACE, None)
-    if report.failed and report.when == "call" and made:
-        report.sections.append((f"namespace {made.name}", made.dump()))
+    if report.failed and report.when == "call":
+        for made in item.stash.get(_SPACES, []):
+            report.sections.append((f"namespace {made.name}", made.dump()))
     return report
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ends_cluster: the test ends the cluster, so it runs after all others")
+    config.addinivalue_line("markers", "pod_security(level): the level that the test's namespace enforces")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from cluster import debian, go, layers, network, programs
+from cluster import cgroups, debian, go, layers, network, programs
 from cluster.settings import ADDRESS, PREFIX, cache
 
 GIB = 1024**3
@@ -45,6 +45,8 @@ def _findings() -> Iterator[str]:
         yield f"Debian packages missing: `apt-get install {' '.join(absent)}` or `sh tests/system-packages`"
     if str(cache()).startswith(("/tmp/", "/run/")):  # noqa: S108
         yield f"{cache()} is below /tmp or /run, which the cluster replaces: choose another MANYCPU_CACHE"
+    if lack := cgroups.missing():
+        yield lack
     yield from _no_go()
     yield from _disk()
     yield from _memory()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cluster import debian, go, modules, network, preflight
+from cluster import cgroups, debian, go, modules, network, preflight
 from cluster.command import ClusterError, MissingError
 
 
@@ -22,6 +22,7 @@ def nothing_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 10**12))
     monkeypatch.setattr(network, "in_the_way", lambda: None)
+    monkeypatch.setattr(cgroups, "missing", lambda: None)
     monkeypatch.setattr(preflight, "MEMORY", 0)
     monkeypatch.setattr(debian, "release", lambda: "bookworm")
     monkeypatch.setattr(go, "find", lambda _: "/usr/bin/go")
@@ -75,6 +76,11 @@ def test_no_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(go, "find", lambda _: None)
     monkeypatch.setattr(go, "can_fetch", lambda: False)
     assert f"no Go 1.26.0 is here, nor {go.GO_WHEEL}" in preflight.missing()[0]
+
+
+def test_control_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "missing", lambda: "control groups have no memory")
+    assert preflight.missing() == ["control groups have no memory"]
 
 
 def test_another_clusters_interface(monkeypatch: pytest.MonkeyPatch) -> None:
