@@ -110,5 +110,4 @@ def missing() -> list[Module]:
 
 def _forget_sources() -> None:
     """Remove Go's downloads and intermediate files: gigabytes that only a new version needs again."""
-    for folder in go.working_folders():
-        shutil.rmtree(folder, ignore_errors=True)
+    run(["rm", "-rf", *go.working_folders()], seconds=600)  # several times as fast as rmtree

@@ -11,7 +11,7 @@ from cluster import namespace
 from cluster.cgroups import ROOT
 from cluster.command import MissingError, run, wait_for
 from cluster.fixtures import TestCluster
-from cluster.settings import CGROUP, INTERFACE, PROJECT, cache, run_folder
+from cluster.settings import API, CGROUP, INNER, INTERFACE, PROJECT, cache, run_folder
 
 IDLE_MEMORY = 1.5 * 2**30
 WARM_SECONDS = 40
@@ -26,9 +26,18 @@ def traces() -> dict[str, object]:
         "groups": [str(folder) for folder in ROOT.glob(f"**/{CGROUP}")],
         "loop devices": [line for line in run(["losetup", "--all"]).splitlines() if str(cache()) in line],
         "nft tables": [line for line in run(["nft", "list", "tables"]).splitlines() if "kube-proxy" in line],
-        "files": [path for path in ("/run/manycpu", "/tmp/hostpath_pv") if Path(path).exists()],  # noqa: S108
+        "files": _files(),
         "run folder": run_folder().exists(),
     }
+
+
+def _files() -> list[str]:
+    """What its programs would leave where they write by default."""
+    kubectl = f"{Path.home()}/.kube/cache/discovery/{API.removeprefix('https://').replace(':', '_')}"
+    fixed = ("/run/manycpu", "/tmp/hostpath_pv", kubectl)  # noqa: S108
+    links = [f for f in Path("/var/log").glob("containers/*") if str(INNER) in str(f.readlink())]
+    networks = [f for f in Path("/var/lib/cni").glob("results/*") if str(INNER) in f.read_text()]
+    return [path for path in fixed if Path(path).exists()] + [str(f) for f in (*links, *networks)]
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -88,8 +88,9 @@ def test_another_clusters_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "interface manycpu0 (10.203.0.2) is in the way" in preflight.missing()[0]
 
 
-def test_a_cache_where_the_cluster_has_its_own_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MANYCPU_CACHE", "/tmp/cache")  # noqa: S108
+@pytest.mark.parametrize("folder", ["/tmp", "/run", "/var/lib", "/var/log"])  # noqa: S108
+def test_a_cache_where_the_cluster_has_its_own_folders(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYCPU_CACHE", f"{folder}/cache")
     assert "choose another MANYCPU_CACHE" in preflight.missing()[0]
 
 
