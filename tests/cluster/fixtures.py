@@ -66,7 +66,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
         return
     there = own.running()
     with _progress(request.config):
-        started = there or _start()
+        started = there or start_or_skip()
     first, second = (node.name for node in settings.NODES)
     with own.in_use():
         yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
@@ -87,7 +87,8 @@ def _given(kubeconfig: Path) -> TestCluster:
     return TestCluster(kubeconfig, settings.registry(), (nodes[0], nodes[1]), None)
 
 
-def _start() -> Cluster:
+def start_or_skip() -> Cluster:
+    """Start the cluster, or skip the test with what this machine lacks."""
     try:
         return own.up()
     except MissingError as error:

@@ -11,10 +11,9 @@ from cluster import namespace
 from cluster.cgroups import ROOT
 from cluster.command import MissingError, run, wait_for
 from cluster.fixtures import TestCluster
-from cluster.settings import API, CGROUP, INNER, INTERFACE, PROJECT, cache, run_folder
+from cluster.settings import API, CGROUP, INNER, INTERFACE, NODES, PROJECT, cache, run_folder
 
 IDLE_MEMORY = 1.5 * 2**30
-WARM_SECONDS = 40
 
 
 def traces() -> dict[str, object]:
@@ -61,6 +60,15 @@ def test_memory_of_the_idle_cluster(cluster: TestCluster) -> None:
     if cluster.own is None:
         pytest.skip("only of the project's own cluster")
     assert own.memory(cluster.own) < IDLE_MEMORY
+
+
+def test_it_listens_nowhere_on_the_machine(cluster: TestCluster) -> None:
+    if cluster.own is None:
+        pytest.skip("only of the project's own cluster")
+    machines = Path("/proc/self/ns/net").stat().st_ino
+    pids = [process.pid for process in namespace.processes(cluster.own.namespace)]
+    assert len(pids) > len(NODES)
+    assert machines not in {Path(f"/proc/{pid}/ns/net").stat().st_ino for pid in pids}
 
 
 def test_one_that_is_in_use_is_not_replaced(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:

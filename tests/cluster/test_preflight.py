@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cluster import cgroups, debian, go, modules, network, preflight
+from cluster import cgroups, cluster, debian, fixtures, go, modules, network, preflight
 from cluster.command import ClusterError, MissingError
 
 
@@ -94,11 +94,23 @@ def test_a_cache_where_the_cluster_has_its_own_folders(folder: str, monkeypatch:
     assert "choose another MANYCPU_CACHE" in preflight.missing()[0]
 
 
+def test_tests_on_the_cluster_are_skipped_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(cluster, "up", _fail_as_up_does)
+    with pytest.raises(pytest.skip.Exception, match="no Kubernetes cluster here: root is needed"):
+        fixtures.start_or_skip()
+
+
+def _fail_as_up_does() -> None:
+    raise MissingError("; ".join(preflight.missing()))
+
+
 def test_the_newest_of_each_is_the_default() -> None:
     versions = {name: module.minor for name, module in modules.chosen({}).items()}
     assert versions["kubernetes"] == "1.35"
     assert versions["training-operator"] == "1.9"
     assert versions["mpi-operator"] == "0.8"
+    assert versions["trainer"] == "2.3"
 
 
 @pytest.mark.parametrize(
