@@ -1,0 +1,209 @@
+"""A job and what belongs to it, as the cluster last told it: plain objects, and what can be read off them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple
+
+__all__ = [
+    "ENDED",
+    "WORKLOADS",
+    "Container",
+    "Gang",
+    "Manifest",
+    "condition",
+    "containers",
+    "ended",
+    "epoch",
+    "event_time",
+    "role",
+    "scheduled",
+]
+
+Manifest = Mapping[str, Any]
+WORKLOADS: Final = {"pytorchjob": "PyTorchJob", "mpijob": "MPIJob"}
+"""Launch kind -> kind of its objects."""
+_GROUP: Final = "training.kubeflow.org"
+_OWNER: Final = f"{_GROUP}/job-name"  # both operators put it on every pod of a job
+ENDED: Final = ("Succeeded", "Failed")
+
+
+class Container(NamedTuple):
+    """A container of a pod: what its spec and its status say."""
+
+    pod: Manifest
+    name: str
+    init: bool
+    status: Manifest
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return int(self.status.get("restartCount", 0))
+
+    def state(self, kind: Literal["waiting", "running", "terminated"]) -> Manifest | None:
+        """Tell its present state, if it is of this kind."""
+        found: Manifest | None = self.status.get("state", {}).get(kind)
+        return found
+
+    @property
+    def last(self) -> Manifest | None:
+        """How it ended: now, or before it was started again."""
+        before: Manifest | None = self.status.get("lastState", {}).get("terminated")
+        return self.state("terminated") or before
+
+
+class Gang:
+    """What is known of one job.
+
+    Args:
+        kind: The job's kind.
+        name: Its name.
+        uid: Tells it from a later one of the same name.
+        claims: Names of the claims that its pods mount.
+    """
+
+    def __init__(self, kind: str, name: str, uid: str, claims: Iterable[str] = ()) -> None:
+        self.kind, self.name, self.uid = kind, name, uid
+        self._claims = frozenset(claims)
+        self.known: set[str] = set()
+        """Kinds of which everything is known."""
+        self.departed: dict[str, Manifest] = {}
+        """Pods that are gone, as they were seen last, by uid."""
+        self._objects: dict[str, dict[str, Manifest]] = {}
+
+    def apply(
+        self, kind: str, objects: Iterable[Manifest], deleted: Iterable[Manifest], complete: bool
+    ) -> bool:
+        """Take note of what the cluster told.
+
+        Args:
+            kind: Of which kind.
+            objects: What is there, or has changed.
+            deleted: What has gone.
+            complete: Whether the objects are all that there are of this kind.
+
+        Returns:
+            Whether any of it concerns this job.
+        """
+        mine = {found["metadata"]["uid"]: found for found in objects if self.concerns(kind, found)}
+        last = {found["metadata"]["uid"]: found for found in deleted if self.concerns(kind, found)}
+        before = self._objects.get(kind, {})
+        after = mine if complete else {uid: o for uid, o in (before | mine).items() if uid not in last}
+        self._objects[kind] = after
+        if kind == "Pod":
+            self.departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
+        first = complete and kind not in self.known
+        if complete:
+            self.known.add(kind)
+        return first or before != after
+
+    def concerns(self, kind: str, found: Manifest) -> bool:
+        """Whether an object belongs to this job."""
+        meta = found["metadata"]
+        if kind == self.kind:
+            return bool(meta["uid"] == self.uid)
+        if kind == "Pod":
+            return bool(meta.get("labels", {}).get(_OWNER) == self.name)
+        about = found.get("involvedObject", {})
+        name = about.get("name", "")
+        if about.get("kind") == "PersistentVolumeClaim":
+            return name in self._claims
+        return bool(name == self.name or name.startswith(f"{self.name}-"))
+
+    @property
+    def job(self) -> Manifest | None:
+        """The job; None when it is gone."""
+        return self._objects.get(self.kind, {}).get(self.uid)
+
+    @property
+    def pods(self) -> list[Manifest]:
+        """Its pods, by name; of pods of the same name the latest."""
+        found = sorted(self._objects.get("Pod", {}).values(), key=lambda pod: _born(pod))
+        return sorted({pod["metadata"]["name"]: pod for pod in found}.values(), key=_name)
+
+    @property
+    def events(self) -> list[Manifest]:
+        """Warnings about it, its pods and its claims, the latest last."""
+        job = self.job
+        since = _born(job) if job else 0.0
+        found = [(event_time(event), event) for event in self._objects.get("Event", {}).values()]
+        return [event for time, event in sorted(found, key=lambda pair: pair[0]) if time >= since]
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it waits for somebody, such as Kueue, to admit it."""
+        job = self.job or {}
+        return bool(job.get("spec", {}).get("runPolicy", {}).get("suspend"))
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether an operator has taken notice of it."""
+        status = (self.job or {}).get("status") or {}
+        return bool(status.get("conditions") or status.get("startTime") or self.pods)
+
+    @property
+    def members(self) -> list[Manifest]:
+        """The pods that have ranks: all but a launcher."""
+        return [pod for pod in self.pods if role(pod) != "launcher"]
+
+    def capacity(self, nodes: int) -> float | None:
+        """Tell when so many pods had a node, as seconds since the epoch; None while fewer have."""
+        times = sorted(time for pod in self.members if (time := scheduled(pod)) is not None)
+        return times[nodes - 1] if len(times) >= nodes else None
+
+
+def condition(found: Manifest | None, kind: str) -> Manifest | None:
+    """Find a condition of an object that is true."""
+    conditions = ((found or {}).get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
+
+
+def containers(pod: Manifest) -> Iterator[Container]:
+    """List the containers of a pod, init containers first, in the order of its spec."""
+    status = pod.get("status", {})
+    for init, group, statuses in (
+        (True, "initContainers", "initContainerStatuses"),
+        (False, "containers", "containerStatuses"),
+    ):
+        told = {one["name"]: one for one in status.get(statuses) or ()}
+        for spec in pod["spec"].get(group) or ():
+            yield Container(pod, spec["name"], init, told.get(spec["name"], {}))
+
+
+def role(pod: Manifest) -> str:
+    """Tell what a pod is in its job: ``launcher``, ``master`` or ``worker``."""
+    labels = pod["metadata"].get("labels", {})
+    return str(labels.get(f"{_GROUP}/job-role") or labels.get(f"{_GROUP}/replica-type") or "")
+
+
+def scheduled(pod: Manifest) -> float | None:
+    """Tell when a pod was given a node, as seconds since the epoch; None before that."""
+    found = condition(pod, "PodScheduled")
+    return epoch(found["lastTransitionTime"]) if found else None
+
+
+def ended(pod: Manifest) -> bool:
+    """Whether a pod does nothing any more, also where its node was lost and nobody can tell."""
+    status = pod.get("status", {})
+    return status.get("phase") in ENDED or status.get("reason") == "NodeLost"
+
+
+def epoch(text: str | None) -> float:
+    """Read a time as the API writes it, as seconds since the epoch; 0 where there is none."""
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+def event_time(event: Manifest) -> float:
+    """Tell when something was seen last."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    found = next((time for time in times if time), event["metadata"].get("creationTimestamp"))
+    return epoch(found)
+
+
+def _born(found: Manifest) -> float:
+    return epoch(found["metadata"].get("creationTimestamp"))
+
+
+def _name(found: Manifest) -> str:
+    return str(found["metadata"]["name"])

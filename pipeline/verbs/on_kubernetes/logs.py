@@ -1,0 +1,167 @@
+"""Where a container's log was read to, exactly, so that it can be read on after any break. Pure.
+
+The API gives lines from a whole second on. What was told already of those is the beginning of what it gives, in
+the log's own order: it is skipped by count, which no equal times and no times out of order can upset. Where the
+kubelet has begun a new file meanwhile, the beginning is another line than it was; then times decide.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from manycpu.pipeline.spec.events import RankLine, decode
+
+__all__ = ["Limit", "Position", "Stamped", "parse"]
+
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
+_NANO = 1_000_000_000
+_KEPT = 1  # whole seconds before the last line's that are read again
+
+
+class Stamped(NamedTuple):
+    """A line of a container's log."""
+
+    time: int
+    """Nanoseconds since the epoch, by the node's clock."""
+    text: str
+
+
+def parse(line: bytes) -> Stamped | None:
+    """Read a line as the API gives it with times; None for what is none, such as a word of the kubelet's."""
+    stamp, _, text = line.partition(b" ")
+    try:
+        return Stamped(_nanoseconds(stamp.decode("ascii")), text.decode(errors="replace").rstrip("\r"))
+    except ValueError:
+        return None
+
+
+def _nanoseconds(stamp: str) -> int:
+    match = _STAMP.fullmatch(stamp)
+    if match is None:
+        raise ValueError(f"{stamp!r} is no time")
+    return _seconds(match[1] + match[3]) * _NANO + int(f"{match[2] or '':0<9}")
+
+
+@lru_cache(64)
+def _seconds(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp())
+
+
+class _Second(NamedTuple):
+    second: int
+    lines: int
+    first: int
+    """Time of its first line in the log."""
+
+
+class Position:
+    """How far a log was told.
+
+    Args:
+        state: What ``state`` of another position was, to go on from there.
+    """
+
+    def __init__(self, state: Iterable[Any] = ()) -> None:
+        seconds, self._last, self._equal = (*state,) or ((), 0, 0)
+        self._seconds = [_Second(*second) for second in seconds]
+        self._skip = 0
+        self._by_count: bool | None = None
+        """How to tell what is known; None before the first line shows it."""
+
+    @property
+    def state(self) -> list[Any]:
+        """All that another position needs to go on from here, as JSON."""
+        return [[list(second) for second in self._seconds], self._last, self._equal]
+
+    @property
+    def since(self) -> int | None:
+        """The second since the epoch from which to read on; None: from the beginning."""
+        return min((second.second for second in self._seconds), default=None)
+
+    def reopen(self) -> None:
+        """Prepare for the lines from ``since`` on."""
+        self._skip, self._by_count = sum(second.lines for second in self._seconds), None
+
+    def take(self, time: int) -> bool:
+        """Take note of the next line; whether it is a new one."""
+        if self._by_count is None:
+            self._by_count = not self._seconds or time == self._seconds[0].first
+            if not self._by_count:  # another file: its lines are counted from its beginning
+                self._skip, self._seconds = self._equal, []
+        if not self._by_count:
+            return self._take_by_time(time)
+        if self._skip:
+            self._skip -= 1
+            return False
+        self._count(time)
+        self._note(time)
+        return True
+
+    def _take_by_time(self, time: int) -> bool:
+        self._count(time)
+        if time < self._last:
+            return False
+        if time == self._last and self._skip:
+            self._skip -= 1
+            return False
+        if time > self._last:
+            self._by_count, self._skip = True, 0
+        self._note(time)
+        return True
+
+    def _note(self, time: int) -> None:
+        if time > self._last:
+            self._last, self._equal = time, 1
+        elif time == self._last:
+            self._equal += 1
+
+    def _count(self, time: int) -> None:
+        second = time // _NANO
+        newest = max((one.second for one in self._seconds), default=second)
+        for index, one in enumerate(self._seconds):
+            if one.second == second:
+                self._seconds[index] = one._replace(lines=one.lines + 1)
+                return
+        if second < newest - _KEPT:
+            return  # too old to be read again
+        kept = [one for one in self._seconds if one.second >= second - _KEPT]
+        self._seconds = [*kept, _Second(second, 1, time)]
+
+
+class Limit:
+    """At most so many lines a second; what is dropped is said.
+
+    Args:
+        per_second: How many.
+    """
+
+    def __init__(self, per_second: int) -> None:
+        self._per_second = per_second
+        self._second, self._told, self._dropped = 0, 0, 0
+
+    def admit(self, lines: Iterable[RankLine], now: float) -> list[RankLine]:
+        """Choose what to tell: a rank's events other than progress always."""
+        found = self._turn(int(now))
+        for line in lines:
+            if self._told < self._per_second or _matters(line):
+                self._told += 1
+                found.append(line)
+            else:
+                self._dropped += 1
+        return found
+
+    def _turn(self, second: int) -> list[RankLine]:
+        if second == self._second:
+            return []
+        dropped, self._second, self._told, self._dropped = self._dropped, second, 0, 0
+        if not dropped:
+            return []
+        text = f"{dropped} lines were dropped here: at most {self._per_second} a second are shown"
+        return [RankLine(None, None, text)]
+
+
+def _matters(line: RankLine) -> bool:
+    event = decode(line.text)
+    return event is not None and event["event"] != "progress"
