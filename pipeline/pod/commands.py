@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -84,6 +85,13 @@ def read(channel: Channel, url: str, name: str) -> None:
     channel.say("done", text=location.read_text(name), names=names)
 
 
+def remove(channel: Channel, folder: str) -> None:
+    """Delete a folder of the volume."""
+    if Path(folder).exists():
+        shutil.rmtree(folder)
+    channel.say("done")
+
+
 COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "receive": receive,
     "send": send,
@@ -91,6 +99,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "publish": publish,
     "write": write,
     "read": read,
+    "remove": remove,
 }
 
 
