@@ -13,7 +13,7 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import sha256
 from manycpu.pipeline.verbs.on_kubernetes import layers
-from manycpu.pipeline.verbs.on_kubernetes.images import tag_of
+from manycpu.pipeline.verbs.on_kubernetes.appending import tag_of
 from manycpu.pipeline.verbs.on_kubernetes.layers import Tree
 
 
