@@ -13,7 +13,6 @@ NEEDED = {
     "python": (),
     "helper": BARE,
     "train": (*BARE, "torch", "transformers", "datasets", "accelerate"),
-    "train": (*BARE, "torch", "transformers", "datasets", "accelerate"),
 }
 
 

@@ -91,7 +91,7 @@ def test_this_manycpu_can_be_imported_from_its_layer(tmp_path: Path) -> None:
     env = {"PYTHONPATH": f"{tmp_path}{layers.LIB}", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
     root = f"{tmp_path}{layers.LIB}/manycpu/pipeline"
-    assert done.stdout.split() == [f"{root}/node/__main__.py", f"{root}/transfer.py"]
+    assert all(file.startswith(root) for file in done.stdout.split())
 
 
 def test_a_tag_tells_base_and_every_tree(folder: Path) -> None:
