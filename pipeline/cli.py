@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manycpu.pipeline import display, transfer
+from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.report import Report
 from manycpu.pipeline.runfile import read_run_file
 from manycpu.pipeline.spec import cpu_plan, events
@@ -123,7 +124,7 @@ def plan(processes: int, cpus: float | None) -> None:
 def render(file: Path | None, run_id: str | None, **options: str | None) -> None:
     """Print what would be run, as YAML."""
     ctx = _context(file, options, run_id or "render")
-    click.echo(yaml.safe_dump(launch.manifest(ctx), sort_keys=False), nl=False)
+    click.echo(as_yaml(launch.manifest(ctx)), nl=False)
 
 
 @cli.command()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import urllib3
 from kubernetes import client, config
-from kubernetes.utils.quantity import parse_quantity
+from kubernetes.utils import parse_quantity
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
 from manycpu.pipeline.spec.errors import ClusterError

@@ -2,17 +2,21 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.fixtures import TestCluster
 from cluster.space import Space
 from tiny_bert import tiny_checkpoint, tiny_data
 
 from manycpu.pipeline import train, transfer
+from manycpu.pipeline.adapters.cluster import Cluster, connect
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.report import Report
+from manycpu.pipeline.spec.errors import TrainingFailedError
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS
 
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
@@ -27,9 +31,9 @@ LAUNCHES = {
 def nothing_is_left(namespace: Space, report: Report) -> None:
     """See that nothing with the run's label is in the namespace."""
     assert report.left_behind == []
-    label = f"manycpu/run={report.name}"
-    for kind in ("pods", "configmaps", "persistentvolumeclaims", "secrets", "services", "pytorchjobs", "mpijobs"):
-        assert namespace.names(kind, label) == [], kind
+    cluster = Cluster(partial(connect, str(namespace.kubeconfig)), namespace.name)
+    found = [item for kind in KINDS for item in cluster.list(kind, labels(report.name))]
+    assert found == []
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
@@ -71,11 +75,7 @@ def test_the_recipe_learns_and_the_model_comes_out_whole(
     nothing_is_left(namespace, report)
 
 
-def test_a_failed_rank_is_named_with_its_last_lines(
-    target: Fields, a_run: MakeRun, namespace: Space, cluster: TestCluster  # noqa: ARG001
-) -> None:
-    from manycpu.pipeline.spec.errors import TrainingFailedError
-
+def test_a_failed_rank_is_named_with_its_last_lines(target: Fields, a_run: MakeRun) -> None:
     text = """
 import os, torch.distributed as dist
 dist.init_process_group()

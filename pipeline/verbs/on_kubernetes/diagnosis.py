@@ -93,7 +93,9 @@ def _of_job(gang: Gang) -> Iterator[Reason]:
         yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
     if gang.suspended:
         queue = job["metadata"].get("labels", {}).get(_QUEUE)
-        yield Reason(f"it is suspended, until Kueue's queue {queue} admits it" if queue else "it is suspended")
+        yield Reason(
+            f"it is suspended, until Kueue's queue {queue} admits it" if queue else "it is suspended"
+        )
         return
     refused = list(_latest(gang, _REFUSED))
     for event in refused:

@@ -71,7 +71,9 @@ class Gang:
         """Pods that are gone, as they were seen last, by uid."""
         self._objects: dict[str, dict[str, Manifest]] = {}
 
-    def apply(self, kind: str, objects: Iterable[Manifest], deleted: Iterable[Manifest], complete: bool) -> bool:
+    def apply(
+        self, kind: str, objects: Iterable[Manifest], deleted: Iterable[Manifest], complete: bool
+    ) -> bool:
         """Take note of what the cluster told.
 
         Args:
