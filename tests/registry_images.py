@@ -13,12 +13,19 @@ from manycpu.pipeline.spec.image import OCI, Change, Image, Layer, Reference, sh
 __all__ = ["files", "pull", "push_base"]
 
 
-def push_base(host: str, login: Login | None = None) -> None:
-    """Push an image `base:1` with an empty layer."""
+def push_base(
+    host: str,
+    login: Login | None = None,
+    tag: str = "1",
+    labels: dict[str, str] | None = None,
+    env: list[str] | None = None,
+) -> None:
+    """Push an image `base` with an empty layer."""
     tar = io.BytesIO()
     tarfile.open(fileobj=tar, mode="w").close()
     layer = Layer(gzip.compress(tar.getvalue(), mtime=0), sha256(tar.getvalue()), "a test")
-    settings = {"Env": ["PATH=/bin", "PYTHONPATH=/theirs"], "User": "1000"}
+    settings: dict[str, object] = {"Env": ["PATH=/bin", "PYTHONPATH=/theirs", *(env or [])], "User": "1000"}
+    settings["Labels"] = labels or {}
     rootfs = {"type": "layers", "diff_ids": []}
     config = {"os": "linux", "architecture": "amd64", "config": settings, "rootfs": rootfs}
     config_bytes = json.dumps(config).encode()
@@ -30,7 +37,7 @@ def push_base(host: str, login: Login | None = None) -> None:
     repository = Repository(connection, "base")
     repository.push(of_bytes(layer.content, layer.digest))
     repository.push(of_bytes(image.config_bytes, sha256(image.config_bytes)))
-    repository.push_image(image, "1")
+    repository.push_image(image, tag)
     connection.close()
 
 

@@ -53,7 +53,7 @@ def context(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conte
     (folder / "hello").write_text("one")
 
     def make(**target: object) -> ClusterContext:
-        fields = {"kind": "kubernetes", "builder": "buildah", "registry": f"{host}/built"}
+        fields: dict[str, object] = {"kind": "kubernetes", "builder": "buildah", "registry": f"{host}/built"}
         fields |= {"dockerfile": "docker/Dockerfile", **target}
         run = {"program": "question_answering", "output": str(tmp_path / "out")}
         access = Access(registry_login={"username": USER, "password": PASSWORD})

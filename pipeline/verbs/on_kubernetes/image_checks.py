@@ -1,14 +1,20 @@
 """What can be known of a run's images before anything is started."""
 
 import re
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import yaml
+
 from manycpu.pipeline.adapters.registry import Repository
-from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.adapters.registry_http import Connection, TransientError
 from manycpu.pipeline.adapters.registry_login import from_secret
 from manycpu.pipeline.spec.errors import Finding, ManycpuError
 from manycpu.pipeline.spec.image import Image, Reference
+from manycpu.pipeline.verbs.on_kubernetes.dependencies import given
 from manycpu.pipeline.verbs.on_kubernetes.registries import (
     Registries,
     own_repository,
@@ -19,11 +25,12 @@ from manycpu.pipeline.verbs.on_kubernetes.registries import (
 if TYPE_CHECKING:
     from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["PYTHON", "TORCH", "check_images", "too_old"]
+__all__ = ["PYTHON", "RIGHTS", "TORCH", "check_images", "too_old"]
 
+RIGHTS: Final = Path(__file__).with_name("build_rights.yaml")
 PYTHON: Final = (3, 11)
 TORCH: Final = (2, 6)
-_DEADLINE: Final = 10.0  # seconds: a registry that is away now will be told, not waited for
+_DEADLINE: Final = 5.0  # seconds: a registry that is away now will be told, not waited for
 _UNAUTHORIZED: Final = 401
 _DOCKER_CONFIG: Final = "kubernetes.io/dockerconfigjson"
 # Where an image may say what is in it: our own label, and what official images have in their environment.
@@ -35,20 +42,19 @@ _SAID: Final = {
 
 def check_images(ctx: "ClusterContext") -> Iterator[Finding]:
     """Check that images can be pulled and pushed, as the worker and as the pods, and fit the node part."""
-    checks = (_secret, _given, _push)
     with registries(ctx, _DEADLINE) as opened:
-        for check in checks:
-            yield from _told(check, ctx, opened)
+        for check in (_secret, _given, _push, _builder):
+            try:
+                yield from check(ctx, opened)
+            except TransientError as error:  # it would not answer the next check either
+                yield _finding(error)
+                return
+            except ManycpuError as error:
+                yield _finding(error)
 
 
-Check = Callable[["ClusterContext", Registries], Iterator[Finding]]
-
-
-def _told(check: Check, ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
-    try:
-        yield from check(ctx, opened)
-    except ManycpuError as error:
-        yield Finding(error.field or "target.registry", error.message, error.fix or "See docs/images.md")
+def _finding(error: ManycpuError) -> Finding:
+    return Finding(error.field or "target.registry", error.message, error.fix or "See docs/images.md")
 
 
 def _secret(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
@@ -70,9 +76,11 @@ def _given(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
     if ctx.target.pull_policy == "Never":  # on the nodes, and nowhere else
         return
     for field, reference in _images(ctx):
-        image = opened.repository(reference).pull(reference.version)
-        if field == "target.image":
-            yield from too_old(image, str(reference), field)
+        repository = opened.repository(reference)
+        if repository.digest(reference.version) is None:
+            yield Finding(field, f"there is no image {reference}", "Push it, or name another")
+        elif field == "target.image":
+            yield from too_old(repository.pull(reference.version), str(reference), field)
     if ctx.target.pull_secret:
         return
     for field, reference in _pulled(ctx):
@@ -90,12 +98,41 @@ def _push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
     ours = own_repository(ctx)
     if ours is not None:
         opened.repository(ours).check_push()
-    elif not ctx.target.image:
+    elif given(ctx, "train") is None:
         yield Finding(
             "target.registry",
             "there is neither a registry to push images to nor a finished image",
             "Name a registry in target.registry, or an image in target.image",
         )
+
+
+def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
+    """What builds is there, where something may have to be built."""
+    target = ctx.target
+    if own_repository(ctx) is None or given(ctx, "train"):
+        return
+    if target.builder != "pod":
+        if shutil.which(target.builder) is None:
+            yield Finding(
+                "target.builder",
+                f"there is no program {target.builder} on this machine",
+                f"Install {target.builder}, or set target.builder to pod",
+            )
+    elif target.build_namespace and target.build_namespace != target.namespace:
+        yield from _rights(ctx, target.build_namespace)
+
+
+def _rights(ctx: "ClusterContext", namespace: str) -> Iterator[Finding]:
+    there = ctx.cluster.in_namespace(namespace)
+    for rule in yaml.safe_load(RIGHTS.read_text())["rules"]:
+        for resource, verb in product(rule["resources"], rule["verbs"]):
+            plural, _, subresource = resource.partition("/")
+            if not there.allowed(verb, plural, subresource=subresource):
+                yield Finding(
+                    "target.build_namespace",
+                    f"this account may not {verb} {resource} in namespace {namespace}",
+                    f"Give it the Role of docs/images.md there: {RIGHTS.name} beside this check",
+                )
 
 
 def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
@@ -144,5 +181,5 @@ def _no_pull_secret(name: str, why: str) -> Finding:
     return Finding(
         "target.pull_secret",
         f"Secret {name} {why}",
-        f"Make it: kubectl create secret docker-registry {name} --docker-server=HOST --docker-username=USER ...",
+        f"Make it: kubectl create secret docker-registry {name} --docker-server=HOST ...",
     )
