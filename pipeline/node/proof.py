@@ -41,7 +41,7 @@ def meet(rank: Rank, asked: Asked, plan: CpuPlan) -> Meeting:
     me = _describe(rank, asked, plan)
     records = _exchange(rank, me, asked) if rank.world_size > 1 else [me]
     asked.check_meeting(records)
-    shown = ("rank", "world_size", "host", "cpus", "threads", "backend", "round")
+    shown = ("rank", "world_size", "host", "machine", "cpus", "threads", "backend", "round")
     say("proof", **{name: me[name] for name in shown})
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
 

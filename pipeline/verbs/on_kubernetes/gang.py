@@ -71,7 +71,9 @@ class Gang:
         """Pods that are gone, as they were seen last, by uid."""
         self._objects: dict[str, dict[str, Manifest]] = {}
 
-    def apply(self, kind: str, objects: Iterable[Manifest], deleted: Iterable[Manifest], complete: bool) -> bool:
+    def apply(
+        self, kind: str, objects: Iterable[Manifest], deleted: Iterable[Manifest], complete: bool
+    ) -> bool:
         """Take note of what the cluster told.
 
         Args:
@@ -116,7 +118,7 @@ class Gang:
     @property
     def pods(self) -> list[Manifest]:
         """Its pods, by name; of pods of the same name the latest."""
-        found = sorted(self._objects.get("Pod", {}).values(), key=lambda pod: _born(pod))
+        found = sorted(self._objects.get("Pod", {}).values(), key=_born)
         return sorted({pod["metadata"]["name"]: pod for pod in found}.values(), key=_name)
 
     @property
