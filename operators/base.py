@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from manycpu.operators.access import access_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -67,7 +69,8 @@ class RunOperator(BaseOperator):
         run, target = self._fields(context)
         group = self.task_group.group_id if self.task_group else None
         identity = (instance.dag_id, instance.run_id, group, instance.map_index)
-        return open_context(run, target, airflow_instance(), *identity, base=self._base())
+        access = access_of(target)
+        return open_context(run, target, airflow_instance(), *identity, base=self._base(), access=access)
 
     def transferred(self) -> Callable[[int, int], None]:
         """Make a listener that logs every tenth of a transfer."""

@@ -141,12 +141,12 @@ def _conclude(console: Console, output: str, code: int, log: Path) -> int:
 
 def _clean_up() -> None:
     """End what an interrupted run left: the training outlives its worker on purpose."""
-    from manycpu.pipeline.ledger.file import ledgers
     from manycpu.pipeline.verbs.cleanup import cleanup
-    from manycpu.pipeline.verbs.context import home, reopen
+    from manycpu.pipeline.verbs.context import home
+    from manycpu.pipeline.verbs.runs import on_this_machine
 
-    for ledger in ledgers(home() / "runs"):
-        cleanup(reopen(ledger.read(), str(ledger.directory.parents[1])), keep=False)
+    for ctx in on_this_machine(home()):
+        cleanup(ctx, keep=False)
 
 
 def _say(console: Console, text: str) -> None:

@@ -134,12 +134,12 @@ def _welcome(console: Console, home: Path, port: int) -> None:
 
 def _cancel_trainings() -> None:
     """End what outlives its worker on purpose; the DAG runs find it cancelled when Airflow is back."""
-    from manycpu.pipeline.ledger.file import ledgers
     from manycpu.pipeline.verbs.cancel import cancel
-    from manycpu.pipeline.verbs.context import home, reopen
+    from manycpu.pipeline.verbs.context import home
+    from manycpu.pipeline.verbs.runs import on_this_machine
 
-    for ledger in ledgers(home() / "runs"):
-        cancel(reopen(ledger.read(), str(ledger.directory.parents[1])), by="the end of make ui")
+    for ctx in on_this_machine(home()):
+        cancel(ctx, by="the end of make ui")
 
 
 def _say(console: Console, text: str) -> None:

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from manycpu.pipeline import display, transfer
-from manycpu.pipeline.ledger.file import FileLedger, ledgers
+from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.report import Report
 from manycpu.pipeline.runfile import read_run_file
 from manycpu.pipeline.spec import cpu_plan, events
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
-from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.verbs import context, launch, preflight, report, train, wait
+from manycpu.pipeline.verbs import context, launch, preflight, report, runs, train, wait
 from manycpu.pipeline.verbs.cancel import cancel as end_run
 from manycpu.pipeline.verbs.cleanup import cleanup
 
@@ -34,25 +34,38 @@ Command = Callable[..., Any]
 
 def _fields(command: Command) -> Command:
     """Give a command the run file, and an option for every field of a run and of the targets."""
-    targets = Local.model_fields | BareMetal.model_fields
+    targets = Local.model_fields | BareMetal.model_fields | Kubernetes.model_fields
     options = [("run", "--", TrainingRun.model_fields), ("target", "--target-", targets)]
     for part, dashes, fields in reversed(options):
         for name, field in reversed(fields.items()):
             flag = dashes + name.replace("_", "-")
-            help_text = field.description or "local or baremetal."
+            help_text = field.description or "local, baremetal or kubernetes."
             command = click.option(flag, f"{part}__{name}", metavar="VALUE", help=help_text)(command)
     file = click.argument("file", required=False, type=click.Path(path_type=Path))
     return file(command)
 
 
 _run_id = click.option("--run-id", help="Tells this run from others; the same again attaches to it.")
-_home = click.option("--directory", "home", help="The folder of runs; default: $MANYCPU_HOME, or ~/.manycpu.")
+
+
+def _place(command: Command) -> Command:
+    """Give a command the options that say where to look for runs."""
+    for name, help_text in reversed(_PLACES.items()):
+        command = click.option(f"--{name}", metavar="VALUE", help=help_text)(command)
+    return command
+
+
+_PLACES = {
+    "directory": "The folder of runs; default: $MANYCPU_HOME, or ~/.manycpu.",
+    "namespace": "Look for runs on Kubernetes, in this namespace.",
+    "connection": "Path of a kubeconfig; default: $KUBECONFIG, or ~/.kube/config.",
+}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="manycpu")
 def cli() -> None:
-    """Train PyTorch models on many CPUs: on this machine, on hosts of a hostfile."""
+    """Train PyTorch models on many CPUs: on this machine, on hosts of a hostfile, on Kubernetes."""
 
 
 @cli.command()
@@ -111,17 +124,17 @@ def plan(processes: int, cpus: float | None) -> None:
 def render(file: Path | None, run_id: str | None, **options: str | None) -> None:
     """Print what would be run, as YAML."""
     ctx = _context(file, options, run_id or "render")
-    click.echo(yaml.safe_dump(launch.manifest(ctx), sort_keys=False), nl=False)
+    click.echo(as_yaml(launch.manifest(ctx)), nl=False)
 
 
 @cli.command()
 @click.argument("name", required=False)
-@_home
-def status(name: str | None, home: str | None) -> None:
-    """List the runs of this machine, or look at one."""
+@_place
+def status(name: str | None, **place: str | None) -> None:
+    """List the runs of this machine or of a namespace, or look at one."""
     table = Table("run", "state", "attempt", "begun", "reason")
-    for ledger in [_find(name, home)] if name else _ledgers(home):
-        entry, ctx = ledger.read(), _reopen(ledger)
+    for ctx in [_find(name, place)] if name else _runs(place):
+        entry = ctx.ledger.read()
         handle = launch.present_handle(ctx, entry)
         seen = launch.status(ctx, handle, entry) if handle else None
         begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
@@ -133,12 +146,11 @@ def status(name: str | None, home: str | None) -> None:
 @cli.command()
 @click.argument("name")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the training ends.")
-@_home
-def logs(name: str, home: str | None, *, follow: bool) -> None:
+@_place
+def logs(name: str, *, follow: bool, **place: str | None) -> None:
     """Print the log of a run's present attempt."""
-    ledger = _find(name, home)
-    ctx = _reopen(ledger)
-    handle = launch.present_handle(ctx, ledger.read())
+    ctx = _find(name, place)
+    handle = launch.present_handle(ctx, ctx.ledger.read())
     if handle is None:
         raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
     if follow:
@@ -150,24 +162,27 @@ def logs(name: str, home: str | None, *, follow: bool) -> None:
 
 @cli.command()
 @click.argument("name")
-@_home
-def cancel(name: str, home: str | None) -> None:
+@_place
+def cancel(name: str, **place: str | None) -> None:
     """End a run's training."""
-    ctx = _reopen(_find(name, home))
+    ctx = _find(name, place)
     ended = end_run(ctx, by="manycpu cancel")
     click.echo(f"{ctx.name}: {'ended' if ended else 'nothing was running'}")
 
 
 @cli.command()
 @click.argument("name", required=False)
-@click.option("--data", is_flag=True, help="Also staged data, models and code that no run uses.")
+@click.option(
+    "--data", is_flag=True, help="On this machine, also staged data, models and code that no run uses."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_home
-def clean(name: str | None, home: str | None, *, data: bool, yes: bool) -> None:
+@_place
+def clean(name: str | None, *, data: bool, yes: bool, **place: str | None) -> None:
     """Remove what older runs left: shown first, and asked about. Running ones are left alone."""
-    found = [_reopen(ledger) for ledger in ([_find(name, home)] if name else _ledgers(home))]
+    found = [_find(name, place)] if name else _runs(place)
     ended = [ctx for ctx in found if not _running(ctx)]
-    folders = list(_unused(context.home(home))) if data and len(ended) == len(found) else []
+    here = place["namespace"] is None and len(ended) == len(found)
+    folders = list(_unused(context.home(place["directory"]))) if data and here else []
     for what in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
         click.echo(what)
     if not ended and not folders:
@@ -228,22 +243,21 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - 
     raise KeyboardInterrupt
 
 
-def _ledgers(home: str | None) -> list[FileLedger]:
-    return ledgers(context.home(home) / "runs")
+def _runs(place: dict[str, str | None]) -> list[context.RunContext]:
+    if place["namespace"] is not None:
+        return runs.in_namespace(place["namespace"], place["connection"])
+    return runs.on_this_machine(context.home(place["directory"]))
 
 
-def _find(name: str, home: str | None) -> FileLedger:
-    known = _ledgers(home)
-    found = [ledger for ledger in known if ledger.directory.name.startswith(name)]
+def _find(name: str, place: dict[str, str | None]) -> context.RunContext:
+    known = _runs(place)
+    found = [ctx for ctx in known if ctx.ledger.read().name.startswith(name)]
     if len(found) == 1:
         return found[0]
-    names = ", ".join(ledger.directory.name for ledger in (found or known)) or "none"
+    names = ", ".join(ctx.name for ctx in (found or known)) or "none"
     said = f"{len(found)} runs begin with {name!r}" if found else f"there is no run {name!r}"
-    raise BadInputError(f"{said} in {context.home(home)}", fix=f"Runs there: {names}")
-
-
-def _reopen(ledger: FileLedger) -> context.RunContext:
-    return context.reopen(ledger.read(), str(ledger.directory.parents[1]))
+    where = place["namespace"] or context.home(place["directory"])
+    raise BadInputError(f"{said} in {where}", fix=f"Runs there: {names}")
 
 
 def _running(ctx: context.RunContext) -> bool:

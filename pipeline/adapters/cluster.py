@@ -7,16 +7,18 @@ restarting, a webhook that is not back yet, a token that was renewed a moment ag
 import json
 import time
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
 import urllib3
 from kubernetes import client, config
+from kubernetes.utils import parse_quantity
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
 from manycpu.pipeline.spec.errors import ClusterError
 
-__all__ = ["KINDS", "Cluster", "Connect", "Manifest", "connect"]
+__all__ = ["KINDS", "Cluster", "Connect", "Manifest", "amount", "connect"]
 
 Manifest = dict[str, Any]
 Connect = Callable[[], client.ApiClient]
@@ -43,6 +45,11 @@ _TIMEOUT: Final = (5.0, 30.0)  # seconds to connect and to read, for each try
 _UNAUTHORIZED, _NOT_FOUND, _CONFLICT = 401, 404, 409
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PATCH: Final = "application/merge-patch+json"
+
+
+def amount(quantity: str) -> Decimal:
+    """Read an amount as Kubernetes writes it, such as ``1500m`` cores or ``8Gi`` bytes."""
+    return Decimal(parse_quantity(quantity))
 
 
 def connect(connection: str | None = None) -> client.ApiClient:

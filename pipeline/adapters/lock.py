@@ -1,18 +1,24 @@
-"""One at a time, across processes."""
+"""One at a time, across processes, and across machines."""
 
 import fcntl
 import os
+import threading
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
-__all__ = ["locked"]
+__all__ = ["leased", "locked"]
+
+BEAT: Final = 5.0  # seconds between two signs of life of a lease's holder
+STALE: Final = 30.0  # seconds without one after which a lease is free
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold a lock on a file, which is made if need be; yields its descriptor.
+    """Hold a lock on a file of this machine, which is made if need be; yields its descriptor.
 
     Whoever holds the lock may delete the file: those who wait for it then wait for the new one.
     """
@@ -24,6 +30,79 @@ def locked(path: Path) -> Iterator[int]:
                 continue
             yield file.fileno()
             return
+
+
+@contextmanager
+def leased(path: Path, beat: float = BEAT, stale: float = STALE) -> Iterator[None]:
+    """Hold a lock that holds between machines that see the same folder, for as long as its holder lives.
+
+    The lock is a file that only one can create (O_EXCL): every file system that nodes share keeps that, while
+    many keep flock and fcntl to each node. Its holder renews it; one that is not renewed for ``stale``
+    seconds, by the clock of whoever waits, is moved away by a rename, which succeeds for one of those who try.
+
+    A holder that was only slow may so meet another. What it protects must bear that: copies named by their
+    content do, both write the same bytes to the same places.
+    """
+    token = uuid.uuid4().hex
+    _acquire(path, token, stale)
+    ended = threading.Event()
+    renewal = threading.Thread(target=_renew, args=(path, token, ended, beat), daemon=True)
+    renewal.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        renewal.join()
+        if _holder(path)[0] == token:
+            path.unlink()
+
+
+def _acquire(path: Path, token: str, stale: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    seen, since = ("", 0), time.monotonic()
+    while not _create(path, token):
+        found = _holder(path)
+        if found != seen:
+            seen, since = found, time.monotonic()
+        elif time.monotonic() - since > stale:
+            _move_away(path)
+        time.sleep(min(stale / 100, 0.3))
+
+
+def _create(path: Path, token: str) -> bool:
+    try:
+        with path.open("x") as file:
+            file.write(token)
+    except FileExistsError:
+        return False
+    except OSError:  # a full volume, perhaps, with room for a name but not for a word
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _move_away(path: Path) -> None:
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    with suppress(FileNotFoundError):
+        path.rename(aside)
+        aside.unlink()
+
+
+def _renew(path: Path, token: str, ended: threading.Event, beat: float) -> None:
+    while not ended.wait(beat):
+        with suppress(OSError):  # the volume's server is away for a moment: the next beat may come through
+            if _holder(path)[0] != token:
+                return
+            os.utime(path)
+
+
+def _holder(path: Path) -> tuple[str, int]:
+    """Read who holds a lease, and when it was last renewed by the volume's clock."""
+    try:
+        with path.open() as file:  # opened for its time too: what a path alone tells may be cached on NFS
+            return file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return "", 0
 
 
 def _is(file: IO[str], path: Path) -> bool:

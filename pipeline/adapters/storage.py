@@ -1,7 +1,7 @@
 """Files, wherever they are: the door to fsspec. Paths and URLs in, open files out."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -11,9 +11,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["Item", "Location"]
+__all__ = ["Block", "Item", "Location", "blocks", "is_remote"]
 
 _BLOCK = 1 << 20
+Block = bytes | memoryview
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Item:
     path: str
     size: int
     version: str
+    sha256: str | None = None
+    """Where it is known before the file is read."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,10 @@ class Location:
         """Open a file below, or the file itself."""
         return cast("BinaryIO", self.fs.open(self._at(path), mode))
 
+    def read(self, wanted: Sequence[tuple[Item, int]]) -> Iterator[Iterator[Block]]:
+        """Read each of some files from a byte on."""
+        return (self._from(item.path, start) for item, start in wanted)
+
     def write_text(self, path: str, text: str) -> None:
         """Write a small file below."""
         self.fs.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
@@ -110,6 +117,11 @@ class Location:
                 digest.update(block)
         return digest.hexdigest()
 
+    def _from(self, path: str, start: int) -> Iterator[bytes]:
+        with self.open(path) as file:
+            file.seek(start)
+            yield from blocks(file)
+
     def _at(self, path: str) -> str:
         return self.root if self.is_file() else f"{self.root.rstrip('/')}/{path}"
 
@@ -118,6 +130,12 @@ class Location:
             (str(info[name]) for name in ("ETag", "etag", "blob_id", "mtime") if info.get(name)), ""
         )
         return Item(path, int(info["size"] or 0), version)
+
+
+def is_remote(url: str) -> bool:
+    """Whether a path or URL leads away from this machine, without opening it."""
+    protocol, _ = fsspec.core.split_protocol(url)
+    return protocol not in (None, "file", "local")
 
 
 def blocks(file: BinaryIO) -> Iterator[bytes]:

@@ -4,13 +4,16 @@ A launcher is a module with two pure functions, and the fields that it cannot ex
 
 - ``manifest(run, target, placement) -> dict``: what to run.
 - ``state(observed) -> Status``: what the target says of it.
-- ``CANNOT``: field of the run -> why this launch kind refuses it, so that nothing is dropped in silence.
+- ``CANNOT``: field of the run, or one of the target with ``target.`` before it, or ``elastic`` for a range of
+  nodes -> why this launch kind refuses it, so that nothing is dropped in silence.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from manycpu.pipeline.launchers import mpirun, torchrun
+from pydantic import BaseModel
+
+from manycpu.pipeline.launchers import mpijob, mpirun, pytorchjob, torchrun
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import Status
@@ -34,21 +37,36 @@ class Launcher(Protocol):
         """Read the run's state."""
 
 
-LAUNCHERS: Final[dict[str, Launcher]] = {"torchrun": torchrun, "mpirun": mpirun}
+LAUNCHERS: Final[dict[str, Launcher]] = {
+    "torchrun": torchrun,
+    "mpirun": mpirun,
+    "pytorchjob": pytorchjob,
+    "mpijob": mpijob,
+}
 
 
 def refusals(run: TrainingRun, target: Target) -> list[Finding]:
-    """List the fields of the run that were set and that the target's launch kind cannot express."""
+    """List the fields that were set and that the target's launch kind cannot express."""
     return [
-        Finding(f"run.{field}", f"{target.launch!r} cannot do this: {why}", f"Leave run.{field} out.")
+        Finding(named, f"{target.launch!r} cannot do this: {why}", f"Leave {named} out.")
         for field, why in LAUNCHERS[target.launch].CANNOT.items()
-        if _is_set(run, field)
+        for named, asked in [_find(run, target, field)]
+        if asked
     ]
 
 
-def _is_set(run: TrainingRun, field: str) -> bool:
+def _find(run: TrainingRun, target: Target, field: str) -> tuple[str, bool]:
+    """Name a field in full, and tell whether it was set to something of its own."""
+    if field == "elastic":
+        return "run.nnodes", run.elastic
+    if field.startswith("target."):
+        return field, _is_set(target, field.removeprefix("target."))
+    return f"run.{field}", _is_set(run, field)
+
+
+def _is_set(model: BaseModel, field: str) -> bool:
     name, _, inner = field.partition(".")
-    value = getattr(run, name)
+    value = getattr(model, name)
     if inner:
         return getattr(value, inner) is not None
-    return bool(value != type(run).model_fields[name].get_default(call_default_factory=True))
+    return bool(value != type(model).model_fields[name].get_default(call_default_factory=True))

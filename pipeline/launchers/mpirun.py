@@ -97,7 +97,9 @@ def _mpich(run: TrainingRun, target: Local | BareMetal, placement: Placement, na
     # Renamed between versions 3 and 4; the name that is not known is not read.
     env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), rest)
     launcher = ["-launcher", "ssh", "-launcher-exec", program]
-    back = ["-localhost", placement.launcher_address] if placement.launcher_address else []
+    back = ["-iface", placement.launcher_interface] if placement.launcher_interface else []
+    if placement.launcher_address:
+        back = ["-localhost", placement.launcher_address]
     options = [*_hydra_options(run, placement, names), *binding, *launcher, *back]
     return _Spoken(options, env, _hydra_hosts(run, placement))
 
@@ -115,6 +117,9 @@ def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, 
         # Each host is reached from here: hosts need no keys for one another.
         "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+        # A host is called what the hostfile calls it: cut at the first dot, ssh may not find it.
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
+        "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
     }
     if target.interface:
         env |= dict.fromkeys(

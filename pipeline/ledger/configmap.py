@@ -14,10 +14,11 @@ from manycpu.pipeline.ledger.base import Ledger
 from manycpu.pipeline.ledger.entry import Entry
 from manycpu.pipeline.spec.naming import labels
 
-__all__ = ["ConfigMapLedger", "ledgers"]
+__all__ = ["ConfigMapLedger", "expired", "ledgers"]
 
 _MAPPINGS = ("cancelled", "digests", "elsewhere", "verbs")
 _LEDGER = {"manycpu/part": "ledger"}
+_KEPT = "manycpu/kept-until"
 
 
 class ConfigMapLedger(Ledger):
@@ -84,6 +85,10 @@ class ConfigMapLedger(Ledger):
             }
         ]
 
+    def keep_until(self, moment: float) -> None:
+        """Note until when, in seconds since the epoch, what the run made is kept."""
+        self._cluster.patch("ConfigMap", self.name, {"metadata": {"annotations": {_KEPT: f"{moment:.0f}"}}})
+
     def remove(self) -> None:
         """Begin the deletion of the ledger, and with it of all that it owns."""
         self._cluster.delete("ConfigMap", self.name)
@@ -106,6 +111,17 @@ def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
     found = cluster.list("ConfigMap", _LEDGER)
     found.sort(key=lambda item: item["metadata"]["creationTimestamp"])
     return [ConfigMapLedger(cluster, item["metadata"]["name"]) for item in found]
+
+
+def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
+    """List the ledgers of kept runs whose time is over at ``now``, in seconds since the epoch."""
+    found = cluster.list("ConfigMap", _LEDGER)
+    over = [item for item in found if float(_annotations(item).get(_KEPT, "inf")) <= now]
+    return [ConfigMapLedger(cluster, item["metadata"]["name"]) for item in over]
+
+
+def _annotations(item: Manifest) -> dict[str, str]:
+    return item["metadata"].get("annotations") or {}
 
 
 def _data(entry: Entry) -> dict[str, str]:

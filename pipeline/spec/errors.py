@@ -15,6 +15,7 @@ __all__ = [
     "LaunchError",
     "LeftBehindError",
     "ManycpuError",
+    "RegistryError",
     "StageError",
     "TrainingFailedError",
 ]
@@ -63,6 +64,13 @@ class StageError(ManycpuError):
 
 class BuildError(ManycpuError):
     """The code could not be snapshotted, or the image not built."""
+
+
+class RegistryError(BuildError):
+    """A registry refuses a call, or does not answer."""
+
+    status = 0
+    """The HTTP status; 0 where there was no answer."""
 
 
 class LaunchError(ManycpuError):

@@ -1,10 +1,15 @@
 """What stage, build and the target decided, and a launcher needs to know: where things are on the nodes."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Host", "Mpi", "Placement"]
+__all__ = ["CODE", "LIB", "Host", "Mpi", "Placement"]
+
+CODE: Final = "/opt/manycpu/code"
+"""Where images have the snapshot of the code."""
+LIB: Final = "/opt/manycpu/lib"
+"""Where images have manycpu itself, of the version that started the run."""
 
 
 class Host(NamedTuple):
@@ -57,3 +62,14 @@ class Placement(BaseModel):
     """Address of the machine that starts the launcher, as the hosts see it."""
     launcher_interface: str | None = None
     """The network interface that has it."""
+    image: str = ""
+    """The image by digest, where the target has images; and below, what else Kubernetes needs."""
+    claim: str = ""
+    """The PersistentVolumeClaim, there already or made for the run."""
+    owners: tuple[dict[str, Any], ...] = ()
+    """The ownerReferences that everything of the run carries: its ledger."""
+
+    @property
+    def job(self) -> str:
+        """Name of this attempt's job."""
+        return f"{self.name}-{self.attempt}"

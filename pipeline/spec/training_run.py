@@ -179,6 +179,11 @@ class TrainingRun(BaseModel):
         description="Whether to keep what the run made, for debugging; `manycpu clean` removes it later.",
         json_schema_extra=_section("Failures"),
     )
+    keep_for: Seconds = Field(
+        259_200,
+        description="Seconds after which the next run in the namespace removes what was kept on Kubernetes.",
+        json_schema_extra=_section("Failures"),
+    )
 
     @field_validator("nnodes")
     @classmethod

@@ -144,6 +144,11 @@ class ClusterContext(RunContext):
         """The run's own folder on the volume."""
         return f"{self.target.home}/runs/{self.name}"
 
+    @property
+    def claim(self) -> str:
+        """Name of the claim: the target's, or the one made for the run."""
+        return self.target.claim or f"{self.name}-data"
+
     def attempt_directory(self, attempt: int) -> str:
         """Folder of one attempt on the volume."""
         return f"{self.directory}/attempts/{attempt}"

@@ -1,26 +1,74 @@
 """Locks hold across processes, also where the file is deleted by its holder."""
 
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
-from manycpu.pipeline.adapters.lock import locked
+import pytest
+from helpers import until
+
+from manycpu.pipeline.adapters.lock import leased, locked
+
+HOLD = "from manycpu.pipeline.adapters.lock import leased; import pathlib, sys, time\n"
+HOLD += "with leased(pathlib.Path(sys.argv[1]), 0.05): time.sleep(60)"
+lease = partial(leased, beat=0.02, stale=0.5)
 
 
-def test_only_one_at_a_time_also_when_each_deletes_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lock", [locked, lease])
+def test_only_one_at_a_time_also_when_each_deletes_the_file(
+    tmp_path: Path, lock: Callable[[Path], AbstractContextManager[object]]
+) -> None:
     inside, most = [], []
 
     def work() -> None:
-        for _ in range(50):
-            with locked(tmp_path / "lock"):
+        for _ in range(20):
+            with lock(tmp_path / "lock"):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
-                (tmp_path / "lock").unlink()
+                if lock is locked:
+                    (tmp_path / "lock").unlink()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(most) == 200
+    assert len(most) == 80
     assert max(most) == 1
+
+
+def test_a_lease_is_kept_while_its_holder_lives_and_free_after_its_death(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)])
+    entered = threading.Event()
+
+    def enter() -> None:
+        with lease(path):
+            entered.set()
+
+    waiting = threading.Thread(target=enter)
+    try:
+        until(path.exists)
+        waiting.start()
+        assert not entered.wait(1.5), "entered beside a holder that lives"
+    finally:
+        holder.kill()
+        holder.wait()
+    assert entered.wait(10)
+    waiting.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lease_that_was_lost_is_not_taken_from_its_next_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with lease(path):
+        path.unlink()
+        path.write_text("another")
+        before = path.stat().st_mtime_ns
+    assert path.read_text() == "another"
+    assert path.stat().st_mtime_ns == before

@@ -8,6 +8,7 @@ import fsspec
 import pytest
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import storage
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -67,7 +68,7 @@ def test_a_broken_copy_goes_on_where_it_stopped(
             read.append(len(block))
             yield block
 
-    monkeypatch.setattr(transfer, "blocks", breaking)
+    monkeypatch.setattr(storage, "blocks", breaking)
     with pytest.raises(BrokenError):
         transfer.fetch(location(source), tmp_path / "copy")
     monkeypatch.undo()

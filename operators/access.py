@@ -1,0 +1,55 @@
+"""How Airflow's connections open a cluster and its registry: secrets, which stay in the process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from manycpu.pipeline.verbs.context import Access
+
+__all__ = ["access_of"]
+
+
+def access_of(target: Any) -> Access | None:
+    """Read the connections that a target names; None for targets that need none.
+
+    Args:
+        target: The rendered fields of a target.
+
+    Raises:
+        BadInputError: There is no such connection.
+    """
+    if not isinstance(target, dict) or target.get("kind") != "kubernetes":
+        return None
+    from manycpu.pipeline.verbs.context import Access
+
+    cluster, registry = target.get("connection"), target.get("registry_connection")
+    return Access(_connect(cluster) if cluster else None, _login(registry) if registry else None)
+
+
+def _connect(connection: str) -> Callable[[], Any]:
+    from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+
+    _read(connection, "target.connection")
+    # A new hook for each: it keeps the client that it made once, and with it the token.
+    return lambda: KubernetesHook(conn_id=connection).get_conn()
+
+
+def _login(connection: str) -> dict[str, str]:
+    found = _read(connection, "target.registry_connection")
+    return {"username": found.login or "", "password": found.password or ""}
+
+
+def _read(connection: str, field: str) -> Any:
+    from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    from manycpu.pipeline.spec.errors import BadInputError
+
+    try:
+        return BaseHook.get_connection(connection)
+    except AirflowNotFoundException as error:
+        fix = "Add it in Airflow under Admin, Connections, or leave the field out"
+        raise BadInputError(f"there is no connection {connection!r}", field=field, fix=fix) from error

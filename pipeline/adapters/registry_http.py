@@ -1,0 +1,252 @@
+"""Calls of a registry: https or http, logins by basic auth and bearer tokens, and what is tried again."""
+
+import ipaddress
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from requests.auth import AuthBase
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from manycpu.pipeline.adapters.registry_login import Login
+from manycpu.pipeline.spec.errors import RegistryError
+
+__all__ = ["Connection", "Scopes", "TransientError"]
+
+Scopes = tuple[str, ...]
+"""What a token is asked for, such as ``("repository:ml/train:pull,push",)``."""
+
+DEADLINE: Final = 60.0  # seconds that a call is tried for
+_TIMEOUT: Final = (5.0, 60.0)  # seconds to connect, and between two answers
+_PROBE_SECONDS: Final = 5.0
+_HOSTS: Final = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
+_TRANSIENT: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
+
+
+class TransientError(RegistryError):
+    """It may go well the next time."""
+
+
+class Connection:
+    """A registry, as one user.
+
+    Args:
+        host: Host and port, as in an image's name.
+        login: The user; None for nobody.
+        ca: File with the certificate authority.
+        plain: Ask by plain HTTP; so is a registry on localhost or a private address that answers no other.
+        deadline: Seconds that a call is tried for.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        login: Login | None = None,
+        ca: str | None = None,
+        plain: bool = False,
+        deadline: float = DEADLINE,
+    ) -> None:
+        self.host, self.deadline = host, deadline
+        self._address = _HOSTS.get(host, host)
+        self._login, self._plain = login, plain
+        self._basic = False
+        self._tokens: dict[Scopes, str] = {}
+        self._url: str | None = None
+        # With each call: the session's own gives way to REQUESTS_CA_BUNDLE.
+        self._verify = ca or True
+        self._session = requests.Session()
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._session.close()
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        scopes: Scopes,
+        *,
+        fine: Collection[int] = (),
+        patient: bool = True,
+        **options: Any,
+    ) -> requests.Response:
+        """Call the registry, again and again while what fails is transient.
+
+        Args:
+            method: The HTTP method.
+            path: The path below ``/v2/``, or the URL that the registry has given.
+            scopes: What the call needs rights for.
+            fine: Statuses that are no errors, beside those below 400.
+            patient: Whether to try again.
+            options: The body and such, as requests takes them; the body as bytes, since it may be sent twice.
+
+        Raises:
+            TransientError: The registry is away or overburdened.
+            RegistryError: The registry refuses the call.
+        """
+        retrying = Retrying(
+            retry=retry_if_exception_type(TransientError),
+            stop=stop_after_delay(self.deadline if patient else 0),
+            wait=wait_random_exponential(multiplier=0.2, max=5),
+            reraise=True,
+        )
+        return retrying(self._ask, method, path, scopes, fine, options)
+
+    def url(self, path: str) -> str:
+        """Make a URL of a path below ``/v2/`` or of what the registry gave as a location."""
+        if self._url is None:
+            self._url = self._reach()
+        return urljoin(f"{self._url}/v2/", path)
+
+    def _ask(
+        self, method: str, path: str, scopes: Scopes, fine: Collection[int], options: Mapping[str, Any]
+    ) -> requests.Response:
+        url = self.url(path)
+        response = self._send(method, url, scopes, options)
+        if response.status_code == _UNAUTHORIZED and self._answer(response, scopes):
+            response = self._send(method, url, scopes, options)
+        if response.ok or response.status_code in fine:
+            return response
+        raise self._refused(response, method)
+
+    def _send(self, method: str, url: str, scopes: Scopes, options: Mapping[str, Any]) -> requests.Response:
+        known: dict[str, Any] = {"auth": _Header(self._address, self._header(scopes)), "verify": self._verify}
+        try:
+            return self._session.request(method, url, timeout=_TIMEOUT, **known, **options)
+        except requests.exceptions.SSLError as error:
+            raise self._untrusted(error) from error
+        except (requests.ConnectionError, requests.Timeout) as error:
+            raise self._away(error) from error
+
+    def _header(self, scopes: Scopes) -> str | None:
+        if token := self._tokens.get(scopes):
+            return f"Bearer {token}"
+        if self._basic and self._login:
+            return f"Basic {self._login.pair}"
+        return None
+
+    def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
+        """Do what the registry asks for; whether that is worth another call."""
+        scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
+        if scheme.lower() == "bearer":
+            self._tokens[scopes] = self._token(dict(_CHALLENGE.findall(rest)), scopes)
+            return True
+        again = scheme.lower() == "basic" and self._login is not None and not self._basic
+        self._basic = self._basic or again
+        return again
+
+    def _token(self, challenge: Mapping[str, str], scopes: Scopes) -> str:
+        realm = challenge.get("realm", "")
+        if urlsplit(realm).scheme != "https" and self.url("").startswith("https:"):
+            raise RegistryError(
+                f"registry {self.host} sends to {realm or 'nowhere'} for tokens, which is no https URL",
+                field="target.registry",
+            )
+        response = self._fetch(realm, challenge.get("service", self.host), scopes)
+        if not response.ok:
+            raise self._refused(response, "token")
+        found = response.json()
+        return str(found.get("token") or found.get("access_token"))
+
+    def _fetch(self, realm: str, service: str, scopes: Scopes) -> requests.Response:
+        login = self._login
+        known: dict[str, Any] = {"timeout": _TIMEOUT, "verify": self._verify}
+        try:
+            if login and login.identity_token:
+                form = {"grant_type": "refresh_token", "service": service, "client_id": "manycpu"}
+                form |= {"scope": " ".join(scopes), "refresh_token": login.identity_token}
+                return self._session.post(realm, data=form, auth=_NOBODY, **known)
+            query = [("service", service), *(("scope", scope) for scope in scopes)]
+            auth = (login.username, login.password) if login else _NOBODY
+            return self._session.get(realm, params=query, auth=auth, **known)
+        except (requests.ConnectionError, requests.Timeout) as error:
+            raise self._away(error) from error
+
+    def _reach(self) -> str:
+        secure, plain = f"https://{self._address}", f"http://{self._address}"
+        if self._plain:
+            return plain
+        if not _private(self._address):
+            return secure
+        if not self._speaks(secure) and self._speaks(plain):
+            return plain
+        return secure
+
+    def _speaks(self, url: str) -> bool:
+        try:
+            asked = self._session.get(f"{url}/v2/", timeout=_PROBE_SECONDS, auth=_NOBODY, verify=self._verify)
+        except (requests.ConnectionError, requests.Timeout):
+            return False
+        return asked.ok or asked.status_code == _UNAUTHORIZED
+
+    def _refused(self, response: requests.Response, method: str) -> RegistryError:
+        status = response.status_code
+        who = f"as {self._login.username or 'a token'}" if self._login else "without a login"
+        said = f"registry {self.host} answers {method} {urlsplit(response.url).path} {who} with {status}"
+        kind = TransientError if status in _TRANSIENT else RegistryError
+        error = kind(f"{said}{_reason(response)}", field="target.registry", fix=self._fix(status))
+        error.status = status
+        return error
+
+    def _fix(self, status: int) -> str | None:
+        if status in (_UNAUTHORIZED, _FORBIDDEN):
+            need = "another login" if self._login else "a login"
+            return f"Give {need} for {self.host} in target.registry_connection or target.pull_secret"
+        return "See that the image's name is right" if status == _NOT_FOUND else None
+
+    def _untrusted(self, error: Exception) -> RegistryError:
+        return RegistryError(
+            f"the certificate of registry {self.host} cannot be trusted: {_cause(error)}",
+            field="target.registry_ca",
+            fix="Give the file of its certificate authority in target.registry_ca",
+        )
+
+    def _away(self, error: Exception) -> TransientError:
+        return TransientError(
+            f"registry {self.host} does not answer: {_cause(error)}",
+            field="target.registry",
+            fix="See that it is reachable from here; for plain HTTP write http:// before its name",
+        )
+
+
+class _Header(AuthBase):
+    """Sets the Authorization header, for the registry alone; keeps requests from reading ~/.netrc."""
+
+    def __init__(self, address: str, value: str | None) -> None:
+        self._address, self._value = address, value
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._value and urlsplit(request.url or "").netloc == self._address:
+            request.headers["Authorization"] = self._value
+        return request
+
+
+_NOBODY: Final = _Header("", None)
+
+
+def _private(address: str) -> bool:
+    host = urlsplit(f"//{address}").hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return host == "localhost"
+
+
+def _reason(response: requests.Response) -> str:
+    try:
+        errors = response.json()["errors"]
+        return ": " + "; ".join(f"{e['code']} {e.get('message', '')}".strip() for e in errors)
+    except (KeyError, TypeError, ValueError):
+        return ""
+
+
+def _cause(error: BaseException) -> str:
+    """Find what is at the bottom of an error of requests."""
+    inner = error.args[0] if error.args else None
+    reason = getattr(inner, "reason", inner)
+    return _cause(reason) if isinstance(reason, BaseException) else str(error)

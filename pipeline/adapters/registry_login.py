@@ -1,0 +1,138 @@
+"""Who a registry is asked as: a login that was given, docker's own file, or a pull secret."""
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.spec.errors import BadInputError, LaunchError
+
+__all__ = ["Login", "docker_config", "from_config", "from_secret"]
+
+_DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
+_HELPER_SECONDS: Final = 30
+
+
+@dataclass(frozen=True)
+class Login:
+    """A user of a registry; its secrets are in no representation of it."""
+
+    username: str
+    password: str = field(default="", repr=False)
+    identity_token: str = field(default="", repr=False)
+    """What some registries give instead of a password."""
+
+    @property
+    def pair(self) -> str:
+        """Name and password as basic auth sends them."""
+        return base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+
+    def as_config(self, registry: str) -> dict[str, Any]:
+        """Write it as a docker config.json for one registry."""
+        entry = {"auth": self.pair} | ({"identitytoken": self.identity_token} if self.identity_token else {})
+        return {"auths": dict.fromkeys(_keys(registry)[:1], entry)}
+
+
+def docker_config(path: str | None = None) -> dict[str, Any]:
+    """Read docker's config.json: the one given, $DOCKER_CONFIG's or ~/.docker's; empty where there is none.
+
+    Raises:
+        BadInputError: The one given is not there, or it is no JSON.
+    """
+    default = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker") / "config.json"
+    file = Path(path or default).expanduser()
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        if path is None:
+            return {}
+        raise _unreadable(file, "there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, str(error)) from error
+    return found
+
+
+def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
+    """Find a registry's login in docker's config, asking a credential helper where one is named.
+
+    Raises:
+        BadInputError: The entry cannot be read, or the helper fails.
+    """
+    for key in _keys(registry):
+        helper = config.get("credHelpers", {}).get(key) or config.get("credsStore")
+        entry = config.get("auths", {}).get(key)
+        if entry and (login := _login(entry, key)):
+            return login
+        if helper and (login := _from_helper(helper, key)):
+            return login
+    return None
+
+
+def from_secret(secret: Mapping[str, Any], registry: str) -> Login | None:
+    """Find a registry's login in a Secret of type kubernetes.io/dockerconfigjson.
+
+    Raises:
+        BadInputError: It is no such Secret.
+    """
+    name = secret.get("metadata", {}).get("name")
+    try:
+        config = json.loads(base64.b64decode(secret["data"][".dockerconfigjson"]))
+    except (KeyError, TypeError, ValueError):
+        raise BadInputError(
+            f"Secret {name} of type {secret.get('type')} has no docker config in it",
+            field="target.pull_secret",
+            fix=f"Make it anew: kubectl create secret docker-registry {name} --docker-server={registry} ...",
+        ) from None
+    # A helper that a Secret names would be somebody else's program.
+    return from_config({"auths": config.get("auths", {})}, registry)
+
+
+def _keys(registry: str) -> tuple[str, ...]:
+    if registry in _DOCKER_HUB:
+        return ("https://index.docker.io/v1/", *_DOCKER_HUB)
+    return (registry, f"https://{registry}", f"http://{registry}", f"https://{registry}/v1/")
+
+
+def _login(entry: Mapping[str, str], key: str) -> Login | None:
+    token = entry.get("identitytoken", "")
+    if entry.get("username"):
+        return Login(entry["username"], entry.get("password", ""), token)
+    try:
+        name, _, password = base64.b64decode(entry.get("auth", "")).decode().partition(":")
+    except ValueError:
+        raise BadInputError(
+            f"the login of {key} in docker's config cannot be read",
+            field="target.registry_connection",
+            fix=f"Log in again: docker login {key}",
+        ) from None
+    return Login(name, password.rstrip("\0"), token) if name or token else None
+
+
+def _from_helper(helper: str, key: str) -> Login | None:
+    command = [f"docker-credential-{helper}", "get"]
+    try:
+        done = process.run(command, timeout=_HELPER_SECONDS, input=key.encode())
+    except LaunchError as error:
+        raise BadInputError(
+            f"docker's credential helper for {key}: {error.message}",
+            field="target.registry_connection",
+            fix=f"Install {command[0]}, or give a login in target.registry_connection",
+        ) from error
+    if done.code:  # it has no login for this registry
+        return None
+    found = json.loads(done.out)
+    if found["Username"] == "<token>":
+        return Login("", identity_token=found["Secret"])
+    return Login(found["Username"], found["Secret"])
+
+
+def _unreadable(file: Path, why: str) -> BadInputError:
+    return BadInputError(
+        f"docker's config {file} cannot be read: {why}",
+        field="target.registry_connection",
+        fix="Give the path of a config.json as `docker login` writes it",
+    )

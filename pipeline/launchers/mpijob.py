@@ -1,0 +1,167 @@
+"""MPIJob (kubeflow.org/v2beta1): mpirun in a launcher pod, sshd in the workers, nobody root.
+
+mpirun is spoken to as on hosts (:mod:`manycpu.pipeline.launchers.mpirun`); the operator writes the hostfile
+and the keys. It adds variables to the launcher that win over ours, so that ssh has its options from a file.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from manycpu.pipeline.launchers import conditions, mpirun, pods
+from manycpu.pipeline.spec.placement import Host, Mpi, Placement
+from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.spec.targets import BareMetal, Kubernetes
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["CANNOT", "manifest", "state"]
+
+CANNOT = {
+    "elastic": "an MPIJob has a fixed number of nodes; target.launch 'pytorchjob' takes a range",
+}
+
+Family = Literal["intel", "openmpi", "mpich"]
+IMPLEMENTATIONS: Final[Mapping[Family, str]] = {"intel": "Intel", "openmpi": "OpenMPI", "mpich": "MPICH"}
+# Intel's mpirun is a shell script, which as process 1 would not end on SIGTERM.
+PROGRAMS: Final[Mapping[Family, str]] = {"intel": "mpiexec.hydra", "openmpi": "mpirun", "mpich": "mpirun"}
+HOSTFILE_FOLDER: Final = "/etc/mpi"
+KEYS: Final = "/etc/manycpu/keys"  # not /root/.ssh: of that folder only root could read the keys
+OWN: Final = "/run/manycpu"
+PORT: Final = 2222
+MASTER_PORT: Final = 23456
+INTERFACE: Final = "eth0"
+
+SSH: Final = f"""\
+Host *
+    Port {PORT}
+    User {pods.USER}
+    IdentityFile {KEYS}/id_rsa
+    StrictHostKeyChecking no
+    UserKnownHostsFile /dev/null
+    BatchMode yes
+    ConnectionAttempts 10
+    ServerAliveInterval 15
+    ServerAliveCountMax 4
+    LogLevel ERROR
+"""
+# A login starts from nothing: what Kubernetes gave to the container, secrets too, is kept in a file.
+SSHD: Final = f"""\
+Port {PORT}
+HostKey {OWN}/host_key
+AuthorizedKeysFile {KEYS}/authorized_keys
+AllowUsers {pods.USER}
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PidFile none
+LogLevel ERROR
+ForceCommand . {OWN}/environment; exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"
+"""
+START_SSHD: Final = (
+    f"umask 077; rm -f {OWN}/*; export -p >{OWN}/environment; "
+    f"ssh-keygen -q -t ed25519 -N '' -f {OWN}/host_key && "
+    "exec /usr/sbin/sshd -D -e -f /etc/manycpu/sshd_config"
+)
+SSHD_FILES: Final = {"/etc/manycpu/sshd_config": SSHD}
+SSH_FILES: Final = {"/etc/ssh/ssh_config": SSH}
+
+
+def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
+    """Describe the MPIJob.
+
+    Raises:
+        BadInputError: A range of nodes.
+    """
+    return {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": pods.metadata(target, placement),
+        "spec": {
+            "mpiImplementation": IMPLEMENTATIONS[target.mpi],
+            "slotsPerWorker": run.nproc_per_node,
+            "sshAuthMountPath": KEYS,
+            # mpirun gives up on a worker whose sshd does not answer yet.
+            "launcherCreationPolicy": "WaitForWorkersReady",
+            # The default is None: sshd would run for ever.
+            "runPolicy": pods.run_policy(target, clean="Running", backoff=run.max_restarts),
+            "mpiReplicaSpecs": {
+                # A new pod for each restart: with its last container the operator deletes a pod, log and all.
+                "Launcher": {
+                    "replicas": 1,
+                    "restartPolicy": "Never",
+                    "template": _launcher(run, target, placement),
+                },
+                "Worker": {
+                    "replicas": run.nodes[1],
+                    "restartPolicy": pods.restart_policy(run, target),
+                    "template": _worker(run, target, placement),
+                },
+            },
+        },
+    }
+
+
+def state(observed: Mapping[str, Any]) -> Status:
+    """Read the run's state. mpirun ends after all ranks: workers that still run are sshd alone.
+
+    Args:
+        observed: ``job`` and ``pods`` as the API shows them, and ``cancelled``.
+    """
+    return conditions.state(observed, "MPIJob")
+
+
+def _launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
+    spoken = mpirun.manifest(pods.with_library(run), _hosts(), _seen_from_launcher(run, target, placement))
+    made = pods.container(
+        "launcher",
+        target,
+        placement,
+        command=map(pods.literal, spoken["argv"]),
+        variables={"HOME": pods.HOME} | spoken["env"],
+        limits=_launcher_resources(run),
+    )
+    return pods.template(target, placement, "launcher", made, SSH_FILES)
+
+
+def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
+    """Size the launcher: it starts mpirun and passes on lines. Without limits where the ranks have none."""
+    return pods.resources(run.resources.cpu and 0.5, run.resources.memory and "512Mi")
+
+
+def _worker(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
+    made = pods.container(
+        "worker",
+        target,
+        placement,
+        command=["/bin/sh", "-c", pods.literal(START_SSHD)],
+        variables=pods.rank_variables(run, placement),
+        limits=pods.resources(run.resources.cpu, run.resources.memory),
+    )
+    # Not ready before sshd answers; unlike a readiness probe this one does not go on through the training.
+    probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
+    made = pods.as_rank(made, run) | {"startupProbe": probe}
+    template = pods.spread(pods.template(target, placement, "rank", made, SSHD_FILES | SSH_FILES), run)
+    template = pods.with_volumes(template, target, placement, run.resources.memory)
+    own = {"name": "own", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+    return pods.add_volumes(template, [own], {"own": OWN})
+
+
+def _hosts() -> BareMetal:
+    return BareMetal(hostfile=f"{HOSTFILE_FOLDER}/{mpirun.HOSTFILE}", ssh=("ssh",))
+
+
+def _seen_from_launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> Placement:
+    hosts = [
+        f"{placement.job}-worker-{number}.{placement.job}.{target.namespace}.svc"
+        for number in range(run.nodes[1])
+    ]
+    seen = {
+        "attempt_directory": HOSTFILE_FOLDER,
+        "mpi": Mpi(family=target.mpi, version="", mpirun=PROGRAMS[target.mpi]),
+        "hosts": tuple(Host(name) for name in hosts),
+        "master_addr": hosts[0],
+        "master_port": MASTER_PORT,
+        # Workers connect back to an address: the launcher's name may not have reached DNS yet.
+        "launcher_interface": INTERFACE,
+        "launcher_address": None,
+    }
+    return placement.model_copy(update=seen)

@@ -1,0 +1,230 @@
+"""The pods of a job: what PyTorchJob and MPIJob share, under the Pod Security level ``restricted``.
+
+Kubernetes expands ``$(NAME)`` in commands and variables; what comes from the user is written so that it stays
+as it is.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from manycpu.pipeline.launchers.environment import environment
+from manycpu.pipeline.spec import cpu_plan, quantity
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.placement import LIB, Placement
+from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = [
+    "HOME",
+    "USER",
+    "add_volumes",
+    "as_rank",
+    "container",
+    "literal",
+    "metadata",
+    "rank_variables",
+    "resources",
+    "restart_policy",
+    "run_policy",
+    "spread",
+    "template",
+    "with_library",
+    "with_volumes",
+]
+
+Manifest = dict[str, Any]
+UID: Final = 1000
+USER: Final = "manycpu"
+HOME: Final = "/tmp"  # noqa: S108 - inside a pod, where nobody else is
+# Any image will do, also one that knows no such user: ssh and Python's getpass ask for its name.
+PASSWD: Final = f"root:x:0:0::/root:/bin/sh\n{USER}:x:{UID}:{UID}::{HOME}:/bin/sh\n"
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
+FILES: Final = "files"  # a volume of small files that come from the pod's own annotations
+
+
+def metadata(target: Kubernetes, placement: Placement) -> Manifest:
+    """Name, labels and owner of a job."""
+    queue = {QUEUE: target.queue} if target.queue else {}
+    made: Manifest = {
+        "name": placement.job,
+        "namespace": target.namespace,
+        "labels": labels(placement.name, attempt=str(placement.attempt)) | queue,
+    }
+    return made | ({"ownerReferences": list(placement.owners)} if placement.owners else {})
+
+
+def run_policy(target: Kubernetes, *, clean: str, backoff: int) -> Manifest:
+    """Say how the operator treats failures and the job's end; no time to live, which would delete the job."""
+    policy: Manifest = {"cleanPodPolicy": clean, "backoffLimit": backoff}
+    # Its queue lets it go on: where there is no Kueue, nothing starts past the queue.
+    return policy | ({"suspend": True} if target.queue else {})
+
+
+def restart_policy(run: TrainingRun, target: Kubernetes) -> str:
+    """What becomes of a rank's container that failed."""
+    return target.restart_policy or ("OnFailure" if run.max_restarts else "Never")
+
+
+def with_library(run: TrainingRun) -> TrainingRun:
+    """Put manycpu itself before what the user's PYTHONPATH has."""
+    path = run.env.get("PYTHONPATH")
+    env = run.env | {"PYTHONPATH": f"{LIB}:{path}"} if path else run.env
+    return run.model_copy(update={"env": env})
+
+
+def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
+    """Build the environment of a rank's container: the user's ``env`` wins over the CPU plan."""
+    return {"HOME": HOME, "PYTHONPATH": LIB, **_threads(run), **environment(with_library(run), placement)}
+
+
+def _threads(run: TrainingRun) -> Mapping[str, str]:
+    """The CPU plan, as far as the run says what a node grants; each rank makes its own, from its cgroup."""
+    cores = run.resources.cpu
+    if cores is None:
+        return {"OMP_NUM_THREADS": "1"}  # or torchrun warns
+    machine = cpu_plan.Machine(cpus=tuple(range(math.ceil(cores))), quota=cores)
+    return cpu_plan.plan(machine, run.nproc_per_node, user_env=run.env).env
+
+
+def resources(cpu: float | None, memory: str | None) -> Manifest:
+    """Limits equal to requests, so that the pod is of the class Guaranteed."""
+    amounts = {"cpu": quantity.of_cores(cpu) if cpu else None, "memory": memory}
+    given = {name: amount for name, amount in amounts.items() if amount}
+    return {"requests": given, "limits": dict(given)} if given else {}
+
+
+def literal(text: str) -> str:
+    """Write a text so that Kubernetes expands nothing in it."""
+    return text.replace("$", "$$")
+
+
+def container(  # noqa: PLR0913 - what makes up a container
+    name: str,
+    target: Kubernetes,
+    placement: Placement,
+    *,
+    command: Iterable[str],
+    variables: Mapping[str, str],
+    limits: Manifest,
+) -> Manifest:
+    """Build a container with no privileges; the command is taken as Kubernetes reads it."""
+    made: Manifest = {
+        "name": name,
+        "image": placement.image,
+        "command": list(command),
+        "workingDir": placement.code,
+        "env": [{"name": key, "value": literal(value)} for key, value in variables.items()],
+        "resources": limits,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    return made | ({"imagePullPolicy": target.pull_policy} if target.pull_policy else {})
+
+
+def as_rank(made: Manifest, run: TrainingRun) -> Manifest:
+    """Add to a container what only ranks have: the name of their machine, and secrets."""
+    host = {"name": "MANYCPU_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    made = made | {"env": [host, *made["env"]]}
+    secrets = [{"secretRef": {"name": name}} for name in run.env_from]
+    return made | ({"envFrom": secrets} if secrets else {})
+
+
+def template(
+    target: Kubernetes, placement: Placement, role: str, made: Manifest, files: Mapping[str, str]
+) -> Manifest:
+    """Build a pod template around a container.
+
+    Args:
+        target: Where it runs.
+        placement: What the attempt is called.
+        role: ``rank`` or ``launcher``.
+        made: The container.
+        files: Absolute path -> content of small files that the container finds.
+    """
+    files = {"/etc/passwd": PASSWD, **files}
+    mounts = [
+        {"name": FILES, "mountPath": path, "subPath": _key(path), "readOnly": True} for path in sorted(files)
+    ]
+    made = made | {"volumeMounts": mounts}
+    spec = {
+        "containers": [made],
+        "volumes": [_files_volume(files)],
+        "automountServiceAccountToken": False,
+        # Services of the namespace would fill the environment, some in the names that launchers read.
+        "enableServiceLinks": False,
+        "securityContext": _security(),
+    }
+    named = labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role)
+    annotations = {f"manycpu/{_key(path)}": content for path, content in files.items()}
+    return {
+        "metadata": {"labels": named, "annotations": annotations},
+        "spec": spec | _where(target),
+    }
+
+
+def with_volumes(made: Manifest, target: Kubernetes, placement: Placement, memory: str | None) -> Manifest:
+    """Add to a rank's template the claim, and a /dev/shm in memory: half of the limit."""
+    shm = {"medium": "Memory"} | ({"sizeLimit": quantity.half(memory)} if memory else {})
+    volumes = [
+        {"name": "volume", "persistentVolumeClaim": {"claimName": placement.claim}},
+        {"name": "shm", "emptyDir": shm},
+    ]
+    mounts = {"volume": target.mount_path, "shm": "/dev/shm"}  # noqa: S108 - inside a pod
+    return add_volumes(made, volumes, mounts)
+
+
+def add_volumes(made: Manifest, volumes: list[Manifest], mounts: Mapping[str, str]) -> Manifest:
+    """Add volumes to a template, mounted in its container: name -> path."""
+    spec = made["spec"]
+    (inner,) = spec["containers"]
+    mounted = [{"name": name, "mountPath": path} for name, path in mounts.items()]
+    inner = inner | {"volumeMounts": [*inner["volumeMounts"], *mounted]}
+    return made | {"spec": spec | {"containers": [inner], "volumes": [*spec["volumes"], *volumes]}}
+
+
+def spread(made: Manifest, run: TrainingRun) -> Manifest:
+    """Keep the ranks' pods of an attempt on machines of their own, or try to."""
+    known = made["metadata"]["labels"]
+    like = {name: known[name] for name in ("manycpu/run", "manycpu/attempt", "manycpu/role")}
+    term = {"labelSelector": {"matchLabels": like}, "topologyKey": "kubernetes.io/hostname"}
+    rule: Manifest = (
+        {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        if run.spread == "require"
+        else {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    )
+    return made | {"spec": made["spec"] | {"affinity": {"podAntiAffinity": rule}}}
+
+
+def _security() -> Manifest:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": UID,
+        "runAsGroup": UID,
+        "fsGroup": UID,
+        # A volume of many files is not walked through at every start.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _where(target: Kubernetes) -> Manifest:
+    given = {
+        "nodeSelector": target.node_selector,
+        "tolerations": list(target.tolerations),
+        "priorityClassName": target.priority_class,
+        "serviceAccountName": target.service_account,
+        "imagePullSecrets": [{"name": target.pull_secret}] if target.pull_secret else None,
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+def _files_volume(files: Mapping[str, str]) -> Manifest:
+    items = [
+        {"path": _key(path), "fieldRef": {"fieldPath": f"metadata.annotations['manycpu/{_key(path)}']"}}
+        for path in sorted(files)
+    ]
+    return {"name": FILES, "downwardAPI": {"items": items}}
+
+
+def _key(path: str) -> str:
+    return path.rsplit("/", 1)[-1]

@@ -1,0 +1,169 @@
+"""PyTorchJob (kubeflow.org/v1): torchrun in every pod, with a static rendezvous or an elastic one (c10d).
+
+All pods are Workers, and the first is the master. With a Master the operator would add an init container,
+which Pod Security ``restricted`` refuses and which costs the pods the class Guaranteed, and would call the
+job a success while Workers still write.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from manycpu.pipeline.launchers import conditions, pods
+from manycpu.pipeline.launchers.environment import node_command
+from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["CANNOT", "manifest", "state"]
+
+CANNOT = {
+    "target.mpi": "a PyTorchJob's ranks are started by torchrun; target.launch 'mpijob' has an MPI",
+}
+
+CONTAINER: Final = "pytorch"  # the only one that the operator looks at
+PORT: Final = 23456  # what the operator opens by itself
+
+
+def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
+    """Describe the PyTorchJob."""
+    command = [*_torchrun(run, placement), *map(pods.literal, ["--no-python", placement.python])]
+    command += map(pods.literal, node_command(run, placement))
+    made = pods.container(
+        CONTAINER,
+        target,
+        placement,
+        command=command,
+        variables=pods.rank_variables(run, placement) | _rendezvous_variables(run),
+        limits=pods.resources(run.resources.cpu, run.resources.memory),
+    )
+    made = pods.as_rank(made, run)
+    made = made if restarts(run) else _with_node_rank(made)
+    template = pods.template(target, placement, "rank", made, {})
+    template = pods.with_volumes(pods.spread(template, run), target, placement, run.resources.memory)
+    workers = {
+        "replicas": run.nodes[1],
+        "restartPolicy": pods.restart_policy(run, target),
+        "template": template,
+    }
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": pods.metadata(target, placement),
+        "spec": {
+            # Running ones are let be: they may still write when the job is called a success.
+            # Restarts of all pods together at which the operator gives up: one more than may be.
+            "runPolicy": pods.run_policy(target, clean="None", backoff=run.max_restarts + 1),
+            "nprocPerNode": str(run.nproc_per_node),
+            **({"elasticPolicy": _elastic(run, placement)} if restarts(run) else {}),
+            "pytorchReplicaSpecs": {"Worker": workers},
+        },
+    }
+
+
+def restarts(run: TrainingRun) -> bool:
+    """Whether ranks meet again: nodes that come and go, or restarts. A static rendezvous knows neither."""
+    return run.elastic or run.max_restarts > 0
+
+
+def state(observed: Mapping[str, Any]) -> Status:
+    """Read the run's state: it has succeeded when the job says so and no pod still works.
+
+    A job with a rendezvous is called a success when the first pod is; the others may still write, or fail.
+
+    Args:
+        observed: ``job`` and ``pods`` as the API shows them, and ``cancelled``.
+    """
+    seen = conditions.state(observed, "PyTorchJob")
+    if seen.state is not RunState.SUCCEEDED:
+        return seen
+    ended = conditions.completed(observed["job"])
+    if working := _names(pod for pod in observed["pods"] if _works(pod, ended)):
+        return Status(state=RunState.RUNNING, reason=f"waiting for {working} to end")
+    failed = _names(pod for pod in observed["pods"] if _failed(pod))
+    if failed and not _may_shrink(observed["job"]):
+        reason = f"the PyTorchJob is called a success, but {failed} failed"
+        return Status(state=RunState.FAILED, reason=reason)
+    return seen
+
+
+def _torchrun(run: TrainingRun, placement: Placement) -> Iterator[str]:
+    low, high = run.nodes
+    yield from (pods.literal(placement.python), "-m", "torch.distributed.run")
+    yield f"--nnodes={low if low == high else f'{low}:{high}'}"
+    yield f"--nproc-per-node={run.nproc_per_node}"
+    yield f"--max-restarts={run.max_restarts}"
+    if restarts(run):
+        yield "--rdzv-backend=c10d"
+        yield f"--rdzv-endpoint={_first(placement)}:{PORT}"
+        yield f"--rdzv-id={placement.job}"
+        yield f"--rdzv-conf={','.join(f'{key}={value}' for key, value in _patience(run).items())}"
+        return
+    yield "--node-rank=$(MANYCPU_NODE_RANK)"
+    yield f"--master-addr={_first(placement)}"
+    yield f"--master-port={PORT}"
+    yield f"--rdzv-conf=timeout={_patience(run)['join_timeout']}"
+
+
+def _first(placement: Placement) -> str:
+    return f"{placement.job}-worker-0"
+
+
+def _patience(run: TrainingRun) -> dict[str, int]:
+    """Seconds that the first pods wait for the last, which may be queued all that time."""
+    seconds = run.queue_timeout + run.start_timeout
+    # Both: the second is for the meeting point itself, on a pod that may come last (60 s otherwise).
+    return {"join_timeout": seconds, "read_timeout": seconds}
+
+
+def _elastic(run: TrainingRun, placement: Placement) -> dict[str, Any]:
+    low, high = run.nodes
+    return {
+        "rdzvBackend": "c10d",
+        "rdzvId": placement.job,
+        "minReplicas": low,
+        "maxReplicas": high,
+        "maxRestarts": run.max_restarts,
+        "rdzvConf": [{"key": key, "value": str(value)} for key, value in _patience(run).items()],
+    }
+
+
+def _rendezvous_variables(run: TrainingRun) -> dict[str, str]:
+    # A store of its own for every round, on whoever is rank 0 then: a shared one stays behind on a lost node.
+    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if restarts(run) else {}
+
+
+def _with_node_rank(made: dict[str, Any]) -> dict[str, Any]:
+    path = "metadata.labels['training.kubeflow.org/replica-index']"
+    rank = {"name": "MANYCPU_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": path}}}
+    return made | {"env": [rank, *made["env"]]}
+
+
+def _names(found: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(sorted(pod["metadata"]["name"] for pod in found))
+
+
+def _works(pod: Mapping[str, Any], ended: str | None) -> bool:
+    """Whether a pod has ranks that were there before the job ended: one that starts later finds nobody."""
+    running = _container(pod, "state").get("running")
+    return running is not None and (ended is None or running["startedAt"] <= ended)
+
+
+def _failed(pod: Mapping[str, Any]) -> bool:
+    """Whether the last that a pod's ranks did was to fail."""
+    phase = (pod.get("status") or {}).get("phase")
+    last = _container(pod, "lastState").get("terminated") or {}
+    return phase == "Failed" or (phase != "Succeeded" and last.get("exitCode", 0) != 0)
+
+
+def _container(pod: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    for inner in (pod.get("status") or {}).get("containerStatuses") or ():
+        if inner["name"] == CONTAINER:
+            return inner.get(what) or {}
+    return {}
+
+
+def _may_shrink(job: Mapping[str, Any]) -> bool:
+    """Whether the run goes on when it has lost a node."""
+    elastic = job["spec"].get("elasticPolicy")
+    return elastic is not None and elastic["minReplicas"] < elastic["maxReplicas"]

@@ -1,0 +1,38 @@
+"""``python -m manycpu.pipeline.pod COMMAND``: one end of a channel on stdin and stdout, or a pod's life."""
+
+import os
+import signal
+import sys
+
+import psutil
+
+from manycpu.pipeline.pod.channel import Channel
+from manycpu.pipeline.pod.commands import answer
+
+_LOOK = 15  # seconds
+
+
+def main(command: str) -> int:
+    """Answer one request, or idle."""
+    if command == "idle":
+        return idle(float(sys.argv[2]))
+    stdin, stdout = open(0, "rb", buffering=1 << 20), open(os.dup(1), "wb")  # noqa: PTH123, SIM115 - for ever
+    os.dup2(2, 1)  # what libraries print is no frame
+    with Channel(stdin, stdout, lambda: os._exit(os.EX_TEMPFAIL)) as channel:
+        done = answer(channel, command)
+        stdout.flush()
+        # At once: a thread waits for stdin, and Python would wait for it.
+        os._exit(os.EX_OK if done else 1)
+
+
+def idle(seconds: float) -> int:
+    """Be a pod's first process: end when asked to, or when nothing else has run in it for so long."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    left = seconds
+    while left > 0 and signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, _LOOK) is None:
+        left = seconds if len(psutil.pids()) > 1 else left - _LOOK
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,239 @@
+"""Messages and file contents over two streams: what the worker and a helper pod say to each other.
+
+A frame is its kind (one byte), its length (four bytes, the highest first) and its content: a message in JSON,
+or the next bytes of the files that are being sent, one after another, with no regard to where a file ends. Both
+ends give a sign of life when they have nothing to say, so that either learns of it when the other is gone.
+"""
+
+import json
+import queue
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol, Self
+
+from manycpu.pipeline.adapters.storage import Block
+from manycpu.pipeline.transfer import Progress, TransferError
+
+__all__ = ["Channel", "LostError", "Message", "Reader", "RemoteError", "Writer"]
+
+BEAT: Final = 5.0  # seconds between signs of life
+SILENCE: Final = 60.0  # seconds without any after which the other end is given up
+BLOCK: Final = 1 << 20  # bytes of files in a frame
+_HEADER: Final = struct.Struct(">cI")
+_MESSAGE, _CONTENT = b"M", b"C"
+_WAITING: Final = 8  # frames that are read ahead
+_LOOK: Final = 0.5  # seconds between two looks at how far the other end is
+
+Message = dict[str, Any]
+
+
+class LostError(ConnectionError):
+    """The other end is gone; what it had done may be there."""
+
+
+class RemoteError(TransferError):
+    """The other end could not do what was asked, and said why."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Reader(Protocol):
+    """What frames are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Read exactly this much, less only at the end."""
+
+
+class Writer(Protocol):
+    """What frames are written to."""
+
+    def write(self, data: bytes | bytearray, /) -> object:
+        """Write all of it, now or at the next flush."""
+
+    def flush(self) -> None:
+        """Write what is left."""
+
+
+class Channel:
+    """One end of a conversation.
+
+    Args:
+        reader: Where the other end's frames come from.
+        writer: Where frames for the other end go.
+        close: Ends both streams, also those that another thread waits for.
+        progress: Is told how many bytes the other end has done, of how many.
+        silence: Seconds without a sign of life after which the other end is given up.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        writer: Writer,
+        close: Callable[[], None],
+        progress: Progress = lambda *_: None,
+        silence: float = SILENCE,
+    ) -> None:
+        self._reader, self._writer, self._close = reader, writer, close
+        self._progress, self._silence = progress, silence
+        self._frames: queue.Queue[Message | bytes | Exception] = queue.Queue(_WAITING)
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
+        self._content = bytearray(_HEADER.size)
+        self._heard = time.monotonic()
+        self._failure: Exception | None = None
+        self._done: tuple[int, int] | None = None
+
+    def __enter__(self) -> Self:
+        for work in (self._read, self._beat, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._close()
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """Send a message, after the content that was poured before it.
+
+        Raises:
+            LostError: The other end is gone.
+            RemoteError: It has failed.
+        """
+        self.flush()
+        self._send(_MESSAGE, bytearray(_HEADER.size) + json.dumps({"kind": kind, **fields}).encode())
+
+    def pour(self, block: Block) -> None:
+        """Send bytes of files.
+
+        Raises:
+            LostError: The other end is gone.
+            RemoteError: It has failed.
+        """
+        self._content += block
+        if len(self._content) > BLOCK:
+            self.flush()
+        self._tell()
+
+    def flush(self) -> None:
+        """Send what was poured and is still here.
+
+        Raises:
+            LostError: The other end is gone.
+            RemoteError: It has failed.
+        """
+        if len(self._content) > _HEADER.size:
+            frame, self._content = self._content, bytearray(_HEADER.size)
+            self._send(_CONTENT, frame)
+
+    def hear(self, *kinds: str) -> Message:
+        """Wait for a message of one of these kinds.
+
+        Raises:
+            LostError: The other end is gone.
+            RemoteError: It has failed.
+        """
+        frame = self._next()
+        if isinstance(frame, bytes) or frame["kind"] not in kinds:
+            raise LostError(f"the other end was to say {' or '.join(kinds)}, and sent {str(frame)[:80]}")
+        return frame
+
+    def take(self) -> bytes:
+        """Wait for the next bytes of files.
+
+        Raises:
+            LostError: The other end is gone.
+            RemoteError: It has failed.
+        """
+        frame = self._next()
+        if not isinstance(frame, bytes):
+            raise LostError(f"the other end was to send files, and said {str(frame)[:80]}")
+        return frame
+
+    def _next(self) -> Message | bytes:
+        while True:
+            self._tell()
+            try:
+                frame = self._frames.get(timeout=_LOOK)
+            except queue.Empty:
+                continue  # a silent end is given up by the watch
+            self._tell()
+            if isinstance(frame, Exception):
+                raise frame
+            return frame
+
+    def _tell(self) -> None:
+        # In the caller's thread: what shows progress need not be safe for several.
+        done, self._done = self._done, None
+        if done is not None:
+            self._progress(*done)
+
+    def _send(self, kind: bytes, frame: bytearray) -> None:
+        if self._failure is not None:
+            raise self._failure
+        _HEADER.pack_into(frame, 0, kind, len(frame) - _HEADER.size)
+        try:
+            with self._writing:
+                self._writer.write(frame)
+                self._writer.flush()
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed by the watch
+            raise self._why(error) from error
+
+    def _why(self, error: Exception) -> Exception:
+        """Prefer what the other end said before it went away; it may still be on its way."""
+        deadline = time.monotonic() + BEAT
+        while self._failure is None and time.monotonic() < deadline:
+            try:
+                self._frames.get(timeout=_LOOK)
+            except queue.Empty:
+                continue
+        return self._failure or LostError(str(error) or type(error).__name__)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._take_in(*_HEADER.unpack(self._exactly(_HEADER.size)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where the frames are awaited
+            failure = error if isinstance(error, (LostError, RemoteError)) else LostError(str(error))
+            self._failure = self._failure or failure
+            self._frames.put(self._failure)
+
+    def _take_in(self, kind: bytes, size: int) -> None:
+        content = self._exactly(size)
+        self._heard = time.monotonic()
+        if kind == _CONTENT:
+            self._frames.put(content)
+            return
+        message = json.loads(content)
+        if message["kind"] == "progress":
+            self._done = message["done"], message["total"]
+        elif message["kind"] == "error":
+            raise RemoteError(message["text"], message["reason"])
+        elif message["kind"] != "alive":
+            self._frames.put(message)
+
+    def _exactly(self, size: int) -> bytes:
+        found = self._reader.read(size)
+        if len(found) < size:
+            raise LostError("the stream ended")
+        return found
+
+    def _beat(self) -> None:
+        alive = bytearray(_HEADER.size) + b'{"kind": "alive"}'
+        while not self._ended.wait(BEAT) and self._failure is None:
+            try:
+                self._send(_MESSAGE, bytearray(alive))
+            except (OSError, TransferError):
+                return
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(BEAT, self._silence / 4)):
+            if self._frames.full():
+                self._heard = time.monotonic()  # it has more to say than was taken
+            if time.monotonic() - self._heard > self._silence:
+                self._failure = self._failure or LostError(f"no sign of life for {self._silence:g} s")
+                self._close()
+                return

@@ -1,0 +1,56 @@
+"""What the worker asks a helper pod for."""
+
+from pathlib import Path
+from typing import Any
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.pod.channel import Channel, Message
+from manycpu.pipeline.pod.stream import Incoming, manifest_of, pour, spelled
+from manycpu.pipeline.transfer import Manifest, Progress
+
+__all__ = ["ask", "pull", "push"]
+
+
+def push(channel: Channel, source: Location, manifest: Manifest, destination: str) -> Message:
+    """Send a folder to the volume; whether all of it was there is ``reused`` of the answer.
+
+    Raises:
+        TransferError: The source changed.
+        RemoteError: The pod could not write it.
+        LostError: The pod is gone: ask another.
+    """
+    channel.say("request", destination=destination, files=spelled(manifest))
+    said = channel.hear("have", "done")
+    if said["kind"] == "have":
+        pour(channel, source, manifest, said)
+        channel.flush()
+        said = channel.hear("done")
+    return said
+
+
+def pull(channel: Channel, source: str, destination: Path, key: str, progress: Progress) -> Manifest:
+    """Copy a folder of the volume to this machine's disk; see :func:`transfer.save`.
+
+    Raises:
+        TransferError: A file changed meanwhile, or reads back otherwise.
+        RemoteError: The pod could not read it.
+        LostError: The pod is gone: ask another.
+        OSError: The destination cannot be written.
+    """
+    channel.say("request", source=source)
+    manifest = manifest_of(channel.hear("manifest"))
+    if not manifest.files:
+        return manifest
+    return transfer.save(Incoming(channel, manifest), destination, key, progress)
+
+
+def ask(channel: Channel, **request: Any) -> Message:
+    """Have the pod do something by itself, and wait for its answer.
+
+    Raises:
+        RemoteError: The pod could not do it.
+        LostError: The pod is gone: ask another.
+    """
+    channel.say("request", **request)
+    return channel.hear("done")

@@ -1,0 +1,26 @@
+"""Manifests as YAML, to be read by people and taken by ``kubectl create -f``."""
+
+from typing import Any
+
+import yaml
+
+__all__ = ["as_yaml"]
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - every part is written out where it stands
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Small files are shown line by line.
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def as_yaml(manifest: Any) -> str:
+    """Write a manifest."""
+    return yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=110)

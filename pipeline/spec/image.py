@@ -1,0 +1,239 @@
+"""Names of container images, and what an image is made of: the OCI image format, as pure functions."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+from manycpu.pipeline.spec.errors import BadInputError, BuildError
+
+__all__ = ["Change", "Image", "Layer", "Reference", "choose", "sha256"]
+
+INDEXES: Final = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+OCI: Final = "application/vnd.oci.image.manifest.v1+json"
+DOCKER: Final = "application/vnd.docker.distribution.manifest.v2+json"
+_GZIPPED: Final = {
+    OCI: "application/vnd.oci.image.layer.v1.tar+gzip",
+    DOCKER: "application/vnd.docker.image.rootfs.diff.tar.gzip",
+}
+_DOCKER_HUB: Final = "docker.io"
+_DIGEST = r"sha256:[0-9a-f]{64}"
+_NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REPOSITORY: Final = re.compile(rf"{_NAME}(?:/{_NAME})*")
+_REST: Final = re.compile(rf"(?P<path>[^:@]+)(?::(?P<tag>\w[\w.-]{{0,127}}))?(?:@(?P<digest>{_DIGEST}))?")
+_AMD64: Final = ("linux", "amd64")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An image's name: ``registry/repository:tag`` or ``registry/repository@sha256:...``."""
+
+    registry: str
+    """Host and port, as in the name; ``docker.io`` where the name has none."""
+    repository: str
+    tag: str | None = None
+    digest: str | None = None
+    plain: bool = False
+    """Whether ``http://`` stood before it."""
+
+    @classmethod
+    def parse(cls, text: str, field: str) -> "Reference":
+        """Read a name; without a tag and a digest it is ``latest``'s.
+
+        Raises:
+            BadInputError: It is no image's name.
+
+        >>> str(Reference.parse("python:3.12-slim", "target.image"))
+        'docker.io/library/python:3.12-slim'
+        >>> Reference.parse("http://10.0.0.1:5000/ml/train", "target.image").registry
+        '10.0.0.1:5000'
+        """
+        scheme, _, name = text.rpartition("://")
+        host, slash, rest = name.partition("/")
+        if not slash or not ("." in host or ":" in host or host == "localhost"):
+            host, rest = _DOCKER_HUB, name if slash else f"library/{name}"
+        found = _REST.fullmatch(rest)
+        if scheme not in ("", "http", "https") or not found or not _REPOSITORY.fullmatch(found["path"]):
+            raise BadInputError(
+                f"{text!r} is no image's name", field=field, fix="Write it as registry/repository:tag"
+            )
+        return cls(host, found["path"], found["tag"], found["digest"], plain=scheme == "http")
+
+    @property
+    def version(self) -> str:
+        """What tells it from others of its repository: the digest where there is one."""
+        return self.digest or self.tag or "latest"
+
+    def at(self, version: str) -> "Reference":
+        """Name another image of the repository, by tag or digest."""
+        if ":" in version:
+            return replace(self, tag=None, digest=version)
+        return replace(self, tag=version, digest=None)
+
+    def __str__(self) -> str:
+        mark = "@" if self.digest else ":"
+        return f"{self.registry}/{self.repository}{mark}{self.version}"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer: its gzipped tar, and the digest of the tar itself."""
+
+    content: bytes
+    diff_id: str
+    made_by: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the compressed content, which names it in a registry."""
+        return sha256(self.content)
+
+
+class Change(NamedTuple):
+    """What is put upon an image."""
+
+    layers: Sequence[Layer]
+    env: Mapping[str, str]
+    labels: Mapping[str, str]
+    working_folder: str | None = None
+
+
+@dataclass(frozen=True)
+class Image:
+    """A manifest and its config, as the very bytes that their digests are of."""
+
+    manifest_bytes: bytes
+    config_bytes: bytes
+    media_type: str = OCI
+
+    @property
+    def digest(self) -> str:
+        """The digest that names the image."""
+        return sha256(self.manifest_bytes)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest."""
+        found: dict[str, Any] = json.loads(self.manifest_bytes)
+        return found
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config: architecture, Env, Labels, history."""
+        found: dict[str, Any] = json.loads(self.config_bytes)
+        return found
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config's part that says how containers run: Env, User, WorkingDir, Labels."""
+        return self.config.get("config") or {}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels."""
+        return self.settings.get("Labels") or {}
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment."""
+        return _mapping(self.settings.get("Env"))
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """The layers' descriptors (mediaType, digest, size), lowest first."""
+        return list(self.manifest["layers"])
+
+    @property
+    def platform(self) -> tuple[str, str]:
+        """Operating system and architecture."""
+        return self.config.get("os", "linux"), self.config.get("architecture", "")
+
+    def changed(self, change: Change) -> "Image":
+        """Put layers upon it; PYTHONPATH and PATH of the change go before what is there."""
+        config = self.config
+        config["rootfs"]["diff_ids"] += [layer.diff_id for layer in change.layers]
+        if "history" in config:
+            config["history"] += [{"created_by": layer.made_by} for layer in change.layers]
+        config["config"] = self._settings(change)
+        config_bytes = _canonical(config)
+        manifest = self.manifest
+        manifest["config"] |= {"digest": sha256(config_bytes), "size": len(config_bytes)}
+        manifest["layers"] += [self._descriptor(layer) for layer in change.layers]
+        return Image(_canonical(manifest), config_bytes, self.media_type)
+
+    def _settings(self, change: Change) -> dict[str, Any]:
+        settings = dict(self.settings)
+        settings["Env"] = [f"{name}={value}" for name, value in _environment(self.env, change.env).items()]
+        settings["Labels"] = {**self.labels, **change.labels}
+        if change.working_folder is not None:
+            settings["WorkingDir"] = change.working_folder
+        return settings
+
+    def _descriptor(self, layer: Layer) -> dict[str, Any]:
+        return {
+            "mediaType": _GZIPPED[self.media_type],
+            "digest": layer.digest,
+            "size": len(layer.content),
+        }
+
+
+def choose(index: Mapping[str, Any], name: str) -> str:
+    """Choose the image for linux/amd64 of an index.
+
+    Raises:
+        BuildError: There is none.
+    """
+    platforms = []
+    for entry in index["manifests"]:
+        platform = entry.get("platform") or {}
+        found = (platform.get("os"), platform.get("architecture"))
+        if found == _AMD64:
+            return str(entry["digest"])
+        platforms.append("/".join(str(part) for part in found))
+    raise other_platform(name, ", ".join(platforms))
+
+
+def other_platform(name: str, found: str) -> BuildError:
+    """Say that an image is for other machines."""
+    return BuildError(
+        f"{name} has no image for linux/amd64, only for {found or 'nothing'}",
+        fix="Name an image for linux/amd64",
+    )
+
+
+def check_platform(image: Image, name: str) -> None:
+    """See that an image runs on linux/amd64.
+
+    Raises:
+        BuildError: It does not.
+    """
+    if image.platform != _AMD64:
+        raise other_platform(name, "/".join(image.platform))
+
+
+def sha256(content: bytes) -> str:
+    """Name a content as registries do."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[str, str]:
+    after = {**before, **change}
+    for name in change:
+        if name.endswith("PATH"):
+            rest = [part for part in before.get(name, "").split(":") if part and part != change[name]]
+            after[name] = ":".join([change[name], *rest])
+    return after
+
+
+def _mapping(env: Sequence[str] | None) -> dict[str, str]:
+    return dict(entry.partition("=")[::2] for entry in env or ())
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,30 @@
+"""Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
+
+from manycpu.pipeline.transfer.fetch import discard, fetch, staged
+from manycpu.pipeline.transfer.manifest import (
+    MANIFEST,
+    File,
+    Manifest,
+    Progress,
+    TransferError,
+    identity,
+    scan,
+)
+from manycpu.pipeline.transfer.partial import Source
+from manycpu.pipeline.transfer.publish import publish, save
+
+__all__ = [
+    "MANIFEST",
+    "File",
+    "Manifest",
+    "Progress",
+    "Source",
+    "TransferError",
+    "discard",
+    "fetch",
+    "identity",
+    "publish",
+    "save",
+    "scan",
+    "staged",
+]

@@ -1,0 +1,27 @@
+"""On Kubernetes the code is a layer of an image, which pods name by digest."""
+
+from typing import TYPE_CHECKING
+
+from manycpu.pipeline.verbs.build import Built, code_of, installed_digest, program_of
+from manycpu.pipeline.verbs.on_kubernetes import images, layers
+
+if TYPE_CHECKING:
+    from manycpu.pipeline.verbs.context import ClusterContext
+
+__all__ = ["build"]
+
+
+def build(ctx: "ClusterContext") -> tuple[Built, bool]:
+    """Push the program's code upon the image; whether it was there before.
+
+    Raises:
+        BuildError: The folder holds more than code, or the image cannot be built or pushed.
+        BadInputError: There is no registry to push to, and the image has not this code in it.
+    """
+    root, arguments = program_of(ctx)
+    if root is None:
+        image, reused = images.train(ctx, None)
+        return Built(code=None, program=arguments, digest=installed_digest(), image=image), reused
+    tree = layers.code(code_of(ctx, root, set()))
+    image, reused = images.train(ctx, tree)
+    return Built(code=layers.CODE, program=arguments, digest=tree.digest, image=image), reused

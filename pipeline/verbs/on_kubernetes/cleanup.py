@@ -1,0 +1,66 @@
+"""On Kubernetes the ledger owns what a run creates; on the volume a run has a folder."""
+
+import time
+from contextlib import suppress
+from typing import cast
+
+from manycpu.pipeline.adapters.cluster import Cluster, Manifest
+from manycpu.pipeline.ledger.configmap import expired
+from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.verbs.context import ClusterContext, reopen
+from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS, wait_until_gone
+
+__all__ = ["keep", "remove", "remove_expired"]
+
+_TIMEOUT = 120.0  # seconds until all that the run owned must be gone
+_OWNED = tuple(kind for kind in KINDS if kind != "ConfigMap")
+
+
+def keep(ctx: ClusterContext) -> list[str]:
+    """Name what is kept, and note until when."""
+    ctx.ledger.keep_until(time.time() + ctx.run.keep_for)
+    there = [item for kind in KINDS for item in _list(ctx, kind)]
+    return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in there]
+
+
+def remove(ctx: ClusterContext) -> list[str]:
+    """Delete what the run owns, and wait until it is gone; what is left."""
+    left = _remove_elsewhere(ctx)
+    for kind in _OWNED:
+        if kind != "PersistentVolumeClaim":  # goes with the ledger, after the last pod that mounts it
+            for item in _list(ctx, kind):
+                ctx.cluster.delete(kind, item["metadata"]["name"], uid=item["metadata"]["uid"])
+    ctx.ledger.remove()
+    return left + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT)
+
+
+def remove_expired(ctx: ClusterContext, now: float) -> list[str]:
+    """Delete what was kept of older runs, where its time is over; the names of the runs."""
+    names = []
+    for ledger in expired(ctx.cluster, now):
+        with suppress(ManycpuError):  # the next run tries again
+            remove(cast("ClusterContext", reopen(ledger.read(), access=ctx.access)))
+            names.append(ledger.name)
+    return names
+
+
+def _list(ctx: ClusterContext, kind: str) -> list[Manifest]:
+    served = not kind.endswith("Job") or kind.lower() == ctx.target.launch
+    return ctx.cluster.list(kind, labels(ctx.name)) if served else []
+
+
+def _remove_elsewhere(ctx: ClusterContext) -> list[str]:
+    """Delete what is in another namespace: owners do not reach there."""
+    left = []
+    for name in ctx.ledger.read().elsewhere:
+        namespace, kind, item = name.split("/")
+        there = ctx.cluster.in_namespace(namespace)
+        there.delete(kind, item)
+        left += [name] if there.get(kind, item) and not _goes(there, kind, item) else []
+    return left
+
+
+def _goes(cluster: Cluster, kind: str, name: str) -> bool:
+    found = cluster.get(kind, name)
+    return found is None or "deletionTimestamp" in found["metadata"]

@@ -1,0 +1,31 @@
+"""Whether things are gone."""
+
+from collections.abc import Mapping
+
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from manycpu.pipeline.verbs.context import ClusterContext
+
+__all__ = ["wait_until_gone"]
+
+# What has a run's labels. What the operators make beside it goes with the job.
+KINDS = ("MPIJob", "PyTorchJob", "Pod", "PersistentVolumeClaim", "ConfigMap")
+_EVERY = 0.25  # seconds between two looks
+
+
+def wait_until_gone(ctx: ClusterContext, selector: Mapping[str, str], timeout: float) -> list[str]:
+    """Wait until nothing in the run's namespace has the labels; what is left after so many seconds."""
+    retrying = Retrying(
+        retry=retry_if_result(bool),
+        stop=stop_after_delay(timeout),
+        wait=wait_fixed(_EVERY),
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome else [],
+    )
+    left: list[str] = retrying(_there, ctx, selector)
+    return left
+
+
+def _there(ctx: ClusterContext, selector: Mapping[str, str]) -> list[str]:
+    kinds = [kind for kind in KINDS if not kind.endswith("Job") or kind.lower() == ctx.target.launch]
+    found = [item for kind in kinds for item in ctx.cluster.list(kind, selector)]
+    return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in found]

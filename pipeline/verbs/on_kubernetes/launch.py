@@ -1,0 +1,173 @@
+"""On Kubernetes a training is a job of one of Kubeflow's operators."""
+
+import calendar
+import time
+from typing import Any
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
+
+from manycpu.pipeline.adapters.cluster import Manifest
+from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.spec.errors import ClusterError, LaunchError
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.placement import CODE, Placement
+from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.verbs.build import Built, program_of
+from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.launch import goes_on
+from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
+from manycpu.pipeline.verbs.stage import Staged
+
+__all__ = ["JOBS", "launch", "manifest", "observe", "place", "present_handle", "status"]
+
+JOBS = {"mpijob": "MPIJob", "pytorchjob": "PyTorchJob"}
+"""Launch kind -> kind of its resource."""
+_CONFLICT = 409
+_ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
+
+
+def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle, bool]:
+    """Create the next attempt's job, unless one lives or has succeeded.
+
+    The attempt is in the ledger before its job exists. Two who launch at once create the same job: it has the
+    attempt's name.
+
+    Raises:
+        LaunchError: The cluster does not accept the job.
+    """
+    handle, attempt = _next_attempt(ctx)
+    if handle is not None:
+        return handle, True
+    _end_earlier(ctx, attempt)
+    described = LAUNCHERS[ctx.target.launch].manifest(ctx.run, ctx.target, place(ctx, staged, built, attempt))
+    try:
+        ctx.cluster.create(described, dry_run=True)
+        job = ctx.cluster.create(described)
+    except ClusterError as error:
+        raise LaunchError(
+            f"the cluster does not accept the {described['kind']}: {error.message}",
+            field="target.launch",
+            fix=error.fix or "`manycpu render` prints what was asked for",
+        ) from error
+    handle = _handle(ctx, job, attempt)
+    with ctx.ledger.update() as entry:
+        entry.handle, entry.observed = handle, None
+    return handle, False
+
+
+def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
+    """Look at an attempt."""
+    observed = observe(ctx, handle) | {"cancelled": handle.attempt in entry.cancelled}
+    return LAUNCHERS[handle.launch].state(observed)
+
+
+def observe(ctx: ClusterContext, handle: JobHandle) -> dict[str, Any]:
+    """Read an attempt's job and its pods: ``job`` (None when it is gone) and ``pods``."""
+    job = ctx.cluster.get(JOBS[handle.launch], handle.name)
+    pods = ctx.cluster.list("Pod", labels(handle.run, attempt=str(handle.attempt)))
+    return {"job": job if job and job["metadata"]["uid"] == handle.uid else None, "pods": pods}
+
+
+def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
+    """Find the present attempt, also where whoever created its job was killed before it could say so."""
+    known = entry.handle
+    if isinstance(known, JobHandle) and known.attempt == entry.attempt:
+        return known
+    if entry.attempt == 0:
+        return None
+    job = ctx.cluster.get(JOBS[ctx.target.launch], f"{ctx.name}-{entry.attempt}")
+    return _handle(ctx, job, entry.attempt) if job else None
+
+
+def manifest(ctx: ClusterContext) -> dict[str, Any]:
+    """Describe the job that would be created, with nothing staged or built yet."""
+    _, arguments = program_of(ctx)
+    staged = Staged(data=_example(ctx, "data"), model=_example(ctx, "model"))
+    built = Built(code=CODE, program=arguments, digest="", image=ctx.target.image or "IMAGE")
+    placement = place(ctx, staged, built, 1, owned=False)
+    return LAUNCHERS[ctx.target.launch].manifest(ctx.run, ctx.target, placement)
+
+
+def place(
+    ctx: ClusterContext, staged: Staged, built: Built, attempt: int, *, owned: bool = True
+) -> Placement:
+    """Decide where everything of an attempt is in its pods."""
+    folder = ctx.attempt_directory(attempt)
+    return Placement(
+        name=ctx.name,
+        attempt=attempt,
+        python="python3",
+        code=built.code or CODE,
+        program=built.program,
+        data=staged.data,
+        model=staged.model,
+        # Of its own for each attempt: what a failed one wrote must not pass for a model.
+        output=f"{folder}/output",
+        checkpoints=ctx.run.checkpoints or f"{ctx.directory}/checkpoints",
+        caches=f"{ctx.target.home}/caches",
+        attempt_directory=folder,
+        resume_from=ctx.run.resume_from,
+        image=built.image or "",
+        claim=ctx.claim,
+        owner=ctx.ledger.owner()[0] if owned else None,
+    )
+
+
+def _next_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
+    """Find the attempt to attach to, or record the next one."""
+    retrying = Retrying(
+        # Somebody else changed the ledger at the same time: look again.
+        retry=retry_if_exception(lambda e: isinstance(e, ClusterError) and e.status == _CONFLICT),
+        stop=stop_after_attempt(10),
+        wait=wait_random(0.05, 0.5),
+        reraise=True,
+    )
+    return retrying(_record_attempt, ctx)
+
+
+def _record_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
+    with ctx.ledger.claim() as entry:
+        present = present_handle(ctx, entry)
+        if present is not None and goes_on(status(ctx, present, entry)):
+            entry.handle = present
+            return present, entry.attempt
+        # Recorded, and whoever did so was killed before the job was there: that attempt is still to be made.
+        recorded = entry.attempt > 0 and present is None and entry.cancelled_by is None
+        if not recorded:
+            entry.attempt += 1
+        entry.handle = None
+        return None, entry.attempt
+
+
+def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
+    """Delete an earlier attempt's job, and see its pods go: they would write to the same checkpoints."""
+    for job in ctx.cluster.list(JOBS[ctx.target.launch], labels(ctx.name)):
+        if job["metadata"]["name"] != f"{ctx.name}-{attempt}":
+            ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
+    earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
+    left = [name for selector in earlier[-1:] for name in wait_until_gone(ctx, selector, _ENDED_TIMEOUT)]
+    if left:
+        raise LaunchError(
+            f"an earlier attempt does not end: {', '.join(left)} is still there after {_ENDED_TIMEOUT:g} s",
+            fix="See why it stays with `kubectl describe`, and run again",
+        )
+
+
+def _handle(ctx: ClusterContext, job: Manifest, attempt: int) -> JobHandle:
+    meta = job["metadata"]
+    return JobHandle(
+        run=ctx.name,
+        attempt=attempt,
+        launch=ctx.target.launch,
+        namespace=ctx.target.namespace,
+        name=meta["name"],
+        uid=meta["uid"],
+        created=calendar.timegm(time.strptime(meta["creationTimestamp"], "%Y-%m-%dT%H:%M:%SZ")),
+        connection=ctx.target.connection,
+    )
+
+
+def _example(ctx: ClusterContext, name: str) -> str | None:
+    return f"{ctx.target.home}/{name}/DIGEST" if getattr(ctx.run, name) else None

@@ -1,0 +1,195 @@
+"""The program's code reaches an image as one small layer, and what is there is not pushed again."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import registry_program
+from cluster import debian
+from cluster.command import MissingError
+from registry_program import PASSWORD, USER
+
+from manycpu.pipeline.adapters.registry import Repository, of_bytes
+from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.adapters.registry_login import Login
+from manycpu.pipeline.spec.errors import BadInputError, BuildError
+from manycpu.pipeline.spec.image import OCI, Change, Image, Layer, Reference, sha256
+from manycpu.pipeline.verbs.context import Access, ClusterContext, open_context
+from manycpu.pipeline.verbs.on_kubernetes import build, images
+from manycpu.pipeline.verbs.on_kubernetes.layers import CODE, LIB
+
+Context = Callable[..., ClusterContext]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run a registry that is open to all, with an image `base:1`."""
+    try:
+        debian.ensure()
+    except MissingError as error:
+        pytest.skip(f"no registry here: {error}")
+    with registry_program.running(tmp_path_factory.mktemp("registry")) as found:
+        push_base(found)
+        yield found
+
+
+def push_base(host: str, login: Login | None = None) -> None:
+    """Push an image `base:1`."""
+    connection = Connection(host, login=login)
+    repository = Repository(connection, "base")
+    layer = Layer(b"packages", sha256(b"packages"), "a test")
+    settings = {"Env": ["PATH=/bin", "PYTHONPATH=/theirs"], "User": "1000"}
+    config = {"os": "linux", "architecture": "amd64", "config": settings, "rootfs": {"diff_ids": []}}
+    config_bytes = json.dumps(config).encode()
+    described = {"digest": sha256(config_bytes), "size": len(config_bytes)}
+    described["mediaType"] = "application/vnd.oci.image.config.v1+json"
+    manifest = {"schemaVersion": 2, "mediaType": OCI, "config": described, "layers": []}
+    image = Image(json.dumps(manifest).encode(), config_bytes).changed(Change([layer], {}, {}))
+    repository.push(of_bytes(layer.content, layer.digest))
+    repository.push(of_bytes(image.config_bytes, sha256(image.config_bytes)))
+    repository.push_image(image, "1")
+    connection.close()
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    """Describe a run whose program is `code/train.py`."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('one')")
+    (folder / "large.txt").write_text("x" * 100_000)
+
+    def make(
+        access: Access | None = None, program: str = "code/train.py", **target: object
+    ) -> ClusterContext:
+        run = {"program": program, "output": str(tmp_path / "out")}
+        made = open_context(run, {"kind": "kubernetes", **target}, "test", base=tmp_path, access=access)
+        assert isinstance(made, ClusterContext)
+        return made
+
+    return make
+
+
+def pull(reference: str) -> Image:
+    """Read an image."""
+    named = Reference.parse(reference, "test")
+    connection = Connection(named.registry)
+    try:
+        return Repository(connection, named.repository).pull(named.version)
+    finally:
+        connection.close()
+
+
+def files(reference: str, number: int) -> dict[str, bytes]:
+    """Read the files of one of an image's layers."""
+    named = Reference.parse(reference, "test")
+    connection = Connection(named.registry)
+    with Repository(connection, named.repository).open(pull(reference).layers[number]["digest"]) as blob:
+        content = blob.read()
+    connection.close()
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar if m.isfile()}  # type: ignore[union-attr]
+
+
+def test_code_and_manycpu_are_put_upon_the_image(host: str, context: Context) -> None:
+    built, reused = build.build(context(registry=f"{host}/ml", image=f"{host}/base:1"))
+    assert not reused
+    assert (built.code, built.program) == (CODE, ("train.py",))
+    assert built.image
+    assert built.image.startswith(f"{host}/ml/manycpu@sha256:")
+    image = pull(built.image)
+    assert image.settings["WorkingDir"] == CODE
+    assert image.settings["User"] == "1000"
+    assert image.env == {"PATH": "/bin", "PYTHONPATH": f"{LIB}:/theirs"}
+    assert files(built.image, 2) == {
+        "opt/manycpu/code/large.txt": b"x" * 100_000,
+        "opt/manycpu/code/train.py": b"print('one')",
+    }
+    assert "opt/manycpu/lib/manycpu/pipeline/node/__main__.py" in files(built.image, 1)
+
+
+def test_what_is_there_is_used_again(host: str, context: Context) -> None:
+    ctx = context(registry=f"{host}/again", image=f"{host}/base:1")
+    first, second = build.build(ctx), build.build(ctx)
+    assert second[0] == first[0]
+    assert (first[1], second[1]) == (False, True)
+
+
+def test_a_change_of_the_code_changes_one_small_layer(host: str, context: Context, tmp_path: Path) -> None:
+    ctx = context(registry=f"{host}/change", image=f"{host}/base:1")
+    before, _ = build.build(ctx)
+    (tmp_path / "code" / "train.py").write_text("print('two')")
+    after, reused = build.build(ctx)
+    assert not reused
+    old, new = pull(before.image or "").layers, pull(after.image or "").layers
+    assert old[:2] == new[:2]
+    assert old[2] != new[2]
+    assert new[2]["size"] < 1000
+
+
+def test_an_image_of_another_registry_is_brought_whole(host: str, context: Context, tmp_path: Path) -> None:
+    with registry_program.running(tmp_path / "registry") as other:
+        built, _ = build.build(context(registry=f"{other}/ml", image=f"{host}/base:1"))
+        image = pull(built.image or "")
+        named = Reference.parse(built.image or "", "test")
+        connection = Connection(other)
+        mine = Repository(connection, named.repository)
+        assert all(mine.has(layer["digest"]) for layer in image.layers)
+        connection.close()
+
+
+def test_helper_pods_have_manycpu_and_no_code(host: str, context: Context) -> None:
+    ctx = context(registry=f"{host}/ml", image="unused", helper_image=f"{host}/base:1")
+    reference = images.helper(ctx)
+    assert reference == images.helper(ctx)
+    image = pull(reference)
+    assert len(image.layers) == 2
+    assert image.env["PYTHONPATH"].startswith(LIB)
+    assert "WorkingDir" not in image.settings
+
+
+def test_a_recipe_needs_no_code(host: str, context: Context) -> None:
+    ctx = context(registry=f"{host}/ml", image=f"{host}/base:1", program="question_answering")
+    built, _ = build.build(ctx)
+    assert built.code is None
+    assert len(pull(built.image or "").layers) == 2
+
+
+def test_without_a_registry_an_image_with_this_code_is_taken_as_it_is(
+    host: str, context: Context, tmp_path: Path
+) -> None:
+    built, _ = build.build(context(registry=f"{host}/done", image=f"{host}/base:1"))
+    finished = context(image=built.image)
+    assert build.build(finished) == (built, True)
+    assert images.helper(finished) == built.image
+    (tmp_path / "code" / "train.py").write_text("print('two')")
+    with pytest.raises(BadInputError, match=r"^target\.registry: .*no registry to push it to"):
+        build.build(finished)
+
+
+def test_without_a_registry_an_image_on_the_nodes_is_known_by_its_tag(host: str, context: Context) -> None:
+    ctx = context(registry=f"{host}/nodes", image=f"{host}/base:1")
+    built, _ = build.build(ctx)
+    image = pull(built.image or "")
+    tag = "-".join(["ab" * 6, image.labels["manycpu.lib"][:12], image.labels["manycpu.code"][:12]])
+    on_nodes = f"manycpu.local/train:{tag}"
+    assert build.build(context(image=on_nodes, pull_policy="Never"))[0].image == on_nodes
+    with pytest.raises(BadInputError, match=r"^target\.registry"):
+        build.build(context(image="manycpu.local/train:other", pull_policy="Never"))
+
+
+def test_the_login_of_a_connection_is_used(context: Context, tmp_path: Path) -> None:
+    folder = tmp_path / "registry"
+    with registry_program.running(folder, registry_program.basic(folder)) as host:
+        push_base(host, Login(USER, PASSWORD))
+        target = {"registry": f"{host}/ml", "image": f"{host}/base:1"}
+        known = Access(registry_login={"username": USER, "password": PASSWORD})
+        assert build.build(context(known, **target))[0].image
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps(Login(USER, PASSWORD).as_config(host)))
+        assert build.build(context(**target, registry_connection=str(config)))[1]
+        with pytest.raises(BuildError, match="without a login with 401"):
+            build.build(context(**target))

@@ -1,0 +1,268 @@
+"""Images go to and come from a real registry whole: open, with basic auth, with tokens, with TLS."""
+
+import base64
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import registry_program
+from cluster.command import MissingError
+from registry_program import PASSWORD, USER, Tokens
+
+from manycpu.pipeline.adapters import registry
+from manycpu.pipeline.adapters.registry import Repository, of_blob, of_bytes
+from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.adapters.registry_login import Login
+from manycpu.pipeline.spec.errors import BuildError, RegistryError
+from manycpu.pipeline.spec.image import OCI, Change, Image, Layer, sha256
+
+KNOWN = Login(USER, PASSWORD)
+Open = Callable[..., Repository]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _program() -> None:
+    from cluster import debian
+
+    try:
+        debian.ensure()
+    except MissingError as error:
+        pytest.skip(f"no registry here: {error}")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run a registry that is open to all."""
+    with registry_program.running(tmp_path_factory.mktemp("registry")) as found:
+        yield found
+
+
+@pytest.fixture
+def repository() -> Iterator[Open]:
+    """Open repositories, and close their connections."""
+    opened: list[Connection] = []
+
+    def open_(host: str, name: str, login: Login | None = None, **more: object) -> Repository:
+        opened.append(Connection(host, login=login, **{"deadline": 10, **more}))  # type: ignore[arg-type]
+        return Repository(opened[-1], name)
+
+    yield open_
+    for connection in opened:
+        connection.close()
+
+
+def layer(content: bytes) -> Layer:
+    """Make a layer; it need not be a tar for a registry."""
+    return Layer(gzip.compress(content, mtime=0), sha256(content), "a test")
+
+
+def image(*layers: Layer, architecture: str = "amd64") -> Image:
+    """Make an image of some layers."""
+    config = {"os": "linux", "architecture": architecture, "config": {}, "rootfs": {"diff_ids": []}}
+    config_bytes = json.dumps(config).encode()
+    described = {"digest": sha256(config_bytes), "size": len(config_bytes), "mediaType": "application/json"}
+    manifest = {"schemaVersion": 2, "mediaType": OCI, "config": described, "layers": []}
+    return Image(json.dumps(manifest).encode(), config_bytes).changed(Change(layers, {}, {}))
+
+
+def push(to: Repository, tag: str, *contents: bytes) -> Image:
+    """Push an image of some contents."""
+    layers = [layer(content) for content in contents]
+    made = image(*layers)
+    for one in layers:
+        to.push(of_bytes(one.content, one.digest))
+    to.push(of_bytes(made.config_bytes, made.manifest["config"]["digest"]))
+    assert to.push_image(made, tag) == made.digest
+    return made
+
+
+def test_what_is_pushed_comes_back_by_tag_and_by_digest(host: str, repository: Open) -> None:
+    to = repository(host, "ml/train")
+    made = push(to, "one", b"a layer")
+    assert to.digest("one") == to.digest(made.digest) == made.digest
+    assert to.pull("one") == to.pull(made.digest) == made
+    with to.open(made.layers[0]["digest"]) as blob:
+        assert gzip.decompress(blob.read()) == b"a layer"
+
+
+def test_an_image_that_is_not_there_has_no_digest(host: str, repository: Open) -> None:
+    assert repository(host, "ml/nothing").digest("latest") is None
+    with pytest.raises(RegistryError, match=r"404.*MANIFEST_UNKNOWN") as caught:
+        repository(host, "ml/nothing").pull("latest")
+    assert caught.value.status == 404
+
+
+def test_a_blob_larger_than_a_chunk_arrives_whole(
+    host: str, repository: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "CHUNK", 1000)
+    to = repository(host, "ml/large")
+    for size in (999, 1000, 1001, 2000, 3456):
+        content = os.urandom(size)
+        to.push(of_bytes(content, sha256(content)))
+        with to.open(sha256(content)) as blob:
+            assert blob.read() == content
+
+
+def test_a_blob_that_is_not_what_its_digest_says_is_refused(host: str, repository: Open) -> None:
+    wrong = sha256(b"something else")
+    with pytest.raises(RegistryError, match="DIGEST_INVALID"):
+        repository(host, "ml/wrong").push(of_bytes(b"this", wrong))
+    assert not repository(host, "ml/wrong").has(wrong)
+
+
+def test_a_blob_is_mounted_from_another_repository(host: str, repository: Open) -> None:
+    source, target = repository(host, "ml/source"), repository(host, "ml/target")
+    content = b"mounted"
+    source.push(of_bytes(content, sha256(content)))
+    assert target.mount(sha256(content), "ml/source")
+    assert target.has(sha256(content))
+    assert not target.mount(sha256(b"absent"), "ml/source")
+
+
+def test_a_blob_is_copied_from_another_registry(host: str, repository: Open, tmp_path: Path) -> None:
+    with registry_program.running(tmp_path) as other:
+        source, target = repository(other, "ml/source"), repository(host, "ml/copied")
+        made = push(source, "one", os.urandom(100_000))
+        target.push(of_blob(source, made.layers[0]))
+        assert target.has(made.layers[0]["digest"])
+
+
+def test_an_index_is_resolved_to_linux_amd64(host: str, repository: Open) -> None:
+    to = repository(host, "ml/index")
+    made = push(to, "amd64", b"for amd64")
+    other = image(architecture="arm64")
+    to.push(of_bytes(other.config_bytes, other.manifest["config"]["digest"]))
+    to.push_image(other, "arm64")
+    entries = [_entry(other, "arm64"), _entry(made, "amd64")]
+    to.push_image(_index(entries), "both")
+    to.push_image(_index(entries[:1]), "arm")
+    assert to.pull("both") == made
+    with pytest.raises(BuildError, match="no image for linux/amd64, only for linux/arm64"):
+        to.pull("arm")
+    with pytest.raises(BuildError, match="only for linux/arm64"):
+        to.pull("arm64")
+
+
+def test_basic_auth_is_used_where_it_is_asked_for(tmp_path: Path, repository: Open) -> None:
+    with registry_program.running(tmp_path, registry_program.basic(tmp_path)) as host:
+        made = push(repository(host, "ml/train", KNOWN), "one", b"x")
+        assert repository(host, "ml/train", KNOWN).pull("one") == made
+
+
+@pytest.mark.parametrize("login", [None, Login(USER, "wrong-password")], ids=["none", "wrong"])
+def test_a_login_that_is_refused_is_named_without_its_password(
+    tmp_path: Path, repository: Open, login: Login | None
+) -> None:
+    with (
+        registry_program.running(tmp_path, registry_program.basic(tmp_path)) as host,
+        pytest.raises(RegistryError, match=r"target\.registry: .* 401.*target\.pull_secret") as caught,
+    ):
+        repository(host, "ml/train", login).check_push()
+    assert "wrong-password" not in f"{caught.value!s} {caught.value!r} {login!r}"
+
+
+def test_tokens_are_asked_for_what_is_needed(tmp_path: Path, repository: Open) -> None:
+    with (
+        Tokens(tmp_path / "tokens") as tokens,
+        registry_program.running(tmp_path, tokens.settings) as host,
+    ):
+        to = repository(host, "ml/train", KNOWN)
+        made = push(to, "one", b"x", b"y")
+        assert tokens.asked == [["repository:ml/train:pull,push"]]
+        assert repository(host, "ml/train").pull("one") == made
+        other = Repository(to.connection, "ml/other")
+        assert other.mount(made.layers[0]["digest"], "ml/train")
+        with pytest.raises(RegistryError, match="without a login with 401"):
+            repository(host, "ml/train").check_push()
+
+
+def test_a_token_that_expires_is_renewed(tmp_path: Path, repository: Open) -> None:
+    with (
+        Tokens(tmp_path / "tokens") as tokens,
+        registry_program.running(tmp_path, tokens.settings) as host,
+    ):
+        to = repository(host, "ml/train", KNOWN)
+        tokens.seconds = -120  # the registry allows a minute of difference
+        with pytest.raises(RegistryError, match="401"):
+            to.has(sha256(b"x"))
+        tokens.seconds = 300
+        assert not to.has(sha256(b"x"))
+        assert not to.has(sha256(b"y"))
+        assert len(tokens.asked) == 2
+
+
+def test_a_wrong_password_is_told_by_the_token_server(tmp_path: Path, repository: Open) -> None:
+    with (
+        Tokens(tmp_path / "tokens") as tokens,
+        registry_program.running(tmp_path, tokens.settings) as host,
+        pytest.raises(RegistryError, match=f"as {USER} with 401: UNAUTHORIZED wrong password"),
+    ):
+        repository(host, "ml/train", Login(USER, "nope")).check_push()
+
+
+def test_its_own_authority_must_be_given(tmp_path: Path, repository: Open) -> None:
+    settings, authority = registry_program.tls(tmp_path / "tls")
+    with registry_program.running(tmp_path, settings, authority) as host:
+        push(repository(host, "ml/train", ca=str(authority)), "one", b"x")
+        with pytest.raises(RegistryError, match=r"target\.registry_ca: .*certificate"):
+            repository(host, "ml/train").digest("one")
+
+
+def test_whether_pushing_is_allowed_can_be_seen_without_a_trace(tmp_path: Path, repository: Open) -> None:
+    with registry_program.running(tmp_path) as host:
+        repository(host, "ml/train").check_push()
+        begun = {path.name for path in (tmp_path / "images").rglob("_uploads/*/*")}
+        assert not begun & {"data", "startedat"}
+
+
+def test_a_connection_that_breaks_is_tried_again(host: str, repository: Open) -> None:
+    broken: set[tuple[str, str]] = set()
+
+    def first_time(method: str, path: str) -> bool:
+        kind = (method, path.split("/")[4])
+        new = kind not in broken and path != "/v2/"
+        broken.add(kind)
+        return new
+
+    with registry_program.flaky(host, first_time) as front:
+        to = repository(front, "ml/flaky", plain=True)
+        made = push(to, "one", b"x")
+        assert to.pull("one") == made
+    assert {method for method, _ in broken} >= {"HEAD", "POST", "PUT", "GET"}
+
+
+def test_a_registry_that_is_away_is_given_up_at_the_deadline(repository: Open) -> None:
+    with pytest.raises(RegistryError, match=r"does not answer: .*Connection refused.*http://") as caught:
+        repository("127.0.0.1:9", "ml/train", deadline=0.5).digest("one")
+    assert caught.value.status == 0
+
+
+def test_what_comes_must_be_what_its_digest_says(tmp_path: Path, repository: Open) -> None:
+    with registry_program.running(tmp_path) as host:
+        to = repository(host, "ml/train")
+        made = push(to, "one", b"x")
+        name = made.manifest["config"]["digest"].removeprefix("sha256:")
+        (blob,) = (tmp_path / "images").rglob(f"blobs/sha256/*/{name}/data")
+        blob.write_bytes(blob.read_bytes().replace(b"amd64", b"amd65"))
+        with pytest.raises(RegistryError, match="sent sha256"):
+            to.pull("one")
+
+
+def _entry(of: Image, architecture: str) -> dict[str, object]:
+    platform = {"os": "linux", "architecture": architecture}
+    return {"mediaType": OCI, "digest": of.digest, "size": len(of.manifest_bytes), "platform": platform}
+
+
+def _index(entries: list[dict[str, object]]) -> Image:
+    media_type = "application/vnd.oci.image.index.v1+json"
+    body = {"schemaVersion": 2, "mediaType": media_type, "manifests": entries}
+    return Image(json.dumps(body).encode(), b"", media_type)
+
+
+def test_a_login_is_written_as_docker_writes_it() -> None:
+    entry = KNOWN.as_config("registry.test")["auths"]["registry.test"]
+    assert base64.b64decode(entry["auth"]).decode() == f"{USER}:{PASSWORD}"

@@ -1,0 +1,100 @@
+"""The same files are the same layer, whoever owns them and whenever they were written."""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import BuildError
+from manycpu.pipeline.spec.image import sha256
+from manycpu.pipeline.verbs.on_kubernetes import layers
+from manycpu.pipeline.verbs.on_kubernetes.images import tag_of
+from manycpu.pipeline.verbs.on_kubernetes.layers import Tree
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a program's folder."""
+    (tmp_path / "part").mkdir()
+    (tmp_path / "train.py").write_text("print()")
+    (tmp_path / "part" / "b.py").write_text("b = 1")
+    (tmp_path / "run.sh").write_text("true")
+    (tmp_path / "run.sh").chmod(0o700)
+    return tmp_path
+
+
+def pack(folder: Path, *names: str) -> Tree:
+    """Pack some files of a folder."""
+    return layers.code(Location.of(str(folder), "run.program").only(names))
+
+
+def members(tree: Tree) -> list[tarfile.TarInfo]:
+    """List what is in a layer."""
+    with tarfile.open(fileobj=io.BytesIO(tree.tar)) as tar:
+        return tar.getmembers()
+
+
+def test_folders_come_before_what_is_in_them_and_all_belongs_to_root(folder: Path) -> None:
+    found = members(pack(folder, "train.py", "run.sh", "part/b.py"))
+    assert [(info.name, oct(info.mode)) for info in found] == [
+        ("opt/manycpu", "0o755"),
+        ("opt/manycpu/code", "0o755"),
+        ("opt/manycpu/code/part", "0o755"),
+        ("opt/manycpu/code/part/b.py", "0o644"),
+        ("opt/manycpu/code/run.sh", "0o755"),
+        ("opt/manycpu/code/train.py", "0o644"),
+    ]
+    assert {(info.uid, info.gid, info.mtime) for info in found} == {(0, 0, 0)}
+
+
+def test_order_times_and_groups_do_not_matter(folder: Path) -> None:
+    before = pack(folder, "train.py", "part/b.py")
+    os.utime(folder / "train.py", (1, 1))
+    (folder / "train.py").chmod(0o664)
+    after = pack(folder, "part/b.py", "train.py")
+    assert after.digest == before.digest
+    assert after.layer.content == before.layer.content
+
+
+def test_content_names_and_the_right_to_execute_matter(folder: Path) -> None:
+    digests = {pack(folder, "train.py").digest, pack(folder, "run.sh").digest}
+    (folder / "train.py").chmod(0o700)
+    digests.add(pack(folder, "train.py").digest)
+    (folder / "train.py").write_text("print(1)")
+    digests.add(pack(folder, "train.py").digest)
+    assert len(digests) == 4
+
+
+def test_a_layer_says_what_its_tar_is(folder: Path) -> None:
+    tree = pack(folder, "train.py")
+    assert tree.layer.diff_id == sha256(tree.tar) == f"sha256:{tree.digest}"
+    assert tree.layer.digest == sha256(tree.layer.content)
+
+
+def test_a_file_that_cannot_be_read_is_named(folder: Path) -> None:
+    with pytest.raises(BuildError, match=r"run\.program: .*gone\.py"):
+        pack(folder, "gone.py")
+
+
+def test_this_manycpu_can_be_imported_from_its_layer(tmp_path: Path) -> None:
+    tree = layers.library()
+    assert not [info.name for info in members(tree) if info.name.endswith(".pyc")]
+    with tarfile.open(fileobj=io.BytesIO(tree.tar)) as tar:
+        tar.extractall(tmp_path, filter="data")
+    code = "import manycpu.pipeline.node.__main__ as n, manycpu.pipeline.transfer as t"
+    code += "; print(n.__file__, t.__file__)"
+    env = {"PYTHONPATH": f"{tmp_path}{layers.LIB}", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
+    root = f"{tmp_path}{layers.LIB}/manycpu/pipeline"
+    assert done.stdout.split() == [f"{root}/node/__main__.py", f"{root}/transfer.py"]
+
+
+def test_a_tag_tells_base_and_every_tree(folder: Path) -> None:
+    one, two = pack(folder, "train.py"), pack(folder, "run.sh")
+    base = "sha256:" + "ab" * 32
+    assert tag_of(base, [one, two]) == f"{'ab' * 6}-{one.digest[:12]}-{two.digest[:12]}"
