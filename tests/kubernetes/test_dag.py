@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from tiny_bert import tiny_checkpoint, tiny_data
 
 from manycpu.pipeline.report import Report
