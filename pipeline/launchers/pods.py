@@ -23,10 +23,12 @@ __all__ = [
     "container",
     "literal",
     "metadata",
+    "on_nodes",
     "rank_variables",
     "resources",
     "restart_policy",
     "run_policy",
+    "security",
     "spread",
     "template",
     "with_fields",
@@ -158,13 +160,13 @@ def template(
         "automountServiceAccountToken": False,
         # Services of the namespace would fill the environment, some in the names that launchers read.
         "enableServiceLinks": False,
-        "securityContext": _security(),
+        "securityContext": security(),
     }
     named = labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role)
     annotations = {f"manycpu/{_key(path)}": content for path, content in files.items()}
     return {
         "metadata": {"labels": named, "annotations": annotations},
-        "spec": spec | _where(target),
+        "spec": spec | on_nodes(target),
     }
 
 
@@ -201,7 +203,8 @@ def spread(made: Manifest, run: TrainingRun) -> Manifest:
     return made | {"spec": made["spec"] | {"affinity": {"podAntiAffinity": rule}}}
 
 
-def _security() -> Manifest:
+def security() -> Manifest:
+    """Whom a pod's processes and its volumes belong to."""
     return {
         "runAsNonRoot": True,
         "runAsUser": UID,
@@ -213,7 +216,8 @@ def _security() -> Manifest:
     }
 
 
-def _where(target: Kubernetes) -> Manifest:
+def on_nodes(target: Kubernetes) -> Manifest:
+    """Say which nodes a pod may run on, as whom, and from where its image comes."""
     given = {
         "nodeSelector": target.node_selector,
         "tolerations": list(target.tolerations),
