@@ -40,7 +40,7 @@ def ready(kubernetes: Module) -> bool:
 
 def kubectl(kubernetes: Module, *words: str, stdin: str | None = None, seconds: float = 60) -> str:
     """Run kubectl as the cluster's administrator."""
-    options = ["--kubeconfig", kubeconfig(), "--cache-dir", run_folder() / "kubectl"]  # not in ~/.kube
+    options = [f"--kubeconfig={kubeconfig()}", f"--cache-dir={run_folder()}/kubectl"]  # not in ~/.kube
     return run([kubernetes.program("kubectl"), *options, *words], stdin=stdin, seconds=seconds)
 
 
