@@ -1,5 +1,6 @@
 """A Dockerfile is built once for the same files, arguments and base, by what the worker has."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -115,7 +116,11 @@ def test_an_argument_that_the_dockerfile_does_not_know_is_refused(context: Conte
         build(context(dockerfile=None, build_args={"TORCHES": "2"}))
 
 
-def test_what_is_built_here_needs_no_registry_to_be_saved(context: Context, tmp_path: Path) -> None:
+def test_what_is_built_here_needs_no_registry_to_be_saved(
+    host: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(Login(USER, PASSWORD).as_config(host)))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     name = save(context(registry=None, build_args={"WORD": "saved"}), tmp_path / "image.tar")
     assert name.startswith("manycpu.local/train:")
     image = Archive(tmp_path / "image.tar").image

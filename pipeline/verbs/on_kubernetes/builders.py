@@ -67,21 +67,22 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     `config.json` has the logins, `registries.conf` says what speaks plain HTTP, `ca.crt` is the authority.
     """
     names = [Reference.parse(base, "target.build_args") for base in build.recipe.bases]
-    hosts = {reference.registry for reference in (*names, build.reference)}
+    hosts = {reference.registry: reference for reference in (*names, build.reference)}
     auths: dict[str, object] = {}
     for host in sorted(hosts):
         if login := opened.login(host):
             auths |= login.as_config(host)["auths"]
-    files = {"config.json": json.dumps({"auths": auths}), "registries.conf": _conf(build, opened)}
+    plain = [host for host, name in hosts.items() if opened.repository(name).connection.plain]
+    files = {"config.json": json.dumps({"auths": auths}), "registries.conf": _conf(plain)}
     if ctx.target.registry_ca:
         files["ca.crt"] = Path(ctx.target.registry_ca).read_text()
     return files
 
 
-def _conf(build: Build, opened: Registries) -> str:
+def _conf(plain: Sequence[str]) -> str:
     lines = ['unqualified-search-registries = ["docker.io"]']
-    if opened.repository(build.reference).connection.url("").startswith("http:"):
-        lines += ["[[registry]]", f'location = "{build.reference.registry}"', "insecure = true"]
+    for host in plain:
+        lines += ["[[registry]]", f'location = "{host}"', "insecure = true"]
     return "\n".join((*lines, ""))
 
 
