@@ -9,9 +9,10 @@ from pydantic import BaseModel, Field
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RankFailure, RunState
 
-__all__ = ["REPORT", "Observed", "Rank", "Report", "draft", "observe", "read", "write"]
+__all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "draft", "observe", "read", "write"]
 
 REPORT = "report.json"
 _LAST_LINES = 20
@@ -22,7 +23,10 @@ class Rank(BaseModel):
 
     rank: int
     host: str
+    """The host that it names: a pod, on Kubernetes."""
     cpus: float | None = None
+    machine: str | None = None
+    """The machine that the host is on, where that is another name: a node, on Kubernetes."""
 
 
 class Observed(BaseModel):
@@ -35,6 +39,10 @@ class Observed(BaseModel):
     metrics: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
     failure: RankFailure | None = None
+    introduced: list[str] = Field(default_factory=list)
+    """``rank@time`` of every introduction: a log that is read again tells nothing new."""
+    failed_at: float = 0.0
+    """Seconds since the epoch; 0 where lines have no times."""
 
     @property
     def hosts(self) -> list[str]:
@@ -70,31 +78,68 @@ class Report(BaseModel):
 
 def observe(lines: Iterable[str]) -> Observed:
     """Read everything that the ranks said of themselves from a training's log."""
-    observed = Observed()
-    tails: dict[int, list[str]] = {}
+    observer = Observer()
     for line in lines:
-        rank, host, text = events.split(line)
-        event = events.decode(text)
-        if event is not None:
-            with suppress(KeyError, TypeError, ValueError):  # a script's own, in a shape of its own
-                _EVENTS.get(event["event"], _ignore)(observed, event, tails)
-        elif rank is not None and host is not None and text.strip():
-            tails.setdefault(rank, []).append(text)
-            del tails[rank][:-_LAST_LINES]
-    return observed
+        observer.hear(events.split(line))
+    return observer.observed
+
+
+class Observer:
+    """Reads what the ranks say of themselves, line by line.
+
+    Args:
+        observed: What they have said before.
+    """
+
+    def __init__(self, observed: Observed | None = None) -> None:
+        self.observed = observed or Observed()
+        self._tails: dict[int, list[str]] = {}
+
+    def hear(self, line: RankLine, time: float = 0.0) -> bool:
+        """Take note of a line; whether it tells anything that the report is made of.
+
+        Args:
+            line: The line.
+            time: When it was written, in seconds since the epoch, where the lines come in no order.
+        """
+        event = events.decode(line.text)
+        if event is None:
+            if line.rank is not None and line.text.strip():
+                tail = self._tails.setdefault(line.rank, [])
+                tail.append(line.text)
+                del tail[:-_LAST_LINES]
+            return False
+        note = _EVENTS.get(event["event"])
+        if note is None:
+            return False
+        with suppress(KeyError, TypeError, ValueError):  # a script's own, in a shape of its own
+            note(self.observed, {**event, "time": time}, self._tails)
+        return True
 
 
 def _proof(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
-    number = int(event.get("round", 0))
-    if not observed.rounds or observed.rounds[-1]["round"] != number:
-        observed.rounds.append({"round": number, "world_size": event["world_size"], "hosts": []})
-        observed.ranks = []
-    round_hosts = observed.rounds[-1]["hosts"]
-    if event["host"] not in round_hosts:
-        round_hosts.append(event["host"])
-    observed.world_size = event["world_size"]
-    observed.ranks.append(Rank(rank=event["rank"], host=event["host"], cpus=event.get("cpus")))
-    observed.ranks.sort(key=lambda rank: rank.rank)
+    rank = Rank(rank=event["rank"], host=event["host"], cpus=event.get("cpus"), machine=event.get("machine"))
+    number, world = int(event.get("round", 0)), event["world_size"]
+    if event["time"]:
+        if (known := f"{rank.rank}@{event['time']}") in observed.introduced:
+            return
+        observed.introduced.append(known)
+    found = next((one for one in observed.rounds if _misses(one, number, world, rank.rank)), None)
+    if found is None:
+        found = {"round": number, "world_size": world, "hosts": [], "ranks": []}
+        observed.rounds.append(found)
+        observed.ranks, observed.world_size = [], world
+    found["ranks"].append(rank.rank)
+    if rank.host not in found["hosts"]:
+        found["hosts"].append(rank.host)
+    if found is observed.rounds[-1]:
+        observed.ranks.append(rank)
+        observed.ranks.sort(key=lambda rank: rank.rank)
+
+
+def _misses(found: dict[str, Any], number: int, world: int, rank: int) -> bool:
+    """Whether a rank is yet to come to this meeting; lines of several pods come in no particular order."""
+    return found["round"] == number and found["world_size"] == world and rank not in found["ranks"]
 
 
 def _backend(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
@@ -112,16 +157,13 @@ def _warning(observed: Observed, event: dict[str, Any], _: dict[int, list[str]])
 
 def _exit(observed: Observed, event: dict[str, Any], tails: dict[int, list[str]]) -> None:
     # The first to fail is the one to look at: the launcher ends the others because of it.
-    if event["code"] == 0 or observed.failure is not None:
+    known = observed.failure is not None and observed.failed_at <= event["time"]
+    if event["code"] == 0 or known:
         return
-    rank = int(event["rank"])
+    rank, observed.failed_at = int(event["rank"]), event["time"]
     observed.failure = RankFailure(
         rank=rank, host=event["host"], exit_code=event["code"], last_lines=tuple(tails.get(rank, ()))
     )
-
-
-def _ignore(*_: object) -> None:
-    return
 
 
 _EVENTS = {"proof": _proof, "backend": _backend, "metrics": _metrics, "warning": _warning, "exit": _exit}
@@ -141,7 +183,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         export=entry.export,
         kept=[path for path in (entry.data, entry.model, entry.image or entry.code) if path],
         error=error,
-        **observed.model_dump(exclude={"failure"}),
+        **observed.model_dump(exclude={"failure", "failed_at", "introduced"}),
         hosts=observed.hosts,
     )
 

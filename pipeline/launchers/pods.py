@@ -31,6 +31,7 @@ __all__ = [
     "security",
     "spread",
     "template",
+    "with_fields",
     "with_library",
     "with_volumes",
 ]
@@ -125,10 +126,15 @@ def container(  # noqa: PLR0913 - what makes up a container
 
 def as_rank(made: Manifest, run: TrainingRun) -> Manifest:
     """Add to a container what only ranks have: the name of their machine, and secrets."""
-    host = {"name": "MANYCPU_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-    made = made | {"env": [host, *made["env"]]}
+    made = with_fields(made, {"MANYCPU_HOST": "spec.nodeName"})
     secrets = [{"secretRef": {"name": name}} for name in run.env_from]
     return made | ({"envFrom": secrets} if secrets else {})
+
+
+def with_fields(made: Manifest, fields: Mapping[str, str]) -> Manifest:
+    """Put fields of the pod into a container's environment: variable -> path of the field."""
+    told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+    return made | {"env": [*told, *made["env"]]}
 
 
 def template(

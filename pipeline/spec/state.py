@@ -45,6 +45,8 @@ class Status(BaseModel):
     state: RunState
     reason: str = ""
     failure: RankFailure | None = None
+    budget: str | None = None
+    """The field of the run whose time budget was used up, where that ended it."""
 
 
 # What a training process of ours says with its exit code.

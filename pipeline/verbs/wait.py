@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, Protocol
 
 from manycpu.pipeline import report
 from manycpu.pipeline.ledger import Result, VerbRecord
-from manycpu.pipeline.spec.errors import CancelledError, ManycpuError, TrainingFailedError
+from manycpu.pipeline.spec.errors import CancelledError, DeadlineError, ManycpuError, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.context import ClusterContext, RunContext
 from manycpu.pipeline.verbs.place import on_target
 
 __all__ = ["POLL", "Watch", "conclude", "observed_of", "outcome", "wait", "watch"]
@@ -33,6 +34,9 @@ class Watch(Protocol):
     def look(self) -> tuple[list[RankLine], Status]:
         """Read what came since the last look. After a terminal state nothing more comes."""
 
+    def close(self) -> None:
+        """Stop watching; a last look may still tell lines that came before."""
+
 
 def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
     """Begin to watch an attempt, or go on from where another has come to."""
@@ -42,14 +46,14 @@ def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
 
 def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -> Status:
     """Stay until the training has ended."""
-    watching = watch(ctx, handle)
-    while True:
-        lines, seen = watching.look()
-        for line in lines:
-            on_line(line)
-        if seen.state.terminal:
-            return outcome(ctx, handle, seen)
-        time.sleep(POLL)
+    with closing(watch(ctx, handle)) as watching:
+        while True:
+            lines, seen = watching.look()
+            for line in lines:
+                on_line(line)
+            if seen.state.terminal:
+                return outcome(ctx, handle, seen)
+            time.sleep(POLL)
 
 
 def outcome(ctx: RunContext, handle: Handle, seen: Status) -> Status:
@@ -67,6 +71,7 @@ def conclude(ctx: RunContext, handle: Handle, seen: Status) -> None:
 
     Raises:
         CancelledError: Somebody ended the training.
+        DeadlineError: A time budget was used up.
         TrainingFailedError: It failed; with the first rank that failed and its last lines.
     """
     error = _error(seen)
@@ -87,13 +92,15 @@ def observed_of(ctx: RunContext, handle: Handle) -> report.Observed:
 def _error(seen: Status) -> ManycpuError | None:
     if seen.state is RunState.SUCCEEDED:
         return None
-    kind, verb = (
-        (CancelledError, "was cancelled")
-        if seen.state is RunState.CANCELLED
-        else (TrainingFailedError, "failed")
-    )
+    kind, verb = _kind(seen)
     parts = [f"the training {verb}: {seen.reason}", seen.failure and str(seen.failure)]
-    return kind("\n".join(part for part in parts if part))
+    return kind("\n".join(part for part in parts if part), field=seen.budget)
+
+
+def _kind(seen: Status) -> tuple[type[ManycpuError], str]:
+    if seen.state is RunState.CANCELLED:
+        return CancelledError, "was cancelled"
+    return (TrainingFailedError, "failed") if seen.budget is None else (DeadlineError, "was ended")
 
 
 def _lacking_proof(ctx: RunContext, observed: report.Observed) -> str:
@@ -108,4 +115,14 @@ def _lacking_proof(ctx: RunContext, observed: report.Observed) -> str:
         return f"{world} ranks met, but {len(observed.ranks)} introduced themselves"
     if observed.backend not in (None, ctx.run.backend):
         return f"backend {ctx.run.backend} was asked for, {observed.backend} was used"
+    return _lacking_spread(ctx, observed)
+
+
+def _lacking_spread(ctx: RunContext, observed: report.Observed) -> str:
+    """Say whether ranks that were to run apart ran in one place: every pod is a host of its own."""
+    nodes, machines = ctx.run.nodes[0], sorted({rank.machine or rank.host for rank in observed.ranks})
+    if isinstance(ctx, ClusterContext) and len(observed.hosts) < nodes:
+        return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(observed.hosts)}"
+    if ctx.run.spread == "require" and len(machines) < nodes:
+        return f"run.spread requires {nodes} machines, and all ranks ran on {', '.join(machines)}"
     return ""

@@ -39,7 +39,6 @@ OF_TESTS = {
     "jobs.py",
     "modules",
     "programs_in_pods",
-    "rights.yaml",
     "space.py",
 }
 

@@ -85,7 +85,7 @@ def _acknowledge(run: TrainingRun, gang: Gang) -> Budget:
 
 
 def _queued_since(gang: Gang) -> float:
-    """Tell since when the job waits: since its suspension, or since the oldest pod without a node was made."""
+    """Tell since when the job waits: since it was suspended, or its oldest pod without a node was made."""
     if gang.suspended and (suspended := condition(gang.job, "Suspended")):
         return epoch(suspended["lastTransitionTime"])
     waiting = [pod for pod in gang.members if scheduled(pod) is None]

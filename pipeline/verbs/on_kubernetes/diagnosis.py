@@ -1,6 +1,7 @@
 """Why a job does not go on, or how it failed: read off what the cluster says of it. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from manycpu.pipeline.spec.state import describe_exit
@@ -16,7 +17,7 @@ from manycpu.pipeline.verbs.on_kubernetes.gang import (
     scheduled,
 )
 
-__all__ = ["Ending", "Reason", "crashes", "endings", "explain", "hopeless", "losses", "pending"]
+__all__ = ["Ending", "Reason", "crashes", "endings", "explain", "hopeless", "losses", "pending", "restarts"]
 
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -64,9 +65,9 @@ class Ending(NamedTuple):
 
 
 def explain(gang: Gang) -> str:
-    """Say in one message everything that keeps a job from running: a line for each reason, with its pods."""
+    """Say in one message what keeps a job from running, a line for each reason; empty where nothing does."""
     found = [*map(str, pending(gang)), *crashes(gang), *losses(gang)]
-    return "\n".join(dict.fromkeys(found)) or "nothing is known to be wrong with it"
+    return "\n".join(dict.fromkeys(found))
 
 
 def hopeless(gang: Gang) -> str:
@@ -172,7 +173,7 @@ def _being_made(gang: Gang, pod: Manifest) -> str:
 
 
 def crashes(gang: Gang) -> list[str]:
-    """Say which containers crash in a loop, whatever the job says of itself; launchers of an MPIJob included."""
+    """Say which containers crash in a loop, whatever the job says of itself; launchers included."""
     found = []
     for pod in gang.pods:
         for container in containers(pod):
@@ -227,12 +228,12 @@ def _ending(container: Container) -> Ending:
     )
 
 
-def _about(gang: Gang, pod: Manifest, reasons: Iterable[str]) -> list[Manifest]:
+def _about(gang: Gang, pod: Manifest, reasons: AbstractSet[str]) -> list[Manifest]:
     uid = pod["metadata"]["uid"]
     return [e for e in gang.events if e.get("reason") in reasons and e["involvedObject"].get("uid") == uid]
 
 
-def _latest(gang: Gang, reasons: Iterable[str] | None, kind: str | None = None) -> Iterator[Manifest]:
+def _latest(gang: Gang, reasons: AbstractSet[str] | None, kind: str | None = None) -> Iterator[Manifest]:
     """List the warnings for these reasons, about objects of this kind: of each object the last."""
     found = {
         (event["involvedObject"].get("uid"), event.get("reason")): event

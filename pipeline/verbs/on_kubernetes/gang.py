@@ -118,7 +118,7 @@ class Gang:
     @property
     def pods(self) -> list[Manifest]:
         """Its pods, by name; of pods of the same name the latest."""
-        found = sorted(self._objects.get("Pod", {}).values(), key=lambda pod: _born(pod))
+        found = sorted(self._objects.get("Pod", {}).values(), key=_born)
         return sorted({pod["metadata"]["name"]: pod for pod in found}.values(), key=_name)
 
     @property

@@ -1,8 +1,8 @@
 """Where a container's log was read to, exactly, so that it can be read on after any break. Pure.
 
-The API gives lines from a whole second on. What was told already of those is the beginning of what it gives, in
-the log's own order: it is skipped by count, which no equal times and no times out of order can upset. Where the
-kubelet has begun a new file meanwhile, the beginning is another line than it was; then times decide.
+The API gives lines from a whole second on. What was told already of those is the beginning of what it
+gives, in the log's own order: it is skipped by count, which no equal times and no times out of order can
+upset. Where the kubelet has begun a new file meanwhile, the beginning is another line; then times decide.
 """
 
 import re
@@ -17,6 +17,7 @@ __all__ = ["Limit", "Position", "Stamped", "parse"]
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _NANO = 1_000_000_000
+_NOTHING = ((), 0, 0, 0)
 _KEPT = 1  # whole seconds before the last line's that are read again
 
 
@@ -61,10 +62,16 @@ class Position:
 
     Args:
         state: What ``state`` of another position was, to go on from there.
+        before: The state of the position in the log that this one's replaced. Whoever asks for a container's
+            log just as it is started again may have been given this one for that.
     """
 
-    def __init__(self, state: Iterable[Any] = ()) -> None:
-        seconds, self._last, self._equal = (*state,) or ((), 0, 0)
+    def __init__(self, state: Iterable[Any] = (), before: Iterable[Any] = ()) -> None:
+        self._before = (*before,)
+        self._restore(state)
+
+    def _restore(self, state: Iterable[Any]) -> None:
+        seconds, self._last, self._equal, self._first = (*state,) or _NOTHING
         self._seconds = [_Second(*second) for second in seconds]
         self._skip = 0
         self._by_count: bool | None = None
@@ -73,7 +80,7 @@ class Position:
     @property
     def state(self) -> list[Any]:
         """All that another position needs to go on from here, as JSON."""
-        return [[list(second) for second in self._seconds], self._last, self._equal]
+        return [[list(second) for second in self._seconds], self._last, self._equal, self._first]
 
     @property
     def since(self) -> int | None:
@@ -84,12 +91,14 @@ class Position:
         """Prepare for the lines from ``since`` on."""
         self._skip, self._by_count = sum(second.lines for second in self._seconds), None
 
+    def doubts(self, time: int) -> bool:
+        """Whether the next line, the first since ``reopen``, is another than it was: is this the same log?"""
+        return self._by_count is None and bool(self._seconds) and time != self._seconds[0].first
+
     def take(self, time: int) -> bool:
         """Take note of the next line; whether it is a new one."""
         if self._by_count is None:
-            self._by_count = not self._seconds or time == self._seconds[0].first
-            if not self._by_count:  # another file: its lines are counted from its beginning
-                self._skip, self._seconds = self._equal, []
+            self._begin(time)
         if not self._by_count:
             return self._take_by_time(time)
         if self._skip:
@@ -98,6 +107,14 @@ class Position:
         self._count(time)
         self._note(time)
         return True
+
+    def _begin(self, time: int) -> None:
+        mistaken = not self._seconds and self._before and self._before[-1] == time
+        if mistaken:
+            self._restore(self._before)
+        self._by_count = not mistaken and not self.doubts(time)
+        if not self._by_count:  # another file: its lines are counted from its beginning
+            self._skip, self._seconds = self._equal, []
 
     def _take_by_time(self, time: int) -> bool:
         self._count(time)
@@ -112,6 +129,7 @@ class Position:
         return True
 
     def _note(self, time: int) -> None:
+        self._first = self._first or time
         if time > self._last:
             self._last, self._equal = time, 1
         elif time == self._last:

@@ -37,6 +37,9 @@ class Watch:
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
         return lines, seen
 
+    def close(self) -> None:
+        """Nothing is held between looks."""
+
 
 def observed_of(ctx: MachineContext, handle: ProcessHandle) -> report.Observed:  # noqa: ARG001 - as everywhere
     """Read what the ranks of an attempt said."""

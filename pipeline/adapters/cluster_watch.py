@@ -1,0 +1,334 @@
+"""A namespace of a Kubernetes cluster as it changes: objects and logs, for as long as anybody wants to know.
+
+The door to the package ``kubernetes_asyncio``. Nothing here gives up: whoever waits has a deadline.
+"""
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+from kubernetes_asyncio.client import Configuration
+from kubernetes_asyncio.client.rest import RESTClientObject
+
+from manycpu.pipeline.adapters.cluster import KINDS, Connect, Manifest
+from manycpu.pipeline.spec.errors import ClusterError
+
+__all__ = ["FAILURES", "Changes", "ClusterWatch", "LogPart", "NoLogError", "Pauses", "shared"]
+
+RELIST: Final = 240  # seconds after which a watch is begun anew, from a list
+_SILENCE: Final = (
+    100.0  # seconds without a word, bookmarks included, after which a connection is taken for dead
+)
+_CONNECT: Final = 5.0  # seconds to connect
+_PAGE: Final = 500  # objects of a list in one answer
+_LINE: Final = 1 << 18  # bytes of a log's line that are kept
+_UNAUTHORIZED: Final = 401
+_ERROR: Final = 400
+_NO_LOG: Final = (400, 404)
+_PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
+_WELL: Final = 5.0  # seconds
+FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError, ClusterError)
+"""What passes by itself, or may: whatever failed is tried again."""
+
+
+class NoLogError(Exception):
+    """There is no such log: the container has not started, or is gone."""
+
+
+class Changes(NamedTuple):
+    """What the cluster tells of objects of one kind."""
+
+    kind: str
+    objects: list[Manifest]
+    deleted: list[Manifest]
+    """As they were at the end."""
+    complete: bool
+    """Whether the objects are all that there are."""
+    trouble: str = ""
+    """Why nothing can be told at the moment."""
+
+
+class LogPart(NamedTuple):
+    """Which part of a container's log is meant."""
+
+    follow: bool
+    """Whether to stay until the container ends. Else a last line without an end is told too."""
+    previous: bool = False
+    """Whether that of the container before its last restart is meant."""
+    since: int | None = None
+    """Seconds since the epoch of the first lines; None: from the beginning."""
+    tail: int | None = None
+    """How many of the last lines; None: all."""
+
+
+class ClusterWatch:
+    """One namespace, as one account may see it, in an event loop.
+
+    Args:
+        connect: Makes a client with fresh credentials; called on a thread.
+        namespace: The namespace.
+    """
+
+    def __init__(self, connect: Connect, namespace: str) -> None:
+        self._connect, self._namespace = connect, namespace
+        self._settings: Any = None
+        self._clients: dict[tuple[Any, ...], RESTClientObject] = {}
+        self._connecting = asyncio.Lock()
+        self._ahead = 0.0
+
+    def now(self) -> float:
+        """Tell the time by the API server's clock, in seconds since the epoch."""
+        return time.time() + self._ahead
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for made in self._clients.values():
+            await made.close()
+        self._clients.clear()
+
+    async def follow(self, selections: Mapping[str, Mapping[str, str]]) -> AsyncGenerator[Changes]:
+        """Tell everything that happens to objects of several kinds, for ever.
+
+        Args:
+            selections: Kind -> ``labelSelector`` and ``fieldSelector``.
+        """
+        queue: asyncio.Queue[Changes] = asyncio.Queue(maxsize=64)
+
+        async def pump(kind: str, query: Mapping[str, str]) -> None:
+            async with aclosing(self.changes(kind, query)) as changes:
+                async for change in changes:
+                    await queue.put(change)
+
+        pumps = [asyncio.create_task(pump(kind, query)) for kind, query in selections.items()]
+        try:
+            while True:
+                yield await _next(queue, pumps)
+        finally:
+            await _end(pumps)
+
+    async def changes(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
+        """Tell all objects of a kind, then what changes; all of them again after every break, for ever."""
+        waits = Pauses()
+        while True:
+            try:
+                async with aclosing(self._until_broken(kind, query)) as changes:
+                    async for change in changes:
+                        waits.worked()
+                        yield change
+            except FAILURES as error:
+                yield Changes(kind, [], [], complete=False, trouble=str(error) or type(error).__name__)
+            await asyncio.sleep(waits.next())
+
+    async def log(self, pod: str, container: str, part: LogPart) -> AsyncGenerator[list[bytes]]:
+        """Tell the lines of a container's log, each with its time before it, as they come.
+
+        Raises:
+            NoLogError: There is none.
+            ClusterError: The cluster refuses it at present.
+            aiohttp.ClientError: The connection broke; or OSError, TimeoutError.
+        """
+        query = {"container": container, "timestamps": "true"}
+        query |= {"follow": "true"} if part.follow else {}
+        query |= {"previous": "true"} if part.previous else {}
+        query |= {} if part.tail is None else {"tailLines": str(part.tail)}
+        if part.since is not None:
+            query["sinceTime"] = datetime.fromtimestamp(part.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        lines = _Lines(_LINE)
+        async with self._answer(f"{self._path('Pod')}/{pod}/log", query) as answer:
+            async for block in answer.content.iter_any():
+                if found := lines.feed(block):
+                    yield found
+        if not part.follow and lines.rest:
+            yield [lines.rest]
+
+    async def _until_broken(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
+        found, version = await self._list(kind, query)
+        yield Changes(kind, found, [], complete=True)
+        seconds = random.uniform(RELIST, RELIST * 1.25)  # noqa: S311 - spreads the lists of many
+        asked = {
+            **query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(int(seconds)),
+        }
+        lines = _Lines(None)
+        async with self._answer(self._path(kind), asked) as answer:
+            async for block in answer.content.iter_any():
+                told = [json.loads(line) for line in lines.feed(block)]
+                if any(one["type"] == "ERROR" for one in told):
+                    return  # mostly 410: what is asked for is too old
+                if change := _change(kind, told):
+                    yield change
+
+    async def _list(self, kind: str, query: Mapping[str, str]) -> tuple[list[Manifest], str]:
+        found: list[Manifest] = []
+        more = ""
+        while True:
+            asked = {**query, "limit": str(_PAGE)} | ({"continue": more} if more else {})
+            async with self._answer(self._path(kind), asked) as answer:
+                page = json.loads(await answer.read())
+            found += [_light(item) for item in page["items"]]
+            more = page["metadata"].get("continue", "")
+            if not more:
+                return found, page["metadata"]["resourceVersion"]
+
+    @asynccontextmanager
+    async def _answer(self, path: str, query: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        used = self._settings
+        if used is None:
+            used = await self._renew(None)
+        headers = await asyncio.to_thread(_credentials, used)
+        client = self._client(used)
+        answer = await client.request(
+            "GET",
+            used.host + path,
+            query_params=dict(query),
+            headers=headers,
+            _preload_content=False,
+            _request_timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=_SILENCE),
+        )
+        async with answer:
+            if answer.status >= _ERROR:
+                await self._refused(answer, used, path)
+            with suppress(KeyError, ValueError):
+                self._ahead = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5 - time.time()
+            yield answer
+
+    async def _refused(self, answer: aiohttp.ClientResponse, used: Any, path: str) -> None:
+        body = (await answer.read()).decode(errors="replace")
+        with suppress(ValueError, KeyError, TypeError):
+            body = json.loads(body)["message"]
+        if answer.status == _UNAUTHORIZED:
+            await self._renew(used)
+        if path.endswith("/log") and answer.status in _NO_LOG:
+            raise NoLogError(body)
+        error = ClusterError(f"GET {path}: {answer.status} {body}")
+        error.status = answer.status
+        raise error
+
+    async def _renew(self, used: Any) -> Any:
+        """Read the credentials anew, unless somebody has done so meanwhile."""
+        async with self._connecting:
+            if self._settings is used:
+                made = await asyncio.to_thread(self._connect)
+                self._settings = made.configuration
+            return self._settings
+
+    def _client(self, settings: Any) -> RESTClientObject:
+        names = ("ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name")
+        wanted = {name: getattr(settings, name, None) for name in names}
+        # What comes from the environment aiohttp reads there itself, with its exceptions (NO_PROXY).
+        wanted["proxy"] = None if settings.proxy in map(os.environ.get, _PROXIES) else settings.proxy
+        key = tuple(wanted.values())
+        if key not in self._clients:
+            own = Configuration()
+            for name, value in wanted.items():
+                setattr(own, name, value)
+            own.connection_pool_maxsize = 0  # each log that is followed keeps a connection
+            self._clients[key] = RESTClientObject(own)
+        return self._clients[key]
+
+    def _path(self, kind: str) -> str:
+        group, plural = KINDS[kind]
+        return f"{group}/namespaces/{self._namespace}/{plural}"
+
+
+_SHARED: dict[tuple[Hashable, ...], list[Any]] = {}
+
+
+@asynccontextmanager
+async def shared(key: Hashable, connect: Connect, namespace: str) -> AsyncIterator[ClusterWatch]:
+    """Open a namespace once for all who ask with the same key in this event loop."""
+    place = (asyncio.get_running_loop(), key, namespace)
+    entry = _SHARED.setdefault(place, [ClusterWatch(connect, namespace), 0])
+    entry[1] += 1
+    try:
+        yield entry[0]
+    finally:
+        entry[1] -= 1
+        if not entry[1]:
+            del _SHARED[place]
+            await entry[0].aclose()
+
+
+class Pauses:
+    """Seconds to wait between tries: few after what worked for a while, more and more where nothing works."""
+
+    def __init__(self) -> None:
+        self._failed, self._began = 0, time.monotonic()
+
+    def worked(self) -> None:
+        """Take note that a try works: once it has done so for a while, all is well again."""
+        if time.monotonic() - self._began > _WELL:
+            self._failed = 0
+
+    def next(self) -> float:
+        """Tell how long to wait before the next try, which begins then."""
+        seconds: float = min(0.2 * 2.0**self._failed, 5.0) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads many
+        self._failed, self._began = min(self._failed + 1, 10), time.monotonic() + seconds
+        return seconds
+
+
+class _Lines:
+    """Whole lines of a stream of bytes."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit, self.rest = limit, b""
+
+    def feed(self, block: bytes) -> list[bytes]:
+        *lines, rest = (self.rest + block).split(b"\n") if self.rest else block.split(b"\n")
+        self.rest = rest if self._limit is None else rest[: self._limit]
+        return lines if self._limit is None else [line[: self._limit] for line in lines]
+
+
+def _credentials(settings: Any) -> dict[str, str]:
+    """Make the headers that say who asks; may run a program or read a file."""
+    found = settings.auth_settings().values()
+    return {one["key"]: one["value"] for one in found if one["in"] == "header" and one["value"]}
+
+
+def _change(kind: str, told: list[dict[str, Any]]) -> Changes | None:
+    """Put together what a watch told at once; None where nothing happened."""
+    latest: dict[str, tuple[str, Manifest]] = {}
+    for one in told:
+        if one["type"] != "BOOKMARK":
+            latest[one["object"]["metadata"]["uid"]] = (one["type"], _light(one["object"]))
+    if not latest:
+        return None
+    gone = [found for what, found in latest.values() if what == "DELETED"]
+    there = [found for what, found in latest.values() if what != "DELETED"]
+    return Changes(kind, there, gone, complete=False)
+
+
+def _light(found: Manifest) -> Manifest:
+    found["metadata"].pop("managedFields", None)
+    return found
+
+
+async def _next(queue: "asyncio.Queue[Changes]", pumps: "list[asyncio.Task[None]]") -> Changes:
+    getting = asyncio.ensure_future(queue.get())
+    try:
+        await asyncio.wait([getting, *pumps], return_when=asyncio.FIRST_COMPLETED)
+        if getting.done():
+            return getting.result()
+        for pump in pumps:
+            if pump.done():
+                pump.result()
+        raise RuntimeError("a watch ended, which none should")
+    finally:
+        getting.cancel()
+
+
+async def _end(tasks: "list[asyncio.Task[None]]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

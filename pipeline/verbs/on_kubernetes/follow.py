@@ -1,0 +1,268 @@
+"""Follow a job to its end: what the cluster says of it and what its ranks say, in one event loop."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
+from typing import Final
+
+from manycpu.pipeline.adapters.cluster_watch import (
+    FAILURES,
+    Changes,
+    ClusterWatch,
+    LogPart,
+    NoLogError,
+    Pauses,
+)
+from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes import judgement
+from manycpu.pipeline.verbs.on_kubernetes.budgets import budgets
+from manycpu.pipeline.verbs.on_kubernetes.diagnosis import endings
+from manycpu.pipeline.verbs.on_kubernetes.gang import WORKLOADS, Gang, containers, role
+from manycpu.pipeline.verbs.on_kubernetes.logs import Limit, parse
+from manycpu.pipeline.verbs.on_kubernetes.reader import LogReader
+from manycpu.pipeline.verbs.on_kubernetes.record import TAIL, Heap, Record
+
+__all__ = ["Follower", "batches", "selections"]
+
+LINES_PER_SECOND: Final = 1000
+_HEAPS: Final = 256  # heaps of lines that wait to be told; more, and the cluster waits
+_TICK: Final = 30.0  # seconds between looks at what has not changed
+_NOTE_EVERY: Final = 10.0  # seconds between two notes on why a job waits
+_DRAIN: Final = 5.0  # seconds that the last lines have to come
+_STEP: Final = 0.1  # seconds between looks whether they have
+_PATIENCE: Final = 5.0  # seconds that a job may wait before it is said why
+_AWAY_EVERY: Final = 60.0  # seconds between two notes that the cluster is away
+
+Tell = Callable[[list[RankLine]], Awaitable[None]]
+
+
+def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Select what is to be known of jobs of a launch kind that have these labels."""
+    selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())}
+    return {WORKLOADS[launch]: selector, "Pod": selector, "Event": {"fieldSelector": "type=Warning"}}
+
+
+class Follower:
+    """Follows one job.
+
+    Args:
+        ctx: The run.
+        handle: The job.
+        watch: The namespace.
+        record: Takes note of what is told.
+    """
+
+    def __init__(self, ctx: ClusterContext, handle: JobHandle, watch: ClusterWatch, record: Record) -> None:
+        self._ctx, self._handle, self._watch, self._record = ctx, handle, watch, record
+        claims = (ctx.target.claim or f"{ctx.name}-data",)
+        self._gang = Gang(WORKLOADS[handle.launch], handle.name, handle.uid, claims)
+        self._heaps: asyncio.Queue[Heap] = asyncio.Queue(_HEAPS)
+        self._readers: dict[tuple[str, str], tuple[LogReader, asyncio.Task[None]]] = {}
+        self._limit = Limit(LINES_PER_SECOND)
+        self._wake = asyncio.Event()
+        self._noted, self._note_due = "", watch.now() + _PATIENCE
+        self._away_due = 0.0
+        self._saving: asyncio.Task[None] | None = None
+        self._notes: list[RankLine] = []
+        self.status = Status(state=RunState.PENDING)
+        """How the job is doing."""
+
+    async def run(self, stream: AsyncIterator[list[Changes]], tell: Tell) -> Status:
+        """Follow to the end, whatever happens to the connection; the time budgets end it at the latest.
+
+        Args:
+            stream: What the cluster tells of the namespace.
+            tell: Is given the lines, in order for each rank, as they come.
+        """
+        feeding = asyncio.create_task(self._feed(stream))
+        try:
+            while not self.status.state.terminal:
+                await self._pause(feeding)
+                await self._pass_on(tell)
+                self.status = await self._judge()
+            await self._drain(tell)
+            return await self._conclude(self.status)
+        finally:
+            feeding.cancel()
+            await self._end_readers()
+            with suppress(asyncio.CancelledError, *FAILURES):
+                await feeding
+
+    async def _feed(self, stream: AsyncIterator[list[Changes]]) -> None:
+        async for told in stream:
+            for change in told:
+                self._take(change)
+
+    def _take(self, change: Changes) -> None:
+        if change.trouble:
+            self._away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
+            return
+        if self._gang.apply(change.kind, change.objects, change.deleted, complete=change.complete):
+            self._read_logs()
+            self._wake.set()
+
+    def _away(self, text: str) -> None:
+        now = self._watch.now()
+        if now >= self._away_due:
+            self._away_due = now + _AWAY_EVERY
+            self._say(text)
+
+    async def _pause(self, feeding: "asyncio.Task[None]") -> None:
+        """Wait until something happens, or something is due."""
+        now = self._watch.now()
+        due = [budget.due for budget in budgets(self._ctx.run, self._gang, self._record.heard)[:1]]
+        note = [self._note_due] if self.status.reason != self._noted else []
+        seconds = max(_STEP, min([now + _TICK, *due, *note]) - now)
+        waking = asyncio.ensure_future(self._wake.wait())
+        await asyncio.wait([waking, feeding], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        waking.cancel()
+        self._wake.clear()
+        if feeding.done():
+            feeding.result()
+            raise RuntimeError("the stream of changes ended, which none should")
+
+    async def _pass_on(self, tell: Tell) -> None:
+        heaps = []
+        while not self._heaps.empty():
+            heaps.append(self._heaps.get_nowait())
+        lines, self._notes = self._notes, []
+        lines += self._record.hear(heaps)
+        if shown := self._limit.admit(lines, self._watch.now()):
+            await tell(shown)
+        if self._record.due and (self._saving is None or self._saving.done()):
+            self._saving = asyncio.create_task(self._save())
+
+    async def _save(self) -> None:
+        with suppress(*FAILURES):  # the next time, then
+            await asyncio.to_thread(self._record.write, self._record.fields())
+
+    def _say(self, text: str) -> None:
+        self._notes.append(RankLine(None, None, text))
+        self._wake.set()
+
+    async def _judge(self) -> Status:
+        if not {self._gang.kind, "Pod"} <= self._gang.known:
+            return self.status
+        self._begin()
+        now = self._watch.now()
+        seen = judgement.judge(self._ctx.run, self._gang, self._record.heard, now)
+        if not seen.state.terminal:
+            self._note_waiting(seen, now)
+            return seen
+        if self._gang.job is None:
+            return await asyncio.to_thread(judgement.of_gone, self._ctx, self._handle)
+        return seen
+
+    def _begin(self) -> None:
+        capacity = self._gang.capacity(self._ctx.run.nodes[0])
+        if capacity and not self._record.kept.began:
+            self._record.kept.began = capacity
+
+    def _note_waiting(self, seen: Status, now: float) -> None:
+        """Say why the job waits, and what befell its pods: when that is new, and not all the time."""
+        if now < self._note_due or seen.reason == self._noted:
+            return
+        self._noted, self._note_due = seen.reason, now + _NOTE_EVERY
+        for line in seen.reason.splitlines():
+            self._say(line)
+
+    def _read_logs(self) -> None:
+        """Begin to read the log of every container that has something to say and is not being read."""
+        for pod in self._gang.pods:
+            if self._gang.kind == "MPIJob" and role(pod) != "launcher":
+                continue  # the ranks' lines come through the launcher; the workers run sshd
+            for container in containers(pod):
+                key = (pod["metadata"]["uid"], container.name)
+                started = container.restarts or container.state("running") or container.state("terminated")
+                if container.init or not started:
+                    continue
+                if key not in self._readers:
+                    reader = LogReader(self._watch, self._record.kept.cursor, self._put)
+                    self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
+                else:
+                    self._readers[key][0].update(container)
+        present = {pod["metadata"]["uid"] for pod in self._gang.pods}
+        for (uid, _), (reader, _) in self._readers.items():
+            if uid not in present:
+                reader.leave()
+
+    async def _put(self, heap: Heap) -> None:
+        await self._heaps.put(heap)
+        self._wake.set()
+
+    async def _drain(self, tell: Tell) -> None:
+        """Tell the last lines: those of containers that have ended are complete, others have had their time."""
+        until = self._watch.now() + _DRAIN
+        while any(reader.behind for reader, _ in self._readers.values()) and self._watch.now() < until:
+            self._wake.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _STEP)
+            await self._pass_on(tell)
+        await self._pass_on(tell)
+
+    async def _conclude(self, seen: Status) -> Status:
+        """Complete a failure, write it down, and end what still runs of it."""
+        if seen.state is RunState.FAILED:
+            await self._read_tail()
+            seen = judgement.complete(self._gang, self._record, seen)
+        kept = self._record.kept
+        kept.ended, kept.verdict = judgement.ended_at(self._gang) or self._watch.now(), seen
+        if self._saving is not None:
+            await self._saving
+        await self._surely(self._record.write, self._record.fields())
+        if seen.state is RunState.FAILED and judgement.to_be_ended(self._ctx.run, self._gang, seen):
+            await self._surely(self._delete)
+        return seen
+
+    async def _read_tail(self) -> None:
+        """Read the last lines of what failed first, where nobody follows its log."""
+        ending = next(iter(endings(self._gang)), None)
+        if ending is None or ending.pod in self._record.tails:
+            return
+        with suppress(NoLogError, *FAILURES):
+            async with asyncio.timeout(_DRAIN):
+                part = LogPart(follow=False, previous=ending.previous, tail=TAIL)
+                log = self._watch.log(ending.pod, ending.container, part)
+                lines = [line async for block in log for line in block]
+            self._record.tails[ending.pod] = [one.text for one in map(parse, lines) if one is not None]
+
+    async def _surely(self, act: Callable[..., None], *given: object) -> None:
+        """Do what must be done before the end is told, however long the cluster is away."""
+        pauses = Pauses()
+        while True:
+            try:
+                await asyncio.to_thread(act, *given)
+            except FileNotFoundError:
+                return  # the run is cleaned up already
+            except FAILURES as error:
+                if _refused(error):
+                    raise
+                self._away(f"how it ended cannot be recorded at present: {error}")
+                await asyncio.sleep(pauses.next())
+            else:
+                return
+
+    def _delete(self) -> None:
+        self._ctx.cluster.delete(self._gang.kind, self._handle.name, uid=self._handle.uid)
+
+    async def _end_readers(self) -> None:
+        tasks: Iterable[asyncio.Task[None]] = [task for _, task in self._readers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _refused(error: BaseException) -> bool:
+    """Whether a call is refused for good: rights that were taken away come back, a wrong call does not."""
+    return isinstance(error, ClusterError) and error.status in (400, 404, 405, 422)
+
+
+async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:
+    """Hand on changes as the shared stream does."""
+    async with aclosing(changes) as told:
+        async for change in told:
+            yield [change]

@@ -1,0 +1,136 @@
+"""What a job's state is, and how it ended."""
+
+from collections.abc import Iterator
+
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.state import RankFailure, RunState, Status
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes import diagnosis
+from manycpu.pipeline.verbs.on_kubernetes.budgets import Heard, budgets, phase
+from manycpu.pipeline.verbs.on_kubernetes.diagnosis import Ending
+from manycpu.pipeline.verbs.on_kubernetes.gang import Gang, condition, ended, epoch, role
+from manycpu.pipeline.verbs.on_kubernetes.record import Record, kept_of
+
+__all__ = ["complete", "ended_at", "judge", "of_gone", "to_be_ended"]
+
+_CRASHES = 3  # restarts that need no explanation: a peer that is late, say
+
+
+def judge(run: TrainingRun, gang: Gang, heard: Heard, now: float) -> Status:
+    """Tell how a job is doing.
+
+    A success is one when the operator says so and every pod with ranks has ended: others may still write.
+
+    Args:
+        run: The run.
+        gang: The job.
+        heard: What its ranks have said.
+        now: Seconds since the epoch, by the cluster's clock.
+    """
+    if gang.job is None:
+        return Status(state=RunState.FAILED, reason=diagnosis.explain(gang))
+    if failed := condition(gang.job, "Failed"):
+        return Status(state=RunState.FAILED, reason=failed.get("message") or failed.get("reason", "failed"))
+    if condition(gang.job, "Succeeded") and not any(_works(gang)):
+        return Status(state=RunState.SUCCEEDED)
+    if given_up := _given_up(run, gang, heard, now):
+        return given_up
+    where = phase(run, gang, heard)
+    if where == "running":
+        return Status(state=RunState.RUNNING, reason="\n".join(_troubles(gang)))
+    why = diagnosis.explain(gang)
+    return Status(state=RunState.PENDING, reason=f"{where}: {why}" if why else where)
+
+
+def _given_up(run: TrainingRun, gang: Gang, heard: Heard, now: float) -> Status | None:
+    """Say why there is no use in waiting any longer; None where there is."""
+    if text := _hopeless(run, gang):
+        return Status(state=RunState.FAILED, reason=text)
+    first = next(iter(budgets(run, gang, heard)), None)
+    if first is None or now < first.due:
+        return None
+    reason = "\n".join(part for part in (first.message, diagnosis.explain(gang)) if part)
+    return Status(state=RunState.FAILED, reason=reason, budget=f"run.{first.field}")
+
+
+def _works(gang: Gang) -> Iterator[bool]:
+    """Whether pods that matter still work: of an MPIJob the launcher, its workers only serve it."""
+    pods = [p for p in gang.pods if role(p) == "launcher"] if gang.kind == "MPIJob" else gang.pods
+    yield from (not ended(pod) for pod in pods)
+
+
+def to_be_ended(run: TrainingRun, gang: Gang, seen: Status) -> bool:
+    """Whether a failed job has to be deleted: it was given up, or its pods would go on for nobody."""
+    if gang.job is None:
+        return False
+    given_up = seen.budget is not None or condition(gang.job, "Failed") is None
+    return given_up or (run.keep == "never" and any(not ended(pod) for pod in gang.pods))
+
+
+def _hopeless(run: TrainingRun, gang: Gang) -> str:
+    if text := diagnosis.hopeless(gang):
+        return text
+    times = diagnosis.restarts(gang)
+    if times > max(run.max_restarts, _CRASHES):
+        return f"it crashes in a loop, and run.max_restarts is {run.max_restarts}"
+    return ""
+
+
+def _troubles(gang: Gang) -> list[str]:
+    return [*diagnosis.crashes(gang), *diagnosis.losses(gang)]
+
+
+def of_gone(ctx: ClusterContext, handle: JobHandle) -> Status:
+    """Say how an attempt ended whose job is gone: the ledger knows who ended it."""
+    try:
+        entry = ctx.ledger.read()
+    except FileNotFoundError:
+        return Status(state=RunState.FAILED, reason=f"{handle} is gone, and the run's ledger too")
+    by = entry.cancelled.get(handle.attempt)
+    if by is not None:
+        return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
+    verdict = kept_of(entry, handle).verdict
+    return verdict or Status(state=RunState.FAILED, reason=f"{handle} is gone: somebody deleted it")
+
+
+def complete(gang: Gang, record: Record, seen: Status) -> Status:
+    """Add to a failure what failed first, with its last lines: the rank, or the container."""
+    if seen.failure is not None or (gang.job is None and seen.budget):
+        return seen
+    observed = record.kept.observed
+    silent = next((one for one in diagnosis.endings(gang) if not _spoke_of(record, one)), None)
+    first = silent is not None and (observed.failure is None or silent.time <= int(observed.failed_at))
+    told = [*_endings(gang, observed.failure), *diagnosis.losses(gang)]
+    reason = "\n".join(dict.fromkeys([seen.reason, *told]))
+    if not first or silent is None:
+        return seen.model_copy(update={"reason": reason, "failure": observed.failure})
+    lines = tuple(record.tails.get(silent.pod, ()))
+    rank = min((rank.rank for rank in observed.ranks if rank.host == silent.pod), default=None)
+    if rank is None:
+        last = "\n".join(["its last lines:", *lines]) if lines else ""
+        text = "\n".join(part for part in (reason, last) if part)
+        return seen.model_copy(update={"reason": text, "failure": observed.failure})
+    failure = RankFailure(rank=rank, host=silent.pod, exit_code=silent.code, last_lines=lines)
+    record.fail(failure)
+    return seen.model_copy(update={"reason": reason, "failure": failure})
+
+
+def _endings(gang: Gang, failure: RankFailure | None) -> list[str]:
+    """Say how containers ended: the first, unless a rank tells more, and all that ran out of memory."""
+    found = diagnosis.endings(gang)
+    first = found[:1] if failure is None else []
+    return [str(one) for one in [*first, *(one for one in found if one.reason == "OOMKilled")]]
+
+
+def _spoke_of(record: Record, ending: Ending) -> bool:
+    """Whether a rank of the pod has told of its own end."""
+    return any('"event": "exit"' in line for line in record.tails.get(ending.pod, ()))
+
+
+def ended_at(gang: Gang) -> float:
+    """Tell when the job ended, in seconds since the epoch; 0 where it does not say."""
+    for kind in ("Succeeded", "Failed"):
+        if found := condition(gang.job, kind):
+            return epoch(found.get("lastTransitionTime"))
+    return 0.0
