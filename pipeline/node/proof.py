@@ -41,7 +41,7 @@ def meet(rank: Rank, asked: Asked, plan: CpuPlan) -> Meeting:
     me = _describe(rank, asked, plan)
     records = _exchange(rank, me, asked) if rank.world_size > 1 else [me]
     asked.check_meeting(records)
-    shown = ("rank", "world_size", "host", "machine", "cpus", "threads", "backend", "round")
+    shown = ("rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round")
     say("proof", **{name: me[name] for name in shown})
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
 
@@ -52,6 +52,7 @@ def _describe(rank: Rank, asked: Asked, plan: CpuPlan) -> dict[str, Any]:
         "rank": rank.rank,
         "world_size": rank.world_size,
         "host": host,
+        "hostname": socket.gethostname(),
         "machine": os.environ.get("MANYCPU_MACHINE") or host,
         "address": _own_address(),
         "cpus": plan.cores,
