@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from helpers import processes_of
 
-pytest_plugins = ["standalone"]  # one Airflow for tests/e2e and tests/ui
+# One Airflow for tests/e2e and tests/ui, one in this process for tests/dags and tests/kubernetes.
+pytest_plugins = ["standalone", "dag_runs"]
 
 ALL_REDUCE = """
 import os, torch, torch.distributed as dist

@@ -38,7 +38,7 @@ def leased(path: Path, beat: float = BEAT, stale: float = STALE) -> Iterator[Non
 
     The lock is a file that only one can create (O_EXCL): every file system that nodes share keeps that, while
     many keep flock and fcntl to each node. Its holder renews it; one that is not renewed for ``stale``
-    seconds, by the clock of whoever waits, is moved away by a rename, which succeeds for one of those who try.
+    seconds, by the clock of whoever waits, is moved away by a rename, which succeeds for only one.
 
     A holder that was only slow may so meet another. What it protects must bear that: copies named by their
     content do, both write the same bytes to the same places.

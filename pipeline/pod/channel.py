@@ -1,8 +1,8 @@
 """Messages and file contents over two streams: what the worker and a helper pod say to each other.
 
 A frame is its kind (one byte), its length (four bytes, the highest first) and its content: a message in JSON,
-or the next bytes of the files that are being sent, one after another, with no regard to where a file ends. Both
-ends give a sign of life when they have nothing to say, so that either learns of it when the other is gone.
+or the next bytes of the files that are being sent, one after another, with no regard to where a file ends.
+Both ends give a sign of life when they have nothing to say, so that either learns when the other is gone.
 """
 
 import json

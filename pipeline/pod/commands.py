@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,8 +18,6 @@ from manycpu.pipeline.transfer import Manifest, Progress
 
 __all__ = ["COMMANDS", "answer"]
 
-DIGITS: Final = 16
-"""Of a digest in the name of what was staged."""
 _TELL_EVERY: Final = 0.5  # seconds
 
 
@@ -58,7 +57,7 @@ def send(channel: Channel, source: str) -> None:
 def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
     """Copy a URL to a folder that is named by its content."""
     source = Location.of(url, field)
-    destination = Path(folder) / transfer.identity(source)[:DIGITS]
+    destination = Path(folder) / transfer.identity(source)[: transfer.DIGITS]
     reused = transfer.staged(destination) is not None
     manifest = transfer.fetch(source, destination, _progress(channel), leased)
     path = destination / source.root.rsplit("/", 1)[-1] if source.is_file() else destination
@@ -86,6 +85,13 @@ def read(channel: Channel, url: str, name: str) -> None:
     channel.say("done", text=location.read_text(name), names=names)
 
 
+def remove(channel: Channel, folder: str) -> None:
+    """Delete a folder of the volume."""
+    if Path(folder).exists():
+        shutil.rmtree(folder)
+    channel.say("done")
+
+
 COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "receive": receive,
     "send": send,
@@ -93,12 +99,12 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "publish": publish,
     "write": write,
     "read": read,
+    "remove": remove,
 }
 
 
 def _done(channel: Channel, manifest: Manifest, **fields: Any) -> None:
-    digest, count = manifest.digest, len(manifest.files)
-    channel.say("done", sha256=digest, files=count, bytes=manifest.size, **fields)
+    channel.say("done", sha256=manifest.digest, files=spelled(manifest), **fields)
 
 
 def _progress(channel: Channel) -> Progress:

@@ -2,6 +2,7 @@
 
 from manycpu.pipeline.transfer.fetch import discard, fetch, staged
 from manycpu.pipeline.transfer.manifest import (
+    DIGITS,
     MANIFEST,
     File,
     Manifest,
@@ -14,6 +15,7 @@ from manycpu.pipeline.transfer.partial import Source
 from manycpu.pipeline.transfer.publish import publish, save
 
 __all__ = [
+    "DIGITS",
     "MANIFEST",
     "File",
     "Manifest",

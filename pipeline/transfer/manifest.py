@@ -8,9 +8,11 @@ from pydantic import BaseModel, ConfigDict
 
 from manycpu.pipeline.adapters.storage import Location
 
-__all__ = ["MANIFEST", "File", "Manifest", "Progress", "TransferError", "identity", "scan"]
+__all__ = ["DIGITS", "MANIFEST", "File", "Manifest", "Progress", "TransferError", "identity", "scan"]
 
 MANIFEST = "manifest.json"
+DIGITS = 16
+"""Of a digest in the name of a folder."""
 Progress = Callable[[int, int], None]
 """Is called with bytes done and bytes in all."""
 

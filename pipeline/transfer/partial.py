@@ -67,10 +67,10 @@ def _copy_file(path: Path, item: Item, kept: int, rest: Iterator[Block], tally: 
     """Copy one file; the first ``kept`` bytes are there, and are hashed like the others."""
     digest, size = hashlib.sha256(), 0
     with path.open("r+b" if kept else "wb") as file:
-        for block in blocks(file) if kept else ():
-            digest.update(block)
-            size += len(block)
-            tally.add(len(block))
+        for there in blocks(file) if kept else ():
+            digest.update(there)
+            size += len(there)
+            tally.add(len(there))
         for block in rest:
             digest.update(block)
             file.write(block)

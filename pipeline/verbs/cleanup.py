@@ -49,6 +49,7 @@ def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
         written.kept += on_target(ctx, "cleanup").keep(ctx)
         result = "skipped"
     else:
+        written.kept = [what for what in written.kept if not on_target(ctx, "cleanup").owns(ctx, what)]
         written.left_behind = on_target(ctx, "cleanup").remove(ctx)
         result = "failed" if written.left_behind else "done"
     seconds = time.monotonic() - started

@@ -5,6 +5,7 @@ import time
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.errors import Finding, raise_findings
 from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.place import on_target
 from manycpu.pipeline.verbs.preflight import preflight
 
 __all__ = ["prepare"]
@@ -22,6 +23,7 @@ def prepare(ctx: RunContext) -> list[Finding]:
     started = time.monotonic()
     findings = preflight(ctx)
     raise_findings(findings)
+    on_target(ctx, "cleanup").remove_expired(ctx, time.time())
     entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
     if "prepare" not in entry.verbs:
         with ctx.ledger.timed("prepare") as record:

@@ -12,7 +12,7 @@ import pytest
 from helpers import until
 
 from manycpu.pipeline import transfer
-from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.adapters.storage import Block, Location
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError
 from manycpu.pipeline.transfer import Manifest, TransferError
@@ -69,13 +69,7 @@ def pull(source: Path, destination: Path) -> Manifest:
 def test_a_folder_reaches_the_volume_whole_with_its_marker(source: Path, tmp_path: Path) -> None:
     done = push(source, tmp_path / "volume" / "data" / "x")
     manifest = transfer.scan(location(source))
-    assert done | {"kind": "done"} == {
-        "kind": "done",
-        "sha256": manifest.digest,
-        "files": 5,
-        "bytes": manifest.size,
-        "reused": False,
-    }
+    assert (done["sha256"], done["reused"]) == (manifest.digest, False)
     assert contents(tmp_path / "volume" / "data" / "x") == contents(source)
     assert transfer.staged(tmp_path / "volume" / "data" / "x") == manifest
     assert {path.name for path in (tmp_path / "volume" / "data").iterdir()} == {"x", "x.manifest.json"}
@@ -102,7 +96,7 @@ def test_a_break_in_the_middle_of_a_file_is_taken_up_there(source: Path, tmp_pat
     with pod("receive") as (channel, process):
         whole = channel.pour
 
-        def breaking(block: bytes) -> None:
+        def breaking(block: Block) -> None:
             whole(block)
             if len(block) == 1 << 20:
                 channel.flush()
@@ -120,7 +114,7 @@ def test_a_break_in_the_middle_of_a_file_is_taken_up_there(source: Path, tmp_pat
     with pod("receive") as (channel, _):
         whole = channel.pour
 
-        def counting(block: bytes) -> None:
+        def counting(block: Block) -> None:
             nonlocal sent
             sent += len(block)
             whole(block)

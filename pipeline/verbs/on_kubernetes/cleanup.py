@@ -6,12 +6,15 @@ from typing import cast
 
 from manycpu.pipeline.adapters.cluster import Cluster, Manifest
 from manycpu.pipeline.ledger.configmap import expired
+from manycpu.pipeline.pod import client
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.transfer import TransferError
 from manycpu.pipeline.verbs.context import ClusterContext, reopen
 from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS, wait_until_gone
+from manycpu.pipeline.verbs.on_kubernetes.helper import helper
 
-__all__ = ["keep", "remove", "remove_expired"]
+__all__ = ["keep", "owns", "remove", "remove_expired"]
 
 _TIMEOUT = 120.0  # seconds until all that the run owned must be gone
 _OWNED = tuple(kind for kind in KINDS if kind != "ConfigMap")
@@ -24,6 +27,11 @@ def keep(ctx: ClusterContext) -> list[str]:
     return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in there]
 
 
+def owns(ctx: ClusterContext, what: str) -> bool:
+    """Whether something goes with the run: on a claim that was made for it, all does."""
+    return ctx.target.claim is None and what.startswith(f"{ctx.target.mount_path}/")
+
+
 def remove(ctx: ClusterContext) -> list[str]:
     """Delete what the run owns, and wait until it is gone; what is left."""
     left = _remove_elsewhere(ctx)
@@ -31,6 +39,7 @@ def remove(ctx: ClusterContext) -> list[str]:
         if kind != "PersistentVolumeClaim":  # goes with the ledger, after the last pod that mounts it
             for item in _list(ctx, kind):
                 ctx.cluster.delete(kind, item["metadata"]["name"], uid=item["metadata"]["uid"])
+    left += _remove_folder(ctx)
     ctx.ledger.remove()
     return left + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT)
 
@@ -43,6 +52,19 @@ def remove_expired(ctx: ClusterContext, now: float) -> list[str]:
             remove(cast("ClusterContext", reopen(ledger.read(), access=ctx.access)))
             names.append(ledger.name)
     return names
+
+
+def _remove_folder(ctx: ClusterContext) -> list[str]:
+    """Delete the run's folder on a claim that was there before the run; its own claim goes as a whole."""
+    if ctx.target.claim is None or ctx.ledger.read().attempt == 0:
+        return []
+    request = {"folder": ctx.directory}
+    try:
+        with helper(ctx, "cleanup", ctx.claim, lambda *_: None) as pod:
+            pod.run("remove", lambda channel: client.ask(channel, **request))
+    except (TransferError, ManycpuError) as error:
+        return [f"{ctx.directory} on claim {ctx.target.namespace}/{ctx.claim}: {error}"]
+    return []
 
 
 def _list(ctx: ClusterContext, kind: str) -> list[Manifest]:

@@ -3,12 +3,17 @@
 from manycpu.pipeline.verbs.context import MachineContext
 from manycpu.pipeline.verbs.on_machines import hosts
 
-__all__ = ["keep", "remove"]
+__all__ = ["keep", "owns", "remove", "remove_expired"]
 
 
 def keep(ctx: MachineContext) -> list[str]:
     """Name what is kept."""
     return [str(ctx.directory)]
+
+
+def owns(ctx: MachineContext, what: str) -> bool:
+    """Whether something goes with the run: what later runs reuse is beside its folder."""
+    return what.startswith(f"{ctx.directory}/")
 
 
 def remove(ctx: MachineContext) -> list[str]:
@@ -22,3 +27,8 @@ def _remove(ctx: MachineContext) -> list[str]:
     except OSError as error:
         return [f"{ctx.directory}: {error}"]
     return [str(ctx.directory)] if ctx.directory.exists() else []
+
+
+def remove_expired(ctx: MachineContext, now: float) -> list[str]:  # noqa: ARG001 - as everywhere
+    """What is kept on machines has no time limit: `manycpu clean` removes it."""
+    return []

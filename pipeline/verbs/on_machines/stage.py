@@ -12,7 +12,6 @@ from manycpu.pipeline.verbs.stage import Copied
 
 __all__ = ["stage"]
 
-_DIGITS = 16
 Progress = Callable[[int, int], None]
 
 
@@ -30,7 +29,7 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
     source = Location.of(url, field)
     try:
         identity = transfer.identity(source)
-        folder = ctx.home / name / identity[:_DIGITS]
+        folder = ctx.home / name / identity[: transfer.DIGITS]
         before = transfer.staged(folder)
         manifest = before or transfer.fetch(source, folder, progress)
     except transfer.TransferError as error:

@@ -1,0 +1,44 @@
+"""Copy the model out of the claim: to this machine over a stream, to a URL by a pod beside the volume."""
+
+from manycpu.pipeline.adapters.storage import is_remote
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.pod.stream import manifest_of
+from manycpu.pipeline.spec.errors import ExportError
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.transfer import Manifest, Progress, TransferError
+from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes.helper import Helper, helper
+from manycpu.pipeline.verbs.on_kubernetes.volume import claim_name
+
+__all__ = ["export"]
+
+
+def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
+    """Copy what the program wrote; the manifest has no files where it wrote none.
+
+    Raises:
+        ExportError: The output cannot be written, or reads back otherwise.
+        ClusterError: The cluster refuses the pod.
+        DeadlineError: The pod did not start, or was lost again and again.
+    """
+    source = f"{ctx.attempt_directory(handle.attempt)}/output"
+    try:
+        with helper(ctx, "export", claim_name(ctx), progress) as pod:
+            return (_publish if is_remote(ctx.run.output) else _pull)(ctx, pod, source, progress)
+    except (TransferError, OSError) as error:
+        fix = f"The model is kept in {source} of claim {claim_name(ctx)}: mend the output, and run again "
+        raise ExportError(
+            f"{ctx.run.output} was not written: {error}", field="run.output", fix=fix + "with the same run id"
+        ) from error
+
+
+def _publish(ctx: ClusterContext, pod: Helper, source: str, _: Progress) -> Manifest:
+    request = {"source": source, "url": ctx.run.output, "key": ctx.key}
+    return manifest_of(pod.run("publish", lambda channel: client.ask(channel, **request)))
+
+
+def _pull(ctx: ClusterContext, pod: Helper, source: str, progress: Progress) -> Manifest:
+    output = ctx.output.local
+    if output is None:
+        raise ExportError(f"{ctx.run.output} is no folder of this machine", field="run.output")
+    return pod.run("send", lambda channel: client.pull(channel, source, output, ctx.key, progress))

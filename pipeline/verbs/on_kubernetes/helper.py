@@ -1,0 +1,220 @@
+"""Helper pods: a pod of ours beside the volume, for as long as a verb needs it."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
+
+from manycpu.pipeline.adapters import cluster_exec
+from manycpu.pipeline.adapters.cluster_exec import Exec
+from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError
+from manycpu.pipeline.spec.errors import ClusterError, DeadlineError
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.transfer import Progress
+from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes import images
+
+__all__ = ["CONTAINER", "Helper", "helper", "manifest"]
+
+Manifest = dict[str, Any]
+Answer = TypeVar("Answer")
+CONTAINER: Final = "helper"
+PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
+LIB: Final = "/opt/manycpu/lib"
+IDLE: Final = 600  # seconds after which a pod that nobody asks for anything ends by itself
+LIFE: Final = 604_800  # seconds after which Kubernetes ends it
+STALL: Final = 300.0  # seconds of breaks without progress after which it is given up
+_ID: Final = 1000
+_LOOK: Final = 0.25  # seconds
+_NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})  # no waiting mends these
+_PASSING: Final = frozenset({0, 401, 404, 408, 409, 429, 500, 502, 503, 504})
+_SIGNALS: Final = 128  # exit codes above: ended by a signal
+_TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
+
+
+def manifest(ctx: ClusterContext, verb: str, claim: str, image: str, owners: list[Manifest]) -> Manifest:
+    """Build the pod of a verb: no privileges, no API token, the claim mounted, secrets as the run says."""
+    run, target, name = ctx.run, ctx.target, ctx.name
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": image,
+        "command": [*PROGRAM, "idle", str(IDLE)],
+        "env": [{"name": key, "value": value} for key, value in _environment(run).items()],
+        "envFrom": [{"secretRef": {"name": secret}} for secret in run.env_from],
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "256Mi"},
+            "limits": {"cpu": "2", "memory": "2Gi"},
+        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": "data", "mountPath": target.mount_path}],
+    }
+    if target.pull_policy:
+        container["imagePullPolicy"] = target.pull_policy
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{name}-{verb}", "labels": labels(name, verb=verb), "ownerReferences": owners},
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": LIFE,
+            "terminationGracePeriodSeconds": 5,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _ID,
+                "runAsGroup": _ID,
+                "fsGroup": _ID,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            # As the training's: a volume that is bound to its first pod's node must be in reach of them.
+            "nodeSelector": target.node_selector,
+            "tolerations": list(target.tolerations),
+            "imagePullSecrets": [{"name": target.pull_secret}] if target.pull_secret else [],
+            "containers": [container],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    }
+
+
+def _environment(run: TrainingRun) -> dict[str, str]:
+    """Where the Hub is, a proxy: what the run's ranks are given holds here too."""
+    return {"HOME": "/tmp", **run.env, "PYTHONPATH": LIB}  # noqa: S108 - inside the pod
+
+
+@contextmanager
+def helper(ctx: ClusterContext, verb: str, claim: str, progress: Progress) -> Iterator["Helper"]:
+    """Have a helper pod for a verb; it is deleted at the end, however that comes.
+
+    Raises:
+        ClusterError: The cluster refuses it.
+    """
+    pod = Helper(ctx, verb, claim, progress)
+    pod.create()
+    try:
+        yield pod
+    finally:
+        pod.delete()
+
+
+class Helper:
+    """A verb's pod, which is made again when it is lost."""
+
+    def __init__(self, ctx: ClusterContext, verb: str, claim: str, progress: Progress) -> None:
+        self._ctx, self._cluster, self._progress = ctx, ctx.cluster, progress
+        self._manifest = manifest(ctx, verb, claim, _image(ctx), ctx.ledger.owner())
+        self.name = str(self._manifest["metadata"]["name"])
+        self._best, self._moved = 0, time.monotonic()
+
+    def create(self) -> None:
+        """Begin to make the pod; one that an earlier try of the run left is taken as it is."""
+        self._cluster.create(self._manifest)
+
+    def delete(self) -> None:
+        """Begin the deletion of the pod; while the cluster is away, that is left to the run's cleanup."""
+        with suppress(ClusterError):
+            self._cluster.delete("Pod", self.name, grace=0)
+
+    def run(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
+        """Have a conversation with a command in the pod, from the beginning again when it breaks.
+
+        Raises:
+            RemoteError: The pod could not do it.
+            DeadlineError: It broke again and again, or the pod did not start.
+            ClusterError: The cluster refuses it.
+        """
+        self._moved, pause = time.monotonic(), _LOOK
+        while True:
+            try:
+                self.wait_ready()
+                return self._talk(command, talk)
+            except (LostError, ClusterError) as error:
+                if isinstance(error, ClusterError) and error.status not in _PASSING:
+                    raise
+                if time.monotonic() - self._moved > STALL:
+                    raise DeadlineError(
+                        f"pod {self.name} was lost again and again; {STALL:g} s without progress: {error}",
+                        fix="See that the cluster is well, and run again: it goes on from there",
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 10.0)
+
+    def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
+        running = cluster_exec.start(self._cluster, self.name, CONTAINER, [*PROGRAM, command])
+        try:
+            with Channel(running.stdout, running, running.close, self._told) as channel:
+                return talk(channel)
+        except LostError as error:
+            if running.exit_code is not None:
+                raise _ended(running, error) from error
+            raise
+
+    def _told(self, done: int, total: int) -> None:
+        if done > self._best:
+            self._best, self._moved = done, time.monotonic()
+        self._progress(done, total)
+
+    def wait_ready(self) -> None:
+        """Wait until the pod runs; one that has ended is replaced.
+
+        Raises:
+            DeadlineError: It did not start within ``run.start_timeout``; with the reason.
+        """
+        deadline = time.monotonic() + self._ctx.run.start_timeout
+        while not _runs(pod := self._present()):
+            reason, hopeless = _pending(pod)
+            if hopeless or time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"pod {self.name} did not start: {self._why(reason)}",
+                    field="target.helper_image" if hopeless else "run.start_timeout",
+                    fix=f"kubectl -n {self._ctx.target.namespace} describe pod {self.name}",
+                )
+            time.sleep(_LOOK)
+
+    def _present(self) -> Manifest:
+        found = self._cluster.get("Pod", self.name)
+        if found is None:
+            return self._cluster.create(self._manifest)
+        if found["status"].get("phase") in {"Succeeded", "Failed"} and not _leaving(found):
+            self._cluster.delete("Pod", self.name, uid=found["metadata"]["uid"], grace=0)
+        return found
+
+    def _why(self, reason: str) -> str:
+        events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")
+        warnings = [event["message"] for event in events if event.get("type") == "Warning"]
+        return "; ".join(dict.fromkeys([reason, *warnings[-3:]]))
+
+
+def _image(ctx: ClusterContext) -> str:
+    return images.helper(ctx)
+
+
+def _leaving(pod: Manifest) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _runs(pod: Manifest) -> bool:
+    return pod.get("status", {}).get("phase") == "Running" and not _leaving(pod)
+
+
+def _pending(pod: Manifest) -> tuple[str, bool]:
+    """Say why a pod does not run yet, and whether waiting is of no use."""
+    status = pod.get("status", {})
+    for container in status.get("containerStatuses", []):
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason"):
+            said = f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
+            return said, waiting["reason"] in _NEVER
+    for condition in status.get("conditions", []):
+        if condition["status"] == "False" and condition.get("message"):
+            return f"{condition.get('reason', condition['type'])}: {condition['message']}", False
+    return "it is being replaced" if _leaving(pod) else status.get("phase", "Pending"), False
+
+
+def _ended(running: Exec, error: LostError) -> Exception:
+    code = running.exit_code
+    if code is None or code > _SIGNALS or code in (0, _TRY_AGAIN):
+        return error
+    return RemoteError(f"the helper pod's program ended with code {code}: {running.last_words}", "image")

@@ -1,0 +1,63 @@
+"""Bring sources to the claim: from this machine over a stream, from a URL by a pod beside the volume."""
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location, is_remote
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.pod.channel import RemoteError
+from manycpu.pipeline.spec.errors import StageError
+from manycpu.pipeline.transfer import Progress, TransferError
+from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes.helper import Helper, helper
+from manycpu.pipeline.verbs.on_kubernetes.volume import ensure_claim
+from manycpu.pipeline.verbs.stage import Copied
+
+__all__ = ["stage"]
+
+
+def stage(ctx: ClusterContext, wanted: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
+    """Copy each source to the claim, into a folder that is named by its content.
+
+    Raises:
+        StageError: The source changed, cannot be read, or the volume is full.
+        ClusterError: There is no such claim, or the cluster refuses the pod.
+        DeadlineError: The pod did not start, or was lost again and again.
+    """
+    claim = ensure_claim(ctx)
+    if not wanted:
+        return {}
+    with helper(ctx, "stage", claim, progress) as pod:
+        return {name: _stage_one(ctx, pod, name, url) for name, url in wanted.items()}
+
+
+def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
+    field = f"run.{name}"
+    folder = f"{ctx.target.home}/{name}"
+    try:
+        if is_remote(url):
+            request = {"url": url, "folder": folder, "field": field}
+            done = pod.run("fetch", lambda channel: client.ask(channel, **request))
+            return Copied(done["path"], done["sha256"], done["reused"])
+        return _push(pod, Location.of(url, field), folder)
+    except (TransferError, OSError) as error:
+        fix = _FIXES.get(error.reason if isinstance(error, RemoteError) else "", _FIXES["changed"])
+        raise StageError(f"{url} was not staged: {error}", field=field, fix=fix) from error
+
+
+def _push(pod: Helper, source: Location, folder: str) -> Copied:
+    manifest = transfer.scan(source)
+    destination = PurePosixPath(folder, manifest.digest[: transfer.DIGITS])
+    done = pod.run("receive", lambda channel: client.push(channel, source, manifest, str(destination)))
+    path = destination / source.root.rsplit("/", 1)[-1] if source.is_file() else destination
+    return Copied(str(path), manifest.digest, done["reused"])
+
+
+_FIXES = {
+    "changed": "Stage again when nothing writes to it",
+    "full": "Make room on the claim, or name a larger one in target.claim or target.claim_size",
+    "forbidden": "Let user 1000 of the pods write there: see fsGroup of the claim's storage class",
+    "image": "See that target.helper_image has Python 3.11 or later and manycpu's dependencies",
+    "other": "See that the pods can read it: run.env_from names the secrets that they are given",
+}

@@ -1,0 +1,70 @@
+"""An Airflow of the tests' own, in this process: a database and a folder for DAG files."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from manycpu.operators import embedded
+
+if TYPE_CHECKING:
+    from airflow.models.dagrun import DagRun
+
+# Airflow reads its settings when it is first imported: they have to be there before any test is collected.
+_HOME = Path(tempfile.mkdtemp(prefix="manycpu-airflow-"))
+os.environ |= {name: value for name, value in embedded.settings(_HOME).items() if "AIRFLOW" in name}
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[None]:
+    """Make Airflow's database once."""
+    from airflow.utils import db
+
+    db.initdb()
+    yield
+    shutil.rmtree(_HOME)
+
+
+Ran = SimpleNamespace
+"""A DAG run that has ended: ``state``, ``tasks`` (task -> state) and ``said``, all that was logged."""
+
+
+@pytest.fixture
+def run_dag(
+    database: None,  # noqa: ARG001 - it has to be there
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Callable[..., Ran]:
+    """Run a DAG to its end in this process: one of the package's, or the only one of a file's text."""
+
+    def run(dag_id: str, text: str = "", conf: dict[str, Any] | None = None) -> Ran:
+        folder = embedded.DAGS
+        if text:
+            folder = tmp_path / "dags"
+            folder.mkdir(exist_ok=True)
+            (folder / "file.py").write_text(text)
+        bundles = embedded.settings(_HOME, dags={"tests": folder})
+        variable = "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST"
+        monkeypatch.setenv(variable, bundles[variable])
+        capfd.readouterr()
+        ended = _test(folder, dag_id, conf)
+        said = "".join(capfd.readouterr())
+        tasks = {ti.task_id.removeprefix("training."): str(ti.state) for ti in ended.get_task_instances()}
+        return Ran(state=str(ended.state), tasks=tasks, said=said, run_id=ended.run_id)
+
+    return run
+
+
+def _test(folder: Path, dag_id: str, conf: dict[str, Any] | None) -> "DagRun":
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(folder)
+    assert bag.import_errors == {}
+    ended: DagRun = bag.dags[dag_id].test(run_conf=conf or {})
+    return ended
