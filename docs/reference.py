@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import Resources, TrainingRun
 
 PAGE = Path(__file__).with_name("fields.md")
@@ -14,6 +14,7 @@ PARTS: dict[str, type[BaseModel]] = {
     "run.resources": Resources,
     "target, kind: local": Local,
     "target, kind: baremetal": BareMetal,
+    "target, kind: kubernetes": Kubernetes,
 }
 
 

@@ -136,7 +136,9 @@ def _target_specs(kind: str, model: type[BaseModel]) -> Iterator[tuple[str, dict
     for name, field in _schema(model)["properties"].items():
         if name != "kind":
             # Nullable, also where this target needs it: the run may go to another.
-            yield name, _spec(field | {"section": f"Target: {kind}"})
+            section = str(field["section"])
+            part = "" if section == "Target" else f", {section.lower()}"
+            yield name, _spec(field | {"section": f"Target: {kind}{part}"})
 
 
 def _spec(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
@@ -152,7 +154,11 @@ def _spec(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
         facets["format"] = "multiline"
     if types == ["integer", "string"]:
         types, default = ["string"], str(default)  # of several types the form makes a text area
+    if "array" in types and (items := choices[0].get("items", {})).get("type") != "string":
+        facets["items"] = items  # the form takes them as JSON, strings a line each
     nullable = ["null"] if default in _LEAVE_OUT and not required else []
+    if nullable and "enum" in facets:
+        facets["enum"] = [*facets["enum"], None]
     spec = {
         "type": [*nullable, *types],
         "section": field.get("section"),

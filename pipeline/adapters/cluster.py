@@ -202,6 +202,20 @@ class Cluster:
         Raises:
             ClusterError: The cluster refuses the call, or does not answer in time.
         """
+        found: Manifest = json.loads(self._ask(method, path, dict(query or {}), body, deadline))
+        return found
+
+    def log(self, pod: str) -> str:
+        """Read the log of a pod's only container, so far.
+
+        Raises:
+            ClusterError: With status 400 where the container has not started.
+        """
+        return self._ask("GET", f"{self.path('Pod', pod)}/log", {}, None, DEADLINE).decode(errors="replace")
+
+    def _ask(
+        self, method: str, path: str, query: dict[str, str], body: Manifest | None, deadline: float
+    ) -> bytes:
         began = time.monotonic()
         retrying = Retrying(
             retry=retry_if_exception(lambda error: self._may_pass(error, time.monotonic() - began)),
@@ -211,25 +225,24 @@ class Cluster:
             reraise=True,
         )
         try:
-            return retrying(self._call, method, path, dict(query or {}), body)
+            return retrying(self._call, method, path, query, body)
         except (client.ApiException, urllib3.exceptions.HTTPError) as error:
             raise _explained(error, method, path) from error
 
-    def _call(self, method: str, path: str, query: dict[str, str], body: Manifest | None) -> Manifest:
+    def _call(self, method: str, path: str, query: dict[str, str], body: Manifest | None) -> bytes:
         content = _PATCH if method == "PATCH" else "application/json"
         response = self.api.call_api(
             path,
             method,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json", "Content-Type": content},
+            header_params={"Accept": "application/json, */*", "Content-Type": content},
             body=body,
             auth_settings=["BearerToken"],
             _preload_content=False,
             _return_http_data_only=True,
             _request_timeout=_TIMEOUT,
         )
-        found: Manifest = json.loads(response.data)
-        return found
+        return bytes(response.data)
 
     @staticmethod
     def _may_pass(error: BaseException, seconds: float) -> bool:

@@ -9,7 +9,7 @@ import json
 import ssl
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from kubernetes.stream import ws_client
@@ -92,7 +92,7 @@ class _Large(ABNF):
 
     def format(self) -> bytes:
         header = struct.pack("!BBQ", 0x80 | ABNF.OPCODE_BINARY, 0x80 | 127, len(self.data))
-        return b"".join((header, bytes(4), self.data))
+        return b"".join((header, bytes(4), cast("bytes", self.data)))
 
 
 class Exec:

@@ -5,8 +5,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
-__all__ = ["Completed", "Job", "LogFollower", "boot_id", "cancel", "observe", "run", "start"]
+__all__ = ["Completed", "Job", "LogFollower", "boot_id", "cancel", "follow", "observe", "run", "start"]
 
 # A person who ends a run wants it gone within 5 s: the tree gets most of that to end by itself.
 END_TIMEOUT = 10.0
@@ -70,6 +71,52 @@ def run(
         said = _text(error.stdout).strip()[-2000:]
         raise LaunchError(f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {said}") from error
     return Completed(done.returncode, done.stdout.decode(errors="replace"))
+
+
+def follow(
+    argv: Sequence[str],
+    tell: Callable[[str], object],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """Run a command to its end, and tell each of its lines as it comes; its exit code.
+
+    Raises:
+        LaunchError: There is no such program, or the time was used up: it and all it started is killed.
+    """
+    try:
+        process = psutil.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+        )
+    except OSError as error:
+        raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
+    timer = threading.Timer(timeout, _end_tree, [process])
+    began = time.monotonic()
+    timer.start()
+    try:
+        with process.stdout:
+            for line in process.stdout:
+                tell(line.decode(errors="replace").rstrip())
+        code = int(process.wait())
+    finally:
+        timer.cancel()
+        _end_tree(process)
+    if time.monotonic() - began >= timeout:
+        raise LaunchError(f"{argv[0]!r} did not end within {timeout:g} s")
+    return code
+
+
+def _end_tree(process: psutil.Process) -> None:
+    try:
+        tree = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    end(tree)
 
 
 class Job(NamedTuple):

@@ -129,12 +129,12 @@ class Repository:
         begun = self._ask("POST", "blobs/uploads/", self._push, patient=False)
         place = self._place(begun)
         with closing(content.open()) as stream:
-            body = _read(stream, CHUNK)
             sent = 0
+            body = _read(stream, min(CHUNK, content.size))
             while sent + len(body) < content.size:
                 place = self._send_part(place, body, sent)
                 sent += len(body)
-                body = _read(stream, CHUNK)
+                body = _read(stream, min(CHUNK, content.size - sent))
         if sent:
             place, body = self._send_part(place, body, sent), b""
         self._finish(place, content.digest, body)

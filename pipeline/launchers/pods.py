@@ -23,12 +23,15 @@ __all__ = [
     "container",
     "literal",
     "metadata",
+    "on_nodes",
     "rank_variables",
     "resources",
     "restart_policy",
     "run_policy",
+    "security",
     "spread",
     "template",
+    "with_fields",
     "with_library",
     "with_volumes",
 ]
@@ -123,10 +126,15 @@ def container(  # noqa: PLR0913 - what makes up a container
 
 def as_rank(made: Manifest, run: TrainingRun) -> Manifest:
     """Add to a container what only ranks have: the name of their machine, and secrets."""
-    host = {"name": "MANYCPU_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-    made = made | {"env": [host, *made["env"]]}
+    made = with_fields(made, {"MANYCPU_HOST": "spec.nodeName"})
     secrets = [{"secretRef": {"name": name}} for name in run.env_from]
     return made | ({"envFrom": secrets} if secrets else {})
+
+
+def with_fields(made: Manifest, fields: Mapping[str, str]) -> Manifest:
+    """Put fields of the pod into a container's environment: variable -> path of the field."""
+    told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+    return made | {"env": [*told, *made["env"]]}
 
 
 def template(
@@ -152,13 +160,13 @@ def template(
         "automountServiceAccountToken": False,
         # Services of the namespace would fill the environment, some in the names that launchers read.
         "enableServiceLinks": False,
-        "securityContext": _security(),
+        "securityContext": security(),
     }
     named = labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role)
     annotations = {f"manycpu/{_key(path)}": content for path, content in files.items()}
     return {
         "metadata": {"labels": named, "annotations": annotations},
-        "spec": spec | _where(target),
+        "spec": spec | on_nodes(target),
     }
 
 
@@ -195,7 +203,8 @@ def spread(made: Manifest, run: TrainingRun) -> Manifest:
     return made | {"spec": made["spec"] | {"affinity": {"podAntiAffinity": rule}}}
 
 
-def _security() -> Manifest:
+def security() -> Manifest:
+    """Whom a pod's processes and its volumes belong to."""
     return {
         "runAsNonRoot": True,
         "runAsUser": UID,
@@ -207,7 +216,8 @@ def _security() -> Manifest:
     }
 
 
-def _where(target: Kubernetes) -> Manifest:
+def on_nodes(target: Kubernetes) -> Manifest:
+    """Say which nodes a pod may run on, as whom, and from where its image comes."""
     given = {
         "nodeSelector": target.node_selector,
         "tolerations": list(target.tolerations),

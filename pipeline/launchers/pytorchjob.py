@@ -37,8 +37,7 @@ def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict
         variables=pods.rank_variables(run, placement) | _rendezvous_variables(run),
         limits=pods.resources(run.resources.cpu, run.resources.memory),
     )
-    made = pods.as_rank(made, run)
-    made = made if restarts(run) else _with_node_rank(made)
+    made = pods.with_fields(pods.as_rank(made, run), _own_place(run))
     template = pods.template(target, placement, "rank", made, {})
     template = pods.with_volumes(pods.spread(template, run), target, placement, run.resources.memory)
     workers = {
@@ -97,6 +96,7 @@ def _torchrun(run: TrainingRun, placement: Placement) -> Iterator[str]:
         yield "--rdzv-backend=c10d"
         yield f"--rdzv-endpoint={_first(placement)}:{PORT}"
         yield f"--rdzv-id={placement.job}"
+        yield "--local-addr=$(MANYCPU_ADDRESS)"
         yield f"--rdzv-conf={','.join(f'{key}={value}' for key, value in _patience(run).items())}"
         return
     yield "--node-rank=$(MANYCPU_NODE_RANK)"
@@ -133,10 +133,12 @@ def _rendezvous_variables(run: TrainingRun) -> dict[str, str]:
     return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if restarts(run) else {}
 
 
-def _with_node_rank(made: dict[str, Any]) -> dict[str, Any]:
-    path = "metadata.labels['training.kubeflow.org/replica-index']"
-    rank = {"name": "MANYCPU_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": path}}}
-    return made | {"env": [rank, *made["env"]]}
+def _own_place(run: TrainingRun) -> dict[str, str]:
+    """Say what a pod is told of itself: variable -> field of the pod."""
+    if restarts(run):
+        # Whoever is rank 0 next is met at its address: its name may not have reached DNS yet.
+        return {"MANYCPU_ADDRESS": "status.podIP"}
+    return {"MANYCPU_NODE_RANK": "metadata.labels['training.kubeflow.org/replica-index']"}
 
 
 def _names(found: Iterable[Mapping[str, Any]]) -> str:

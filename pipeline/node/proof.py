@@ -41,6 +41,8 @@ def meet(rank: Rank, asked: Asked, plan: CpuPlan) -> Meeting:
     me = _describe(rank, asked, plan)
     records = _exchange(rank, me, asked) if rank.world_size > 1 else [me]
     asked.check_meeting(records)
+    # Each node counts its own restarts, a new one from nothing: who was there longest gives the number.
+    me["round"] = max(record["round"] for record in records)
     shown = ("rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round")
     say("proof", **{name: me[name] for name in shown})
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
@@ -69,7 +71,7 @@ def _exchange(rank: Rank, me: dict[str, Any], asked: Asked) -> list[dict[str, An
     except DistError as error:
         raise Refusal(PROOF, _unreachable(rank, asked, error)) from error
     _KEPT.append(base)
-    store = PrefixStore(f"proof/{_round()}", base)
+    store = PrefixStore(_place(), base)
     # Seats in the order of arrival, not by rank: two processes of the same rank are both seen.
     seat = store.add("seats", 1) - 1
     store.set(f"seat/{seat}", json.dumps(me))
@@ -86,14 +88,22 @@ def _exchange(rank: Rank, me: dict[str, Any], asked: Asked) -> list[dict[str, An
 def _store(rank: Rank, limit: timedelta) -> Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # Under torchrun the agent serves the store, and every rank is a client of it.
-    serves = rank.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if serves:
+    if rank.rank == 0 and not _agent_serves():
         try:
             return TCPStore(address, port, None, is_master=True, timeout=limit, multi_tenant=True)
         except DistError:
             # Somebody serves there already: another rank 0 is found out only by meeting it.
             limit = min(limit, timedelta(seconds=10))
     return TCPStore(address, port, None, is_master=False, timeout=limit)
+
+
+def _place() -> str:
+    # An agent's store outlives its ranks and serves every round; else each round has one of its own.
+    return f"proof/{_round()}" if _agent_serves() else "proof"
+
+
+def _agent_serves() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _unreachable(rank: Rank, asked: Asked, error: Exception) -> str:

@@ -35,7 +35,7 @@ class Mpi(BaseModel):
 class Placement(BaseModel):
     """Where a run finds itself on its nodes. All paths are absolute and the same on every node."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     attempt: int

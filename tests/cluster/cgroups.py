@@ -2,13 +2,16 @@
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from cluster.command import ClusterError, wait_for
 from cluster.settings import CGROUP, NODES, run_folder
 
 ROOT = Path("/sys/fs/cgroup")
-V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
+SUBTREE = "cgroup.subtree_control"
+NEEDED = ("cpu", "cpuset", "memory", "pids")
+V2_CONTROLLERS = (*NEEDED, "hugetlb", "io")
 
 
 def version2() -> bool:
@@ -23,7 +26,27 @@ def hierarchies() -> Iterator[Path]:
     yield from (folder for folder in ROOT.iterdir() if folder.is_dir() and not folder.is_symlink())
 
 
+def missing() -> str | None:
+    """What this machine's control groups lack for a cluster."""
+    if absent := [name for name in NEEDED if name not in _controllers()]:
+        return (
+            f"control groups in {ROOT} have no {', '.join(absent)}: enable them on the kernel's command line"
+        )
+    if (ROOT / "cgroup.type").exists() and (ROOT / "cgroup.procs").read_text().strip():
+        # Not the real root: a group with processes of its own can have no groups with limits below it.
+        return f"{ROOT} is a container's, and processes are in its root group: run on the machine itself"
+    return None
+
+
+def _controllers() -> list[str]:
+    if version2():
+        return (ROOT / "cgroup.controllers").read_text().split()
+    return [folder.name for folder in ROOT.iterdir()]
+
+
 def create() -> None:
+    if version2():
+        _remember(ROOT)
     for hierarchy in hierarchies():
         for folder in (hierarchy / CGROUP, *(hierarchy / CGROUP / node.name for node in NODES)):
             folder.mkdir(exist_ok=True)
@@ -45,17 +68,36 @@ def _enable_controllers(folder: Path) -> None:
     there = (folder / "cgroup.controllers").read_text().split()
     wanted = " ".join(f"+{name}" for name in V2_CONTROLLERS if name in there)
     try:
-        (folder / "cgroup.subtree_control").write_text(wanted)
+        (folder / SUBTREE).write_text(wanted)
     except OSError as error:
-        raise ClusterError(
-            f"{folder}/cgroup.subtree_control does not take '{wanted}': {error}. It takes a machine, "
-            "or a container with a cgroup namespace of its own, whose root group holds no processes."
-        ) from error
+        raise ClusterError(f"{folder / SUBTREE} does not take '{wanted}': {error}") from error
+
+
+def _memory_of_root() -> Path:
+    return run_folder() / "root-controllers"
+
+
+def _remember(root: Path) -> None:
+    """Keep which controllers the machine's root has enabled, since more will be."""
+    _memory_of_root().parent.mkdir(parents=True, exist_ok=True)
+    _memory_of_root().write_text((root / SUBTREE).read_text())
+
+
+def _restore(root: Path) -> None:
+    """Disable in the root what only the cluster needed; what others have begun to use stays."""
+    if not _memory_of_root().exists():
+        return
+    before, now = _memory_of_root().read_text().split(), (root / SUBTREE).read_text().split()
+    for name in set(now) - set(before):
+        with suppress(OSError):
+            (root / SUBTREE).write_text(f"-{name}")
+    _memory_of_root().unlink()
 
 
 def remove() -> None:
     """Remove the cluster's groups; its processes must have ended."""
     wait_for("the control groups to be removed", _removed, seconds=20)
+    _restore(ROOT)
     _remove_private_hugetlb()
 
 

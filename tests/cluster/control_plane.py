@@ -4,7 +4,7 @@ from cluster.certificates import inner
 from cluster.command import ClusterError, run, wait_for
 from cluster.modules import Module
 from cluster.namespace import Namespace
-from cluster.settings import ADDRESS, INNER, SERVICES, kubeconfig
+from cluster.settings import ADDRESS, INNER, SERVICES, kubeconfig, run_folder
 
 ETCD = "http://127.0.0.1:2379"
 # A lost node is noticed, and its pods are moved, in seconds instead of minutes.
@@ -40,9 +40,8 @@ def ready(kubernetes: Module) -> bool:
 
 def kubectl(kubernetes: Module, *words: str, stdin: str | None = None, seconds: float = 60) -> str:
     """Run kubectl as the cluster's administrator."""
-    return run(
-        [kubernetes.program("kubectl"), "--kubeconfig", kubeconfig(), *words], stdin=stdin, seconds=seconds
-    )
+    options = [f"--kubeconfig={kubeconfig()}", f"--cache-dir={run_folder()}/kubectl"]  # not in ~/.kube
+    return run([kubernetes.program("kubectl"), *options, *words], stdin=stdin, seconds=seconds)
 
 
 def _etcd() -> list[str]:

@@ -14,6 +14,7 @@ from cluster import control_plane, network, node, operators, services, space
 from cluster.cluster import Cluster
 from cluster.command import wait_for
 from cluster.namespace import Namespace
+from cluster.operators import Place
 from cluster.settings import VOLUMES
 from cluster.settings import node as node_named
 from cluster.space import Space
@@ -120,22 +121,24 @@ class Faults:
 
     @contextmanager
     def operator_stopped(self, name: str) -> Iterator[None]:
-        """No training-operator, or no mpi-operator: jobs are created and not acknowledged."""
-        namespace = operators.NAMESPACES[name]
-        self._scale(namespace, name, 0)
-        wait_for(f"{name} to be gone", lambda: not self._replicas(namespace, name), seconds=READY_SECONDS)
+        """No training-operator, mpi-operator, trainer or jobset: jobs are created and not acknowledged."""
+        place = operators.PLACES[name]
+        self._scale(place, 0)
+        wait_for(f"{name} to be gone", lambda: not self._replicas(place), seconds=READY_SECONDS)
         try:
             yield
         finally:
-            self._scale(namespace, name, 1)
-            operators.wait_ready(self.cluster.kubectl, name, namespace)
+            self._scale(place, 1)
+            operators.wait_ready(self.cluster.kubectl, name)
 
-    def _scale(self, namespace: str, name: str, replicas: int) -> None:
-        self.cluster.kubectl("-n", namespace, "scale", f"deployment/{name}", f"--replicas={replicas}")
+    def _scale(self, place: Place, replicas: int) -> None:
+        words = ("scale", f"deployment/{place.deployment}", f"--replicas={replicas}")
+        self.cluster.kubectl("--namespace", place.namespace, *words)
 
-    def _replicas(self, namespace: str, name: str) -> int:
-        pods = json.loads(self.cluster.kubectl("-n", namespace, "get", "pods", "--output", "json"))["items"]
-        return sum(pod["metadata"]["name"].startswith(name) for pod in pods)
+    def _replicas(self, place: Place) -> int:
+        words = ("--namespace", place.namespace, "get", "pods", "--output", "json")
+        pods = json.loads(self.cluster.kubectl(*words))["items"]
+        return sum(pod["metadata"]["name"].startswith(f"{place.deployment}-") for pod in pods)
 
     @contextmanager
     def api_away(self) -> Iterator[None]:

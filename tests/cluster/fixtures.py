@@ -22,6 +22,7 @@ from cluster.space import Space
 from kubernetes import client
 
 __all__ = [
+    "builds",
     "cluster",
     "faults",
     "namespace",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 MIN_NODES = 2
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
         return
     there = own.running()
     with _progress(request.config):
-        started = there or _start()
+        started = there or start_or_skip()
     first, second = (node.name for node in settings.NODES)
     with own.in_use():
         yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
@@ -85,7 +87,8 @@ def _given(kubeconfig: Path) -> TestCluster:
     return TestCluster(kubeconfig, settings.registry(), (nodes[0], nodes[1]), None)
 
 
-def _start() -> Cluster:
+def start_or_skip() -> Cluster:
+    """Start the cluster, or skip the test with what this machine lacks."""
     try:
         return own.up()
     except MissingError as error:
@@ -108,15 +111,33 @@ def _progress(config: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(name="namespace")
 def namespace(cluster: TestCluster, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Space]:
-    """A namespace of the test's own; its pods, events and logs are in the report of a failed test."""
+    """A namespace of the test's own; its pods, events and logs are in the report of a failed test.
+
+    `@pytest.mark.pod_security("restricted")` has that Pod Security level enforced in it.
+    """
     prefix = request.node.originalname.removeprefix("test_").replace("_", "-").lower()
-    with space.create(cluster.kubeconfig, tmp_path, prefix) as made:
-        request.node.stash[_SPACE] = made
+    marker = request.node.get_closest_marker("pod_security")
+    labels = {POD_SECURITY: marker.args[0]} if marker else {}
+    with space.create(cluster.kubeconfig, tmp_path, prefix, labels) as made:
+        request.node.stash[_SPACES] = [made]
         yield made
-        space.delete(made)
-        if cluster.own:
-            space.wait_emptied(made)
-            storage.recycle(cluster.own.namespace, cluster.own.kubectl)
+        _remove(cluster, made)
+
+
+@pytest.fixture(name="builds")
+def builds(cluster: TestCluster, namespace: Space, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """A second namespace for the test's account, where images are built: Pod Security level baseline."""
+    made = space.beside(namespace, "builds", {POD_SECURITY: "baseline"})
+    request.node.stash[_SPACES].append(made)
+    yield made
+    _remove(cluster, made)
+
+
+def _remove(cluster: TestCluster, made: Space) -> None:
+    space.delete(made)
+    if cluster.own:
+        space.wait_emptied(made)
+        storage.recycle(cluster.own.namespace, cluster.own.kubectl)
 
 
 @pytest.fixture(name="faults")
@@ -127,7 +148,7 @@ def faults(cluster: TestCluster) -> Faults:
     return Faults(cluster.own)
 
 
-_SPACE = pytest.StashKey[Space]()
+_SPACES = pytest.StashKey[list[Space]]()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -135,14 +156,15 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    made = item.stash.get(_SPACE, None)
-    if report.failed and report.when == "call" and made:
-        report.sections.append((f"namespace {made.name}", made.dump()))
+    if report.failed and report.when == "call":
+        for made in item.stash.get(_SPACES, []):
+            report.sections.append((f"namespace {made.name}", made.dump()))
     return report
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ends_cluster: the test ends the cluster, so it runs after all others")
+    config.addinivalue_line("markers", "pod_security(level): the level that the test's namespace enforces")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,8 +20,14 @@ from cluster.namespace import Namespace
 from cluster.registry import Layer
 from cluster.settings import cache
 
-# Operators: the program that is the image's only file.
-STATIC = {"pause": "pause", "training-operator": "training-operator.v1", "mpi-operator": "mpi-operator"}
+# Images with one file: the component that it is a program of, and the program.
+STATIC = {
+    "pause": ("pause", "pause"),
+    "training-operator": ("training-operator", "training-operator.v1"),
+    "mpi-operator": ("mpi-operator", "mpi-operator"),
+    "trainer": ("trainer", "trainer-controller-manager"),
+    "jobset": ("trainer", "jobset"),
+}
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -41,7 +47,7 @@ class Image:
 
 def every(modules: dict[str, Module] | None = None) -> list[Image]:
     modules = modules or chosen()
-    return [*(_static(name, modules[name]) for name in STATIC), *debian()]
+    return [*(_static(name, modules[component]) for name, (component, _) in STATIC.items()), *debian()]
 
 
 def names() -> list[str]:
@@ -86,12 +92,12 @@ def _workshop() -> Path:
 
 
 def _static(name: str, module: Module) -> Image:
-    program = module.program(STATIC[name])
+    _, program = STATIC[name]
 
     def make() -> list[Layer]:
-        return [registry.gzip_layer(_tar(program, STATIC[name]), _workshop() / f"{name}.tar.gz")]
+        return [registry.gzip_layer(_tar(module.program(program), program), _workshop() / f"{name}.tar.gz")]
 
-    return Image(name, f"{module.minor}-{module.digest()}", {"Entrypoint": [f"/{STATIC[name]}"]}, make)
+    return Image(name, f"{module.minor}-{module.digest()}", {"Entrypoint": [f"/{program}"]}, make)
 
 
 def _tar(program: Path, name: str) -> bytes:

@@ -97,6 +97,33 @@ def elastic_pytorchjob(name: str, image: str) -> Manifest:
     }
 
 
+def trainjob(name: str, image: str) -> Manifest:
+    """A job of Trainer's: two training nodes, a process on each, on two nodes of the cluster."""
+    template = _template("node", image, [], {"spread": name})
+    mounts = [{"name": "node", "volumeMounts": template["spec"]["containers"][0]["volumeMounts"]}]
+    pods = {"metadata": template["metadata"], "spec": template["spec"] | {"containers": mounts}}
+    patched = {"name": "node", "template": {"spec": {"template": pods}}}
+    patch = {
+        "manager": "manycpu.test/cluster",
+        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patched]}}},
+    }
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": name},
+        "spec": {
+            "runtimeRef": {"name": "torch-distributed"},
+            "trainer": {
+                "image": image,
+                "command": ["torchrun", PROGRAM],
+                "numNodes": 2,
+                "numProcPerNode": 1,  # or it is the number of the node's CPUs
+            },
+            "runtimePatches": [patch],
+        },
+    }
+
+
 def mpijob(name: str, image: str) -> Manifest:
     """A launcher and two workers on two nodes, with Intel MPI over ssh."""
     ready = {"tcpSocket": {"port": 22}, "periodSeconds": 1}

@@ -11,7 +11,7 @@ from cluster.certificates import inner
 from cluster.command import ClusterError, wait_for
 from cluster.modules import Module
 from cluster.namespace import Namespace, node_holder
-from cluster.settings import ADDRESS, CGROUP, DOMAIN, INNER, NODES, REGISTRY, Node, run_folder
+from cluster.settings import ADDRESS, CGROUP, DOMAIN, INNER, NODES, PRIVATE, REGISTRY, Node, run_folder
 
 FIRST_POD = 10  # of a node's 254 addresses; those before it are the bridge's and the tests'
 
@@ -71,7 +71,9 @@ def configure_containerd(node: Node, root: Path) -> None:
 
 def mounts(namespace: Namespace, node: Node) -> None:
     """A mount namespace for the node, held open by a process that does nothing."""
-    script = "mount --make-rprivate / && mount --make-rshared / && exec sleep infinity"
+    # kubelet and CNI have places below these that no option changes.
+    own = "".join(f"mount -t tmpfs -o mode=755 tmpfs {folder} && " for folder in PRIVATE)
+    script = f"mount --make-rprivate / && {own}mount --make-rshared / && exec sleep infinity"
     namespace.start(
         node_holder(node.name), ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
     )

@@ -2,31 +2,65 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from cluster import images
+from cluster.command import ClusterError, tail, wait_for
 from cluster.modules import Module
 from cluster.programs import MANIFESTS
 
-NAMESPACES = {"training-operator": "kubeflow", "mpi-operator": "mpi-operator"}
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operator's Deployment is."""
+
+    namespace: str
+    deployment: str
+
+
+# By the name of the operator's image.
+PLACES = {
+    "training-operator": Place("kubeflow", "training-operator"),
+    "mpi-operator": Place("mpi-operator", "mpi-operator"),
+    "trainer": Place("kubeflow-system", "kubeflow-trainer-controller-manager"),
+    "jobset": Place("kubeflow-system", "jobset-controller-manager"),
+}
 READY_SECONDS = 120
+NOBODY = 65534
+RUNTIME = "torch-distributed"  # as Trainer's own is called
 Kubectl = Callable[..., str]
 
 
 def install(kubectl: Kubectl, modules: dict[str, Module]) -> None:
     """Install all operators and wait until they work."""
     for name in MANIFESTS:
-        documents = [_adapt(name, document) for document in _documents(name, modules[name])]
+        documents = [_adapt(document) for document in _documents(name, modules[name])]
         everything = {"apiVersion": "v1", "kind": "List", "items": documents}
         kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(everything))
-    for name, namespace in NAMESPACES.items():
-        wait_ready(kubectl, name, namespace)
+    for name in PLACES:
+        wait_ready(kubectl, name)
+    wait_for(f"the runtime {RUNTIME} to be accepted", lambda: _add_runtime(kubectl), seconds=READY_SECONDS)
 
 
-def wait_ready(kubectl: Kubectl, name: str, namespace: str) -> None:
-    timeout = f"--timeout={READY_SECONDS}s"
-    kubectl("-n", namespace, "rollout", "status", f"deployment/{name}", timeout, seconds=READY_SECONDS + 5)
+def _add_runtime(kubectl: Kubectl) -> str:
+    """Add it, or answer nothing: a webhook is reached a moment after its operator is ready."""
+    try:
+        return kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(_runtime()))
+    except ClusterError as error:
+        if "failed to call webhook" in str(error):
+            return ""
+        raise
+
+
+def wait_ready(kubectl: Kubectl, name: str) -> None:
+    place, timeout = PLACES[name], f"--timeout={READY_SECONDS}s"
+    rollout = ("rollout", "status", f"deployment/{place.deployment}", timeout)
+    try:
+        kubectl("--namespace", place.namespace, *rollout, seconds=READY_SECONDS + 5)
+    except ClusterError as error:
+        events = kubectl("--namespace", place.namespace, "get", "events")
+        raise ClusterError(f"{error}\n{tail(events)}") from None
 
 
 def _documents(name: str, module: Module) -> list[dict[str, Any]]:
@@ -34,8 +68,7 @@ def _documents(name: str, module: Module) -> list[dict[str, Any]]:
 
     mpi-operator's MPIJob v2beta1 and training-operator's v1 have one CRD name: only the first is installed.
     """
-    # The C loader: CRDs are long.
-    documents = yaml.load_all((module.built / "manifests.yaml").read_text(), yaml.CSafeLoader)
+    documents = json.loads((module.built / "manifests.json").read_text())
     return [d for d in documents if name != "training-operator" or _is_wanted(d)]
 
 
@@ -44,20 +77,46 @@ def _is_wanted(document: dict[str, Any]) -> bool:
     return not is_crd or document["metadata"]["name"] == "pytorchjobs.kubeflow.org"
 
 
-def _adapt(name: str, document: dict[str, Any]) -> dict[str, Any]:
-    if document["kind"] == "ValidatingWebhookConfiguration":
+def _adapt(document: dict[str, Any]) -> dict[str, Any]:
+    name = document["metadata"]["name"]
+    if document["kind"] == "ValidatingWebhookConfiguration" and "training-operator" in name:
         document["webhooks"] = [hook for hook in document["webhooks"] if "pytorchjob" in hook["name"]]
+    if document["kind"] == "ConfigMap":  # one of each is enough, and need not wait for another's lease
+        document["data"] = {
+            key: text.replace("leaderElect: true", "leaderElect: false")
+            for key, text in document.get("data", {}).items()
+        }
     if document["kind"] == "Deployment":
-        _adapt_container(name, document["spec"]["template"]["spec"]["containers"][0])
+        operator = next(key for key, place in PLACES.items() if place.deployment == name)
+        _adapt_container(operator, document["spec"]["template"]["spec"]["containers"][0])
     return document
 
 
 def _adapt_container(name: str, container: dict[str, Any]) -> None:
+    _, program = images.STATIC[name]
     container["image"] = images.reference(name)
     container["imagePullPolicy"] = "IfNotPresent"
-    container["command"] = [f"/{images.STATIC[name]}"]
+    container["command"] = [f"/{program}"]
+    container.pop("resources", None)
+    container.setdefault("securityContext", {})["runAsUser"] = NOBODY  # our images name no user
     if probe := container.get("readinessProbe"):
         probe |= {"initialDelaySeconds": 0, "periodSeconds": 1}
     if name == "training-operator":
         wait_image = f"--pytorch-init-container-image={images.reference('base')}"
         container["args"] = ["--enable-scheme=pytorchjob", wait_image]
+
+
+def _runtime() -> dict[str, Any]:
+    """Trainer's plain runtime for torch, with our image."""
+    container = {"name": "node", "image": images.reference("torch")}
+    labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    job = {"metadata": {"labels": labels}, "spec": {"template": {"spec": {"containers": [container]}}}}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": RUNTIME, "labels": {"trainer.kubeflow.org/framework": "torch"}},
+        "spec": {
+            "mlPolicy": {"numNodes": 1, "torch": {}},
+            "template": {"spec": {"replicatedJobs": [{"name": "node", "template": job}]}},
+        },
+    }

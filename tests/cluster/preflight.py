@@ -4,8 +4,8 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from cluster import debian, go, layers, network, programs
-from cluster.settings import ADDRESS, PREFIX, cache
+from cluster import cgroups, debian, go, layers, network, programs
+from cluster.settings import ADDRESS, PREFIX, PRIVATE, cache
 
 GIB = 1024**3
 # Disk for what is not there yet: Go's sources and builds, the images, both nodes' copies of them.
@@ -43,8 +43,10 @@ def _findings() -> Iterator[str]:
     absent = sorted({package for command, package in COMMANDS.items() if not shutil.which(command)})
     if absent:
         yield f"Debian packages missing: `apt-get install {' '.join(absent)}` or `sh tests/system-packages`"
-    if str(cache()).startswith(("/tmp/", "/run/")):  # noqa: S108
-        yield f"{cache()} is below /tmp or /run, which the cluster replaces: choose another MANYCPU_CACHE"
+    if above := next((f for f in ("/run", "/tmp", *PRIVATE) if cache().is_relative_to(f)), None):  # noqa: S108
+        yield f"{cache()} is below {above}, which the cluster replaces: choose another MANYCPU_CACHE"
+    if lack := cgroups.missing():
+        yield lack
     yield from _no_go()
     yield from _disk()
     yield from _memory()

@@ -27,6 +27,8 @@ CGROUP: Final = "manycpu"
 
 # The run folder as the cluster's own processes see it: short, since a unix socket's path has 107 bytes.
 INNER: Final = Path("/run/manycpu")
+# Folders of the machine that a node does not see, but has of its own.
+PRIVATE: Final = ("/var/lib", "/var/log")
 # Where kube-controller-manager's host-path provisioner makes volumes (fixed in its source).
 VOLUMES: Final = Path("/tmp/hostpath_pv")  # noqa: S108 - a private mount of the cluster's, not the machine's /tmp
 

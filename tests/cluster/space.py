@@ -1,15 +1,16 @@
 """A Kubernetes namespace for one test, with a ServiceAccount that has the product's rights and no others."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import yaml
 from cluster.command import wait_for
-from cluster.settings import HERE
+from cluster.settings import PROJECT, PROJECT
 from kubernetes import client, config, utils
 from kubernetes.client import ApiClient, ApiException
 from kubernetes.stream import stream
@@ -18,8 +19,16 @@ ACCOUNT = "manycpu"
 TOKEN_SECONDS = 3600
 LOG_LINES = 100
 EXEC_SECONDS = 60
-JOBS = (("v1", "pytorchjobs"), ("v2beta1", "mpijobs"))
-ENDED = ("Succeeded", "Failed")
+# What the account may do: in its namespace, and in one where images are built.
+RIGHTS = PROJECT / "pipeline" / "verbs" / "on_kubernetes" / "rights.yaml"
+BUILD_RIGHTS = PROJECT / "pipeline" / "verbs" / "on_kubernetes" / "build_rights.yaml"
+# Group, version and plural of the operators' jobs, by kind.
+JOBS = {
+    "PyTorchJob": ("kubeflow.org", "v1", "pytorchjobs"),
+    "MPIJob": ("kubeflow.org", "v2beta1", "mpijobs"),
+    "TrainJob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs"),
+}
+ENDED = ("Succeeded", "Complete", "Failed")
 
 
 @dataclass(frozen=True)
@@ -48,15 +57,21 @@ class Space:
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Create an object of any kind that the account may create."""
-        group, _, version = manifest["apiVersion"].rpartition("/")
-        if not group.endswith(".org"):
-            try:
-                made = utils.create_from_dict(self.user, manifest, namespace=self.name)
-            except utils.FailToCreateError as error:
-                raise error.api_exceptions[0] from None
-            return dict(self.user.sanitize_for_serialization(made[0]))
-        path = (group, version, self.name, plural(manifest["kind"]))
-        return dict(self.objects.create_namespaced_custom_object(*path, manifest))
+        if job := JOBS.get(manifest["kind"]):
+            group, version, plural = job
+            return dict(
+                self.objects.create_namespaced_custom_object(group, version, self.name, plural, manifest)
+            )
+        try:
+            made = utils.create_from_dict(self.user, manifest, namespace=self.name)
+        except utils.FailToCreateError as error:
+            raise error.api_exceptions[0] from None
+        return dict(self.user.sanitize_for_serialization(made[0]))
+
+    def job(self, kind: str, name: str) -> dict[str, Any]:
+        """A PyTorchJob, MPIJob or TrainJob as it is now."""
+        group, version, plural = JOBS[kind]
+        return dict(self.objects.get_namespaced_custom_object(group, version, self.name, plural, name))
 
     def pods(self, selector: str = "") -> list[client.V1Pod]:
         return list(self.core.list_namespaced_pod(self.name, label_selector=selector).items)
@@ -85,14 +100,10 @@ class Space:
         return self.pod(name)
 
     def wait_job(self, kind: str, name: str, *, seconds: float = 240) -> str:
-        """Wait until a job of one of the operators has ended; return `Succeeded` or `Failed`."""
-        version = next(version for version, kinds in JOBS if kinds == plural(kind))
+        """Wait until a job of one of the operators has ended; return `Succeeded`, `Complete` or `Failed`."""
 
         def ended() -> str:
-            path = ("kubeflow.org", version, self.name, plural(kind), name)
-            conditions = (
-                self.objects.get_namespaced_custom_object(*path).get("status", {}).get("conditions") or []
-            )
+            conditions = self.job(kind, name).get("status", {}).get("conditions") or []
             return next((c["type"] for c in conditions if c["type"] in ENDED and c["status"] == "True"), "")
 
         return wait_for(f"{kind} {name} to end", ended, seconds=seconds, every=0.3)
@@ -105,18 +116,6 @@ class Space:
 def read_log(core: client.CoreV1Api, pod: str, namespace: str, **options: Any) -> str:
     answer = core.read_namespaced_pod_log(pod, namespace, _preload_content=False, **options)
     return bytes(answer.data).decode(errors="replace")
-
-
-def plural(kind: str) -> str:
-    return kind.lower() + "s"
-
-
-def _binding(role: str) -> dict[str, Any]:
-    return {
-        "metadata": {"name": role},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT}],
-    }
 
 
 def token(admin: ApiClient, namespace: str, bound_to: dict[str, str] | None = None) -> str:
@@ -155,32 +154,67 @@ def connect(kubeconfig: Path) -> Iterator[ApiClient]:
 
 
 @contextmanager
-def create(admin_kubeconfig: Path, folder: Path, prefix: str) -> Iterator[Space]:
-    """Make the namespace, the account, its rights and its kubeconfig (in `folder`)."""
+def create(
+    admin_kubeconfig: Path, folder: Path, prefix: str, labels: Mapping[str, str] | None = None
+) -> Iterator[Space]:
+    """Make the namespace with these labels, the account, its rights and its kubeconfig (in `folder`)."""
     kubeconfig = folder / "kubeconfig"
     with connect(admin_kubeconfig) as admin:
-        name = f"{prefix[:40].strip('-')}-{secrets.token_hex(3)}"
-        _prepare(admin, name)
+        name = _make_namespace(admin, prefix, labels or {})
+        client.CoreV1Api(admin).create_namespaced_service_account(name, {"metadata": {"name": ACCOUNT}})
+        _grant(admin, name, RIGHTS, account_namespace=name)
         write_kubeconfig(kubeconfig, admin_kubeconfig, name, token(admin, name))
         with connect(kubeconfig) as user:
             yield Space(name, admin, user, kubeconfig)
 
 
-def _prepare(admin: ApiClient, name: str) -> None:
-    core = client.CoreV1Api(admin)
-    core.create_namespace({"metadata": {"name": name, "labels": {"manycpu.test": "true"}}})
-    core.create_namespaced_service_account(name, {"metadata": {"name": ACCOUNT}})
-    rbac = client.RbacAuthorizationV1Api(admin)
-    role = yaml.safe_load((HERE / "rights.yaml").read_text())
+def beside(space: Space, prefix: str, labels: Mapping[str, str]) -> Space:
+    """Make another namespace, where the same account has the rights to build images."""
+    name = _make_namespace(space.admin, prefix, labels)
+    _grant(space.admin, name, BUILD_RIGHTS, account_namespace=space.name)
+    return replace(space, name=name)
+
+
+def _make_namespace(admin: ApiClient, prefix: str, labels: Mapping[str, str]) -> str:
+    name = f"{prefix[:40].strip('-')}-{secrets.token_hex(3)}"
+    metadata = {"name": name, "labels": {"manycpu.test": "true", **labels}}
+    client.CoreV1Api(admin).create_namespace({"metadata": metadata})
+    return name
+
+
+def _grant(admin: ApiClient, name: str, rights: Path, *, account_namespace: str) -> None:
+    """Give the account of one namespace the Role in a file, in the namespace `name`."""
+    rbac, role = client.RbacAuthorizationV1Api(admin), yaml.safe_load(rights.read_text())
+    called = role["metadata"]["name"]
     rbac.create_namespaced_role(name, role)
-    rbac.create_namespaced_role_binding(name, _binding(role["metadata"]["name"]))
+    rbac.create_namespaced_role_binding(
+        name,
+        {
+            "metadata": {"name": called},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": called},
+            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": account_namespace}],
+        },
+    )
+
+
+def serves(admin: ApiClient, kind: str) -> bool:
+    """Whether the cluster has a kind of job."""
+    group, version, plural = JOBS[kind]
+    try:
+        there = client.CustomObjectsApi(admin).get_api_resources(group, version).resources
+    except ApiException as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        return False
+    return plural in [resource.name for resource in there]
 
 
 def delete(space: Space) -> None:
     """Remove the namespace, jobs and pods first: Kubernetes itself would only begin after five seconds."""
     objects, core = client.CustomObjectsApi(space.admin), client.CoreV1Api(space.admin)
-    for version, kinds in JOBS:
-        objects.delete_collection_namespaced_custom_object("kubeflow.org", version, space.name, kinds)
+    for kind, (group, version, plural) in JOBS.items():
+        if serves(space.admin, kind):
+            objects.delete_collection_namespaced_custom_object(group, version, space.name, plural)
     core.delete_collection_namespaced_pod(space.name, grace_period_seconds=0)
     core.delete_collection_namespaced_persistent_volume_claim(space.name)
     core.delete_namespace(space.name)

@@ -30,13 +30,24 @@ def test_the_webhook_of_the_training_operator_refuses_a_wrong_job(
         namespace.create(wrong)
 
 
-def test_pod_security_is_enforced_where_a_namespace_asks_for_it(
-    cluster: TestCluster, namespace: Space
-) -> None:
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    client.CoreV1Api(namespace.admin).patch_namespace(namespace.name, {"metadata": {"labels": labels}})
-    with pytest.raises(ApiException, match="violates PodSecurity"):
+@pytest.mark.pod_security("restricted")
+def test_pod_security_is_enforced_where_a_test_asks_for_it(cluster: TestCluster, namespace: Space) -> None:
+    with pytest.raises(ApiException, match=r"violates PodSecurity \W+restricted"):
         namespace.create(jobs.pod("root", cluster.image("base"), "true"))
+
+
+@pytest.mark.pod_security("restricted")
+def test_builds_have_a_namespace_where_root_but_not_the_host_is_allowed(
+    cluster: TestCluster, namespace: Space, builds: Space
+) -> None:
+    assert builds.name != namespace.name
+    builds.create(jobs.pod("root", cluster.image("base"), "id", "-un"))
+    builds.wait_pod("root", "Succeeded")
+    assert builds.log("root") == "root\n"
+    privileged = jobs.pod("privileged", cluster.image("base"), "true")
+    privileged["spec"]["hostNetwork"] = True
+    with pytest.raises(ApiException, match=r"violates PodSecurity \W+baseline"):
+        builds.create(privileged)
 
 
 def test_a_dump_has_pods_events_and_logs(cluster: TestCluster, namespace: Space) -> None:

@@ -116,8 +116,7 @@ def test_a_stopped_operator_acknowledges_nothing(
     faults: Faults, cluster: TestCluster, namespace: Space
 ) -> None:
     def status() -> object:
-        path = ("kubeflow.org", "v2beta1", namespace.name, "mpijobs", "quiet")
-        return namespace.objects.get_namespaced_custom_object(*path).get("status")
+        return namespace.job("MPIJob", "quiet").get("status")
 
     with faults.operator_stopped("mpi-operator"):
         namespace.create(jobs.mpijob("quiet", cluster.image("base")))

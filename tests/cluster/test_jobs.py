@@ -1,7 +1,7 @@
 """Work on both nodes: pods that find each other, and a torch all-reduce by each kind of job."""
 
 import pytest
-from cluster import jobs
+from cluster import jobs, space
 from cluster.fixtures import TestCluster
 from cluster.space import Space
 
@@ -39,8 +39,22 @@ def test_pytorchjob_reduces_across_both_nodes(
 ) -> None:
     namespace.create(jobs.program())
     namespace.create(manifest("reduce", cluster.image("torch")))
-    assert namespace.wait_job("pytorchjob", "reduce") == "Succeeded"
+    assert namespace.wait_job("PyTorchJob", "reduce") == "Succeeded"
     pods = namespace.pods("training.kubeflow.org/job-name=reduce")
+    assert {pod.spec.node_name for pod in pods} == set(cluster.nodes)
+    lines = "".join(namespace.log(pod.metadata.name) for pod in pods)
+    assert "rank 0 of 2" in lines
+    assert "rank 1 of 2" in lines
+    assert lines.count(f": {SUM}\n") == 2
+
+
+def test_trainjob_reduces_across_both_nodes(cluster: TestCluster, namespace: Space) -> None:
+    if not space.serves(namespace.admin, "TrainJob"):
+        pytest.skip("this cluster has no Kubeflow Trainer")
+    namespace.create(jobs.program())
+    namespace.create(jobs.trainjob("reduce", cluster.image("torch")))
+    assert namespace.wait_job("TrainJob", "reduce") == "Complete"
+    pods = namespace.pods("jobset.sigs.k8s.io/jobset-name=reduce")
     assert {pod.spec.node_name for pod in pods} == set(cluster.nodes)
     lines = "".join(namespace.log(pod.metadata.name) for pod in pods)
     assert "rank 0 of 2" in lines
@@ -51,7 +65,7 @@ def test_pytorchjob_reduces_across_both_nodes(
 def test_mpijob_reduces_across_both_nodes(cluster: TestCluster, namespace: Space) -> None:
     namespace.create(jobs.program())
     namespace.create(jobs.mpijob("reduce", cluster.image("torch")))
-    assert namespace.wait_job("mpijob", "reduce") == "Succeeded"
+    assert namespace.wait_job("MPIJob", "reduce") == "Succeeded"
     (launcher,) = namespace.pods("training.kubeflow.org/job-role=launcher")
     lines = namespace.log(launcher.metadata.name)
     assert f"rank 0 of 2 on reduce-worker-0: {SUM}" in lines

@@ -11,10 +11,9 @@ from cluster import namespace
 from cluster.cgroups import ROOT
 from cluster.command import MissingError, run, wait_for
 from cluster.fixtures import TestCluster
-from cluster.settings import CGROUP, INTERFACE, PROJECT, cache, run_folder
+from cluster.settings import API, CGROUP, INNER, INTERFACE, NODES, PROJECT, cache, run_folder
 
 IDLE_MEMORY = 1.5 * 2**30
-WARM_SECONDS = 40
 
 
 def traces() -> dict[str, object]:
@@ -26,9 +25,18 @@ def traces() -> dict[str, object]:
         "groups": [str(folder) for folder in ROOT.glob(f"**/{CGROUP}")],
         "loop devices": [line for line in run(["losetup", "--all"]).splitlines() if str(cache()) in line],
         "nft tables": [line for line in run(["nft", "list", "tables"]).splitlines() if "kube-proxy" in line],
-        "files": [path for path in ("/run/manycpu", "/tmp/hostpath_pv") if Path(path).exists()],  # noqa: S108
+        "files": _files(),
         "run folder": run_folder().exists(),
     }
+
+
+def _files() -> list[str]:
+    """What its programs would leave where they write by default."""
+    kubectl = f"{Path.home()}/.kube/cache/discovery/{API.removeprefix('https://').replace(':', '_')}"
+    fixed = ("/run/manycpu", "/tmp/hostpath_pv", kubectl)  # noqa: S108
+    links = [f for f in Path("/var/log").glob("containers/*") if str(INNER) in str(f.readlink())]
+    networks = [f for f in Path("/var/lib/cni").glob("results/*") if str(INNER) in f.read_text()]
+    return [path for path in fixed if Path(path).exists()] + [str(f) for f in (*links, *networks)]
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -52,6 +60,15 @@ def test_memory_of_the_idle_cluster(cluster: TestCluster) -> None:
     if cluster.own is None:
         pytest.skip("only of the project's own cluster")
     assert own.memory(cluster.own) < IDLE_MEMORY
+
+
+def test_it_listens_nowhere_on_the_machine(cluster: TestCluster) -> None:
+    if cluster.own is None:
+        pytest.skip("only of the project's own cluster")
+    machines = Path("/proc/self/ns/net").stat().st_ino
+    pids = [process.pid for process in namespace.processes(cluster.own.namespace)]
+    assert len(pids) > len(NODES)
+    assert machines not in {Path(f"/proc/{pid}/ns/net").stat().st_ino for pid in pids}
 
 
 def test_one_that_is_in_use_is_not_replaced(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cluster import debian, go, modules, network, preflight
+from cluster import cgroups, cluster, debian, fixtures, go, modules, network, preflight
 from cluster.command import ClusterError, MissingError
 
 
@@ -22,6 +22,7 @@ def nothing_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 10**12))
     monkeypatch.setattr(network, "in_the_way", lambda: None)
+    monkeypatch.setattr(cgroups, "missing", lambda: None)
     monkeypatch.setattr(preflight, "MEMORY", 0)
     monkeypatch.setattr(debian, "release", lambda: "bookworm")
     monkeypatch.setattr(go, "find", lambda _: "/usr/bin/go")
@@ -77,14 +78,31 @@ def test_no_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"no Go 1.26.0 is here, nor {go.GO_WHEEL}" in preflight.missing()[0]
 
 
+def test_control_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "missing", lambda: "control groups have no memory")
+    assert preflight.missing() == ["control groups have no memory"]
+
+
 def test_another_clusters_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "in_the_way", lambda: "manycpu0 (10.203.0.2)")
     assert "interface manycpu0 (10.203.0.2) is in the way" in preflight.missing()[0]
 
 
-def test_a_cache_where_the_cluster_has_its_own_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MANYCPU_CACHE", "/tmp/cache")  # noqa: S108
+@pytest.mark.parametrize("folder", ["/tmp", "/run", "/var/lib", "/var/log"])  # noqa: S108
+def test_a_cache_where_the_cluster_has_its_own_folders(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYCPU_CACHE", f"{folder}/cache")
     assert "choose another MANYCPU_CACHE" in preflight.missing()[0]
+
+
+def test_tests_on_the_cluster_are_skipped_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(cluster, "up", _fail_as_up_does)
+    with pytest.raises(pytest.skip.Exception, match="no Kubernetes cluster here: root is needed"):
+        fixtures.start_or_skip()
+
+
+def _fail_as_up_does() -> None:
+    raise MissingError("; ".join(preflight.missing()))
 
 
 def test_the_newest_of_each_is_the_default() -> None:
@@ -92,6 +110,7 @@ def test_the_newest_of_each_is_the_default() -> None:
     assert versions["kubernetes"] == "1.35"
     assert versions["training-operator"] == "1.9"
     assert versions["mpi-operator"] == "0.8"
+    assert versions["trainer"] == "2.3"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """The program's code reaches an image as one small layer, and what is there is not pushed again."""
 
-import io
 import json
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,13 +8,14 @@ import pytest
 import registry_program
 from cluster import debian
 from cluster.command import MissingError
+from registry_images import files, pull, push_base
 from registry_program import PASSWORD, USER
 
-from manycpu.pipeline.adapters.registry import Repository, of_bytes
+from manycpu.pipeline.adapters.registry import Repository
 from manycpu.pipeline.adapters.registry_http import Connection
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
-from manycpu.pipeline.spec.image import OCI, Change, Image, Layer, Reference, sha256
+from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.verbs.context import Access, ClusterContext, open_context
 from manycpu.pipeline.verbs.on_kubernetes import build, images
 from manycpu.pipeline.verbs.on_kubernetes.layers import CODE, LIB
@@ -36,24 +35,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
-def push_base(host: str, login: Login | None = None) -> None:
-    """Push an image `base:1`."""
-    connection = Connection(host, login=login)
-    repository = Repository(connection, "base")
-    layer = Layer(b"packages", sha256(b"packages"), "a test")
-    settings = {"Env": ["PATH=/bin", "PYTHONPATH=/theirs"], "User": "1000"}
-    config = {"os": "linux", "architecture": "amd64", "config": settings, "rootfs": {"diff_ids": []}}
-    config_bytes = json.dumps(config).encode()
-    described = {"digest": sha256(config_bytes), "size": len(config_bytes)}
-    described["mediaType"] = "application/vnd.oci.image.config.v1+json"
-    manifest = {"schemaVersion": 2, "mediaType": OCI, "config": described, "layers": []}
-    image = Image(json.dumps(manifest).encode(), config_bytes).changed(Change([layer], {}, {}))
-    repository.push(of_bytes(layer.content, layer.digest))
-    repository.push(of_bytes(image.config_bytes, sha256(image.config_bytes)))
-    repository.push_image(image, "1")
-    connection.close()
-
-
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
     """Describe a run whose program is `code/train.py`."""
@@ -71,27 +52,6 @@ def context(tmp_path: Path) -> Context:
         return made
 
     return make
-
-
-def pull(reference: str) -> Image:
-    """Read an image."""
-    named = Reference.parse(reference, "test")
-    connection = Connection(named.registry)
-    try:
-        return Repository(connection, named.repository).pull(named.version)
-    finally:
-        connection.close()
-
-
-def files(reference: str, number: int) -> dict[str, bytes]:
-    """Read the files of one of an image's layers."""
-    named = Reference.parse(reference, "test")
-    connection = Connection(named.registry)
-    with Repository(connection, named.repository).open(pull(reference).layers[number]["digest"]) as blob:
-        content = blob.read()
-    connection.close()
-    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        return {m.name: tar.extractfile(m).read() for m in tar if m.isfile()}  # type: ignore[union-attr]
 
 
 def test_code_and_manycpu_are_put_upon_the_image(host: str, context: Context) -> None:

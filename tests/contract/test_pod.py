@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,8 @@ def pod(command: str, **options: object) -> Iterator[tuple[Channel, "subprocess.
                 yield channel, process
         finally:
             process.kill()
+            with suppress(BrokenPipeError):  # what was on its way to a pod that is gone
+                process.stdin.close()
 
 
 @pytest.fixture

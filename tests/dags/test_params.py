@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import ParamValidationError
 
 from manycpu.operators.params import read_params, training_params
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
 
@@ -32,7 +32,7 @@ def test_every_field_is_there_with_a_section_and_a_help_text(form: dict[str, Par
     run = set(TrainingRun.model_fields) - {"resources"} | {"resources_cpu", "resources_memory"}
     targets = {
         f"{kind}_{name}"
-        for kind, model in (("local", Local), ("baremetal", BareMetal))
+        for kind, model in (("local", Local), ("baremetal", BareMetal), ("kubernetes", Kubernetes))
         for name in model.model_fields
         if name != "kind"
     }
@@ -42,7 +42,7 @@ def test_every_field_is_there_with_a_section_and_a_help_text(form: dict[str, Par
 
 def test_drop_downs_bounds_and_examples(form: dict[str, Param]) -> None:
     assert form["backend"].schema["enum"] == ["ccl", "gloo", "mpi"]
-    assert form["target_kind"].schema["enum"] == ["local", "baremetal"]
+    assert form["target_kind"].schema["enum"] == ["local", "baremetal", "kubernetes"]
     assert (form["nproc_per_node"].schema["minimum"], form["nproc_per_node"].schema["maximum"]) == (1, 1024)
     assert "Seconds" in str(form["run_timeout"].description)
     assert "For example: question_answering, ./train.py" in str(form["program"].description)
@@ -99,6 +99,47 @@ def test_the_way_back(form: dict[str, Param]) -> None:
     assert run.args == ("--data", "{data}", "--name", "two words")
     assert (run.nodes, run.resources.cpu, run.env, run.env_from) == ((1, 4), 4, {"A": "b"}, ("hub-token",))
     assert target == BareMetal(hostfile="./hosts", ssh=("ssh", "-p", "2222"))
+
+
+def test_the_way_back_to_kubernetes(form: dict[str, Param]) -> None:
+    toleration = {"key": "training", "operator": "Exists"}
+    given = {
+        "kubernetes_launch": "mpijob",
+        "kubernetes_namespace": "ml",
+        "kubernetes_claim": "training-data",
+        "kubernetes_node_selector": {"pool": "training"},
+        "kubernetes_tolerations": [toleration],
+        "kubernetes_pull_policy": "Always",
+    }
+    for name, value in given.items():
+        form[name].resolve(value)
+    _, target = read(filled(form, program="x.py", target_kind="kubernetes", **given))
+    assert target == Kubernetes(
+        launch="mpijob",
+        namespace="ml",
+        claim="training-data",
+        node_selector={"pool": "training"},
+        tolerations=(toleration,),
+        pull_policy="Always",
+    )
+
+
+def test_what_is_left_open_passes_its_own_schema(form: dict[str, Param]) -> None:
+    for param in form.values():
+        if "null" in param.schema["type"]:
+            param.resolve(None)
+
+
+def test_a_targets_fields_are_in_parts(form: dict[str, Param]) -> None:
+    sections = {
+        str(form[f"kubernetes_{name}"].schema["section"])
+        for name in Kubernetes.model_fields
+        if name != "kind"
+    }
+    parts = {f"Target: kubernetes{part}" for part in ("", ", volume", ", image", ", nodes")}
+    assert sections == parts
+    assert form["kubernetes_tolerations"].schema["items"]["type"] == "object"
+    assert "items" not in form["env_from"].schema
 
 
 def test_lists_are_taken_as_lists_over_the_api(form: dict[str, Param]) -> None:

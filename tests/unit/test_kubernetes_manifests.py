@@ -393,6 +393,9 @@ def test_ranks_that_restart_or_come_and_go_meet_by_c10d(fields: Manifest, bounds
     assert (elastic["minReplicas"], elastic["maxReplicas"]) == bounds
     assert replicas(made)["Worker"]["replicas"] == bounds[1]
     assert {"--rdzv-backend=c10d", "--rdzv-endpoint=train-0123456789-1-worker-0:23456"} <= set(command(made))
+    (address,) = [entry for entry in container(made)["env"] if entry["name"] == "MANYCPU_ADDRESS"]
+    assert address["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert "--local-addr=$(MANYCPU_ADDRESS)" in command(made)
     # Of a lost node the shared store would stay behind.
     assert variables(made)["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 

@@ -1,29 +1,70 @@
-"""The image that a run's own layers go upon."""
+"""The image that a run's own layers go upon: the one given, or one that is built from a Dockerfile."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final
 
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.errors import BadInputError, BuildError, RegistryError
 from manycpu.pipeline.spec.image import Reference
+from manycpu.pipeline.verbs.on_kubernetes import builder_pod, builders
+from manycpu.pipeline.verbs.on_kubernetes.builders import Build, log
+from manycpu.pipeline.verbs.on_kubernetes.recipe import Recipe, Stage, recipe
+from manycpu.pipeline.verbs.on_kubernetes.registries import Registries, own_repository, registries
 
 if TYPE_CHECKING:
     from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["Stage", "image"]
+__all__ = ["given", "image"]
 
-Stage = Literal["helper", "train"]
+BUILDERS: Final = {"pod": builder_pod.build, "docker": builders.docker, "buildah": builders.buildah}
+_LOOK: Final = 10.0  # seconds to ask for the digest of an image that a Dockerfile starts from
 
 
-def image(ctx: "ClusterContext", stage: Stage) -> Reference:
-    """Name the image with Python and the packages: the one given.
-
-    Raises:
-        BadInputError: None is given.
-    """
+def given(ctx: "ClusterContext", stage: Stage) -> Reference | None:
+    """Name the image that the target gives; helper pods take the training's where there is no other."""
     target = ctx.target
     if stage == "helper" and target.helper_image:
         return Reference.parse(target.helper_image, "target.helper_image")
     if target.image:
         return Reference.parse(target.image, "target.image")
-    raise BadInputError(
-        "no image is given", field="target.image", fix="Name one with torch and manycpu's packages"
-    )
+    return None
+
+
+def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
+    """Name the image with Python and the packages, after building it if need be.
+
+    Raises:
+        BadInputError: None is given, and there is no registry to build one for.
+        BuildError: It cannot be built.
+    """
+    if found := given(ctx, stage):
+        return found
+    ours = own_repository(ctx)
+    if ours is None:
+        raise BadInputError(
+            "there is neither a registry to push images to nor a finished image",
+            field="target.registry",
+            fix="Name a registry in target.registry, or an image in target.image",
+        )
+    made = recipe(ctx, stage)
+    reference = ours.at(made.tag(_digests(ctx, made)))
+    repository = opened.repository(ours)
+    if repository.digest(reference.version) is None:
+        log.info("building %s", reference)
+        BUILDERS[ctx.target.builder](ctx, Build(made, reference), opened)
+        if repository.digest(reference.version) is None:
+            raise BuildError(
+                f"{reference} was built, and the registry does not have it", field="target.builder"
+            )
+    return reference
+
+
+def _digests(ctx: "ClusterContext", made: Recipe) -> dict[str, str]:
+    """Look up what the Dockerfile starts from now, where that can be seen from here."""
+    found = {}
+    with registries(ctx, _LOOK) as opened:
+        for base in made.bases:
+            reference = Reference.parse(base, "target.build_args")
+            try:
+                found[base] = opened.repository(reference).digest(reference.version) or ""
+            except RegistryError as error:
+                log.warning("whether %s has changed cannot be seen from here: %s", base, error.message)
+    return found

@@ -7,9 +7,11 @@ from typing import Any, Final, TypeVar
 
 from manycpu.pipeline.adapters import cluster_exec
 from manycpu.pipeline.adapters.cluster_exec import Exec
+from manycpu.pipeline.launchers import pods
 from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError
 from manycpu.pipeline.spec.errors import ClusterError, DeadlineError
 from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.transfer import Progress
 from manycpu.pipeline.verbs.context import ClusterContext
@@ -21,11 +23,9 @@ Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
 CONTAINER: Final = "helper"
 PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
-LIB: Final = "/opt/manycpu/lib"
 IDLE: Final = 600  # seconds after which a pod that nobody asks for anything ends by itself
 LIFE: Final = 604_800  # seconds after which Kubernetes ends it
 STALL: Final = 300.0  # seconds of breaks without progress after which it is given up
-_ID: Final = 1000
 _LOOK: Final = 0.25  # seconds
 _NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})  # no waiting mends these
 _PASSING: Final = frozenset({0, 401, 404, 408, 409, 429, 500, 502, 503, 504})
@@ -35,12 +35,12 @@ _TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the work
 
 def manifest(ctx: ClusterContext, verb: str, claim: str, image: str, owners: list[Manifest]) -> Manifest:
     """Build the pod of a verb: no privileges, no API token, the claim mounted, secrets as the run says."""
-    run, target, name = ctx.run, ctx.target, ctx.name
+    run, target = ctx.run, ctx.target
     container: Manifest = {
         "name": CONTAINER,
         "image": image,
         "command": [*PROGRAM, "idle", str(IDLE)],
-        "env": [{"name": key, "value": value} for key, value in _environment(run).items()],
+        "env": [{"name": key, "value": pods.literal(value)} for key, value in _environment(run).items()],
         "envFrom": [{"secretRef": {"name": secret}} for secret in run.env_from],
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},
@@ -54,34 +54,29 @@ def manifest(ctx: ClusterContext, verb: str, claim: str, image: str, owners: lis
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"{name}-{verb}", "labels": labels(name, verb=verb), "ownerReferences": owners},
+        "metadata": {
+            "name": f"{ctx.name}-{verb}",
+            "labels": labels(ctx.name, verb=verb),
+            "ownerReferences": owners,
+        },
         "spec": {
             "restartPolicy": "Never",
             "activeDeadlineSeconds": LIFE,
             "terminationGracePeriodSeconds": 5,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": _ID,
-                "runAsGroup": _ID,
-                "fsGroup": _ID,
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            # As the training's: a volume that is bound to its first pod's node must be in reach of them.
-            "nodeSelector": target.node_selector,
-            "tolerations": list(target.tolerations),
-            "imagePullSecrets": [{"name": target.pull_secret}] if target.pull_secret else [],
+            "securityContext": pods.security(),
             "containers": [container],
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+            # As the training's: a volume that is bound to its first pod's node must be in reach of them.
+            **pods.on_nodes(target),
         },
     }
 
 
 def _environment(run: TrainingRun) -> dict[str, str]:
     """Where the Hub is, a proxy: what the run's ranks are given holds here too."""
-    return {"HOME": "/tmp", **run.env, "PYTHONPATH": LIB}  # noqa: S108 - inside the pod
+    return {"HOME": pods.HOME, **run.env, "PYTHONPATH": LIB}
 
 
 @contextmanager
@@ -104,7 +99,7 @@ class Helper:
 
     def __init__(self, ctx: ClusterContext, verb: str, claim: str, progress: Progress) -> None:
         self._ctx, self._cluster, self._progress = ctx, ctx.cluster, progress
-        self._manifest = manifest(ctx, verb, claim, _image(ctx), ctx.ledger.owner())
+        self._manifest = manifest(ctx, verb, claim, images.helper(ctx), ctx.ledger.owner())
         self.name = str(self._manifest["metadata"]["name"])
         self._best, self._moved = 0, time.monotonic()
 
@@ -185,10 +180,6 @@ class Helper:
         events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")
         warnings = [event["message"] for event in events if event.get("type") == "Warning"]
         return "; ".join(dict.fromkeys([reason, *warnings[-3:]]))
-
-
-def _image(ctx: ClusterContext) -> str:
-    return images.helper(ctx)
 
 
 def _leaving(pod: Manifest) -> bool:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-from manycpu.pipeline.adapters.registry import Repository, of_blob, of_bytes
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.image import Change, Image, Reference
+from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.verbs.on_kubernetes import dependencies
+from manycpu.pipeline.verbs.on_kubernetes.appending import append
 from manycpu.pipeline.verbs.on_kubernetes.layers import CODE, LIB, Tree, library
+from manycpu.pipeline.verbs.on_kubernetes.recipe import Stage
 from manycpu.pipeline.verbs.on_kubernetes.registries import Registries, own_repository, registries
 
 if TYPE_CHECKING:
@@ -52,36 +53,13 @@ def train(ctx: "ClusterContext", code: Tree | None) -> tuple[str, bool]:
     return _image(ctx, "train", [library(), *([code] if code else [])])
 
 
-def _image(ctx: "ClusterContext", stage: dependencies.Stage, trees: Sequence[Tree]) -> tuple[str, bool]:
+def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[str, bool]:
     ours = own_repository(ctx)
     with registries(ctx) as opened:
-        base = dependencies.image(ctx, stage)
+        base = dependencies.image(ctx, stage, opened)
         if ours is None:
             return _finished(ctx, base, trees, opened), True
-        return _appended(base, ours, trees, opened)
-
-
-def _appended(
-    base: Reference, ours: Reference, trees: Sequence[Tree], opened: Registries
-) -> tuple[str, bool]:
-    source, target = opened.repository(base), opened.repository(ours)
-    image = source.pull(base.version)
-    tag = tag_of(image.digest, trees)
-    if there := target.digest(tag):
-        return str(ours.at(there)), True
-    if base.repository != ours.repository or base.registry != ours.registry:
-        _bring(image, source, target)
-    changed = image.changed(_change(trees))
-    for tree in trees:
-        target.push(of_bytes(tree.layer.content, tree.layer.digest))
-    digest = _push(target, changed, tag)
-    return str(ours.at(digest)), False
-
-
-def tag_of(base: str, trees: Sequence[Tree]) -> str:
-    """Name an image by what it is made of: its base's digest, and those of the trees upon it."""
-    parts = (base.removeprefix("sha256:"), *(tree.digest for tree in trees))
-    return "-".join(part[:_DIGITS] for part in parts)
+        return append(base, ours, trees, lambda: _change(trees), opened)
 
 
 def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
@@ -111,22 +89,3 @@ def _change(trees: Sequence[Tree]) -> Change:
         labels={VERSION_LABEL: version("manycpu"), **labels},
         working_folder=CODE if _CODE_LABEL in labels else None,
     )
-
-
-def _bring(image: Image, source: Repository, target: Repository) -> None:
-    """Have the base in our repository, whole: under a tag of its own, which is pushed last."""
-    tag = f"base-{image.digest.removeprefix('sha256:')[:_DIGITS]}"
-    if target.digest(tag):
-        return
-    same = source.connection is target.connection
-    for layer in image.layers:
-        digest = layer["digest"]
-        if target.has(digest) or (same and target.mount(digest, source.name)):
-            continue
-        target.push(of_blob(source, layer))
-    _push(target, image, tag)
-
-
-def _push(target: Repository, image: Image, tag: str) -> str:
-    target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
-    return target.push_image(image, tag)

@@ -110,7 +110,7 @@ def place(
         resume_from=ctx.run.resume_from,
         image=built.image or "",
         claim=ctx.claim,
-        owner=ctx.ledger.owner()[0] if owned else None,
+        owners=tuple(ctx.ledger.owner()) if owned else (),
     )
 
 

@@ -15,7 +15,7 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import Layer
 
-__all__ = ["CODE", "LIB", "Tree", "code", "library"]
+__all__ = ["CODE", "LIB", "Tree", "code", "library", "tree"]
 
 CODE: Final = "/opt/manycpu/code"
 """Where the program's code is in an image: its working folder."""
@@ -50,7 +50,7 @@ def code(source: Location) -> Tree:
         BuildError: A file cannot be read.
     """
     root = Path(source.root)
-    return _tree(((f"{CODE}/{path}", root / path) for path in source.chosen or ()), "code", "run.program")
+    return tree(((f"{CODE}/{path}", root / path) for path in source.chosen or ()), "code", "run.program")
 
 
 def library() -> Tree:
@@ -58,10 +58,15 @@ def library() -> Tree:
     files = (path for path in sorted(_PACKAGE.rglob("*")) if path.is_file())
     wanted = (path for path in files if path.suffix != ".pyc")
     names = ((f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path) for path in wanted)
-    return _tree(names, "manycpu", None)
+    return tree(names, "manycpu", None)
 
 
-def _tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tree:
+def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tree:
+    """Pack files under their names in an image, which are below ``/opt/manycpu``.
+
+    Raises:
+        BuildError: A file cannot be read.
+    """
     stream = io.BytesIO()
     seen: set[str] = set()
     try:

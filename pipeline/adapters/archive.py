@@ -1,0 +1,133 @@
+"""An image as one file: the OCI image layout in a tar, which `ctr images import` and `podman load` take."""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from manycpu.pipeline.adapters.registry import Content
+from manycpu.pipeline.spec.errors import BuildError
+from manycpu.pipeline.spec.image import INDEXES, Image, check_platform, choose
+
+__all__ = ["Archive", "write"]
+
+_LAYOUT: Final = b'{"imageLayoutVersion":"1.0.0"}'
+
+
+class Archive:
+    """An archive with one image in it.
+
+    Args:
+        file: The archive.
+
+    Raises:
+        BuildError: It is none, or its image is not for linux/amd64.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            self._index()
+        except (KeyError, OSError, ValueError, tarfile.TarError) as error:
+            raise BuildError(f"{file} is no OCI archive: {error}") from error
+
+    def content(self, descriptor: Mapping[str, Any]) -> Content:
+        """Name one of its blobs."""
+        digest = descriptor["digest"]
+        return Content(digest, descriptor["size"], lambda: self._open(digest))
+
+    def _index(self) -> None:
+        with tarfile.open(self.file) as tar:
+            index = json.loads(_read(tar, "index.json"))
+            (descriptor,) = index["manifests"]
+            content = _read(tar, _path(descriptor["digest"]))
+            if descriptor.get("mediaType") in INDEXES:
+                content = _read(tar, _path(choose(json.loads(content), str(self.file))))
+            manifest = json.loads(content)
+            config = _read(tar, _path(manifest["config"]["digest"]))
+        self.image = Image(content, config, manifest.get("mediaType", descriptor["mediaType"]))
+        check_platform(self.image, str(self.file))
+
+    def _open(self, digest: str) -> BinaryIO:
+        with tarfile.open(self.file) as tar:
+            member = tar.getmember(_path(digest))
+        stream = self.file.open("rb")
+        stream.seek(member.offset_data)
+        return stream
+
+
+def write(file: Path, name: str, image: Image, contents: Iterable[Content]) -> None:
+    """Write an archive, whole or not at all.
+
+    Args:
+        file: The archive.
+        name: The image's name, with its tag.
+        image: The image.
+        contents: Its layers.
+
+    Raises:
+        BuildError: What was read is not what its digest says.
+    """
+    partial = file.with_name(f".{file.name}.partial")
+    entry = {
+        "mediaType": image.media_type,
+        "digest": image.digest,
+        "size": len(image.manifest_bytes),
+        "annotations": {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name},
+    }
+    index = {"schemaVersion": 2, "manifests": [entry]}
+    small = {
+        "oci-layout": _LAYOUT,
+        "index.json": json.dumps(index).encode(),
+        _path(image.digest): image.manifest_bytes,
+        _path(image.manifest["config"]["digest"]): image.config_bytes,
+    }
+    try:
+        with tarfile.open(partial, "w") as tar:
+            for path, text in small.items():
+                tar.addfile(_info(path, len(text)), io.BytesIO(text))
+            for content in {one.digest: one for one in contents}.values():
+                _add(tar, content)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _add(tar: tarfile.TarFile, content: Content) -> None:
+    with content.open() as stream:
+        verified = _Verified(stream)
+        tar.addfile(_info(_path(content.digest), content.size), verified)
+    if f"sha256:{verified.digest.hexdigest()}" != content.digest:
+        raise BuildError(f"what was read of {content.digest} is something else")
+
+
+class _Verified:
+    """Hashes what is read."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self.digest = stream, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        block = self._stream.read(size)
+        self.digest.update(block)
+        return block
+
+
+def _info(path: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(path)
+    info.size, info.mode = size, 0o644
+    return info
+
+
+def _path(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
+
+
+def _read(tar: tarfile.TarFile, path: str) -> bytes:
+    member = tar.extractfile(path)
+    if member is None:
+        raise KeyError(path)
+    return member.read()

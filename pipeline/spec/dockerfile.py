@@ -1,0 +1,44 @@
+"""What a Dockerfile starts from."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+__all__ = ["bases"]
+
+_ARGUMENT: Final = re.compile(r"(?i)^\s*ARG\s+(\w+)(?:=(.*))?$")
+_FROM: Final = re.compile(r"(?i)^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$")
+_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
+
+
+def bases(text: str, arguments: Mapping[str, str]) -> list[str]:
+    r"""List the images that the stages of a Dockerfile start from, without `scratch` and other stages.
+
+    Args:
+        text: The Dockerfile.
+        arguments: The build's arguments, which win over the file's defaults.
+
+    >>> bases("ARG BASE=python\nFROM ${BASE}:3.12 AS a\nFROM a\nFROM debian", {"BASE": "intel/python"})
+    ['intel/python:3.12', 'debian']
+    """
+    known: dict[str, str] = {}
+    found: list[str] = []
+    stages = {"scratch"}
+    for line in _lines(text):
+        if stage := _FROM.match(line):
+            name = _replaced(stage[1], known)
+            if name not in stages and name not in found:
+                found.append(name)
+            stages.add(stage[2] or "")
+        elif (argument := _ARGUMENT.match(line)) and not found:  # later ones are a stage's own
+            default = _replaced((argument[2] or "").strip().strip("\"'"), known)
+            known[argument[1]] = arguments.get(argument[1], default)
+    return found
+
+
+def _lines(text: str) -> Iterator[str]:
+    yield from (line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
+
+
+def _replaced(text: str, known: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda found: known.get(found[1] or found[3]) or found[2] or "", text)

@@ -1,0 +1,113 @@
+"""What is wrong with a run's images is found before anything is started, each by the field that is wrong."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import registry_program
+from cluster import debian
+from cluster.command import MissingError
+from registry_images import push_base
+from registry_program import PASSWORD, USER
+
+from manycpu.pipeline.adapters.registry_login import Login
+from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.verbs.context import Access, ClusterContext, open_context
+from manycpu.pipeline.verbs.on_kubernetes.image_checks import check_images
+
+Find = Callable[..., list[Finding]]
+KNOWN = Access(registry_login={"username": USER, "password": PASSWORD})
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run a registry that asks for a login, with images."""
+    try:
+        debian.ensure()
+    except MissingError as error:
+        pytest.skip(f"no registry here: {error}")
+    folder = tmp_path_factory.mktemp("registry")
+    with registry_program.running(folder, registry_program.basic(folder)) as found:
+        login = Login(USER, PASSWORD)
+        push_base(found, login)
+        push_base(found, login, "old", labels={"manycpu.torch": "2.4.1"}, env=["PYTHON_VERSION=3.9.18"])
+        yield found
+
+
+@pytest.fixture
+def find(tmp_path: Path) -> Find:
+    """Check a target."""
+
+    def check(access: Access | None = None, **target: object) -> list[Finding]:
+        run = {"program": "question_answering", "output": str(tmp_path / "out")}
+        ctx = open_context(run, {"kind": "kubernetes", **target}, "test", base=tmp_path, access=access)
+        assert isinstance(ctx, ClusterContext)
+        return list(check_images(ctx))
+
+    return check
+
+
+def fatal(findings: list[Finding]) -> dict[str, str]:
+    """Field -> message of those that are fatal."""
+    return {finding.field: finding.message for finding in findings if finding.fatal}
+
+
+def test_pods_without_a_login_are_a_warning(host: str, find: Find) -> None:
+    (warning,) = find(KNOWN, registry=f"{host}/ml", image=f"{host}/base:1")
+    assert (warning.field, warning.fatal) == ("target.registry", False)
+    assert "asks for a login, and the pods have none" in warning.message
+
+
+def test_an_image_that_is_not_there_is_named_by_its_field(host: str, find: Find) -> None:
+    found = fatal(find(KNOWN, registry=f"{host}/ml", image=f"{host}/base:1", helper_image=f"{host}/base:2"))
+    assert found == {"target.helper_image": f"there is no image {host}/base:2"}
+
+
+def test_an_image_that_is_too_old_is_refused(host: str, find: Find) -> None:
+    findings = find(KNOWN, registry=f"{host}/ml", image=f"{host}/base:old")
+    python, torch = (finding.message for finding in findings if finding.field == "target.image")
+    assert "has Python 3.9.18; manycpu's node part needs 3.11 or later" in python
+    assert "has torch 2.4.1; manycpu's node part needs 2.6 or later" in torch
+
+
+@pytest.mark.parametrize("access", [None, Access(registry_login={"username": USER, "password": "no"})])
+def test_who_may_not_push_is_told_so(host: str, find: Find, access: Access | None) -> None:
+    found = fatal(find(access, registry=f"{host}/ml", image=f"{host}/base:1"))
+    assert list(found) == ["target.registry"]
+    assert "401" in found["target.registry"]
+
+
+def test_a_registry_that_is_away_is_told_within_seconds(find: Find) -> None:
+    found = fatal(find(registry="127.0.0.1:9/ml", image="127.0.0.1:9/base:1"))
+    assert "does not answer" in found["target.registry"]
+
+
+def test_neither_registry_nor_image_is_refused(find: Find) -> None:
+    assert list(fatal(find())) == ["target.registry"]
+
+
+def test_a_docker_config_that_is_not_there_is_named(host: str, find: Find, tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.json")
+    found = fatal(find(registry=f"{host}/ml", image=f"{host}/base:1", registry_connection=absent))
+    assert "there is no such file" in found["target.registry_connection"]
+
+
+def test_dockers_own_login_is_used(
+    host: str, find: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(Login(USER, PASSWORD).as_config(host)))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert fatal(find(registry=f"{host}/ml", image=f"{host}/base:1")) == {}
+
+
+def test_a_builder_that_is_not_installed_is_named(
+    host: str, find: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = fatal(find(KNOWN, registry=f"{host}/ml", builder="buildah"))
+    assert found == {"target.builder": "there is no program buildah on this machine"}
+
+
+def test_images_on_the_nodes_are_not_looked_for(find: Find) -> None:
+    assert find(image="manycpu.local/train:1", pull_policy="Never") == []

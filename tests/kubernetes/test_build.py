@@ -1,0 +1,134 @@
+"""Images are built by an unprivileged pod in a namespace of its own, which is as it was afterwards."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import builder_image
+import pytest
+from cluster import jobs
+from cluster.fixtures import TestCluster
+from cluster.space import Space
+from registry_images import pull
+
+from manycpu.pipeline.spec.errors import BuildError
+from manycpu.pipeline.spec.image import Reference
+from manycpu.pipeline.verbs import context
+from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes import dependencies, images
+from manycpu.pipeline.verbs.on_kubernetes.registries import registries
+
+Fields = dict[str, Any]
+pytestmark = pytest.mark.pod_security("restricted")
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fetch what a helper image installs: builds in the cluster have no index."""
+    folder = tmp_path_factory.mktemp("context")
+    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder / "wheels")]
+    fetch += ["--only-binary", ":all:", "--python-version", _python()]
+    subprocess.run([*fetch, "--require-hashes", "-r", str(PROJECT / "docker" / "helper.txt")], check=True)
+    subprocess.run([*fetch, "pip"], check=True)
+    return folder
+
+
+def _python() -> str:
+    from cluster import layers
+
+    return layers.PYTHON[layers.suite()]
+
+
+@pytest.fixture
+def build(target: Fields, builds: Space, tmp_path: Path) -> Callable[..., ClusterContext]:
+    """Describe a run whose images are built, in a namespace of its own."""
+    del target["image"], target["helper_image"]
+    fields = {"builder_image": builder_image.reference(), "build_namespace": builds.name}
+
+    def make(**more: Any) -> ClusterContext:
+        run = {"program": "question_answering", "output": str(tmp_path / "out")}
+        ctx = context.open_context(run, target | fields | more, tmp_path.name, base=tmp_path)
+        assert isinstance(ctx, ClusterContext)
+        ctx.ledger.open(ctx.new_entry(0))
+        return ctx
+
+    return make
+
+
+def dependency(ctx: ClusterContext) -> Reference:
+    """Name the training image's base, after building it if need be."""
+    with registries(ctx) as opened:
+        return dependencies.image(ctx, "train", opened)
+
+
+def left(builds: Space) -> list[str]:
+    """List what is in the namespace for builds."""
+    found = [pod.metadata.name for pod in builds.core.list_namespaced_pod(builds.name).items]
+    return found + [secret.metadata.name for secret in builds.core.list_namespaced_secret(builds.name).items]
+
+
+def test_the_helper_image_is_built_from_our_dockerfile(
+    cluster: TestCluster, build: Callable[..., ClusterContext], builds: Space, namespace: Space, wheels: Path
+) -> None:
+    arguments = {"BASE_IMAGE": cluster.image("base"), "WHEELS": "wheels"}
+    ctx = build(build_args=arguments, context=str(wheels))
+    reference = images.helper(ctx)
+    assert left(builds) == []
+    assert ctx.ledger.read().elsewhere == {}
+    code = "import os, pydantic, fsspec, huggingface_hub; import manycpu.pipeline.transfer as t; "
+    code += "print(os.getuid(), t.__file__.startswith('/opt/manycpu/lib/'))"
+    namespace.create(_restricted(jobs.pod("try", reference, "python3", "-c", code)))
+    namespace.wait_pod("try", "Succeeded")
+    assert namespace.log("try") == "1000 True\n"
+    assert images.helper(ctx) == reference
+
+
+def test_the_users_own_dockerfile_is_built_in_the_cluster(
+    cluster: TestCluster, build: Callable[..., ClusterContext], builds: Space, tmp_path: Path
+) -> None:
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {cluster.image('base')}\nARG WORD\nCOPY hello /hello\n"
+        "RUN test \"$(cat /hello)\" = one && useradd -m tester && su tester -c 'id -un >/tmp/who'\n"
+        "LABEL word=$WORD\n"
+    )
+    (tmp_path / "hello").write_text("one")
+    ctx = build(
+        dockerfile=str(tmp_path / "Dockerfile"), context=str(tmp_path), build_args={"WORD": "$(HOME) x"}
+    )
+    image = pull(str(dependency(ctx)))
+    assert image.labels["word"] == "$(HOME) x"
+    assert left(builds) == []
+
+
+def test_a_build_that_fails_tells_why_and_leaves_nothing(
+    cluster: TestCluster, build: Callable[..., ClusterContext], builds: Space, tmp_path: Path
+) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM {cluster.image('base')}\nRUN echo so it ends && exit 3\n")
+    ctx = build(dockerfile=str(tmp_path / "Dockerfile"))
+    with pytest.raises(BuildError, match=r"(?s)^target\.dockerfile: .*ended with.*so it ends.*exit status 3"):
+        dependency(ctx)
+    assert left(builds) == []
+    assert ctx.ledger.read().elsewhere == {}
+
+
+def test_a_builder_that_is_not_there_is_named(
+    cluster: TestCluster, build: Callable[..., ClusterContext], builds: Space
+) -> None:
+    ctx = build(builder_image=f"{cluster.registry}/builder:absent")
+    with pytest.raises(BuildError, match=r"builder/manifests/absent.*404"):
+        dependency(ctx)
+    assert left(builds) == []
+
+
+def _restricted(pod: Fields) -> Fields:
+    own = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    pod["spec"]["containers"][0]["securityContext"] = own
+    pod["spec"]["securityContext"] = {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return pod

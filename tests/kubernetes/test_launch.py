@@ -1,0 +1,129 @@
+"""Attempts on a cluster: attached to, followed, ended. Their jobs are suspended, so that nothing starts."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.space import Space
+
+from manycpu.pipeline.spec.errors import LaunchError
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.verbs.build import Built
+from manycpu.pipeline.verbs.cancel import cancel
+from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.context import ClusterContext, open_context
+from manycpu.pipeline.verbs.launch import launch, status
+from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
+from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.stage import Staged
+
+BUILT = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="nobody/pulls:this")
+pytestmark = pytest.mark.pod_security("restricted")
+
+
+@pytest.fixture(params=["pytorchjob", "mpijob"])
+def begun(
+    request: pytest.FixtureRequest,
+    target: dict[str, Any],
+    a_run: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+) -> ClusterContext:
+    """Begin a run whose job waits in a queue for ever."""
+    where = target | {"launch": request.param, "queue": "nobody-admits"}
+    ctx = open_context(a_run(), where, "test", base=tmp_path)
+    assert isinstance(ctx, ClusterContext)
+    prepare(ctx)
+    return ctx
+
+
+def test_a_second_launch_attaches_and_a_cancelled_attempt_is_followed(begun: ClusterContext) -> None:
+    first, attached = launch(begun, Staged(), BUILT)
+    assert (first.attempt, attached) == (1, False)
+    assert launch(begun, Staged(), BUILT) == (first, True)
+    assert cancel(begun, by="a person")
+    assert not cancel(begun, by="another")
+    entry = begun.ledger.read()
+    assert entry.cancelled == {1: "a person"}
+    assert status(begun, first, entry).state == "cancelled"
+    second, attached = launch(begun, Staged(), BUILT)
+    assert (second.attempt, attached) == (2, False)
+
+
+def test_a_launch_that_was_killed_before_it_noted_the_handle_is_found(begun: ClusterContext) -> None:
+    first, _ = launch(begun, Staged(), BUILT)
+    with begun.ledger.update() as entry:
+        entry.handle = None
+    assert launch(begun, Staged(), BUILT) == (first, True)
+
+
+def test_a_launch_that_was_killed_before_the_job_was_there_is_made_up_for(begun: ClusterContext) -> None:
+    with begun.ledger.update() as entry:
+        entry.attempt = 1
+    handle, attached = launch(begun, Staged(), BUILT)
+    assert (handle.attempt, attached) == (1, False)
+
+
+def test_two_who_launch_at_once_share_one_job(begun: ClusterContext) -> None:
+    found: list[JobHandle] = []
+
+    def one() -> None:
+        handle, _ = launch(begun, Staged(), BUILT)
+        assert isinstance(handle, JobHandle)
+        found.append(handle)
+
+    threads = [threading.Thread(target=one) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {(handle.attempt, handle.uid) for handle in found} == {(1, found[0].uid)}
+
+
+def test_a_job_that_somebody_deleted_is_a_failure_and_the_next_attempt_follows(begun: ClusterContext) -> None:
+    first, _ = launch(begun, Staged(), BUILT)
+    assert isinstance(first, JobHandle)
+    kind = {"pytorchjob": "PyTorchJob", "mpijob": "MPIJob"}[first.launch]
+    begun.cluster.delete(kind, first.name)
+    wait_until_gone(begun, {"manycpu/run": begun.name, "manycpu/attempt": "1"}, 30)
+    seen = status(begun, first, begun.ledger.read())
+    assert (seen.state, "somebody deleted it" in seen.reason) == ("failed", True)
+    assert launch(begun, Staged(), BUILT)[0].attempt == 2
+
+
+def test_cleanup_ends_what_still_runs_and_nothing_is_left(begun: ClusterContext) -> None:
+    launch(begun, Staged(), BUILT)
+    cleaned = cleanup(begun)
+    assert cleaned is not None
+    assert (cleaned.state, cleaned.left_behind) == ("cancelled", [])
+    assert wait_until_gone(begun, {"manycpu/run": begun.name}, 1) == []
+    assert cleanup(begun) is None
+
+
+def test_what_is_kept_is_named_and_the_next_run_removes_it_when_its_time_is_over(
+    target: dict[str, Any], a_run: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    fields = a_run(keep="always", keep_for=1, output=str(tmp_path / "kept"))
+    where = target | {"queue": "nobody-admits"}
+    kept = open_context(fields, where, "kept", base=tmp_path)
+    assert isinstance(kept, ClusterContext)
+    prepare(kept)
+    cleaned = cleanup(kept)
+    assert cleaned is not None
+    assert f"ConfigMap {kept.target.namespace}/{kept.name}" in cleaned.kept
+    kept.ledger.keep_until(0)
+    prepare(open_context(a_run(), where, "next", base=tmp_path))
+    assert wait_until_gone(kept, {"manycpu/run": kept.name}, 30) == []
+
+
+def test_what_the_cluster_refuses_is_said_before_anything_is_created(
+    target: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
+) -> None:
+    ctx = open_context(a_run(), target | {"queue": "q"}, "test", base=tmp_path)
+    assert isinstance(ctx, ClusterContext)
+    prepare(ctx)
+    too_long = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="")
+    with pytest.raises(LaunchError, match="does not accept the PyTorchJob"):
+        launch(ctx, Staged(), too_long)
+    assert namespace.pods() == []

@@ -1,0 +1,298 @@
+"""Data reaches the claim and models leave it, whole, whatever breaks on the way."""
+
+# ruff: noqa: S108 - paths inside pods, where nobody else is
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.command import wait_for
+from cluster.faults import Faults
+from cluster.fixtures import TestCluster
+from cluster.space import Space
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import ClusterError, DeadlineError, StageError
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.verbs.context import ClusterContext, open_context
+from manycpu.pipeline.verbs.on_kubernetes import export, helper, stage, volume
+
+pytestmark = pytest.mark.pod_security("restricted")
+Fields = dict[str, Any]
+Open = Callable[..., ClusterContext]
+LARGE = 192 << 20
+
+
+def quiet(*_: int) -> None:
+    return
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    (folder / "deep er").mkdir(parents=True)
+    (folder / "a.txt").write_bytes(b"alpha")
+    (folder / "deep er" / "große\nDatei.bin").write_bytes(os.urandom(3 << 20))
+    (folder / "empty").write_bytes(b"")
+    (folder / "link").symlink_to(folder / "a.txt")
+    return folder
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    folder = tmp_path / "large"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"alpha")
+    with (folder / "weights.bin").open("wb") as file:
+        for _ in range(LARGE >> 20):
+            file.write(os.urandom(1 << 20))
+    return folder
+
+
+@pytest.fixture
+def a_context(target: Fields, tmp_path: Path) -> Open:
+    """Begin a run, as prepare does."""
+
+    def make(name: str = "run", run: Fields | None = None, **fields: Any) -> ClusterContext:
+        described = {"program": "x", "output": str(tmp_path / "out"), "start_timeout": 120} | (run or {})
+        ctx = open_context(described, target | fields, name, base=tmp_path)
+        assert isinstance(ctx, ClusterContext)
+        ctx.ledger.open(ctx.new_entry(time.time()))
+        return ctx
+
+    return make
+
+
+@contextmanager
+def shell(ctx: ClusterContext, namespace: Space) -> Iterator[Callable[..., str]]:
+    """Run commands beside the volume, in a pod that a namespace with Pod Security `restricted` takes."""
+    claim, image = volume.ensure_claim(ctx), str(ctx.target.helper_image)
+    made = helper.manifest(ctx, "shell", claim, image, ctx.ledger.owner())
+    made["spec"]["containers"][0]["command"] = ["sleep", "600"]
+    name = namespace.create(made)["metadata"]["name"]
+    namespace.wait_pod(name, "Running")
+    try:
+        yield lambda *words: namespace.run(name, *words)
+    finally:
+        ctx.cluster.delete("Pod", name, grace=0)
+
+
+def sums(run: Callable[..., str], folder: str) -> dict[str, str]:
+    """sha256 of each file below a folder of the volume."""
+    program = "import hashlib, json, pathlib, sys; root = pathlib.Path(sys.argv[1]); print(json.dumps({"
+    program += "str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() "
+    program += "for p in root.rglob('*') if p.is_file()}))"
+    found: dict[str, str] = json.loads(run("python3", "-c", program, folder))
+    return found
+
+
+def sums_here(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+def pods(ctx: ClusterContext) -> list[str]:
+    return [pod["metadata"]["name"] for pod in ctx.cluster.list("Pod", {"manycpu/run": ctx.name})]
+
+
+def test_data_and_model_are_staged_from_this_machine(a_context: Open, source: Path, namespace: Space) -> None:
+    ctx = a_context()
+    told: list[tuple[int, int]] = []
+    wanted = {"data": str(source), "model": str(source / "a.txt")}
+    found = stage.stage(ctx, wanted, lambda done, total: told.append((done, total)))
+    digest = transfer.scan(Location.of(str(source), "run.data")).digest
+    assert found["data"].path == f"/tmp/pvc-mount/manycpu/data/{digest[:16]}"
+    assert Path(found["model"].path).name == "a.txt"
+    with shell(ctx, namespace) as run:
+        assert sums(run, found["data"].path) == sums_here(source)
+        assert run("cat", found["model"].path) == "alpha"
+        assert run("sh", "-c", "cd /tmp/pvc-mount/manycpu/data; ls -A | wc -l").strip() == "2"
+    claim = ctx.cluster.get("PersistentVolumeClaim", volume.claim_name(ctx))
+    assert claim is not None
+    assert claim["metadata"]["ownerReferences"][0]["name"] == ctx.name
+    assert pods(ctx) == []
+
+
+def test_a_second_run_finds_what_is_on_the_users_claim(a_context: Open, source: Path) -> None:
+    own = volume.ensure_claim(a_context("maker"))
+    first = stage.stage(a_context("first", claim=own), {"data": str(source)}, quiet)
+    second = stage.stage(a_context("second", claim=own), {"data": str(source)}, quiet)
+    assert (first["data"].reused, second["data"].reused) == (False, True)
+    assert first["data"].path == second["data"].path
+
+
+def test_two_runs_that_stage_the_same_at_once_share_one_copy(
+    a_context: Open, large: Path, namespace: Space
+) -> None:
+    maker = a_context("maker")
+    own, found = volume.ensure_claim(maker), {}
+
+    def work(name: str) -> None:
+        found[name] = stage.stage(a_context(name, claim=own), {"data": str(large)}, quiet)["data"]
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "other")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found["one"].path == found["other"].path
+    with shell(maker, namespace) as run:
+        assert sums(run, found["one"].path) == sums_here(large)
+        assert run("sh", "-c", "cd /tmp/pvc-mount/manycpu/data; ls -A | wc -l").strip() == "2"
+
+
+def test_a_volume_that_is_bound_to_a_node_will_do(a_context: Open, source: Path, namespace: Space) -> None:
+    ctx = a_context(storage_class="node-local", claim_access="ReadWriteOnce")
+    found = stage.stage(ctx, {"data": str(source)}, quiet)
+    with shell(ctx, namespace) as run:
+        assert sums(run, found["data"].path) == sums_here(source)
+
+
+def test_a_url_is_fetched_inside_the_cluster(a_context: Open, cluster: TestCluster, namespace: Space) -> None:
+    # The address is one that only pods reach.
+    ctx = a_context(helper_image=cluster.image("torch"))
+    with shell(ctx, namespace) as run:
+        run("sh", "-c", "mkdir -p /tmp/www/set/deep; cd /tmp/www/set; echo -n alpha >a; seq 100000 >deep/b")
+        run("sh", "-c", "cd /tmp/www; python3 -m http.server 8000 >/tmp/log 2>&1 &")
+        url = f"http://{namespace.pod(f'{ctx.name}-shell').status.pod_ip}:8000/set/"
+        listing = f"import urllib.request; print(urllib.request.urlopen('{url}').read())"
+        wait_for("the server", lambda: "deep" in run("python3", "-c", listing), seconds=20)
+        found = stage.stage(ctx, {"data": url}, quiet)
+        again = stage.stage(ctx, {"data": url}, quiet)
+        assert sums(run, found["data"].path) == sums(run, "/tmp/www/set")
+    assert (found["data"].reused, again["data"].reused) == (False, True)
+
+
+@pytest.mark.parametrize("fault", ["container killed", "pod deleted", "API server away"])
+def test_staging_goes_on_after_a_break_in_a_large_file(
+    a_context: Open, large: Path, namespace: Space, faults: Faults, fault: str
+) -> None:
+    ctx = a_context()
+    broken: list[int] = []
+
+    def breaking(done: int, total: int) -> None:
+        if not broken and done > total // 4:
+            broken.append(done)
+            _break(ctx, namespace, faults, fault)
+
+    found = stage.stage(ctx, {"data": str(large)}, breaking)
+    assert broken, "it was over before it could be broken"
+    with shell(ctx, namespace) as run:
+        assert sums(run, found["data"].path) == sums_here(large)
+
+
+@pytest.mark.parametrize("fault", ["container killed", "pod deleted", "API server away"])
+def test_exporting_goes_on_after_a_break_in_a_large_file(
+    a_context: Open, large: Path, namespace: Space, faults: Faults, fault: str, tmp_path: Path
+) -> None:
+    ctx = a_context()
+    output = _written(ctx, large, namespace)
+    broken: list[int] = []
+
+    def breaking(done: int, total: int) -> None:
+        if not broken and done > total // 4:
+            broken.append(done)
+            _break(ctx, namespace, faults, fault)
+
+    manifest = export.export(ctx, _handle(ctx), breaking)
+    assert broken, "it was over before it could be broken"
+    written = sums_here(tmp_path / "out")
+    assert written.pop(transfer.MANIFEST)
+    assert written == output == {file.path: file.sha256 for file in manifest.files}
+    assert pods(ctx) == []
+
+
+def test_a_model_is_published_inside_the_cluster(a_context: Open, source: Path, namespace: Space) -> None:
+    ctx = a_context(run={"output": "dir://published::file:///tmp/pvc-mount"})
+    output = _written(ctx, source, namespace)
+    manifest = export.export(ctx, _handle(ctx), quiet)
+    assert {file.path: file.sha256 for file in manifest.files} == output
+    with shell(ctx, namespace) as run:
+        published = sums(run, "/tmp/pvc-mount/published")
+    assert published.pop(transfer.MANIFEST)
+    assert published == output
+
+
+def test_a_program_that_wrote_nothing_has_nothing_exported(a_context: Open, tmp_path: Path) -> None:
+    ctx = a_context()
+    volume.ensure_claim(ctx)
+    assert export.export(ctx, _handle(ctx), quiet).files == ()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_volume_is_named(a_context: Open, large: Path, faults: Faults) -> None:
+    ctx = a_context()
+    with faults.volumes_full(), pytest.raises(StageError, match=r"are needed.*target\.claim"):
+        stage.stage(ctx, {"data": str(large)}, quiet)
+    assert pods(ctx) == []
+    assert not stage.stage(ctx, {"data": str(large)}, quiet)["data"].reused
+
+
+def test_a_pod_that_a_killed_worker_left_is_used(a_context: Open, source: Path) -> None:
+    ctx = a_context()
+    left = helper.Helper(ctx, "stage", volume.ensure_claim(ctx), quiet)
+    left.create()
+    left.wait_ready()
+    uid = ctx.cluster.get("Pod", left.name)["metadata"]["uid"]  # type: ignore[index]
+    seen: list[str] = []
+
+    def look(*_: int) -> None:
+        seen.append(ctx.cluster.get("Pod", left.name)["metadata"]["uid"])  # type: ignore[index]
+
+    with helper.helper(ctx, "stage", volume.ensure_claim(ctx), quiet) as pod:
+        pod.wait_ready()
+        look()
+    assert seen == [uid]
+    assert not stage.stage(ctx, {"data": str(source)}, quiet)["data"].reused
+
+
+def test_a_claim_that_is_not_there_is_named(a_context: Open) -> None:
+    with pytest.raises(ClusterError, match=r"^target\.claim: there is no PersistentVolumeClaim .*/none"):
+        volume.ensure_claim(a_context(claim="none"))
+
+
+def test_a_pod_that_cannot_start_says_why(a_context: Open, source: Path) -> None:
+    ctx = a_context(run={"env_from": ["none"], "start_timeout": 5})
+    with pytest.raises(DeadlineError, match='secret "none" not found'):
+        stage.stage(ctx, {"data": str(source)}, quiet)
+    assert pods(ctx) == []
+
+
+def _written(ctx: ClusterContext, source: Path, namespace: Space) -> dict[str, str]:
+    """Have a model on the volume, where a training would have written it; its sums."""
+    staged = stage.stage(ctx, {"data": str(source)}, quiet)["data"].path
+    output = f"{ctx.attempt_directory(1)}/output"
+    with shell(ctx, namespace) as run:
+        run("sh", "-c", f"mkdir -p {ctx.attempt_directory(1)}; mv {staged} {output}")
+        return sums(run, output)
+
+
+def _handle(ctx: ClusterContext) -> JobHandle:
+    return JobHandle(
+        run=ctx.name,
+        attempt=1,
+        launch="pytorchjob",
+        namespace=ctx.target.namespace,
+        name=f"{ctx.name}-1",
+        uid="0",
+        created=0,
+    )
+
+
+def _break(ctx: ClusterContext, namespace: Space, faults: Faults, fault: str) -> None:
+    (name,) = pods(ctx)
+    if fault == "container killed":
+        faults.kill_container(namespace, name)
+    elif fault == "pod deleted":
+        ctx.cluster.delete("Pod", name, grace=0)
+    else:
+        with faults.api_away():
+            time.sleep(3)  # the fault's length, not a wait for anything
