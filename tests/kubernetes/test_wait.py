@@ -5,14 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.faults import Faults
 from cluster.fixtures import TestCluster
-from cluster.space import Space
-from kubernetes import client
 from kubernetes_jobs import Looker, Waiting, begin
 
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.wait import observed_of
 
 Begin = Callable[..., Waiting]
