@@ -147,6 +147,8 @@ class TrainOperator(RunOperator):
         except AirflowTaskTimeout:
             cancel(ctx, by="execution_timeout", attempt=handle.attempt)
             raise
+        finally:
+            watching.close()
 
     def _tell(self, lines: list[RankLine]) -> None:
         from manycpu.pipeline.spec.events import readable
@@ -171,10 +173,14 @@ class TrainOperator(RunOperator):
             )
 
     def _defer(self, context: Context, watch: Watch) -> NoReturn:
+        from manycpu.operators.job_trigger import JobTrigger
         from manycpu.operators.triggers import TrainingTrigger
 
+        watch.close()
+        self._tell(watch.look()[0])
         now, left = time.time(), self._time_left(context)
-        trigger = TrainingTrigger(
+        kind = JobTrigger if watch.handle.kind == "job" else TrainingTrigger
+        trigger = kind(
             handle=watch.handle.model_dump(mode="json"),
             cursor=watch.cursor,
             by=_by(context),

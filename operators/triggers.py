@@ -1,4 +1,4 @@
-"""What the triggerer runs: one trigger, which follows a training's log to its end."""
+"""What the triggerer runs for a supervised process: a trigger that follows its log to its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["TrainingTrigger"]
 
 
 class TrainingTrigger(BaseTrigger):
-    """Follow a training to its end, every line of its ranks into the task's log.
+    """Follow a supervised process to its end, every line of its ranks into the task's log.
 
     Args:
         handle: The handle of the attempt, as JSON.

@@ -23,10 +23,10 @@ class Rank(BaseModel):
 
     rank: int
     host: str
-    """The host that it names: a pod, on Kubernetes."""
+    """The machine: on Kubernetes the node."""
     cpus: float | None = None
-    machine: str | None = None
-    """The machine that the host is on, where that is another name: a node, on Kubernetes."""
+    hostname: str | None = None
+    """What it calls itself: on Kubernetes the pod."""
 
 
 class Observed(BaseModel):
@@ -118,7 +118,9 @@ class Observer:
 
 
 def _proof(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
-    rank = Rank(rank=event["rank"], host=event["host"], cpus=event.get("cpus"), machine=event.get("machine"))
+    rank = Rank(
+        rank=event["rank"], host=event["host"], cpus=event.get("cpus"), hostname=event.get("hostname")
+    )
     number, world = int(event.get("round", 0)), event["world_size"]
     if event["time"]:
         if (known := f"{rank.rank}@{event['time']}") in observed.introduced:

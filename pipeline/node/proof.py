@@ -43,7 +43,7 @@ def meet(rank: Rank, asked: Asked, plan: CpuPlan) -> Meeting:
     asked.check_meeting(records)
     # Each node counts its own restarts, a new one from nothing: who was there longest gives the number.
     me["round"] = max(record["round"] for record in records)
-    shown = ("rank", "world_size", "host", "machine", "cpus", "threads", "backend", "round")
+    shown = ("rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round")
     say("proof", **{name: me[name] for name in shown})
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
 
@@ -54,6 +54,7 @@ def _describe(rank: Rank, asked: Asked, plan: CpuPlan) -> dict[str, Any]:
         "rank": rank.rank,
         "world_size": rank.world_size,
         "host": host,
+        "hostname": socket.gethostname(),
         "machine": os.environ.get("MANYCPU_MACHINE") or host,
         "address": _own_address(),
         "cpus": plan.cores,

@@ -56,9 +56,16 @@ def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -
             time.sleep(POLL)
 
 
-def outcome(ctx: RunContext, handle: Handle, seen: Status) -> Status:
-    """Complete a terminal state with the rank that failed first, and with the proof of scale."""
-    observed = observed_of(ctx, handle)
+def outcome(ctx: RunContext, handle: Handle, seen: Status, observed: report.Observed | None = None) -> Status:
+    """Complete a terminal state with the rank that failed first, and with the proof of scale.
+
+    Args:
+        ctx: The run.
+        handle: The attempt.
+        seen: Its terminal state.
+        observed: What its ranks have said; None: read it anew.
+    """
+    observed = observed or observed_of(ctx, handle)
     if seen.state is RunState.FAILED:
         return seen.model_copy(update={"failure": observed.failure or seen.failure})
     if seen.state is RunState.SUCCEEDED and (lack := _lacking_proof(ctx, observed)):
@@ -120,9 +127,9 @@ def _lacking_proof(ctx: RunContext, observed: report.Observed) -> str:
 
 def _lacking_spread(ctx: RunContext, observed: report.Observed) -> str:
     """Say whether ranks that were to run apart ran in one place: every pod is a host of its own."""
-    nodes, machines = ctx.run.nodes[0], sorted({rank.machine or rank.host for rank in observed.ranks})
-    if isinstance(ctx, ClusterContext) and len(observed.hosts) < nodes:
-        return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(observed.hosts)}"
-    if ctx.run.spread == "require" and len(machines) < nodes:
-        return f"run.spread requires {nodes} machines, and all ranks ran on {', '.join(machines)}"
+    nodes, places = ctx.run.nodes[0], sorted({rank.hostname or rank.host for rank in observed.ranks})
+    if isinstance(ctx, ClusterContext) and len(places) < nodes:
+        return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(places)}"
+    if ctx.run.spread == "require" and len(observed.hosts) < nodes:
+        return f"run.spread requires {nodes} machines, and all ranks ran on {', '.join(observed.hosts)}"
     return ""

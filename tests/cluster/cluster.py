@@ -39,7 +39,6 @@ OF_TESTS = {
     "jobs.py",
     "modules",
     "programs_in_pods",
-    "rights.yaml",
     "space.py",
 }
 
@@ -150,6 +149,12 @@ def down() -> bool:
     """End the cluster and remove all that it left; say whether there was one."""
     with _lock():
         return _down()
+
+
+def down_unless_used() -> bool:
+    """End the cluster, unless another test session has begun to use it."""
+    with _lock():
+        return not _is_in_use() and _down()
 
 
 def _down() -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from cluster.command import wait_for
-from cluster.settings import HERE, PROJECT
+from cluster.settings import PROJECT, PROJECT
 from kubernetes import client, config, utils
 from kubernetes.client import ApiClient, ApiException
 from kubernetes.stream import stream
@@ -20,7 +20,7 @@ TOKEN_SECONDS = 3600
 LOG_LINES = 100
 EXEC_SECONDS = 60
 # What the account may do: in its namespace, and in one where images are built.
-RIGHTS = HERE / "rights.yaml"
+RIGHTS = PROJECT / "pipeline" / "verbs" / "on_kubernetes" / "rights.yaml"
 BUILD_RIGHTS = PROJECT / "pipeline" / "verbs" / "on_kubernetes" / "build_rights.yaml"
 # Group, version and plural of the operators' jobs, by kind.
 JOBS = {

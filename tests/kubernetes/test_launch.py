@@ -1,4 +1,4 @@
-"""Attempts on a cluster: attached to, followed by the next, ended. Their jobs are suspended, so nothing starts."""
+"""Attempts on a cluster: attached to, followed, ended. Their jobs are suspended, so that nothing starts."""
 
 import threading
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """What a run's log tells."""
 
-from manycpu.pipeline.report import observe
+from manycpu.pipeline.report import Observer, observe
 from manycpu.pipeline.spec import events
 
 
@@ -25,6 +25,36 @@ def test_every_round_of_an_elastic_run_is_kept_and_the_last_one_counts() -> None
         (1, 1, ["b"]),
     ]
     assert (seen.world_size, seen.hosts) == (1, ["b"])
+
+
+def test_rounds_of_several_pods_are_told_apart_in_whatever_order_their_lines_come() -> None:
+    late = [met(0, "a", 2), met(0, "a", 2, number=1), met(1, "b", 2), met(1, "b", 2, number=1)]
+    seen = observe(late)
+    assert [(found["round"], found["ranks"]) for found in seen.rounds] == [(0, [0, 1]), (1, [0, 1])]
+    assert [rank.rank for rank in seen.ranks] == [0, 1]
+
+
+def test_ranks_that_meet_again_after_their_pods_were_restarted_make_a_new_round() -> None:
+    seen = observe([met(0, "a", 2), met(1, "b", 2), met(0, "a", 2), met(1, "c", 2)])
+    assert [found["hosts"] for found in seen.rounds] == [["a", "b"], ["a", "c"]]
+    assert (len(seen.ranks), seen.hosts) == (2, ["a", "c"])
+
+
+def test_a_log_that_is_read_again_tells_nothing_new() -> None:
+    observer = Observer()
+    for _ in range(2):
+        for rank, time in ((0, 1.5), (1, 1.25)):
+            observer.hear(events.split(met(rank, "a", 2)), time)
+    assert len(observer.observed.rounds) == 1
+
+
+def test_of_ranks_whose_logs_come_in_no_order_the_first_to_fail_counts() -> None:
+    observer = Observer()
+    observer.hear(events.split(said(0, "a", "exit", code=1)), 20.0)
+    observer.hear(events.split(said(1, "b", "exit", code=3)), 10.0)
+    observer.hear(events.split(said(2, "b", "exit", code=4)), 15.0)
+    assert observer.observed.failure is not None
+    assert observer.observed.failure.rank == 1
 
 
 def test_the_first_rank_that_failed_is_the_one_to_look_at() -> None:

@@ -3,8 +3,9 @@
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
 from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
-from manycpu.pipeline.verbs.on_kubernetes.launch import JOBS, present_handle, status
+from manycpu.pipeline.verbs.on_kubernetes.launch import present_handle, status
 
 __all__ = ["cancel"]
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from manycpu.pipeline.adapters.cluster_watch import (
     FAILURES,
@@ -21,7 +21,7 @@ from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes import judgement
 from manycpu.pipeline.verbs.on_kubernetes.budgets import budgets
 from manycpu.pipeline.verbs.on_kubernetes.diagnosis import endings
-from manycpu.pipeline.verbs.on_kubernetes.gang import WORKLOADS, Gang, containers, role
+from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, Gang, containers, role
 from manycpu.pipeline.verbs.on_kubernetes.logs import Limit, parse
 from manycpu.pipeline.verbs.on_kubernetes.reader import LogReader
 from manycpu.pipeline.verbs.on_kubernetes.record import TAIL, Heap, Record
@@ -37,13 +37,14 @@ _STEP: Final = 0.1  # seconds between looks whether they have
 _PATIENCE: Final = 5.0  # seconds that a job may wait before it is said why
 _AWAY_EVERY: Final = 60.0  # seconds between two notes that the cluster is away
 
+Found = TypeVar("Found")
 Tell = Callable[[list[RankLine]], Awaitable[None]]
 
 
 def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Select what is to be known of jobs of a launch kind that have these labels."""
     selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())}
-    return {WORKLOADS[launch]: selector, "Pod": selector, "Event": {"fieldSelector": "type=Warning"}}
+    return {JOBS[launch]: selector, "Pod": selector, "Event": {"fieldSelector": "type=Warning"}}
 
 
 class Follower:
@@ -58,8 +59,7 @@ class Follower:
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, watch: ClusterWatch, record: Record) -> None:
         self._ctx, self._handle, self._watch, self._record = ctx, handle, watch, record
-        claims = (ctx.target.claim or f"{ctx.name}-data",)
-        self._gang = Gang(WORKLOADS[handle.launch], handle.name, handle.uid, claims)
+        self._gang = Gang(handle, (ctx.claim,))
         self._heaps: asyncio.Queue[Heap] = asyncio.Queue(_HEAPS)
         self._readers: dict[tuple[str, str], tuple[LogReader, asyncio.Task[None]]] = {}
         self._limit = Limit(LINES_PER_SECOND)
@@ -83,7 +83,7 @@ class Follower:
             while not self.status.state.terminal:
                 await self._pause(feeding)
                 await self._pass_on(tell)
-                self.status = await self._judge()
+                self.status = self._judge()
             await self._drain(tell)
             return await self._conclude(self.status)
         finally:
@@ -144,7 +144,7 @@ class Follower:
         self._notes.append(RankLine(None, None, text))
         self._wake.set()
 
-    async def _judge(self) -> Status:
+    def _judge(self) -> Status:
         if not {self._gang.kind, "Pod"} <= self._gang.known:
             return self.status
         self._begin()
@@ -152,9 +152,6 @@ class Follower:
         seen = judgement.judge(self._ctx.run, self._gang, self._record.heard, now)
         if not seen.state.terminal:
             self._note_waiting(seen, now)
-            return seen
-        if self._gang.job is None:
-            return await asyncio.to_thread(judgement.of_gone, self._ctx, self._handle)
         return seen
 
     def _begin(self) -> None:
@@ -195,7 +192,7 @@ class Follower:
         self._wake.set()
 
     async def _drain(self, tell: Tell) -> None:
-        """Tell the last lines: those of containers that have ended are complete, others have had their time."""
+        """Tell the last lines: those of containers that have ended are complete."""
         until = self._watch.now() + _DRAIN
         while any(reader.behind for reader, _ in self._readers.values()) and self._watch.now() < until:
             self._wake.clear()
@@ -206,6 +203,9 @@ class Follower:
 
     async def _conclude(self, seen: Status) -> Status:
         """Complete a failure, write it down, and end what still runs of it."""
+        if seen.state is not RunState.SUCCEEDED:
+            entry = await self._surely(self._ctx.ledger.read)
+            seen = seen if entry is None else judgement.concluded(entry, self._handle, seen)
         if seen.state is RunState.FAILED:
             await self._read_tail()
             seen = judgement.complete(self._gang, self._record, seen)
@@ -230,21 +230,23 @@ class Follower:
                 lines = [line async for block in log for line in block]
             self._record.tails[ending.pod] = [one.text for one in map(parse, lines) if one is not None]
 
-    async def _surely(self, act: Callable[..., None], *given: object) -> None:
-        """Do what must be done before the end is told, however long the cluster is away."""
+    async def _surely(self, act: Callable[..., Found], *given: object) -> Found | None:
+        """Do what must be done before the end is told, however long the cluster is away.
+
+        Returns:
+            What it returns; None where the run was cleaned up already.
+        """
         pauses = Pauses()
         while True:
             try:
-                await asyncio.to_thread(act, *given)
+                return await asyncio.to_thread(act, *given)
             except FileNotFoundError:
-                return  # the run is cleaned up already
+                return None
             except FAILURES as error:
                 if _refused(error):
                     raise
                 self._away(f"how it ended cannot be recorded at present: {error}")
                 await asyncio.sleep(pauses.next())
-            else:
-                return
 
     def _delete(self) -> None:
         self._ctx.cluster.delete(self._gang.kind, self._handle.name, uid=self._handle.uid)

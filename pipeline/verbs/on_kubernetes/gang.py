@@ -4,9 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
+from manycpu.pipeline.spec.handle import JobHandle
+
 __all__ = [
     "ENDED",
-    "WORKLOADS",
+    "JOBS",
     "Container",
     "Gang",
     "Manifest",
@@ -20,10 +22,10 @@ __all__ = [
 ]
 
 Manifest = Mapping[str, Any]
-WORKLOADS: Final = {"pytorchjob": "PyTorchJob", "mpijob": "MPIJob"}
-"""Launch kind -> kind of its objects."""
 _GROUP: Final = "training.kubeflow.org"
 _OWNER: Final = f"{_GROUP}/job-name"  # both operators put it on every pod of a job
+JOBS: Final = {"mpijob": "MPIJob", "pytorchjob": "PyTorchJob"}
+"""Launch kind -> kind of its resource."""
 ENDED: Final = ("Succeeded", "Failed")
 
 
@@ -56,14 +58,13 @@ class Gang:
     """What is known of one job.
 
     Args:
-        kind: The job's kind.
-        name: Its name.
-        uid: Tells it from a later one of the same name.
+        handle: The job's handle.
         claims: Names of the claims that its pods mount.
     """
 
-    def __init__(self, kind: str, name: str, uid: str, claims: Iterable[str] = ()) -> None:
-        self.kind, self.name, self.uid = kind, name, uid
+    def __init__(self, handle: JobHandle, claims: Iterable[str] = ()) -> None:
+        self.launch, self.kind = handle.launch, JOBS[handle.launch]
+        self.name, self.uid = handle.name, handle.uid
         self._claims = frozenset(claims)
         self.known: set[str] = set()
         """Kinds of which everything is known."""

@@ -1,26 +1,23 @@
 """What a job's state is, and how it ended."""
 
-from collections.abc import Iterator
-
+from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes import diagnosis
 from manycpu.pipeline.verbs.on_kubernetes.budgets import Heard, budgets, phase
 from manycpu.pipeline.verbs.on_kubernetes.diagnosis import Ending
-from manycpu.pipeline.verbs.on_kubernetes.gang import Gang, condition, ended, epoch, role
+from manycpu.pipeline.verbs.on_kubernetes.gang import Gang, condition, ended, epoch
 from manycpu.pipeline.verbs.on_kubernetes.record import Record, kept_of
 
-__all__ = ["complete", "ended_at", "judge", "of_gone", "to_be_ended"]
+__all__ = ["complete", "concluded", "ended_at", "judge", "to_be_ended"]
 
 _CRASHES = 3  # restarts that need no explanation: a peer that is late, say
 
 
 def judge(run: TrainingRun, gang: Gang, heard: Heard, now: float) -> Status:
-    """Tell how a job is doing.
-
-    A success is one when the operator says so and every pod with ranks has ended: others may still write.
+    """Tell how a job is doing: what its operator says, and whether there is any use in waiting for it.
 
     Args:
         run: The run.
@@ -28,17 +25,15 @@ def judge(run: TrainingRun, gang: Gang, heard: Heard, now: float) -> Status:
         heard: What its ranks have said.
         now: Seconds since the epoch, by the cluster's clock.
     """
-    if gang.job is None:
-        return Status(state=RunState.FAILED, reason=diagnosis.explain(gang))
-    if failed := condition(gang.job, "Failed"):
-        return Status(state=RunState.FAILED, reason=failed.get("message") or failed.get("reason", "failed"))
-    if condition(gang.job, "Succeeded") and not any(_works(gang)):
-        return Status(state=RunState.SUCCEEDED)
+    seen = LAUNCHERS[gang.launch].state({"job": gang.job, "pods": gang.pods, "cancelled": False})
+    if seen.state.terminal:
+        return seen
     if given_up := _given_up(run, gang, heard, now):
         return given_up
     where = phase(run, gang, heard)
     if where == "running":
-        return Status(state=RunState.RUNNING, reason="\n".join(_troubles(gang)))
+        told = [seen.reason, *diagnosis.crashes(gang), *diagnosis.losses(gang)]
+        return Status(state=RunState.RUNNING, reason="\n".join(line for line in told if line))
     why = diagnosis.explain(gang)
     return Status(state=RunState.PENDING, reason=f"{where}: {why}" if why else where)
 
@@ -52,12 +47,6 @@ def _given_up(run: TrainingRun, gang: Gang, heard: Heard, now: float) -> Status 
         return None
     reason = "\n".join(part for part in (first.message, diagnosis.explain(gang)) if part)
     return Status(state=RunState.FAILED, reason=reason, budget=f"run.{first.field}")
-
-
-def _works(gang: Gang) -> Iterator[bool]:
-    """Whether pods that matter still work: of an MPIJob the launcher, its workers only serve it."""
-    pods = [p for p in gang.pods if role(p) == "launcher"] if gang.kind == "MPIJob" else gang.pods
-    yield from (not ended(pod) for pod in pods)
 
 
 def to_be_ended(run: TrainingRun, gang: Gang, seen: Status) -> bool:
@@ -77,21 +66,11 @@ def _hopeless(run: TrainingRun, gang: Gang) -> str:
     return ""
 
 
-def _troubles(gang: Gang) -> list[str]:
-    return [*diagnosis.crashes(gang), *diagnosis.losses(gang)]
-
-
-def of_gone(ctx: ClusterContext, handle: JobHandle) -> Status:
-    """Say how an attempt ended whose job is gone: the ledger knows who ended it."""
-    try:
-        entry = ctx.ledger.read()
-    except FileNotFoundError:
-        return Status(state=RunState.FAILED, reason=f"{handle} is gone, and the run's ledger too")
-    by = entry.cancelled.get(handle.attempt)
-    if by is not None:
+def concluded(entry: Entry, handle: JobHandle, seen: Status) -> Status:
+    """Say how an attempt ended, where the ledger knows better: who cancelled it, or why it was ended."""
+    if (by := entry.cancelled.get(handle.attempt)) is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
-    verdict = kept_of(entry, handle).verdict
-    return verdict or Status(state=RunState.FAILED, reason=f"{handle} is gone: somebody deleted it")
+    return kept_of(entry, handle).verdict or seen
 
 
 def complete(gang: Gang, record: Record, seen: Status) -> Status:
@@ -106,12 +85,12 @@ def complete(gang: Gang, record: Record, seen: Status) -> Status:
     if not first or silent is None:
         return seen.model_copy(update={"reason": reason, "failure": observed.failure})
     lines = tuple(record.tails.get(silent.pod, ()))
-    rank = min((rank.rank for rank in observed.ranks if rank.host == silent.pod), default=None)
+    rank = next((rank for rank in observed.ranks if rank.hostname == silent.pod), None)
     if rank is None:
         last = "\n".join(["its last lines:", *lines]) if lines else ""
         text = "\n".join(part for part in (reason, last) if part)
         return seen.model_copy(update={"reason": text, "failure": observed.failure})
-    failure = RankFailure(rank=rank, host=silent.pod, exit_code=silent.code, last_lines=lines)
+    failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent.code, last_lines=lines)
     record.fail(failure)
     return seen.model_copy(update={"reason": reason, "failure": failure})
 

@@ -17,13 +17,12 @@ from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.verbs.build import Built, program_of
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.launch import goes_on
+from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
 from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
 from manycpu.pipeline.verbs.stage import Staged
 
-__all__ = ["JOBS", "launch", "manifest", "observe", "place", "present_handle", "status"]
+__all__ = ["launch", "manifest", "observe", "place", "present_handle", "status"]
 
-JOBS = {"mpijob": "MPIJob", "pytorchjob": "PyTorchJob"}
-"""Launch kind -> kind of its resource."""
 _CONFLICT = 409
 _ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
 

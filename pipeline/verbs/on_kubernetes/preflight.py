@@ -10,7 +10,8 @@ import yaml
 from manycpu.pipeline.adapters.cluster import KINDS, amount
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding
 from manycpu.pipeline.verbs.context import ClusterContext
-from manycpu.pipeline.verbs.on_kubernetes.launch import JOBS, manifest
+from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
+from manycpu.pipeline.verbs.on_kubernetes.launch import manifest
 
 __all__ = ["RIGHTS", "Right", "findings", "missing_rights", "rights"]
 

@@ -1,0 +1,225 @@
+"""What the triggerer runs for a job on Kubernetes: a trigger that shares one watch with all of its kind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from manycpu.pipeline.adapters.cluster_watch import Changes
+    from manycpu.pipeline.spec.events import RankLine
+    from manycpu.pipeline.spec.handle import JobHandle
+    from manycpu.pipeline.spec.state import Status
+    from manycpu.pipeline.verbs.context import ClusterContext
+    from manycpu.pipeline.verbs.on_kubernetes.present import Present
+    from manycpu.pipeline.verbs.on_kubernetes.record import Record
+
+__all__ = ["JobTrigger"]
+
+_AGAIN = 5.0  # seconds between tries to end a training that a cluster does not hear of
+_FAREWELL = 10.0  # seconds to note how far the logs were told, when the triggerer goes
+
+
+class JobTrigger(BaseEventTrigger):
+    """Follow a job on Kubernetes to its end, every line of its ranks into the task's log.
+
+    All triggers of a triggerer for one connection, namespace and launch kind share one watch.
+
+    Args:
+        handle: The handle of the attempt, as JSON.
+        cursor: How much of the logs the worker has told.
+        by: The try of the task that follows: what the record says when a person ends the task.
+        not_before: Seconds since the epoch, as for :class:`TrainingTrigger`.
+        deadline: Seconds since the epoch at which the training is ended; None: no deadline.
+    """
+
+    supports_triggerer_queue = True  # a task defers with it, as with any other
+
+    def __init__(
+        self,
+        *,
+        handle: dict[str, Any],
+        cursor: Any,
+        by: str,
+        not_before: float = 0,
+        deadline: float | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.handle, self.cursor, self.by = handle, cursor, by
+        self.not_before, self.deadline = not_before, deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Say how to make this trigger anew, on any triggerer."""
+        names = ("handle", "cursor", "by", "not_before", "deadline")
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
+
+    def shared_stream_key(self) -> tuple[str, ...]:
+        """Tell whose jobs are watched together: those of one connection, namespace and launch kind."""
+        names = ("connection", "namespace", "launch")
+        return ("manycpu", *(str(self.handle.get(name) or "") for name in names))
+
+    @classmethod
+    async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncGenerator[list[Changes]]:
+        """Watch all of our jobs of one launch kind in a namespace, with their pods, for ever."""
+        trigger = cls(**kwargs)
+        async for told in trigger._watching(keep=True):
+            yield told
+
+    async def filter_shared_stream(
+        self, shared_stream: AsyncIterator[list[Changes]]
+    ) -> AsyncIterator[TriggerEvent]:
+        """Follow; the one event carries the handle, the final status, and whether the deadline was met."""
+        from manycpu.pipeline.adapters.cluster_watch import shared
+        from manycpu.pipeline.verbs.on_kubernetes.follow import Follower
+        from manycpu.pipeline.verbs.wait import outcome
+
+        handle, ctx, record = await self._patiently(self._open)
+        async with shared(self.shared_stream_key(), ctx.cluster.connect, handle.namespace) as watch:
+            follower = Follower(ctx, handle, watch, record)
+            following = asyncio.create_task(follower.run(self._seen(shared_stream), self._tell))
+            try:
+                timed_out = await self._exceeds(following)
+                seen = await following
+            except asyncio.CancelledError:
+                await self._say_farewell(following, record)
+                raise
+        seen = outcome(ctx, handle, seen, record.kept.observed)
+        await asyncio.sleep(max(0.0, self.not_before - time.time()))
+        payload = {"handle": self.handle, "status": seen.model_dump(mode="json"), "timed_out": timed_out}
+        yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Follow alone, with a watch of its own."""
+        async for event in self.filter_shared_stream(self._watching(keep=False)):
+            yield event
+
+    async def on_kill(self) -> None:
+        """End the training: a person marked the task, or cleared it. Not called when the triggerer goes."""
+        ended = await asyncio.to_thread(self._cancel, self.by)
+        self.log.info("the training %s", "was ended" if ended else "had ended before")
+
+    async def _watching(self, *, keep: bool) -> AsyncGenerator[list[Changes]]:
+        """Watch what this trigger's key stands for.
+
+        Args:
+            keep: Whether to keep what is there for those that come later.
+        """
+        from manycpu.pipeline.adapters.cluster_watch import shared
+        from manycpu.pipeline.verbs.on_kubernetes.follow import selections
+        from manycpu.pipeline.verbs.on_kubernetes.present import Present
+
+        key, handle = self.shared_stream_key(), self._handle()
+        connect = await asyncio.to_thread(self._connect)
+        present = Present()
+        if keep:
+            _PRESENT[key] = present
+        try:
+            async with shared(key, connect, handle.namespace) as watch:
+                async for change in watch.follow(selections(handle.launch, _OURS)):
+                    present.apply(change)
+                    yield [change]
+        finally:
+            if _PRESENT.get(key) is present:
+                del _PRESENT[key]
+
+    async def _seen(self, shared_stream: AsyncIterator[list[Changes]]) -> AsyncGenerator[list[Changes]]:
+        """Begin with what is there, and go on alone where the shared stream fails."""
+        present = _PRESENT.get(self.shared_stream_key())
+        if present is not None:
+            yield present.changes()
+        try:
+            async for told in shared_stream:
+                yield told
+        except Exception:
+            self.log.exception("the shared watch failed; this trigger goes on with one of its own")
+        async for told in self._watching(keep=False):
+            yield told
+
+    async def _exceeds(self, following: asyncio.Task[Status]) -> bool:
+        """Wait for the end, or for the deadline, which ends the training; whether it was the deadline."""
+        if self.deadline is None:
+            await asyncio.wait([following])
+            return False
+        await asyncio.wait([following], timeout=max(0.0, self.deadline - time.time()))
+        if following.done():
+            return False
+        await self._patiently(self._cancel, "execution_timeout")
+        return True
+
+    async def _patiently(self, act: Callable[..., Any], *given: Any) -> Any:
+        """Do it on a thread, again while the cluster does not answer."""
+        from manycpu.pipeline.spec.errors import ClusterError, LaunchError
+
+        while True:
+            try:
+                return await asyncio.to_thread(act, *given)
+            except LaunchError as error:
+                self.log.warning("%s", error)  # it is being ended, and takes its time
+                return None
+            except ClusterError as error:
+                self.log.warning("%s", error)
+                await asyncio.sleep(_AGAIN)
+
+    async def _say_farewell(self, following: asyncio.Task[Status], record: Record) -> None:
+        """Note how far the logs were told, so that the next triggerer repeats nothing."""
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        with suppress(Exception):
+            await asyncio.wait_for(asyncio.to_thread(record.write, record.fields()), _FAREWELL)
+
+    async def _tell(self, lines: list[RankLine]) -> None:
+        # Long logs are written on a thread: other triggers share this event loop.
+        await asyncio.to_thread(self._log_lines, lines)
+
+    def _log_lines(self, lines: list[RankLine]) -> None:
+        from manycpu.pipeline.spec.events import readable
+
+        for line in lines:
+            self.log.info("%s", readable(line))
+
+    def _open(self) -> tuple[JobHandle, ClusterContext, Record]:
+        from manycpu.pipeline.verbs.on_kubernetes.record import Record
+
+        handle, ctx = self._handle(), self._context()
+        return handle, ctx, Record(ctx, handle, self.cursor, self.by)
+
+    def _context(self) -> ClusterContext:
+        from manycpu.pipeline.adapters.cluster import Cluster
+        from manycpu.pipeline.ledger.configmap import ConfigMapLedger
+        from manycpu.pipeline.verbs.context import Access, reopen
+
+        handle, connect = self._handle(), self._connect()
+        entry = ConfigMapLedger(Cluster(connect, handle.namespace), handle.run).read()
+        context: Any = reopen(entry, access=Access(connect=connect))
+        return context  # type: ignore[no-any-return]
+
+    def _connect(self) -> Callable[[], Any]:
+        from manycpu.operators.access import access_of
+        from manycpu.pipeline.adapters.cluster import connect
+
+        connection = self._handle().connection
+        access = access_of({"kind": "kubernetes", "connection": connection})
+        return (access and access.connect) or partial(connect, connection)
+
+    def _cancel(self, by: str) -> bool:
+        from manycpu.pipeline.verbs.cancel import cancel
+
+        return cancel(self._context(), by=by, attempt=self.handle["attempt"])
+
+    def _handle(self) -> JobHandle:
+        from manycpu.pipeline.spec.handle import JobHandle
+
+        return JobHandle.model_validate(self.handle)
+
+
+_OURS = {"app.kubernetes.io/managed-by": "manycpu"}
+_PRESENT: dict[tuple[str, ...], Present] = {}
+"""Key of a shared stream -> what is there, for triggers that join it."""

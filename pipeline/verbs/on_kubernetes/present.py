@@ -1,0 +1,30 @@
+"""What is there at present, put together from what changed: for those who begin to follow later."""
+
+from manycpu.pipeline.adapters.cluster import Manifest
+from manycpu.pipeline.adapters.cluster_watch import Changes
+
+__all__ = ["Present"]
+
+
+class Present:
+    """The objects of some kinds, as they are."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[str, Manifest]] = {}
+
+    def apply(self, change: Changes) -> None:
+        """Take note of a change; of a kind whose objects were not listed yet nothing is known."""
+        there = {found["metadata"]["uid"]: found for found in change.objects}
+        if change.complete:
+            self._objects[change.kind] = there
+        elif change.kind in self._objects:
+            self._objects[change.kind] |= there
+            for found in change.deleted:
+                self._objects[change.kind].pop(found["metadata"]["uid"], None)
+
+    def changes(self) -> list[Changes]:
+        """Tell all that is there, as a list would."""
+        return [
+            Changes(kind, list(objects.values()), [], complete=True)
+            for kind, objects in self._objects.items()
+        ]

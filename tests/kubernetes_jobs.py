@@ -1,0 +1,146 @@
+"""Jobs made by hand, to be waited for: their ranks are a few lines of Python in the base image."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.command import wait_for
+from cluster.space import Space
+
+from manycpu.pipeline.adapters.cluster import Cluster, connect
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.verbs.context import ClusterContext, open_context
+from manycpu.pipeline.verbs.on_kubernetes.launch import _handle
+from manycpu.pipeline.verbs.wait import Watch, outcome, watch
+
+Manifest = dict[str, Any]
+
+# A rank says who it is as the node part does. Its script: what it does besides.
+RANK = """
+import json, os, socket, sys, time
+rank = int(os.environ["RANK_HERE"])
+world, host = {world}, os.environ["NODE"]
+def say(text): print(f"[rank {{rank}} {{host}}] {{text}}", flush=True)
+def tell(event, **more): say("::manycpu:: " + json.dumps({{"event": event, "rank": rank, "host": host, **more}}))
+tell("proof", world_size=world, cpus=1.0, round=0, backend="gloo", threads=1, hostname=socket.gethostname())
+tell("backend", asked="gloo", observed="gloo")
+{script}
+tell("exit", code=0)
+"""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A run whose job is made by hand."""
+
+    ctx: ClusterContext
+    image: str
+    nodes: int
+
+    def create(
+        self,
+        script: str = "",
+        *,
+        attempt: int = 1,
+        change: Callable[[Manifest], object] | None = None,
+        **spec: Any,
+    ) -> JobHandle:
+        """Create a PyTorchJob of as many workers as there are nodes."""
+        manifest = self.pytorchjob(script, attempt, **spec)
+        if change is not None:
+            change(manifest)
+        job = self.ctx.cluster.create(manifest)
+        handle = _handle(self.ctx, job, attempt)
+        with self.ctx.ledger.update() as entry:
+            entry.attempt, entry.handle = attempt, handle
+        return handle
+
+    def pytorchjob(self, script: str, attempt: int, **spec: Any) -> Manifest:
+        """Describe it; its pods need next to nothing."""
+        known = labels(self.ctx.name, attempt=str(attempt))
+        container = {
+            "name": "pytorch",
+            "image": self.image,
+            "command": ["python3", "-u", "-c", RANK.format(world=self.nodes, script=script)],
+            "resources": {"requests": {"cpu": "10m", "memory": "20Mi"}},
+            "env": [
+                {
+                    "name": "RANK_HERE",
+                    "valueFrom": _field("metadata.labels['training.kubeflow.org/replica-index']"),
+                },
+                {"name": "NODE", "valueFrom": _field("spec.nodeName")},
+            ],
+        }
+        pods = {"terminationGracePeriodSeconds": 0, "containers": [container], **spec.pop("pods", {})}
+        worker = {
+            "replicas": self.nodes,
+            "restartPolicy": spec.pop("restart", "Never"),
+            "template": {"metadata": {"labels": known}, "spec": pods},
+        }
+        return {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": {
+                "name": f"{self.ctx.name}-{attempt}",
+                "labels": known,
+                "ownerReferences": self.ctx.ledger.owner(),
+            },
+            "spec": {
+                "runPolicy": {"cleanPodPolicy": "None", **spec.pop("policy", {})},
+                "pytorchReplicaSpecs": {"Worker": worker},
+                **spec,
+            },
+        }
+
+    def pod_of(self, handle: JobHandle, number: int = 0) -> str:
+        return f"{handle.name}-worker-{number}"
+
+
+def begin(target: dict[str, Any], image: str, folder: Path, **run: Any) -> Waiting:
+    """Begin a run: its ledger is there, its job is not."""
+    fields = {"program": "question_answering", "output": str(folder / "out"), **run}
+    ctx = open_context(fields, target, "wait", str(folder), base=folder)
+    assert isinstance(ctx, ClusterContext)
+    ctx.ledger.open(ctx.new_entry(time.time()))
+    return Waiting(ctx, image, ctx.run.nodes[1])
+
+
+class Looker:
+    """Looks until something is so; keeps what was told."""
+
+    def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Any = None) -> None:
+        self.ctx, self.handle = ctx, handle
+        self.watch: Watch = watch(ctx, handle, cursor)
+        self.lines: list[str] = []
+        self.seen = Status(state=RunState.PENDING)
+
+    def look(self) -> Status:
+        lines, self.seen = self.watch.look()
+        self.lines += [line.text if line.rank is None else f"{line.rank}: {line.text}" for line in lines]
+        return self.seen
+
+    def until(self, what: str, there: Callable[[], object], seconds: float = 90) -> None:
+        wait_for(what, lambda: (self.look(), there())[1], seconds=seconds, every=0.1)
+
+    def to_the_end(self, seconds: float = 120) -> Status:
+        self.until("the end", lambda: self.seen.state.terminal, seconds)
+        return outcome(self.ctx, self.handle, self.seen)
+
+    def said(self, text: str) -> list[str]:
+        return [line for line in self.lines if text in line]
+
+    def close(self) -> None:
+        self.watch.close()
+        self.look()
+
+
+def cluster_of(where: Space) -> Cluster:
+    return Cluster(lambda: connect(str(where.kubeconfig)), where.name)
+
+
+def _field(path: str) -> Manifest:
+    return {"fieldRef": {"fieldPath": path}}

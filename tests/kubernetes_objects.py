@@ -1,0 +1,93 @@
+"""Objects as the API shows them, to build cases from."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, Gang
+
+T0 = 1_700_000_000
+Object = dict[str, Any]
+
+
+def at(seconds: float) -> str:
+    """Write a time, so many seconds after the job's creation, as the API does."""
+    return datetime.fromtimestamp(T0 + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def handle(launch: str = "pytorchjob") -> JobHandle:
+    return JobHandle(
+        run="qa", attempt=1, launch=launch, namespace="ml", name="qa-1", uid="job", created=float(T0)
+    )
+
+
+def job(*conditions: str, launch: str = "pytorchjob", seconds: float = 0, **spec: Any) -> Object:
+    """Make a job with conditions that hold."""
+    held = [
+        {"type": c, "status": "True", "lastTransitionTime": at(seconds), "message": c} for c in conditions
+    ]
+    return {
+        "kind": JOBS[launch],
+        "metadata": {"name": "qa-1", "uid": "job", "creationTimestamp": at(0)},
+        "spec": {"runPolicy": spec},
+        "status": {"conditions": held} if held else {},
+    }
+
+
+def pod(
+    name: str, *, role: str = "worker", born: float = 1, placed: float | None = 2, **status: Any
+) -> Object:
+    """Make a pod of the job; placed: when it was given a node."""
+    conditions = [] if placed is None else [_true("PodScheduled", placed)]
+    return {
+        "metadata": {
+            "name": name,
+            "uid": f"uid-{name}-{born}",
+            "creationTimestamp": at(born),
+            "labels": {
+                "training.kubeflow.org/job-name": "qa-1",
+                "training.kubeflow.org/job-role": role,
+            },
+        },
+        "spec": {"containers": [{"name": "pytorch", "image": "reg/train:1"}]},
+        "status": {"phase": "Pending", "conditions": conditions} | status,
+    }
+
+
+def container(name: str = "pytorch", restarts: int = 0, **state: Any) -> Object:
+    """Make a container's status."""
+    last = state.pop("last", {})
+    return {"name": name, "restartCount": restarts, "state": state, "lastState": last}
+
+
+def event(reason: str, message: str, about: Object | tuple[str, str], seconds: float = 5) -> Object:
+    """Make a warning about an object, or about a kind and a name."""
+    if isinstance(about, tuple):
+        kind, name, uid = *about, f"uid-{about[1]}"
+    else:
+        kind, meta = about.get("kind", "Pod"), about["metadata"]
+        name, uid = meta["name"], meta["uid"]
+    return {
+        "metadata": {"uid": f"{reason}-{name}-{seconds}", "creationTimestamp": at(seconds)},
+        "involvedObject": {"kind": kind, "name": name, "uid": uid},
+        "reason": reason,
+        "message": message,
+        "type": "Warning",
+        "lastTimestamp": at(seconds),
+    }
+
+
+def gang(found: Object | None, pods: list[Object] = (), events: list[Object] = (), launch: str = "") -> Gang:  # type: ignore[assignment]
+    """Put a job together with what belongs to it."""
+    launch = launch or next(
+        (name for name, kind in JOBS.items() if found and found["kind"] == kind), "pytorchjob"
+    )
+    made = Gang(handle(launch), ["data"])
+    made.apply(made.kind, [found] if found else [], [], complete=True)
+    made.apply("Pod", pods, [], complete=True)
+    made.apply("Event", events, [], complete=True)
+    return made
+
+
+def _true(kind: str, seconds: float) -> Object:
+    return {"type": kind, "status": "True", "lastTransitionTime": at(seconds)}
