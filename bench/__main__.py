@@ -9,6 +9,7 @@ from pathlib import Path
 from manycpu.pipeline.spec.cpu_plan import Machine
 
 FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent / "tests"))  # the test cluster is there
 
 
 def names() -> list[str]:

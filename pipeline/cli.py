@@ -128,6 +128,19 @@ def render(file: Path | None, run_id: str | None, **options: str | None) -> None
 
 
 @cli.command()
+@_fields
+@click.option("-o", "--output", type=click.Path(path_type=Path), default="image.tar", show_default=True)
+def image(file: Path | None, output: Path, **options: str | None) -> None:
+    """Write the training image as an OCI archive, for nodes without a registry; print its name."""
+    ctx = _context(file, options, "image")
+    if not isinstance(ctx, context.ClusterContext):
+        raise BadInputError("only Kubernetes has images", field="target.kind")
+    from manycpu.pipeline.verbs.on_kubernetes.save import save
+
+    click.echo(save(ctx, output))
+
+
+@cli.command()
 @click.argument("name", required=False)
 @_place
 def status(name: str | None, **place: str | None) -> None:

@@ -220,7 +220,7 @@ class Cluster:
         retrying = Retrying(
             retry=retry_if_exception(lambda error: self._may_pass(error, time.monotonic() - began)),
             stop=stop_after_delay(deadline),
-            wait=wait_exponential_jitter(initial=0.2, max=5.0),
+            wait=wait_exponential_jitter(multiplier=0.2, max=5.0),
             before_sleep=self._renew,
             reraise=True,
         )

@@ -61,6 +61,11 @@ class Connection:
         self._verify = ca or True
         self._session = requests.Session()
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is asked by plain HTTP."""
+        return self.url("").startswith("http:")
+
     def close(self) -> None:
         """Close its connections."""
         self._session.close()
@@ -142,7 +147,7 @@ class Connection:
 
     def _token(self, challenge: Mapping[str, str], scopes: Scopes) -> str:
         realm = challenge.get("realm", "")
-        if urlsplit(realm).scheme != "https" and self.url("").startswith("https:"):
+        if urlsplit(realm).scheme != "https" and not self.plain:
             raise RegistryError(
                 f"registry {self.host} sends to {realm or 'nowhere'} for tokens, which is no https URL",
                 field="target.registry",

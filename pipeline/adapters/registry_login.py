@@ -102,7 +102,7 @@ def _login(entry: Mapping[str, str], key: str) -> Login | None:
     if entry.get("username"):
         return Login(entry["username"], entry.get("password", ""), token)
     try:
-        name, _, password = base64.b64decode(entry.get("auth", "")).decode().partition(":")
+        name, _, password = base64.b64decode(entry.get("auth", ""), validate=True).decode().partition(":")
     except ValueError:
         raise BadInputError(
             f"the login of {key} in docker's config cannot be read",

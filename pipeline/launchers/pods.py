@@ -70,7 +70,7 @@ def restart_policy(run: TrainingRun, target: Kubernetes) -> str:
 
 
 def with_library(run: TrainingRun) -> TrainingRun:
-    """Put manycpu itself before what the user's PYTHONPATH has."""
+    """Put manycpu itself, which images have on PYTHONPATH, before what the user's has."""
     path = run.env.get("PYTHONPATH")
     env = run.env | {"PYTHONPATH": f"{LIB}:{path}"} if path else run.env
     return run.model_copy(update={"env": env})
@@ -78,7 +78,7 @@ def with_library(run: TrainingRun) -> TrainingRun:
 
 def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
     """Build the environment of a rank's container: the user's ``env`` wins over the CPU plan."""
-    return {"HOME": HOME, "PYTHONPATH": LIB, **_threads(run), **environment(with_library(run), placement)}
+    return {"HOME": HOME, **_threads(run), **environment(with_library(run), placement)}
 
 
 def _threads(run: TrainingRun) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from manycpu.pipeline.node import asked, options, ranks, script
 from manycpu.pipeline.node.refusal import NEVER_INITIALISED, PROOF, Refusal
@@ -30,6 +31,7 @@ def _run(rank: ranks.Rank, program: script.Program) -> int:
     asked_for.check_world(rank)
     plan = plan_cpus(rank)
     _meeting_point(rank)
+    _make_folders()
     # Late: torch must not be loaded before the plan's variables are set.
     from manycpu.pipeline.node import backend, network, proof
 
@@ -73,6 +75,12 @@ def plan_cpus(rank: ranks.Rank) -> cpu_plan.CpuPlan:
 def _user_env(environ: Mapping[str, str]) -> dict[str, str]:
     names = environ.get("MANYCPU_USER_ENV", "").split(",")
     return {name: environ[name] for name in names if name in environ}
+
+
+def _make_folders() -> None:
+    for name in ("MANYCPU_OUTPUT", "MANYCPU_CHECKPOINTS"):
+        if folder := os.environ.get(name):
+            Path(folder).mkdir(parents=True, exist_ok=True)
 
 
 def _meeting_point(rank: ranks.Rank) -> None:

@@ -42,7 +42,8 @@ def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
     fields = {"kind": "local", **(fields or {})}
     kind = fields["kind"]
     if kind not in _KINDS:
-        raise BadInputError(f"there is no target {kind!r}", field="target.kind", fix=_choose(_KINDS))
+        fix = _choose(_KINDS, like=str(kind))
+        raise BadInputError(f"there is no target {kind!r}", field="target.kind", fix=fix)
     try:
         return _TARGETS.validate_python(fields)
     except ValidationError as error:

@@ -151,6 +151,12 @@ def down() -> bool:
         return _down()
 
 
+def down_unless_used() -> bool:
+    """End the cluster, unless another test session has begun to use it."""
+    with _lock():
+        return not _is_in_use() and _down()
+
+
 def _down() -> bool:
     there = run_folder().exists()
     _end()

@@ -71,7 +71,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
     with own.in_use():
         yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
     if not there:
-        own.down()
+        own.down_unless_used()
 
 
 def _given(kubeconfig: Path) -> TestCluster:

@@ -1,5 +1,6 @@
 """A Dockerfile is built once for the same files, arguments and base, by what the worker has."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,12 +13,14 @@ from cluster.command import MissingError
 from registry_images import files, pull, push_base
 from registry_program import PASSWORD, USER
 
+from manycpu.pipeline.adapters.archive import Archive
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.verbs.context import Access, ClusterContext, open_context
 from manycpu.pipeline.verbs.on_kubernetes import dependencies
 from manycpu.pipeline.verbs.on_kubernetes.registries import registries
+from manycpu.pipeline.verbs.on_kubernetes.save import save
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("buildah"), reason="no buildah here (tests/system-packages installs it)"
@@ -111,3 +114,14 @@ def test_a_builder_that_is_not_there_is_named(context: Context, monkeypatch: pyt
 def test_an_argument_that_the_dockerfile_does_not_know_is_refused(context: Context) -> None:
     with pytest.raises(BadInputError, match=r"^target\.build_args: .*no argument TORCHES.*TORCH_INDEX"):
         build(context(dockerfile=None, build_args={"TORCHES": "2"}))
+
+
+def test_what_is_built_here_needs_no_registry_to_be_saved(
+    host: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(Login(USER, PASSWORD).as_config(host)))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    name = save(context(registry=None, build_args={"WORD": "saved"}), tmp_path / "image.tar")
+    assert name.startswith("manycpu.local/train:")
+    image = Archive(tmp_path / "image.tar").image
+    assert (image.labels["word"], len(image.layers)) == ("saved", 3)

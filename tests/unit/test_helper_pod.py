@@ -43,3 +43,20 @@ def test_the_claim_is_as_agreed() -> None:
 def test_a_claim_of_the_default_class_names_none() -> None:
     ctx = context()
     assert "storageClassName" not in volume.claim(ctx.name, ctx.target, OWNERS)["spec"]
+
+
+def test_what_keeps_a_pod_from_running_is_said() -> None:
+    waiting = {"reason": "InvalidImageName", "message": "couldn't parse image name"}
+    pod = {
+        "metadata": {"name": "x"},
+        "status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": waiting}}]},
+    }
+    assert helper.pending(pod) == ("InvalidImageName: couldn't parse image name", True)
+    unscheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/2 nodes",
+    }
+    pod["status"] = {"phase": "Pending", "conditions": [unscheduled]}
+    assert helper.pending(pod) == ("Unschedulable: 0/2 nodes", False)

@@ -314,7 +314,7 @@ def test_the_cpu_plan_is_in_the_environment_and_the_users_wins(launch: str) -> N
 
 @in_every_kind
 def test_manycpu_itself_comes_before_the_users_python_path(launch: str) -> None:
-    assert variables(manifest(launch))["PYTHONPATH"] == "/opt/manycpu/lib"
+    assert "PYTHONPATH" not in variables(manifest(launch))  # the image has it
     mine = variables(manifest(launch, env={"PYTHONPATH": "/opt/mine"}))
     assert mine["PYTHONPATH"] == "/opt/manycpu/lib:/opt/mine"
 

@@ -3,11 +3,13 @@
 import pytest
 
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
 
 RUN = {"program": "./train.py", "output": "./out"}
+MODELS = (TrainingRun, Local, BareMetal, Kubernetes)
+EXPLAINED = {name: field for model in MODELS for name, field in model.model_fields.items()}
 
 
 @pytest.mark.parametrize(
@@ -83,16 +85,30 @@ def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
         read_target({"kind": "slurm"})
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kind": "kubernets"}, r"^target\.kind: .*Did you mean 'kubernetes'"),
+        ({"launch": "pytorchjobs"}, r"^target\.launch: .*'pytorchjob' or 'mpijob'; given was 'pytorchjobs'"),
+        ({"namespce": "ml"}, r"^target\.namespce: .*Did you mean 'namespace'"),
+        ({"claim_size": "20 GB"}, r"^target\.claim_size: .*given was '20 GB'\. Size of a claim"),
+        ({"node_selector": {"pool": 1}}, r"^target\.node_selector\.pool: .*Labels of the nodes"),
+    ],
+)
+def test_a_wrong_field_of_a_cluster_is_named(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        read_target({"kind": "kubernetes"} | fields)
+
+
 def test_a_run_cannot_be_changed() -> None:
     run = read_run(RUN)
     with pytest.raises(ValueError, match="frozen"):
         run.nnodes = 2  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("field", [*TrainingRun.model_fields, *Local.model_fields, *BareMetal.model_fields])
+@pytest.mark.parametrize("field", sorted(EXPLAINED))
 def test_every_field_explains_itself(field: str) -> None:
     if field == "kind":
         return
-    fields = TrainingRun.model_fields | Local.model_fields | BareMetal.model_fields
-    assert fields[field].description
-    assert isinstance(fields[field].json_schema_extra, dict)
+    assert EXPLAINED[field].description
+    assert isinstance(EXPLAINED[field].json_schema_extra, dict)

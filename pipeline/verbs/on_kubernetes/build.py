@@ -1,5 +1,6 @@
 """On Kubernetes the code is a layer of an image, which pods name by digest."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manycpu.pipeline.verbs.build import Built, code_of, installed_digest, program_of
@@ -8,7 +9,7 @@ from manycpu.pipeline.verbs.on_kubernetes import images, layers
 if TYPE_CHECKING:
     from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["build"]
+__all__ = ["build", "code_tree"]
 
 
 def build(ctx: "ClusterContext") -> tuple[Built, bool]:
@@ -22,6 +23,15 @@ def build(ctx: "ClusterContext") -> tuple[Built, bool]:
     if root is None:
         image, reused = images.train(ctx, None)
         return Built(code=None, program=arguments, digest=installed_digest(), image=image), reused
-    tree = layers.code(code_of(ctx, root, set()))
+    tree = code_tree(ctx, root)
     image, reused = images.train(ctx, tree)
     return Built(code=layers.CODE, program=arguments, digest=tree.digest, image=image), reused
+
+
+def code_tree(ctx: "ClusterContext", root: Path) -> layers.Tree:
+    """Pack the code of a program's folder.
+
+    Raises:
+        BuildError: The folder holds more than code, or a file of it cannot be read.
+    """
+    return layers.code(code_of(ctx, root, set()))

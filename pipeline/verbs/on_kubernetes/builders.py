@@ -20,7 +20,7 @@ from manycpu.pipeline.verbs.on_kubernetes.registries import Registries
 if TYPE_CHECKING:
     from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["TIMEOUT", "Build", "LastLines", "access", "buildah", "docker", "log"]
+__all__ = ["TIMEOUT", "Build", "LastLines", "access", "archived", "build_here", "log"]
 
 TIMEOUT: Final = 3600.0  # seconds for a build
 log: Final = logging.getLogger("manycpu.build")
@@ -67,59 +67,78 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     `config.json` has the logins, `registries.conf` says what speaks plain HTTP, `ca.crt` is the authority.
     """
     names = [Reference.parse(base, "target.build_args") for base in build.recipe.bases]
-    hosts = {reference.registry for reference in (*names, build.reference)}
+    hosts = {reference.registry: reference for reference in (*names, build.reference)}
     auths: dict[str, object] = {}
     for host in sorted(hosts):
         if login := opened.login(host):
             auths |= login.as_config(host)["auths"]
-    files = {"config.json": json.dumps({"auths": auths}), "registries.conf": _conf(build, opened)}
+    plain = [host for host, name in hosts.items() if opened.repository(name).connection.plain]
+    files = {"config.json": json.dumps({"auths": auths}), "registries.conf": _conf(plain)}
     if ctx.target.registry_ca:
         files["ca.crt"] = Path(ctx.target.registry_ca).read_text()
     return files
 
 
-def _conf(build: Build, opened: Registries) -> str:
+def _conf(plain: Sequence[str]) -> str:
     lines = ['unqualified-search-registries = ["docker.io"]']
-    if opened.repository(build.reference).connection.url("").startswith("http:"):
-        lines += ["[[registry]]", f'location = "{build.reference.registry}"', "insecure = true"]
+    for host in plain:
+        lines += ["[[registry]]", f'location = "{host}"', "insecure = true"]
     return "\n".join((*lines, ""))
 
 
-def buildah(ctx: "ClusterContext", build: Build, opened: Registries) -> None:
-    """Build with buildah on this machine, and push.
+def build_here(ctx: "ClusterContext", build: Build, opened: Registries) -> None:
+    """Build with buildah or docker on this machine, and push.
+
+    Raises:
+        BuildError: It failed; the message has its last lines.
+        RegistryError: A registry refuses a call.
+    """
+    with archived(ctx, build, opened) as archive:
+        image, target = archive.image, opened.repository(build.reference)
+        for layer in image.layers:
+            target.push(archive.content(layer))
+        target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
+        target.push_image(image, build.reference.version)
+
+
+@contextmanager
+def archived(ctx: "ClusterContext", build: Build, opened: Registries) -> Iterator[Archive]:
+    """Build with buildah or docker on this machine, and have the image as a file.
 
     Raises:
         BuildError: It failed; the message has its last lines.
     """
     with _files(ctx, build, opened) as known, build.recipe.folder() as context:
-        env = {
-            "REGISTRY_AUTH_FILE": str(known / "config.json"),
-            "CONTAINERS_REGISTRIES_CONF": str(known / "registries.conf"),
-            "BUILDAH_ISOLATION": "chroot",
-        }
-        certificates = ["--cert-dir", str(known)] if (known / "ca.crt").exists() else []
-        name = _local_name(build)
-        make = ["buildah", "bud", "--format", "oci", *certificates, *build.options, "-t", name, str(context)]
-        save = ["buildah", "push", "--quiet", name, f"oci-archive:{known / 'image.tar'}"]
-        _run(build, [make, save], ["buildah", "rmi", "--force", name], env)
-        _push(Archive(known / "image.tar"), build, opened)
+        name, file = f"localhost/manycpu:{build.reference.tag}", known / "image.tar"
+        commands, env = _BUILDERS[ctx.target.builder](build, name, context, known)
+        last = [ctx.target.builder, "rmi", "--force", name]
+        _run(build, commands, last, env)
+        yield Archive(file)
 
 
-def docker(ctx: "ClusterContext", build: Build, opened: Registries) -> None:
-    """Build with docker on this machine, and push.
+Commands = tuple[list[list[str]], dict[str, str]]
 
-    Raises:
-        BuildError: It failed; the message has its last lines.
-    """
-    with _files(ctx, build, opened) as known, build.recipe.folder() as context:
-        env = {"DOCKER_BUILDKIT": "1"}
-        if json.loads((known / "config.json").read_text())["auths"]:
-            env["DOCKER_CONFIG"] = str(known)
-        name = _local_name(build)
-        make = ["docker", "build", "--progress", "plain", *build.options, "-t", name, str(context)]
-        save = ["docker", "save", "-o", str(known / "image.tar"), name]
-        _run(build, [make, save], ["docker", "rmi", "--force", name], env)
-        _push(Archive(known / "image.tar"), build, opened)
+
+def _buildah(build: Build, name: str, context: Path, known: Path) -> Commands:
+    env = {
+        "REGISTRY_AUTH_FILE": str(known / "config.json"),
+        "CONTAINERS_REGISTRIES_CONF": str(known / "registries.conf"),
+        "BUILDAH_ISOLATION": "chroot",
+    }
+    certificates = ["--cert-dir", str(known)] if (known / "ca.crt").exists() else []
+    make = ["buildah", "bud", "--format", "oci", *certificates, *build.options, "-t", name, str(context)]
+    return [make, ["buildah", "push", "--quiet", name, f"oci-archive:{known / 'image.tar'}"]], env
+
+
+def _docker(build: Build, name: str, context: Path, known: Path) -> Commands:
+    env = {"DOCKER_BUILDKIT": "1"}
+    if json.loads((known / "config.json").read_text())["auths"]:
+        env["DOCKER_CONFIG"] = str(known)
+    make = ["docker", "build", "--progress", "plain", *build.options, "-t", name, str(context)]
+    return [make, ["docker", "save", "-o", str(known / "image.tar"), name]], env
+
+
+_BUILDERS: Final = {"buildah": _buildah, "docker": _docker}
 
 
 @contextmanager
@@ -129,10 +148,6 @@ def _files(ctx: "ClusterContext", build: Build, opened: Registries) -> Iterator[
         for name, content in access(ctx, build, opened).items():
             Path(folder, name).write_text(content)
         yield Path(folder)
-
-
-def _local_name(build: Build) -> str:
-    return f"localhost/manycpu:{build.reference.tag}"
 
 
 def _run(
@@ -148,11 +163,3 @@ def _run(
     finally:
         with suppress(LaunchError):
             process.run(last, timeout=60)
-
-
-def _push(archive: Archive, build: Build, opened: Registries) -> None:
-    image, target = archive.image, opened.repository(build.reference)
-    for layer in image.layers:
-        target.push(archive.content(layer))
-    target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
-    target.push_image(image, build.reference.version)

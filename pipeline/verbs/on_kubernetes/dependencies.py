@@ -4,17 +4,17 @@ from typing import TYPE_CHECKING, Final
 
 from manycpu.pipeline.spec.errors import BadInputError, BuildError, RegistryError
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.verbs.on_kubernetes import builder_pod, builders
-from manycpu.pipeline.verbs.on_kubernetes.builders import Build, log
+from manycpu.pipeline.verbs.on_kubernetes import builder_pod
+from manycpu.pipeline.verbs.on_kubernetes.builders import Build, build_here, log
 from manycpu.pipeline.verbs.on_kubernetes.recipe import Recipe, Stage, recipe
 from manycpu.pipeline.verbs.on_kubernetes.registries import Registries, own_repository, registries
 
 if TYPE_CHECKING:
     from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["given", "image"]
+__all__ = ["given", "image", "plan"]
 
-BUILDERS: Final = {"pod": builder_pod.build, "docker": builders.docker, "buildah": builders.buildah}
+BUILDERS: Final = {"pod": builder_pod.build, "docker": build_here, "buildah": build_here}
 _LOOK: Final = 10.0  # seconds to ask for the digest of an image that a Dockerfile starts from
 
 
@@ -44,17 +44,22 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
             field="target.registry",
             fix="Name a registry in target.registry, or an image in target.image",
         )
-    made = recipe(ctx, stage)
-    reference = ours.at(made.tag(_digests(ctx, made)))
+    wanted = plan(ctx, stage, ours)
     repository = opened.repository(ours)
-    if repository.digest(reference.version) is None:
-        log.info("building %s", reference)
-        BUILDERS[ctx.target.builder](ctx, Build(made, reference), opened)
-        if repository.digest(reference.version) is None:
+    if repository.digest(wanted.reference.version) is None:
+        log.info("building %s", wanted.reference)
+        BUILDERS[ctx.target.builder](ctx, wanted, opened)
+        if repository.digest(wanted.reference.version) is None:
             raise BuildError(
-                f"{reference} was built, and the registry does not have it", field="target.builder"
+                f"{wanted.reference} was built, and the registry does not have it", field="target.builder"
             )
-    return reference
+    return wanted.reference
+
+
+def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
+    """Say what would be built, and name it by all that goes into it."""
+    made = recipe(ctx, stage)
+    return Build(made, ours.at(made.tag(_digests(ctx, made))))
 
 
 def _digests(ctx: "ClusterContext", made: Recipe) -> dict[str, str]:

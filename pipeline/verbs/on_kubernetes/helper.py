@@ -17,7 +17,7 @@ from manycpu.pipeline.transfer import Progress
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes import images
 
-__all__ = ["CONTAINER", "Helper", "helper", "manifest"]
+__all__ = ["CONTAINER", "Helper", "helper", "manifest", "pending"]
 
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
@@ -159,7 +159,7 @@ class Helper:
         """
         deadline = time.monotonic() + self._ctx.run.start_timeout
         while not _runs(pod := self._present()):
-            reason, hopeless = _pending(pod)
+            reason, hopeless = pending(pod)
             if hopeless or time.monotonic() > deadline:
                 raise DeadlineError(
                     f"pod {self.name} did not start: {self._why(reason)}",
@@ -190,7 +190,7 @@ def _runs(pod: Manifest) -> bool:
     return pod.get("status", {}).get("phase") == "Running" and not _leaving(pod)
 
 
-def _pending(pod: Manifest) -> tuple[str, bool]:
+def pending(pod: Manifest) -> tuple[str, bool]:
     """Say why a pod does not run yet, and whether waiting is of no use."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses", []):

@@ -19,7 +19,7 @@ from manycpu.pipeline.verbs.on_kubernetes.registries import Registries, own_repo
 if TYPE_CHECKING:
     from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["VERSION_LABEL", "helper", "train"]
+__all__ = ["VERSION_LABEL", "change", "helper", "train"]
 
 VERSION_LABEL: Final = "manycpu.version"
 _LIB_LABEL, _CODE_LABEL = "manycpu.lib", "manycpu.code"
@@ -59,7 +59,7 @@ def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[
         base = dependencies.image(ctx, stage, opened)
         if ours is None:
             return _finished(ctx, base, trees, opened), True
-        return append(base, ours, trees, lambda: _change(trees), opened)
+        return append(base, ours, trees, lambda: change(trees), opened)
 
 
 def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
@@ -81,7 +81,8 @@ def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], ope
     )
 
 
-def _change(trees: Sequence[Tree]) -> Change:
+def change(trees: Sequence[Tree]) -> Change:
+    """Say what is put upon an image: manycpu, and the code where there is one."""
     labels = dict(zip((_LIB_LABEL, _CODE_LABEL), (tree.digest for tree in trees), strict=False))
     return Change(
         layers=[tree.layer for tree in trees],

@@ -42,8 +42,7 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
             return Copied(done["path"], done["sha256"], done["reused"])
         return _push(pod, Location.of(url, field), folder)
     except (TransferError, OSError) as error:
-        fix = _FIXES.get(error.reason if isinstance(error, RemoteError) else "", _FIXES["changed"])
-        raise StageError(f"{url} was not staged: {error}", field=field, fix=fix) from error
+        raise StageError(f"{url} was not staged: {error}", field=field, fix=_fix(error)) from error
 
 
 def _push(pod: Helper, source: Location, folder: str) -> Copied:
@@ -54,7 +53,14 @@ def _push(pod: Helper, source: Location, folder: str) -> Copied:
     return Copied(str(path), manifest.digest, done["reused"])
 
 
+def _fix(error: Exception) -> str:
+    if isinstance(error, RemoteError):
+        return _FIXES[error.reason]
+    return _FIXES["changed" if isinstance(error, TransferError) else "unreadable"]
+
+
 _FIXES = {
+    "unreadable": "See that all of it can be read here",
     "changed": "Stage again when nothing writes to it",
     "full": "Make room on the claim, or name a larger one in target.claim or target.claim_size",
     "forbidden": "Let user 1000 of the pods write there: see fsGroup of the claim's storage class",

@@ -1,0 +1,161 @@
+"""Staging and exporting beside `kubectl cp`, by turns: 1 GB in one file, and 10,000 files of 4 KB.
+
+Both use the same pod, volume and API server. Ours hashes the source, verifies what arrives and has it on disk
+before it says so; kubectl does none of it. A ratio is ours by theirs: below 1, ours is faster.
+"""
+
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cluster import images, settings
+from cluster.cluster import Cluster
+from cluster.command import MissingError
+from cluster.space import Space
+
+from bench._cluster import namespace
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.verbs.context import ClusterContext, open_context
+from manycpu.pipeline.verbs.on_kubernetes import helper, volume
+
+ROUNDS = 5
+MOUNT = "/tmp/pvc-mount"  # noqa: S108 - in the pod
+LARGE, MANY, SMALL = 1 << 30, 10_000, 4096
+Figures = dict[str, Any]
+
+
+def main() -> Figures:
+    """Measure; each ratio is the median of pairs that ran one after the other."""
+    try:
+        with namespace("bench-transfer") as (cluster, space), TemporaryDirectory() as folder:
+            return _measure(cluster, space, Path(folder))
+    except MissingError as error:
+        return {"skipped": str(error)}
+
+
+def _measure(cluster: Cluster, space: Space, folder: Path) -> Figures:
+    ctx = _context(space, folder)
+    began = time.monotonic()
+    with helper.helper(ctx, "stage", volume.ensure_claim(ctx), lambda *_: None) as pod:
+        pod.wait_ready()
+        figures: Figures = {"pod_seconds": round(time.monotonic() - began, 1)}
+        sides = _Ours(ctx, pod, folder), _Kubectl(cluster, space, pod.name, folder)
+        for name, make in (("one_file", _one_file), ("many_files", _many_files)):
+            make(source := folder / name)
+            figures |= {f"{name}_{key}": value for key, value in _compare(sides, source, space, pod).items()}
+            shutil.rmtree(source)
+    return figures
+
+
+def _context(space: Space, folder: Path) -> ClusterContext:
+    target = {
+        "kind": "kubernetes",
+        "namespace": space.name,
+        "connection": str(space.kubeconfig),
+        "registry": f"{settings.REGISTRY}/bench",
+        "helper_image": images.reference("helper"),
+        "claim_size": "6Gi",
+    }
+    ctx = open_context({"program": "x", "output": "out"}, target, space.name, base=folder)
+    assert isinstance(ctx, ClusterContext)  # noqa: S101 - for the type checker
+    ctx.ledger.open(ctx.new_entry(time.time()))
+    return ctx
+
+
+class _Ours:
+    def __init__(self, ctx: ClusterContext, pod: helper.Helper, folder: Path) -> None:
+        self._ctx, self._pod, self._folder = ctx, pod, folder
+
+    def stage(self, source: Path) -> None:
+        location = Location.of(str(source), "run.data")
+        manifest = transfer.scan(location)
+        self._pod.run("receive", lambda channel: client.push(channel, location, manifest, f"{MOUNT}/ours"))
+
+    def export(self) -> Path:
+        out = self._folder / "out"
+        self._pod.run(
+            "send", lambda channel: client.pull(channel, f"{MOUNT}/ours", out, "key", lambda *_: None)
+        )
+        return out
+
+
+class _Kubectl:
+    def __init__(self, cluster: Cluster, space: Space, pod: str, folder: Path) -> None:
+        program = cluster.modules["kubernetes"].program("kubectl")
+        self._command = [program, "--kubeconfig", space.kubeconfig, "cp", "--retries=0"]
+        self._pod, self._folder = f"{space.name}/{pod}", folder
+
+    def stage(self, source: Path) -> None:
+        subprocess.run([*self._command, source, f"{self._pod}:{MOUNT}/theirs"], check=True)
+
+    def export(self) -> Path:
+        out = self._folder / "out"
+        command = [*self._command, f"{self._pod}:{MOUNT}/theirs", out]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return out
+
+
+def _compare(
+    sides: tuple[_Ours, _Kubectl], source: Path, space: Space, pod: helper.Helper
+) -> dict[str, float]:
+    times: dict[str, list[tuple[float, float]]] = {"stage": [], "export": []}
+    for _ in range(ROUNDS):
+        times["stage"].append(_turn(space, pod, *(lambda side=side: side.stage(source) for side in sides)))
+        times["export"].append(_turn(space, pod, *(_exporting(side, source) for side in sides)))
+        space.run(pod.name, "sh", "-c", f"rm -rf {MOUNT}/*")
+    figures = {}
+    for what, pairs in times.items():
+        figures[f"{what}_seconds"] = round(statistics.median(ours for ours, _ in pairs), 2)
+        figures[f"{what}_kubectl_seconds"] = round(statistics.median(theirs for _, theirs in pairs), 2)
+        figures[f"{what}_ratio"] = round(statistics.median(ours / theirs for ours, theirs in pairs), 3)
+    return figures
+
+
+def _turn(
+    space: Space, pod: helper.Helper, ours: Callable[[], Any], theirs: Callable[[], Any]
+) -> tuple[float, float]:
+    return _seconds(space, pod, ours), _seconds(space, pod, theirs)
+
+
+def _seconds(space: Space, pod: helper.Helper, work: Callable[[], Any]) -> float:
+    # What another has written and not synced is not ours to wait for.
+    os.sync()
+    space.run(pod.name, "sync")
+    began = time.monotonic()
+    made = work()
+    seconds = time.monotonic() - began
+    if made is not None:
+        shutil.rmtree(made)
+    return seconds
+
+
+def _exporting(side: _Ours | _Kubectl, source: Path) -> Callable[[], Path]:
+    def work() -> Path:
+        out = side.export()
+        count = sum(1 for path in out.rglob("*") if path.is_file() and path.name != transfer.MANIFEST)
+        assert count == sum(1 for path in source.rglob("*") if path.is_file())  # noqa: S101 - or it is no race
+        return out
+
+    return work
+
+
+def _one_file(folder: Path) -> None:
+    folder.mkdir()
+    with (folder / "weights.bin").open("wb") as file:
+        for _ in range(LARGE >> 20):
+            file.write(os.urandom(1 << 20))
+
+
+def _many_files(folder: Path) -> None:
+    for number in range(MANY):
+        path = folder / f"{number // 100:03}" / f"{number:05}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(SMALL))

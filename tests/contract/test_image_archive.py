@@ -1,0 +1,113 @@
+"""Without a registry an image is a file, which nodes load; the code in it is known by its tag."""
+
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import registry_program
+from cluster import debian
+from cluster.command import MissingError
+from helpers import until
+from registry_images import push_base
+
+from manycpu.pipeline.adapters.archive import Archive
+from manycpu.pipeline.spec.errors import BadInputError, BuildError
+from manycpu.pipeline.verbs.context import ClusterContext, open_context
+from manycpu.pipeline.verbs.on_kubernetes import build
+from manycpu.pipeline.verbs.on_kubernetes.save import save
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run a registry with an image `base:1`, where nothing may be pushed to later."""
+    try:
+        debian.ensure()
+    except MissingError as error:
+        pytest.skip(f"no registry here: {error}")
+    with registry_program.running(tmp_path_factory.mktemp("registry")) as found:
+        push_base(found)
+        yield found
+
+
+def context(folder: Path, **target: object) -> ClusterContext:
+    """Describe a run with a script."""
+    (folder / "code").mkdir(exist_ok=True)
+    (folder / "code" / "train.py").write_text("print('one')")
+    run = {"program": "code/train.py", "output": str(folder / "out")}
+    made = open_context(run, {"kind": "kubernetes", **target}, "test", base=folder)
+    assert isinstance(made, ClusterContext)
+    return made
+
+
+def test_an_archive_has_all_that_the_image_needs(host: str, tmp_path: Path) -> None:
+    file = tmp_path / "image.tar"
+    name = save(context(tmp_path, image=f"{host}/base:1"), file)
+    image = Archive(file).image
+    assert len(image.layers) == 3
+    with tarfile.open(file) as tar:
+        names = set(tar.getnames())
+        index = json.loads(tar.extractfile("index.json").read())  # type: ignore[union-attr]
+    assert {f"blobs/{layer['digest'].replace(':', '/')}" for layer in image.layers} <= names
+    (entry,) = index["manifests"]
+    assert entry["annotations"]["io.containerd.image.name"] == name
+
+
+def test_a_saved_image_is_known_by_its_tag_on_the_nodes(host: str, tmp_path: Path) -> None:
+    name = save(context(tmp_path, image=f"{host}/base:1"), tmp_path / "image.tar")
+    built, reused = build.build(context(tmp_path, image=name, pull_policy="Never"))
+    assert (built.image, reused) == (name, True)
+
+
+def test_containerd_loads_an_archive(host: str, tmp_path: Path) -> None:
+    name = save(context(tmp_path, image=f"{host}/base:1"), tmp_path / "image.tar")
+    with containerd(tmp_path) as ctr:
+        ctr("images", "import", "--no-unpack", str(tmp_path / "image.tar"))
+        assert ctr("images", "ls", "-q").split() == [name]
+        assert "complete (4/4)" in ctr("images", "check")
+
+
+@contextmanager
+def containerd(folder: Path) -> Iterator[Callable[..., str]]:
+    """Run containerd as nodes have it; yields what runs ctr."""
+    if os.geteuid() != 0:
+        pytest.skip("containerd needs root")
+    config = folder / "containerd.toml"
+    config.write_text(
+        f"""version = 2
+root = "{folder}/root"
+state = "{folder}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = "{folder}/c.sock"
+"""
+    )
+    with (folder / "containerd.log").open("wb") as log:
+        process = subprocess.Popen([debian.program("containerd"), "-c", config], stdout=log, stderr=log)
+    ctr: list[str] = [str(debian.program("ctr")), "-a", f"{folder}/c.sock"]
+
+    def run(*argv: str) -> str:
+        return subprocess.run([*ctr, *argv], check=True, capture_output=True, text=True, timeout=60).stdout
+
+    try:
+        until(lambda: subprocess.run([*ctr, "version"], check=False, capture_output=True).returncode == 0)
+        yield run
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def test_what_only_a_pod_could_build_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"^target\.builder: .*not into a file"):
+        save(context(tmp_path), tmp_path / "image.tar")
+    assert not list(tmp_path.glob("*image.tar*"))
+
+
+def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(b"nothing")
+    with pytest.raises(BuildError, match=r"x\.tar is no OCI archive"):
+        Archive(tmp_path / "x.tar")

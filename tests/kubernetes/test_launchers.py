@@ -1,0 +1,91 @@
+"""Jobs as `manycpu render` prints them, created by hand: all ranks meet on both nodes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from cluster.fixtures import TestCluster
+from cluster.space import Space
+from other_mpis import with_mpi
+
+from manycpu.pipeline.cli import cli
+from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.render import as_yaml
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.verbs.context import ClusterContext, open_context
+from manycpu.pipeline.verbs.on_kubernetes import launch, volume
+from manycpu.pipeline.verbs.on_kubernetes.build import build
+from manycpu.pipeline.verbs.stage import Staged
+
+Fields = dict[str, Any]
+MakeRun = Callable[..., Fields]
+pytestmark = pytest.mark.pod_security("restricted")
+
+JOBS: dict[str, tuple[Fields, Fields]] = {
+    "static": ({"launch": "pytorchjob"}, {}),
+    "elastic": ({"launch": "pytorchjob"}, {"nnodes": "1:2", "max_restarts": 2}),
+    "intel": ({"launch": "mpijob", "mpi": "intel"}, {}),
+    "mpich": ({"launch": "mpijob", "mpi": "mpich"}, {}),
+    "openmpi": ({"launch": "mpijob", "mpi": "openmpi"}, {}),
+}
+SCRIPT = """
+import os, torch.distributed as dist
+dist.init_process_group()
+print(f"rank {dist.get_rank()} knows {os.environ['WORD']!r} and {os.environ['GREETING']!r}", flush=True)
+dist.barrier()
+"""
+SECRET = "a b'c\"d $x"  # noqa: S105 - it is none
+
+
+def described(ctx: ClusterContext) -> str:
+    """Describe the job with the image in it, as `render` does without."""
+    built, _ = build(ctx)
+    placement = launch.place(ctx, Staged(), built, 1, owned=False)
+    return as_yaml(LAUNCHERS[ctx.target.launch].manifest(ctx.run, ctx.target, placement))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", JOBS)
+def test_all_ranks_meet_on_both_nodes(
+    kind: str, cluster: TestCluster, target: Fields, a_run: MakeRun, namespace: Space, tmp_path: Path
+) -> None:
+    where, how = JOBS[kind]
+    image = {"image": with_mpi(cluster.image("torch"), kind)} if kind in ("mpich", "openmpi") else {}
+    namespace.create(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "words"}, "stringData": {"WORD": SECRET}}
+    )
+    run = a_run(SCRIPT, env_from=["words"], env={"GREETING": "good $(HOME)"}, nproc_per_node=2, **how)
+    ctx = open_context(run, target | where | image, "by-hand", kind, base=tmp_path)
+    assert isinstance(ctx, ClusterContext)
+    namespace.create(volume.claim(ctx.name, ctx.target, []))
+    job = namespace.create(yaml.safe_load(described(ctx)))
+    assert namespace.wait_job(job["kind"], job["metadata"]["name"], seconds=300) == "Succeeded"
+    lines = [
+        events.split(line)
+        for pod in namespace.pods(f"manycpu/run={ctx.name}")
+        for line in namespace.log(pod.metadata.name).splitlines()
+    ]
+    proofs = [event for *_, text in lines if (event := events.decode(text)) and event["event"] == "proof"]
+    assert sorted(proof["rank"] for proof in proofs) == [0, 1, 2, 3], lines
+    assert {proof["host"] for proof in proofs} == set(cluster.nodes)
+    known = {text for *_, text in lines if "knows" in text}
+    assert known == {f"rank {rank} knows {SECRET!r} and 'good $(HOME)'" for rank in range(4)}
+
+
+@pytest.mark.parametrize("kind", ["static", "elastic", "intel"])
+def test_kubectl_takes_what_render_prints(
+    kind: str, cluster: TestCluster, target: Fields, a_run: MakeRun, tmp_path: Path
+) -> None:
+    if cluster.own is None:
+        pytest.skip("kubectl is among the programs of the project's own cluster only")
+    where, how = JOBS[kind]
+    file = tmp_path / "run.yaml"
+    fields = {"queue": "team-a", "tolerations": [{"key": "a", "operator": "Exists"}], "priority_class": None}
+    file.write_text(json.dumps({"run": a_run(**how), "target": target | where | fields}))
+    printed = CliRunner().invoke(cli, ["render", str(file)], catch_exceptions=False).stdout
+    said = cluster.own.kubectl("create", "--dry-run=server", "--filename", "-", stdin=printed)
+    assert "created (server dry run)" in said

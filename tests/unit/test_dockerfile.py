@@ -1,0 +1,26 @@
+"""What a Dockerfile starts from is found as builders find it."""
+
+import pytest
+
+from manycpu.pipeline.spec.dockerfile import bases
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("FROM python:3.12", ["python:3.12"]),
+        ("from --platform=linux/amd64 debian as a\nFROM a\n", ["debian"]),
+        ("FROM scratch\nFROM a.b/c@sha256:12 AS x\nCOPY --from=x / /", ["a.b/c@sha256:12"]),
+        ("ARG V=12\nARG BASE=debian:$V\nFROM ${BASE} AS a\nARG BASE=other\nFROM ${BASE}", ["debian:12"]),
+        ("FROM debian:${V:-13}\n# FROM none\nRUN echo \\\n  FROM x", ["debian:13"]),
+        ('ARG BASE="quoted:1"\nFROM $BASE', ["quoted:1"]),
+    ],
+)
+def test_the_images_that_stages_start_from(text: str, found: list[str]) -> None:
+    assert bases(text, {}) == found
+
+
+def test_arguments_win_over_defaults() -> None:
+    assert bases("ARG BASE=debian\nARG V\nFROM $BASE:$V", {"BASE": "ubuntu", "V": "24.04"}) == [
+        "ubuntu:24.04"
+    ]

@@ -1,0 +1,81 @@
+"""Logins are found where docker and Kubernetes keep them, and shown nowhere."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline.adapters.registry_login import Login, docker_config, from_config, from_secret
+from manycpu.pipeline.spec.errors import BadInputError
+
+PAIR = base64.b64encode(b"user:pass:word").decode()
+
+
+@pytest.mark.parametrize("key", ["a.test", "https://a.test", "https://a.test/v1/"])
+def test_a_registry_is_found_however_docker_wrote_it(key: str) -> None:
+    assert from_config({"auths": {key: {"auth": PAIR}}}, "a.test") == Login("user", "pass:word")
+    assert from_config({"auths": {key: {"auth": PAIR}}}, "b.test") is None
+
+
+def test_docker_hub_has_a_key_of_its_own() -> None:
+    config = {"auths": {"https://index.docker.io/v1/": {"auth": PAIR}}}
+    assert from_config(config, "docker.io") == Login("user", "pass:word")
+    assert from_config(Login("user", "x").as_config("docker.io"), "docker.io") == Login("user", "x")
+
+
+def test_an_empty_entry_is_no_login() -> None:
+    assert from_config({"auths": {"a.test": {}}}, "a.test") is None
+
+
+def test_an_entry_that_cannot_be_read_is_told() -> None:
+    with pytest.raises(BadInputError, match=r"a\.test.*docker login"):
+        from_config({"auths": {"a.test": {"auth": "%"}}}, "a.test")
+
+
+@pytest.mark.parametrize("config", [{"credHelpers": {"a.test": "tests"}}, {"credsStore": "tests"}])
+def test_a_credential_helper_is_asked(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = tmp_path / "docker-credential-tests"
+    helper.write_text(
+        '#!/bin/sh\nread host\n[ "$host" = a.test ] || exit 1\necho \'{"Username": "u", "Secret": "s"}\'\n'
+    )
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert from_config(config, "a.test") == Login("u", "s")
+    assert from_config(config, "b.test") is None
+
+
+def test_a_helper_that_is_not_there_is_named() -> None:
+    with pytest.raises(BadInputError, match="docker-credential-absent"):
+        from_config({"credsStore": "absent"}, "a.test")
+
+
+def test_a_pull_secret_is_read_and_its_helpers_are_not_run() -> None:
+    config = {"auths": {"a.test": {"username": "u", "password": "p"}}, "credsStore": "absent"}
+    secret = {"data": {".dockerconfigjson": base64.b64encode(json.dumps(config).encode()).decode()}}
+    assert from_secret(secret, "a.test") == Login("u", "p")
+    assert from_secret(secret, "b.test") is None
+
+
+def test_a_secret_of_another_kind_is_told() -> None:
+    with pytest.raises(BadInputError, match=r"Secret token of type Opaque has no docker config"):
+        from_secret({"metadata": {"name": "token"}, "type": "Opaque", "data": {}}, "a.test")
+
+
+def test_what_is_shown_of_a_login_has_no_secret() -> None:
+    assert "pass" not in repr(Login("user", "pass", "passtoken"))
+
+
+def test_dockers_config_may_be_absent_unless_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert docker_config() == {}
+    with pytest.raises(BadInputError, match=r"target\.registry_connection.*no such file"):
+        docker_config(str(tmp_path / "absent.json"))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BadInputError, match="cannot be read"):
+        docker_config()
