@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from manycpu.pipeline.spec.cpu_plan import Machine
+from manycpu.pipeline.spec.machine import Machine
 
 FOLDER = Path(__file__).parent
 
@@ -34,7 +34,7 @@ def main(chosen: list[str]) -> None:
 
 def _machine() -> dict[str, object]:
     model = next((line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
-    return {"cores": Machine.observe().cores, "processor": model, "python": platform.python_version()}
+    return {"cores": Machine.observe().processors, "processor": model, "python": platform.python_version()}
 
 
 def _cpuinfo() -> list[str]:

@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from manycpu.pipeline.spec import quantity
+from manycpu.pipeline.spec.wanted import Wanted
+
 __all__ = ["Resources", "TrainingRun"]
 
 Backend = Literal["ccl", "gloo", "mpi"]
@@ -30,7 +33,7 @@ class Resources(BaseModel):
     )
     memory: str | None = Field(
         None,
-        pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        pattern=quantity.PATTERN,
         description="Memory of each node, as a Kubernetes quantity.",
         examples=["8Gi"],
     )
@@ -82,7 +85,7 @@ class TrainingRun(BaseModel):
         1,
         ge=1,
         le=1024,
-        description="Training processes on each node.",
+        description="Training processes on each node; left out, one for each socket of the target local.",
         examples=[1, 2],
         json_schema_extra=_section("Scale"),
     )
@@ -199,6 +202,19 @@ class TrainingRun(BaseModel):
     def elastic(self) -> bool:
         """Whether the number of nodes may change while the run goes on."""
         return isinstance(self.nnodes, str)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What it wants of each node."""
+        memory = self.resources.memory
+        return Wanted(
+            processes=self.nproc_per_node if "nproc_per_node" in self.model_fields_set else None,
+            cpus=self.resources.cpu,
+            memory=quantity.read(memory) if memory else None,
+            dtype=self.dtype,
+            backend=self.backend,
+            env=self.env,
+        )
 
     @property
     def label(self) -> str:

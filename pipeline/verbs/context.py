@@ -9,9 +9,10 @@ from typing import Any
 
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import Entry, Ledger
-from manycpu.pipeline.spec import program
+from manycpu.pipeline.spec import cpu_plan, program
+from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.naming import run_key, run_name
-from manycpu.pipeline.spec.targets import BareMetal, Target
+from manycpu.pipeline.spec.targets import BareMetal, Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
 
@@ -90,10 +91,19 @@ def open_context(
     Raises:
         BadInputError: A field is wrong.
     """
-    found, where = read_run(run), read_target(target)
+    where = read_target(target)
+    found = _sized(read_run(run), where)
     return RunContext(
         _anchored(found, base), _anchored_target(where, base), run_key(*identity), base.absolute()
     )
+
+
+def _sized(run: TrainingRun, target: Target) -> TrainingRun:
+    """Choose the processes of this machine where the run leaves them open."""
+    if not isinstance(target, Local) or "nproc_per_node" in run.model_fields_set:
+        return run
+    made = cpu_plan.plan(Machine.observe(), run.wanted)
+    return run.model_copy(update={"nproc_per_node": made.processes})
 
 
 def _anchored(run: TrainingRun, base: Path) -> TrainingRun:

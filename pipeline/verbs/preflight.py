@@ -10,8 +10,9 @@ from manycpu.pipeline import report
 from manycpu.pipeline.adapters import hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
-from manycpu.pipeline.spec import cpu_plan, program, squad
+from manycpu.pipeline.spec import program, squad
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
+from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.verbs.build import module_root
@@ -115,7 +116,7 @@ def _scale(ctx: RunContext) -> Findings:
             f"{ctx.run.nnodes} nodes were asked for, and the target local is one machine",
             "Set run.nnodes to 1 and run.nproc_per_node higher, or take the target baremetal",
         )
-    cores = cpu_plan.Machine.observe().cores
+    cores = Machine.observe().processors
     if ctx.run.nproc_per_node > cores and not ctx.run.oversubscribe:
         yield Finding(
             "run.nproc_per_node",

@@ -130,10 +130,27 @@ def test_options_win_over_the_file_and_stand_alone(manycpu: Type, script: Script
 
 
 def test_the_plan_says_why(manycpu: Type) -> None:
-    code, printed = manycpu("plan", "--processes", "2")
+    code, printed = manycpu("plan", "--nproc-per-node", "2")
     assert code == 0
     assert "OMP_NUM_THREADS" in printed
     assert "floor(" in printed
+
+
+def test_the_plan_of_a_run_on_another_node(
+    manycpu: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's own fields count, an option wins over them, and what is wrong is said below the table."""
+    monkeypatch.setenv("COLUMNS", "200")
+    file = run_file(tmp_path, program="train.py", output="out", dtype="bf16", resources={"cpu": 300})
+    node = ["--node", "sockets=2,cores=56,threads=2,memory=512Gi,bf16=no"]
+    code, printed = manycpu("plan", file, *node)
+    assert code == 0
+    assert "rank 0: 0-55,112-167; rank 1: 56-111,168-223" in printed
+    assert "warning: run.resources.cpu asks for 300 cores; this node grants 224" in printed
+    assert "warning: bf16 without hardware for it" in printed
+    assert "floor(112 cores / 4 processes)" in manycpu("plan", file, *node, "--nproc-per-node", "4")[1]
+    said = "--node: cores=some cannot be read: 'some' is no count. cores is: physical cores of each socket.\n"
+    assert manycpu("plan", "--node", "cores=some") == (2, f"manycpu: {said}")
 
 
 def test_an_unknown_command_or_option_is_an_error_of_the_users(manycpu: Type) -> None:

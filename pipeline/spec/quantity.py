@@ -1,0 +1,42 @@
+"""Amounts: of memory, as Kubernetes writes them, and of things, as people do.
+
+>>> read("512Gi")
+549755813888
+>>> shown(1536 << 20)
+'1.5 GiB'
+"""
+
+import re
+from typing import Final
+
+__all__ = ["PATTERN", "counted", "read", "shown"]
+
+PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+
+_BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti")
+_DECIMAL: Final = ("", "k", "M", "G", "T")
+
+
+def read(text: str) -> int:
+    """Read a quantity, in bytes.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not re.match(PATTERN, text):
+        raise ValueError(f"{text!r} is no amount of memory, such as 512Gi")
+    number = text.rstrip("KMGTki")
+    unit = text[len(number) :]
+    base, units = (1024, _BINARY) if unit in _BINARY else (1000, _DECIMAL)
+    return int(float(number) * base ** units.index(unit))
+
+
+def shown(size: float) -> str:
+    """Write bytes for people."""
+    power = next((power for power in range(4) if size < 1000 * 1024**power), 4)
+    return f"{round(size / 1024**power, 1):g} {_BINARY[power] + 'B' if power else 'B'}"
+
+
+def counted(count: float, what: str, plural: str = "s") -> str:
+    """Write a count of things: ``1 process``, ``2.5 cores``."""
+    return f"{count:g} {what}{plural if count != 1 else ''}"
