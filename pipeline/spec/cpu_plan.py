@@ -115,8 +115,9 @@ def _why_not_pinned(machine: Machine, wanted: Wanted, sizes: Sizes) -> str | Non
 
 def _preload(machine: Machine) -> tuple[str, ...]:
     libraries = machine.libraries or {}
-    allocator = next((name for name in _ALLOCATORS if name in libraries), None)
-    return tuple(libraries[name] for name in (allocator, "iomp5") if name in libraries)
+    allocators = [libraries[name] for name in _ALLOCATORS if name in libraries]
+    openmp = [libraries[name] for name in ("iomp5",) if name in libraries]
+    return (*allocators[:1], *openmp)
 
 
 def _rows_of_machine(machine: Machine, wanted: Wanted, sizes: Sizes) -> Iterator[Row]:

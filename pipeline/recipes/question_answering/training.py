@@ -14,10 +14,10 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.question_answering import checkpoint, data, preparation
-from manycpu.pipeline.recipes.question_answering.options import Options, TrainingOptions
+from manycpu.pipeline.recipes.question_answering.options import Options
 from manycpu.pipeline.recipes.question_answering.preparation import Prepared
 from manycpu.pipeline.recipes.speak import say
-from manycpu.pipeline.recipes.trainer import ProgressCallback, resume_point
+from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, ProgressCallback, resume_point
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.hardware import bf16_warning, flags
 
@@ -94,7 +94,7 @@ def _trainer(
     evaluated = prepared.get("validation")
     # Multiples of 8 suit the matrix units; a fixed length suits torch.compile.
     collate = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8)
-    return Trainer(
+    return CpuTrainer(
         model=model,
         args=options.training,
         train_dataset=prepared["train"].features if "train" in prepared else None,
@@ -132,7 +132,7 @@ def _worth_evaluating_before(options: Options, prepared: dict[str, Prepared]) ->
     return len(prepared["validation"].features) * _FORWARD_SHARE <= _CHEAP * trained
 
 
-def _batch(training: TrainingOptions) -> int:
+def _batch(training: CpuTrainingOptions) -> int:
     return int(training.train_batch_size * training.gradient_accumulation_steps * training.world_size)
 
 
