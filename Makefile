@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo ui test lint bench cluster cluster-down docs clean requirements
+.PHONY: help demo ui test lint bench bench-quick cluster cluster-down docs clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -30,6 +30,9 @@ lint: $(INSTALLED)  ## style, types and the dependency rule
 
 bench: $(INSTALLED)  ## benchmarks, side by side, as ratios
 	@$(BIN)/python -m bench
+
+bench-quick: $(INSTALLED)  ## the same with few repetitions, in three minutes; results go to bench/quick
+	@$(BIN)/python -m bench --quick
 
 cluster: $(INSTALLED)  ## a real two-node Kubernetes cluster on this machine; the first start takes minutes
 	@sh tests/system-packages
