@@ -6,8 +6,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+LEGACY := .venv-legacy
 
-.PHONY: help demo ui test lint bench bench-quick cluster cluster-down docs clean requirements
+.PHONY: help demo ui test test-legacy lint bench bench-quick cluster cluster-down docs clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -21,6 +22,9 @@ ui: $(INSTALLED)  ## Airflow's web UI on loopback, with the DAGs ready to trigge
 test: $(INSTALLED) lint  ## everything that guards main
 	@sh tests/system-packages
 	@$(BIN)/python -m pytest
+
+test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an environment of its own
+	@MANYCPU_LEGACY=$(LEGACY) $(BIN)/python -m pytest tests/legacy
 
 lint: $(INSTALLED)  ## style, types and the dependency rule
 	@$(BIN)/ruff check .
@@ -45,7 +49,7 @@ docs: $(INSTALLED)  ## write the reference of fields anew
 	@$(BIN)/python docs/reference.py
 
 clean:  ## remove what these targets made: the environment, Airflow's folder, caches
-	rm -rf $(VENV) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
+	rm -rf $(VENV) $(LEGACY) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 requirements: $(INSTALLED)  ## resolve the pinned requirements anew
@@ -53,4 +57,9 @@ requirements: $(INSTALLED)  ## resolve the pinned requirements anew
 
 $(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/torch.txt requirements/all.txt
 	@sh requirements/install '$(PYTHON)' $(VENV)
+	@touch $@
+
+$(LEGACY)/.installed: $(INSTALLED) requirements/legacy-torch.txt requirements/legacy.txt
+	@'$(PYTHON)' -m venv $(LEGACY)
+	@VIRTUAL_ENV='$(CURDIR)/$(LEGACY)' $(BIN)/uv pip install --quiet -r requirements/legacy-torch.txt -r requirements/legacy.txt
 	@touch $@

@@ -28,14 +28,23 @@ def main(words: list[str]) -> None:
     results.mkdir(exist_ok=True)
     for name in chosen or names():
         print(f"{name}: running", flush=True)
-        before = os.getloadavg()[0]
-        figures = import_module(f"bench.{name}").main()
-        show(figures)
-        load = {"before": round(before, 2), "after": round(os.getloadavg()[0], 2)}
-        record = {"machine": _measure.machine() | {"load": load}, "figures": figures}
+        try:
+            record = measured(name)
+        except _measure.SkippedError as reason:
+            print(f"  skipped: {reason}")
+            continue
         (results / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     if not os.environ.get(_measure.QUICK):
         _draw.main()
+
+
+def measured(name: str) -> dict[str, object]:
+    """Run one, and say of which machine, and how busy it was."""
+    before = os.getloadavg()[0]
+    figures = import_module(f"bench.{name}").main()
+    show(figures)
+    load = {"before": round(before, 2), "after": round(os.getloadavg()[0], 2)}
+    return {"machine": _measure.machine() | {"load": load}, "figures": figures}
 
 
 def show(figures: dict[str, object], indent: str = "  ") -> None:

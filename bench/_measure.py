@@ -18,6 +18,10 @@ Times = dict[str, list[float]]
 QUICK = "MANYCPU_BENCH_QUICK"
 
 
+class SkippedError(Exception):
+    """This benchmark cannot run here; the message says why."""
+
+
 def rounds(full: int, quick: int) -> int:
     """Choose how often to repeat: ``make bench-quick`` is content with less."""
     return quick if os.environ.get(QUICK) else full

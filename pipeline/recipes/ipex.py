@@ -3,6 +3,8 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from manycpu.pipeline.recipes.speak import say
+
 __all__ = ["misfit", "optimize", "why_not"]
 
 _REPLACED = "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
@@ -34,6 +36,7 @@ def optimize(model: Any, optimizer: Any, dtype: Any) -> tuple[Any, Any]:
     """Optimize a model in training mode, and its optimizer, in place."""
     import intel_extension_for_pytorch as ipex  # type: ignore[import-not-found,unused-ignore]
 
+    say(f"Intel's extension {version('intel-extension-for-pytorch')} optimizes model and optimizer")
     model.train()
     optimized: tuple[Any, Any] = ipex.optimize(model, optimizer=optimizer, dtype=dtype, inplace=True)
     return optimized

@@ -10,7 +10,14 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from accelerate.utils import DDPCommunicationHookType
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from manycpu.pipeline.node.metrics import progress
 from manycpu.pipeline.recipes import checkpoints, ipex
@@ -71,6 +78,13 @@ class CpuTrainer(Trainer):
             self.model, optimizer = ipex.optimize(self.model, optimizer, dtype)
             self.optimizer = optimizer
         return optimizer
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save it; Intel's extension computes in bf16 and saves fp32, which the configuration must say."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.use_ipex and self.args.should_save and isinstance(self.model, PreTrainedModel):
+            self.model.config.dtype = torch.float32
+            self.model.config.save_pretrained(str(output_dir or self.args.output_dir))
 
 
 class ProgressCallback(TrainerCallback):
