@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/utils/pybind.h>
 #include "engine.hpp"
 #include "lists.hpp"
 
@@ -16,7 +17,15 @@ class Group : public c10d::Backend {
       : Backend(rank, size), timeout_(timeout), line_(std::move(line)), messages_(std::move(messages)) {
     Engine::get().add(line_);
   }
-  ~Group() override { shutdown(); }
+  ~Group() override {
+    // What still runs may need the interpreter, for its callbacks.
+    if (Py_IsInitialized() && PyGILState_Check()) {
+      const pybind11::gil_scoped_release released;
+      shutdown();
+    } else {
+      shutdown();
+    }
+  }
 
   const std::string getBackendName() const override { return "ccl"; }
   void setSequenceNumberForGroup() override {}
@@ -95,7 +104,8 @@ class Group : public c10d::Backend {
     return post(c10d::OpType::BARRIER, "barrier", plans::barrier(), o);
   }
   Returned send(Tensors& tensors, int to, int tag) override {
-    return messages().send(tensors_of_message(tensors), to, tag);
+    Tensors dense{single(tensors).contiguous()};
+    return messages().send(dense, to, tag);
   }
   Returned recv(Tensors& tensors, int from, int tag) override {
     return messages().recv(tensors_of_message(tensors), from, tag);

@@ -1,6 +1,7 @@
 // The collectives of one group, in the order in which they were posted: one runs, the others wait in line.
 #pragma once
 #include <deque>
+#include "leaving.hpp"
 #include "peers.hpp"
 #include "plans.hpp"
 #include "work.hpp"
@@ -112,15 +113,13 @@ class Line {
       if (closed_) return;
       closed_ = true;
     }
-    // After a failure oneCCL still has work that never ends: it is left alone.
-    if (is_poisoned()) (void)comm_.release();
-    comm_.reset();
     peers_->leave();
+    dispose(std::move(comm_), !is_poisoned());
   }
 
  private:
   static constexpr auto kGrace = Milliseconds(500);       // what was under way may still end well
-  static constexpr auto kGraceOfLeft = Milliseconds(5000);
+  static constexpr auto kGraceOfLeft = Milliseconds(2000);
   static constexpr auto kLook = Milliseconds(2);
 
   static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }

@@ -78,14 +78,15 @@ inline at::Tensor combined(const ReduceOp& op, const at::Tensor& rows) {
 }
 
 inline Plan bitwise(const at::Tensor& tensor, const ReduceOp& op, int size, bool keep) {
+  auto values = std::make_shared<at::Tensor>();
   auto rows = std::make_shared<at::Tensor>();
   return {
       {tensor},
       tensor.nbytes(),
       [=](Comm& comm, Events& events) {
-        const auto values = row_of_values(tensor);
-        *rows = at::empty({size, values.numel()}, values.options());
-        gather_rows(comm, events, values.flatten(), *rows, Counts(size, values.numel()));
+        *values = row_of_values(tensor);
+        *rows = at::empty({size, values->numel()}, values->options());
+        gather_rows(comm, events, *values, *rows, Counts(size, values->numel()));
       },
       [=] {
         if (keep) tensor.copy_(combined(op, *rows).view(tensor.sizes()));
