@@ -109,14 +109,18 @@ def impatient_wait() -> dict[str, object]:
 
 def aborted() -> dict[str, object]:
     rank, _ = start()
-    if rank == 0:
-        work = dist.all_reduce(torch.ones(3), async_op=True)
-        dist.group.WORLD._get_backend(torch.device("cpu")).abort()  # type: ignore[union-attr] # noqa: SLF001
-        try:
-            work.wait()  # type: ignore[union-attr]
-        except dist.DistBackendError as error:
-            return {"error": str(error).splitlines()[0]}
-    return error_of_all_reduce()
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - the ranks' own way to meet
+    if rank:
+        store.wait(["aborted"], LIMIT)
+        return error_of_all_reduce()
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    dist.group.WORLD._get_backend(torch.device("cpu")).abort()  # type: ignore[union-attr] # noqa: SLF001
+    try:
+        work.wait()  # type: ignore[union-attr]
+    except dist.DistBackendError as error:
+        store.set("aborted", "1")
+        return {"error": str(error).splitlines()[0]}
+    return {"error": None}
 
 
 def shutdown(order: str) -> dict[str, object]:
