@@ -153,8 +153,15 @@ def cases() -> Iterator[tuple[str, Call, torch.dtype]]:
     for call, dtype in itertools.product(reducing, (*FLOATS, *INTS)):
         yield call.__name__, call, dtype
     moving = (
-        broadcast, all_gather, all_gather_into_tensor, all_gather_in_place, all_to_all_single, all_to_all_uneven,
-        gather, scatter, send_recv,
+        broadcast,
+        all_gather,
+        all_gather_into_tensor,
+        all_gather_in_place,
+        all_to_all_single,
+        all_to_all_uneven,
+        gather,
+        scatter,
+        send_recv,
     )
     for call, dtype in itertools.product(moving, MOVED):
         yield call.__name__, call, dtype

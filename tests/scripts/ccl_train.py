@@ -83,11 +83,18 @@ def trainer(folder: Path) -> list[float]:
     )
     made = torch.Generator().manual_seed(0)
     rows = [
-        {"input_ids": torch.randint(0, 40, (8,), generator=made), "labels": torch.tensor(k % 2)} for k in range(16)
+        {"input_ids": torch.randint(0, 40, (8,), generator=made), "labels": torch.tensor(k % 2)}
+        for k in range(16)
     ]
     options = TrainingArguments(
-        output_dir=str(folder / "trainer"), use_cpu=True, per_device_train_batch_size=2, logging_steps=1,
-        max_steps=STEPS, report_to=[], save_strategy="no", disable_tqdm=True,
+        output_dir=str(folder / "trainer"),
+        use_cpu=True,
+        per_device_train_batch_size=2,
+        logging_steps=1,
+        max_steps=STEPS,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
     )
     made_trainer = Trainer(model=BertForSequenceClassification(config), args=options, train_dataset=rows)
     made_trainer.train()

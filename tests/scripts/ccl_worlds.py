@@ -21,7 +21,13 @@ LIMIT = 60.0  # seconds that a case may take; what still runs then, hangs
 
 
 def environment(rank: int, size: int, port: int, folder: Path) -> dict[str, str]:
-    names = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    names = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_PORT": port,
+    }
     fixed = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "MANYCPU_HOST": "here"}
     return fixed | {name: str(value) for name, value in names.items()} | {"MEET_AGAIN": str(folder / "store")}
 
@@ -89,7 +95,9 @@ def main(folder: Path, wanted: list[str]) -> None:
     for name in wanted:
         case, _, size = name.partition(":")
         begun = time.monotonic()
-        found = world(case, int(size), folder / name.replace(":", "-")) | {"seconds": time.monotonic() - begun}
+        found = world(case, int(size), folder / name.replace(":", "-")) | {
+            "seconds": time.monotonic() - begun
+        }
         (folder / f"{case}-{size}.result").write_text(json.dumps(found))
         sys.stdout.write(f"{name} {found['seconds']:.1f} s {found['codes']}\n")
         sys.stdout.flush()

@@ -30,7 +30,13 @@ NAME: Final = "manycpu_ccl"
 SOURCE: Final = Path(__file__).with_name("source")
 _LIMIT: Final = 600.0  # seconds for the compiler, on a machine that does much else
 _FLAGS: Final = (
-    "-std=c++20", "-O2", "-fPIC", "-shared", "-w", "-fvisibility=hidden", f"-DTORCH_EXTENSION_NAME={NAME}",
+    "-std=c++20",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-w",
+    "-fvisibility=hidden",
+    f"-DTORCH_EXTENSION_NAME={NAME}",
 )
 
 
@@ -56,7 +62,7 @@ def load() -> ModuleType:
 def built() -> Path:
     """Find the library, or build it: one process does, the others wait for it."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise UnavailableError(f"oneCCL exists for Linux on x86_64 alone, not for {platform.platform()}; use gloo")
+        raise UnavailableError(f"oneCCL exists for Linux on x86_64, not for {platform.platform()}; use gloo")
     oneccl, compiler = toolchain.find_oneccl(), toolchain.find_compiler()
     folder = folder_of(cache(), oneccl, compiler)
     library = folder / f"{NAME}.so"
@@ -93,7 +99,7 @@ def _built_elsewhere(folder: Path) -> Path:
     for library in sorted(folder.parent.glob(f"{wanted}-*/{NAME}.so")):
         return library
     raise UnavailableError(
-        f"it was not built for torch {torch.__version__} yet, and there is no C++ compiler to build it with; "
+        f"it was not built for torch {torch.__version__} yet, and there is no C++ compiler to do it; "
         "install one (Debian: apt-get install g++), or name it in CXX, or build where there is one: "
         f"python -m manycpu.pipeline.node.ccl (it is kept in {folder.parent}; MANYCPU_CACHE names another place)"
     )
@@ -107,7 +113,8 @@ def _locked(folder: Path) -> Iterator[None]:
         lock = (folder / "lock").open("w")
     except OSError as error:
         raise UnavailableError(
-            f"it cannot be built into {folder}: {error.strerror}; set MANYCPU_CACHE to a folder that is writable"
+            f"it cannot be built into {folder}: {error.strerror}; "
+            "set MANYCPU_CACHE to a folder that is writable"
         ) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -147,8 +154,10 @@ def _compile(command: list[str]) -> None:
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_LIMIT)
     except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"{command[0]} did not end within {_LIMIT:g} s; build it ahead: "
-                               "python -m manycpu.pipeline.node.ccl") from error
+        raise UnavailableError(
+            f"{command[0]} did not end within {_LIMIT:g} s; build it ahead: "
+            "python -m manycpu.pipeline.node.ccl"
+        ) from error
     if done.returncode == 0:
         return
     errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()

@@ -6,7 +6,7 @@ import socket
 import time
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = ["connect"]
 
@@ -42,9 +42,7 @@ def _name() -> str:
     return f"rank {os.environ.get('RANK', '?')} on {host}"
 
 
-def _serve(
-    store: Store, size: int, deadline: float, address: str
-) -> tuple[list[socket.socket], list[str]]:
+def _serve(store: Store, size: int, deadline: float, address: str) -> tuple[list[socket.socket], list[str]]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     token = secrets.token_hex(_TOKEN_BYTES // 2)
     came: dict[int, tuple[socket.socket, str]] = {}

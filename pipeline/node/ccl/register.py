@@ -1,12 +1,14 @@
 """Make ``ccl`` known to torch.distributed."""
 
 import atexit
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from types import ModuleType
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from manycpu.pipeline.node.ccl import build, environment, leftovers, peers, vendor
 
@@ -35,15 +37,15 @@ def _end(module: ModuleType) -> None:
     leftovers.sweep(mine=True)
 
 
-def _creator(module: ModuleType) -> object:
-    def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:
+def _creator(module: ModuleType) -> Callable[..., dist.Backend]:
+    def create(store: Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:
         """Make a group, as torch.distributed asks for one; all ranks of it do."""
         environment.apply()
         connections, names = peers.connect(store, rank, size, timeout, environment.address())
         messages = None
         if size > 1:
-            gloo = dist.PrefixStore("messages", store)
-            messages = dist.ProcessGroupGloo(gloo, rank, size, timeout)  # type: ignore[attr-defined]
+            gloo = PrefixStore("messages", store)
+            messages = dist.ProcessGroupGloo(gloo, rank, size, timeout)
         descriptors = [connection.detach() for connection in connections]
         return module.create(store, rank, size, timeout, descriptors, names, messages)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""What the backend is built with: a compiler, torch, oneCCL; each found, or the message says what to install."""
+"""What the backend is built with: compiler, torch, oneCCL; found, or the message says what to install."""
 
 import importlib.metadata
 import os
@@ -12,7 +12,7 @@ import torch
 
 from manycpu.pipeline.node.backends import UnavailableError
 
-__all__ = ["OneCcl", "Compiler", "find_compiler", "find_oneccl", "library", "require_headers"]
+__all__ = ["Compiler", "OneCcl", "find_compiler", "find_oneccl", "library", "require_headers"]
 
 _INSTALL: Final = "pip install 'manycpu[ccl]'"
 
@@ -63,7 +63,9 @@ def library(name: str) -> Path:
     except importlib.metadata.PackageNotFoundError:
         found = None
     if found is None:
-        raise UnavailableError(f"there is no {name}, which oneCCL needs and impi-rt carries; install it: {_INSTALL}")
+        raise UnavailableError(
+            f"there is no {name}, which oneCCL needs and impi-rt has; install it: {_INSTALL}"
+        )
     return found
 
 

@@ -92,7 +92,9 @@ def use(binding: Binding) -> None:
     """Import it, with the variables that its environment script sets."""
     spec = importlib.util.find_spec(binding.module)
     if spec is None or spec.origin is None:
-        raise UnavailableError(f"{binding.package} {binding.version} is installed and has no module {binding.module}")
+        raise UnavailableError(
+            f"{binding.package} {binding.version} is installed and has no module {binding.module}"
+        )
     script = Path(spec.origin).parent / "env" / "setvars.sh"
     if script.exists():
         os.environ.update(_sourced(script))
