@@ -175,7 +175,8 @@ def test_futures_call_back_with_the_result(found: Found) -> None:
 def test_what_it_cannot_do_is_refused_and_leaves_the_group_usable(found: Found) -> None:
     for rank in found("refusals:2")["results"].values():
         assert rank == {
-            "device": "ccl: works on CPU tensors; this one is on meta. Move it with .cpu(), or train on the CPU",
+            "device": "ccl: works on CPU tensors; this one is on meta. "
+            "Move it with .cpu(), or train on the CPU",
             "dtype": "ccl: cannot reduce tensors of dtype Float8_e4m3fn",
             "average": "ccl: an average of Int is not defined; take the sum",
             "sparse": "ccl: works on dense tensors; this one is Sparse",

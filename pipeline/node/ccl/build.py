@@ -54,7 +54,8 @@ def load() -> ModuleType:
         loader.exec_module(module)
     except ImportError as error:
         raise UnavailableError(
-            f"{path} does not load into torch {torch.__version__}: {error}; delete that folder to build it anew"
+            f"{path} does not load into torch {torch.__version__}: {error}; "
+            "delete that folder to build it anew"
         ) from error
     return module
 
@@ -101,7 +102,8 @@ def _built_elsewhere(folder: Path) -> Path:
     raise UnavailableError(
         f"it was not built for torch {torch.__version__} yet, and there is no C++ compiler to do it; "
         "install one (Debian: apt-get install g++), or name it in CXX, or build where there is one: "
-        f"python -m manycpu.pipeline.node.ccl (it is kept in {folder.parent}; MANYCPU_CACHE names another place)"
+        f"python -m manycpu.pipeline.node.ccl "
+        f"(kept in {folder.parent}; MANYCPU_CACHE names another place)"
     )
 
 

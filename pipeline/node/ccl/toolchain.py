@@ -46,7 +46,8 @@ def find_oneccl() -> OneCcl:
     archive = _of(wheel, "ccl/cpu/lib/libccl.a")
     if header is None or archive is None:
         raise UnavailableError(
-            f"oneccl-devel {wheel.version} has no oneapi/ccl.hpp or no ccl/cpu/lib/libccl.a; install it anew: "
+            f"oneccl-devel {wheel.version} has no oneapi/ccl.hpp or no ccl/cpu/lib/libccl.a; "
+            "install it anew: "
             f"pip install --force-reinstall --no-deps oneccl-devel"
         )
     return OneCcl(wheel.version, header.parent.parent, archive)
@@ -97,8 +98,10 @@ def require_headers() -> list[Path]:
     python = Path(sysconfig.get_path("include"))
     if not (python / "Python.h").exists():
         raise UnavailableError(
-            f"there is no {python / 'Python.h'}, which the backend is compiled with; install Python's headers "
-            "(Debian: apt-get install python3-dev), or build where they are: python -m manycpu.pipeline.node.ccl"
+            f"there is no {python / 'Python.h'}, which the backend is compiled with; "
+            "install Python's headers "
+            "(Debian: apt-get install python3-dev), or build where they are: "
+            "python -m manycpu.pipeline.node.ccl"
         )
     torch_headers = Path(torch.__file__).parent / "include"
     return [torch_headers, torch_headers / "torch/csrc/api/include", python]
