@@ -49,7 +49,7 @@ def rank_of(case: str, rank: int, size: int, port: int, folder: Path) -> None:
 
 
 def world(case: str, size: int, folder: Path) -> dict[str, object]:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

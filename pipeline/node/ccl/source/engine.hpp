@@ -153,7 +153,7 @@ class Engine {
     for (auto& line : lines_) {
       if (!line->is_empty()) return false;
     }
-    return !has_tasks();
+    return !has_tasks() && !stopped_;  // it may have been a task that stopped it
   }
 
   static constexpr auto kLinger = std::chrono::microseconds(30);
