@@ -55,7 +55,7 @@ clean:  ## remove what these targets made: the environment, Airflow's folder, ca
 requirements: $(INSTALLED)  ## resolve the pinned requirements anew
 	@sh requirements/compile $(BIN)/uv
 
-$(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/torch.txt requirements/all.txt
+$(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/torch.txt requirements/ccl.txt requirements/all.txt
 	@sh requirements/install '$(PYTHON)' $(VENV)
 	@touch $@
 

@@ -1,7 +1,10 @@
 """preflight: every check of a run against its target; each finding names its field and what to do."""
 
+import importlib.metadata
 import importlib.util
+import platform
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -139,12 +142,21 @@ def _torch(ctx: RunContext) -> Findings:
 
 
 def _backend(ctx: RunContext) -> Findings:
-    if ctx.run.backend == "ccl":
+    """See whether ccl can be had on this machine; on others the node says so, in seconds."""
+    if ctx.run.backend != "ccl" or not isinstance(ctx.target, Local):
+        return
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        yield Finding("run.backend", "oneCCL exists for Linux on x86_64 alone", "Set run.backend to 'gloo'")
+    elif not _has_distribution("oneccl-devel", "oneccl-bind-pt", "torch-ccl"):
         yield Finding(
             "run.backend",
-            "the backend 'ccl' is not in this version of manycpu",
-            "Set run.backend to 'gloo'",
+            "'ccl' was asked for, and this environment has no oneCCL",
+            "Install it: pip install 'manycpu[ccl]', or set run.backend to 'gloo'",
         )
+
+
+def _has_distribution(*names: str) -> bool:
+    return any(next(iter(importlib.metadata.distributions(name=name)), None) for name in names)
 
 
 def _mpirun(ctx: RunContext) -> Findings:

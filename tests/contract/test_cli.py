@@ -58,7 +58,6 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"nproc_per_node": 1000}, "run.nproc_per_node: 1000 processes were asked for, and this machine grants"),
     ({"nnodes": 2}, "run.nnodes: 2 nodes were asked for, and the target local is one machine"),
     ({"nproc": 2}, "run.nproc: there is no such field. Did you mean 'nproc_per_node'?"),
-    ({"backend": "ccl"}, "run.backend: the backend 'ccl' is not in this version"),
     ({"output": "code"}, "run.output: "),
     ({"output": "code/train.py"}, "run.output: "),
     (
