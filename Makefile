@@ -45,8 +45,9 @@ cluster: $(INSTALLED)  ## a real two-node Kubernetes cluster on this machine; th
 cluster-down: $(INSTALLED)  ## end the cluster, without a trace
 	@cd tests && ../$(BIN)/python -m cluster down
 
-docs: $(INSTALLED)  ## write the reference of fields anew
+docs: $(INSTALLED)  ## write the reference of fields and the page of benchmarks anew
 	@$(BIN)/python docs/reference.py
+	@$(BIN)/python -m bench._page
 
 clean:  ## remove what these targets made: the environment, Airflow's folder, caches
 	rm -rf $(VENV) $(LEGACY) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build

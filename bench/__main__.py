@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from bench import _draw, _measure
+from bench import _measure, _page
 
 FOLDER = Path(__file__).parent
 
@@ -35,7 +35,7 @@ def main(words: list[str]) -> None:
             continue
         (results / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     if not os.environ.get(_measure.QUICK):
-        _draw.main()
+        _page.main()
 
 
 def measured(name: str) -> dict[str, object]:

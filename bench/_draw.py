@@ -31,11 +31,16 @@ def main() -> None:
 def _save(name: str, draw: Callable[[Any, Mapping[str, Any]], None], figures: Mapping[str, Any]) -> None:
     import matplotlib.pyplot as plt
 
-    picture, axes = plt.subplots()
+    figure, axes = plt.subplots()
     draw(axes, figures)
     # No date: drawn again from the same figures, the file is the same.
-    picture.savefig(IMAGES / f"bench-{name.replace('_', '-')}.svg", metadata={"Date": None})
-    plt.close(picture)
+    figure.savefig(picture(name), metadata={"Date": None})
+    plt.close(figure)
+
+
+def picture(name: str) -> Path:
+    """Name the file of a benchmark's drawing."""
+    return IMAGES / f"bench-{name.replace('_', '-')}.svg"
 
 
 def _allreduce(axes: Any, figures: Mapping[str, Any]) -> None:
@@ -78,7 +83,5 @@ DRAWINGS: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
     "threads": _rates,
     "scaling": _rates,
     "ipex": _rates,
+    "preload": _rates,
 }
-
-if __name__ == "__main__":
-    main()

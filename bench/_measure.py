@@ -6,16 +6,26 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 from manycpu.pipeline.spec.hardware import flags
 from manycpu.pipeline.spec.machine import Machine
 
-Times = dict[str, list[float]]
 QUICK = "MANYCPU_BENCH_QUICK"
+
+
+class Turns(NamedTuple):
+    """What was measured: a value of each side for every turn that was kept."""
+
+    times: dict[str, list[float]]
+    others: float
+    """Part of the cores' time that other processes took meanwhile, 0 to 1; the median over the turns kept."""
 
 
 class SkippedError(Exception):
@@ -27,13 +37,43 @@ def rounds(full: int, quick: int) -> int:
     return quick if os.environ.get(QUICK) else full
 
 
-def by_turns(sides: Mapping[str, Callable[[], float]], count: int) -> Times:
-    """Measure each side once in every round, so that what disturbs one disturbs the others too."""
-    times: Times = {name: [] for name in sides}
+def by_turns(sides: Mapping[str, Callable[[], float]], count: int, pids: Sequence[int] = ()) -> Turns:
+    """Measure each side once in every turn, so that what disturbs one disturbs the others too.
+
+    Args:
+        sides: Name -> what measures it once, in seconds or as a rate.
+        count: Turns; the quieter half of them is kept.
+        pids: The benchmark's processes; with none of them named, all turns are kept.
+    """
+    turns = []
     for _ in range(count):
-        for name, measure in sides.items():
-            times[name].append(measure())
-    return times
+        clock = _Clock(pids)
+        turn = {name: measure() for name, measure in sides.items()}
+        turns.append((clock.others(), turn))
+    if pids:
+        turns = sorted(turns, key=lambda one: one[0])[: (count + 1) // 2]
+    times = {name: [turn[name] for _, turn in turns] for name in sides}
+    return Turns(times, round(statistics.median(share for share, _ in turns), 3))
+
+
+class _Clock:
+    """Tells which part of the cores' time other processes have taken since it was made."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._processes = [psutil.Process(pid) for pid in pids]
+        self._begun, self._all, self._own = time.perf_counter(), self._busy(), self._ours()
+
+    def others(self) -> float:
+        wall = (time.perf_counter() - self._begun) * (psutil.cpu_count() or 1)
+        return max(0.0, self._busy() - self._all - (self._ours() - self._own)) / wall
+
+    def _busy(self) -> float:
+        seen = psutil.cpu_times()
+        return float(sum(seen) - seen.idle - getattr(seen, "iowait", 0.0) - seen.guest - seen.guest_nice)
+
+    def _ours(self) -> float:
+        used = [process.cpu_times() for process in self._processes]
+        return float(sum(one.user + one.system for one in used))
 
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
