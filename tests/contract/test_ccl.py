@@ -46,6 +46,8 @@ CASES = (
     "crossed:2",
     "subsets:3",
     "futures:2",
+    "overlap:2",
+    "hybrid:4",
     "refusals:2",
     "average:2",
     "mismatch_in_detail:2",
@@ -172,6 +174,17 @@ def test_groups_of_some_ranks(found: Found) -> None:
 def test_futures_call_back_with_the_result(found: Found) -> None:
     for rank in found("futures:2")["results"].values():
         assert rank["found"] == list(range(20))
+
+
+def test_it_goes_on_while_its_caller_computes(found: Found) -> None:
+    for rank in found("overlap:2")["results"].values():
+        assert rank == {"completed": True, "right": True}
+
+
+def test_hybrid_sharding_trains_as_plain_data_parallelism(found: Found) -> None:
+    for rank in found("hybrid:4")["results"].values():
+        assert rank["fsdp"] == pytest.approx(rank["ddp"], rel=1e-3)
+        assert rank["fsdp2"] == pytest.approx(rank["ddp"], rel=1e-3)
 
 
 def test_what_it_cannot_do_is_refused_and_leaves_the_group_usable(found: Found) -> None:
