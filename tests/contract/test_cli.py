@@ -1,6 +1,7 @@
 """The command as it is typed: what it prints, and how it exits."""
 
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -89,6 +90,19 @@ def test_bad_input_is_named_with_its_field_and_nothing_starts(
     assert message in printed
     assert not home.exists()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="oneCCL is not for it")
+def test_ccl_without_its_extra_is_refused(
+    manycpu: Type, script: Script, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script()
+    monkeypatch.setattr("importlib.metadata.distributions", lambda **_: iter(()))
+    code, printed = manycpu("run", run_file(tmp_path, program="code/train.py", output="out", backend="ccl"))
+    assert code == 2
+    assert "run.backend: 'ccl' was asked for, and this environment has no oneCCL" in printed
+    assert "pip install 'manycpu[ccl]'" in printed
+    assert not home.exists()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 
 import ccl_matrix
+import ccl_train
 import torch
 import torch.distributed as dist
 
@@ -43,7 +44,7 @@ def error_of_all_reduce() -> dict[str, object]:
 
 def matrix() -> dict[str, object]:
     _, size = start()
-    result = ccl_matrix.run((0, 1, 7, 65537) if size == 2 else (0, 1009))
+    result = ccl_matrix.run({2: (0, 1, 7, 65537), 3: (0, 1009), 4: (1009,)}[size])
     dist.destroy_process_group()
     return result
 
@@ -211,6 +212,29 @@ def futures() -> dict[str, object]:
     found = [float(half.wait()[0]) for half in halves]
     dist.destroy_process_group()
     return {"found": found}
+
+
+def overlap() -> dict[str, object]:
+    """What was posted goes on while its caller computes and never waits."""
+    _, size = start()
+    tensor, factor = torch.ones(1 << 20), torch.ones(64, 64)
+    work = dist.all_reduce(tensor, async_op=True)
+    end = time.monotonic() + 30
+    while not work.is_completed() and time.monotonic() < end:
+        factor @ factor
+    found = {"completed": work.is_completed(), "right": bool((tensor == size).all())}
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def hybrid() -> dict[str, object]:
+    """Shard within pairs and replicate between them, beside plain data parallelism."""
+    start()
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    found = {"ddp": ccl_train.ddp(dist.group.WORLD), **ccl_train.hybrid(mesh)}
+    dist.destroy_process_group()
+    return found
 
 
 def refusals() -> dict[str, object]:

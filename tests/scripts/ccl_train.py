@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 4
@@ -51,6 +51,14 @@ def fsdp2(group: dist.ProcessGroup) -> list[float]:
     sharded = model()
     fully_shard(sharded, mesh=mesh)
     return losses(sharded)
+
+
+def hybrid(mesh: dist.DeviceMesh) -> dict[str, list[float]]:
+    strategy, cpu = ShardingStrategy.HYBRID_SHARD, torch.device("cpu")
+    first = FullyShardedDataParallel(model(), device_mesh=mesh, sharding_strategy=strategy, device_id=cpu)
+    second = model()
+    fully_shard(second, mesh=mesh)
+    return {"fsdp": losses(first), "fsdp2": losses(second)}
 
 
 def accelerate() -> list[float]:

@@ -22,6 +22,10 @@ _FIXED: Final = {
     "CCL_LOG_LEVEL": "error",
 }
 
+# oneCCL chooses between two algorithms by how much a rank itself sends: ranks that send unlike amounts would
+# choose differently, and wait for each other for ever.
+_ALIKE: Final = "direct"
+
 
 def apply() -> None:
     """Set what is not set; what the user set stays."""
@@ -51,7 +55,7 @@ def settings(
         "FI_TCP_IFACE": interface,
     }
     if is_intel_mpi(rank, environ):
-        return known | {"CCL_ATL_TRANSPORT": "mpi"}
+        return known | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALIKE}
     return known | {
         "CCL_ATL_TRANSPORT": "ofi",
         "CCL_PROCESS_LAUNCHER": "none",

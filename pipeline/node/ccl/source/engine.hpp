@@ -1,12 +1,13 @@
-// The one thread of a process that calls oneCCL: it advances the lines of all groups in turn, so that groups
-// may be used in another order on another rank, and sleeps while nothing is under way.
+// What drives oneCCL: one thread at a time, which advances the lines of all groups in turn, so that groups may
+// be used in another order on another rank. Whoever waits for a collective drives; while nobody does, a thread
+// of the engine's own, which sleeps while nothing is under way.
 #pragma once
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <atomic>
-#include <condition_variable>
+#include <functional>
 #include <thread>
 #include "line.hpp"
 
@@ -22,64 +23,71 @@ class Engine {
   }
 
   void add(std::shared_ptr<Line> line) {
-    run([this, line] { lines_.push_back(line); });
+    alone([&] { lines_.push_back(line); });
+    wake();
   }
 
-  // Wait for what is in line, each for its own deadline at most, then close it.
+  // Wait for what is in line, each for its own deadline at most, then close it; it leaves when all have closed it.
   void remove(const std::shared_ptr<Line>& line) {
-    if (!is_mine()) drain(*line, Clock::time_point::max());
-    run([this, line] {
-      std::erase(lines_, line);
-      line->close();
-    });
+    drive([&] { return line->is_empty(); }, Clock::time_point::max());
+    alone([&] { line->close(); });
+    wake();
   }
 
+  // Have the engine's thread look at what was posted.
   void wake() {
     if (!asleep_.exchange(false)) return;
     const uint64_t one = 1;
     (void)!::write(bell_, &one, sizeof(one));
   }
 
-  // Before the process ends: what is under way may end, for a moment; then everyone is told.
-  void stop() {
+  // Do what there is to do in this thread, until it is done: nobody else has to be woken for it.
+  void drive(const std::function<bool()>& is_done, Clock::time_point deadline) {
+    ++drivers_;
+    while (!is_done() && Clock::now() < deadline && !stopped_) {
+      if (!advance()) ::sched_yield();
+    }
+    --drivers_;
+    if (has_work()) wake();
+  }
+
+  // Before the process ends: what is under way may end, for a moment; then everyone is told. The others may
+  // leave much later: the process waits for them where its launcher requires that of what ends well, as MPI's do.
+  void stop(bool is_patient) {
     if (stopped_) return;
-    std::vector<std::shared_ptr<Line>> lines;
-    run([&] { lines = lines_; });
-    const auto deadline = Clock::now() + std::chrono::seconds(1);
-    for (auto& line : lines) drain(*line, deadline);
-    run([this] {
+    drive([this] { return !has_work(); }, Clock::now() + kParting);
+    alone([this] {
       for (auto& line : lines_) line->close();
-      lines_.clear();
-      stopped_ = true;
     });
-    if (thread_.joinable()) thread_.join();
+    drive([this] { return has_no_lines(); }, Clock::now() + kParting);
+    if (!is_patient || has_no_lines()) return finish();
+    on_exit(
+        [](int status, void*) {
+          if (status) leave_at_once(status, nullptr);
+          get().drive([] { return get().has_no_lines(); }, Clock::time_point::max());
+          get().finish();
+        },
+        nullptr);
   }
 
  private:
-  using Task = std::function<void()>;
-
   Engine() : bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), thread_([this] { loop(); }) {}
 
-  bool is_mine() const { return std::this_thread::get_id() == thread_.get_id(); }
-
-  // Have the thread do this, between two steps.
-  void run(const Task& task) {
-    if (is_mine() || stopped_) return task();
-    std::unique_lock<std::mutex> lock(mutex_);
-    bool done = false;
-    tasks_.push_back([&] {
-      task();
-      done = true;
+  void finish() {
+    alone([this] {
+      for (auto& line : lines_) line->leave(false);
+      lines_.clear();
+      stopped_ = true;
     });
-    asleep_ = true;  // also where it is about to sleep
     wake();
-    ran_.wait(lock, [&] { return done; });
+    if (thread_.joinable()) thread_.join();
   }
 
-  void drain(Line& line, Clock::time_point deadline) {
-    while (!line.is_empty() && Clock::now() < deadline && !stopped_) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
+  // The callback of a future may come back here, in the thread that drives.
+  template <typename Task>
+  auto alone(const Task& task) -> decltype(task()) {
+    const std::lock_guard<std::recursive_mutex> lock(driving_);
+    return task();
   }
 
   void loop() {
@@ -87,13 +95,11 @@ class Engine {
     at::internal::lazy_init_num_threads();
     // Its share of the cores is one: the others belong to the computation.
     if (omp_set_num_threads) omp_set_num_threads(1);
-    const at::AutoDispatchBelowADInplaceOrView below;
     auto last = Clock::now();
     while (!stopped_) {
-      run_tasks();
-      if (advance()) {
+      if (!drivers_ && advance()) {
         last = Clock::now();
-      } else if (Clock::now() > last + kLinger) {
+      } else if (drivers_ || Clock::now() > last + kLinger) {
         sleep();
         last = Clock::now();
       } else {
@@ -102,14 +108,19 @@ class Engine {
     }
   }
 
+  // One turn for each line; whether there is more to do.
   bool advance() {
     bool busy = false, waiting = true;
-    for (size_t k = 0; k < lines_.size(); ++k) {
-      const auto line = lines_[k];
-      if (!line->advance()) continue;
-      busy = true;
-      waiting = waiting && line->is_waiting_for_others();
-    }
+    alone([&] {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      for (size_t k = 0; k < lines_.size(); ++k) {
+        const auto line = lines_[k];
+        if (!line->advance()) continue;
+        busy = true;
+        waiting = waiting && line->is_waiting_for_others();
+      }
+      std::erase_if(lines_, [](const auto& line) { return line->has_left(); });
+    });
     if (busy && waiting) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     } else if (busy) {
@@ -118,27 +129,16 @@ class Engine {
     return busy;
   }
 
-  void run_tasks() {
-    if (!has_tasks()) return;
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& task : tasks_) task();
-    tasks_.clear();
-    ran_.notify_all();
-  }
-
-  bool has_tasks() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return !tasks_.empty();
-  }
-
   // Until something is posted, or a peer has something to say.
   void sleep() {
     std::vector<pollfd> watched{{bell_, POLLIN, 0}};
-    for (auto& line : lines_) {
-      for (const int descriptor : line->peers().descriptors()) watched.push_back({descriptor, POLLIN, 0});
-    }
+    alone([&] {
+      for (auto& line : lines_) {
+        for (const int descriptor : line->peers().descriptors()) watched.push_back({descriptor, POLLIN, 0});
+      }
+    });
     asleep_ = true;
-    if (!is_idle()) {
+    if (stopped_ || (!drivers_ && has_work())) {
       asleep_ = false;
       return;
     }
@@ -146,24 +146,33 @@ class Engine {
     asleep_ = false;
     uint64_t rings;
     (void)!::read(bell_, &rings, sizeof(rings));
-    for (auto& line : lines_) line->peers().listen();
+    alone([this] {
+      for (auto& line : lines_) line->peers().listen();
+    });
   }
 
-  bool is_idle() {
-    for (auto& line : lines_) {
-      if (!line->is_empty()) return false;
-    }
-    return !has_tasks() && !stopped_;  // it may have been a task that stopped it
+  bool has_work() {
+    return alone([this] {
+      return std::any_of(lines_.begin(), lines_.end(), [](const auto& line) { return !line->is_empty(); });
+    });
   }
 
+  bool has_no_lines() {
+    return alone([this] { return lines_.empty(); });
+  }
+
+  static constexpr auto kParting = Milliseconds(500);
   static constexpr auto kLinger = std::chrono::microseconds(30);
 
   const int bell_;
   std::atomic<bool> asleep_{false}, stopped_{false};
-  std::mutex mutex_;
-  std::condition_variable ran_;
-  std::vector<Task> tasks_;
+  std::atomic<int> drivers_{0};
+  std::recursive_mutex driving_;
   std::vector<std::shared_ptr<Line>> lines_;
   std::thread thread_;
 };
+
+inline void drive(const std::function<bool()>& is_done, Clock::time_point deadline) {
+  Engine::get().drive(is_done, deadline);
+}
 }  // namespace manycpu

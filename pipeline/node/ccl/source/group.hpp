@@ -17,21 +17,17 @@ class Group : public c10d::Backend {
       : Backend(rank, size), timeout_(timeout), line_(std::move(line)), messages_(std::move(messages)) {
     Engine::get().add(line_);
   }
-  ~Group() override {
-    // What still runs may need the interpreter, for its callbacks.
-    if (Py_IsInitialized() && PyGILState_Check()) {
-      const pybind11::gil_scoped_release released;
-      shutdown();
-    } else {
-      shutdown();
-    }
-  }
+  ~Group() override { shutdown(); }
 
   const std::string getBackendName() const override { return "ccl"; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return line_->number(); }
 
-  void shutdown() override { Engine::get().remove(line_); }
+  void setTimeout(Milliseconds timeout) override { timeout_ = timeout; }
+
+  void shutdown() override {
+    without_gil([this] { Engine::get().remove(line_); });
+  }
 
   void abort() override {
     line_->ask_to_abort();
@@ -146,14 +142,35 @@ class Group : public c10d::Backend {
   template <typename Options>
   Returned post(c10d::OpType type, const char* name, Plan plan, const Options& options) {
     TORCH_CHECK(getpid() == process_, "ccl: a forked process cannot use the groups of its parent");
-    const auto timeout = options.timeout > Milliseconds::zero() ? options.timeout : timeout_;
-    auto work = line_->post(type, name, std::move(plan), timeout);
-    Engine::get().wake();
+    const auto timeout = options.timeout > Milliseconds::zero() ? options.timeout : timeout_.load();
+    const auto work = line_->post(type, name, std::move(plan), timeout);
+    if (is_awaited(options)) {
+      without_gil([&] {
+        Engine::get().drive([&] { return work->isCompleted(); }, Clock::time_point::max());
+      });
+    } else {
+      Engine::get().wake();
+    }
     return work;
   }
 
+  // Whether the caller does nothing else until it is complete, as torch tells for what is not `async_op`.
+  template <typename Options>
+  static bool is_awaited(const Options& options) {
+    if constexpr (requires { options.asyncOp; }) return !options.asyncOp;
+    return false;
+  }
+
+  // Whoever drives may need the interpreter, for the callbacks of futures.
+  template <typename Task>
+  static void without_gil(const Task& task) {
+    std::optional<pybind11::gil_scoped_release> released;
+    if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
+    task();
+  }
+
   const pid_t process_ = getpid();
-  const Milliseconds timeout_;
+  std::atomic<Milliseconds> timeout_;
   const std::shared_ptr<Line> line_;
   const BackendPtr messages_;
 };

@@ -48,7 +48,10 @@ class Line {
   // Do what can be done without waiting; whether there is more to do. Called by the engine's thread alone.
   bool advance() {
     const auto op = head();
-    if (!op) return false;
+    if (!op) {
+      if (closed_) part();
+      return false;
+    }
     try {
       if (!op->started) start(*op);
       if (is_done(*op)) {
@@ -105,7 +108,7 @@ class Line {
     return number_;
   }
 
-  // Called by the engine's thread, or when there is none any more.
+  // No more is posted; the others are told. Called by the engine's thread, as is what follows.
   void close() {
     if (!is_empty()) fail(c10::str("ccl: rank ", rank_, " ended while a collective was still running"));
     {
@@ -113,8 +116,16 @@ class Line {
       if (closed_) return;
       closed_ = true;
     }
-    peers_->leave();
-    dispose(std::move(comm_), !is_poisoned());
+    peers_->say_goodbye();
+  }
+
+  bool has_left() const { return closed_ && !comm_; }
+
+  // To destroy a communicator waits for its other members: when they do the same, or never.
+  void leave(bool in_order) {
+    if (!comm_) return;
+    dispose(std::move(comm_), in_order && !is_poisoned());
+    peers_->hang_up();
   }
 
  private:
@@ -170,6 +181,15 @@ class Line {
           "ccl: ", op.name, " timed out after ", op.timeout.count(), " ms", where,
           ": another rank is slower, has ended, or called something else. The group cannot be used any more"));
     }
+  }
+
+  void part() {
+    if (const auto now = Clock::now(); now > next_look_) {
+      next_look_ = now + kLook;
+      peers_->listen();
+    }
+    const auto parting = peers_->parting();
+    if (parting != Peers::Parting::waiting) leave(parting == Peers::Parting::together);
   }
 
   bool wants_abort() {

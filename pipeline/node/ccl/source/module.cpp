@@ -5,6 +5,9 @@
 #include <future>
 #include "group.hpp"
 
+// oneCCL's log level, which it reads after it has warned that the environment changes it.
+extern int oneccl_log_level __asm__("_ZN10ccl_logger5levelE") __attribute__((weak));
+
 namespace manycpu {
 namespace {
 constexpr auto kKey = "oneccl";
@@ -52,11 +55,20 @@ BackendPtr create(
     const StorePtr& store, int rank, int size, Milliseconds timeout, std::vector<int> connections,
     std::vector<std::string> names, BackendPtr messages) {
   static std::once_flag once;
-  std::call_once(once, [] { ccl::init(); });
-  auto peers = std::make_shared<Peers>(std::move(connections), std::move(names));
+  std::call_once(once, [] {
+    const char* level = std::getenv("CCL_LOG_LEVEL");
+    if (&oneccl_log_level && level && std::string(level) == "error") oneccl_log_level = 0;
+    ccl::init();
+  });
+  auto peers = std::make_shared<Peers>(rank == 0, std::move(connections), std::move(names));
   auto comm = connected(store, rank, size, timeout, *peers);
   auto line = std::make_shared<Line>(std::move(comm), std::move(peers), rank, size);
   return c10::make_intrusive<Group>(rank, size, timeout, std::move(line), std::move(messages));
+}
+
+void stop() {
+  const char* transport = std::getenv("CCL_ATL_TRANSPORT");
+  Engine::get().stop(transport && std::string(transport) == "mpi");
 }
 
 std::tuple<unsigned, unsigned, unsigned> version() {
@@ -69,6 +81,6 @@ std::tuple<unsigned, unsigned, unsigned> version() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using released = py::call_guard<py::gil_scoped_release>;
   m.def("create", &manycpu::create, released());
-  m.def("stop", [] { manycpu::Engine::get().stop(); }, released());
+  m.def("stop", &manycpu::stop, released());
   m.def("version", &manycpu::version);
 }

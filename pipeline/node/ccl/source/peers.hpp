@@ -1,6 +1,6 @@
 // Who of the group still lives: a connection between rank 0 and each other rank, on which nothing is said
-// but that a rank leaves, or that the group has failed. The kernel closes it when a process dies, however it
-// dies; rank 0 passes on what it hears.
+// but that a rank leaves (B), that all have (A), or that the group has failed (F). The kernel closes it when
+// a process dies, however it dies; rank 0 passes on what it hears.
 #pragma once
 #include <poll.h>
 #include <pthread.h>
@@ -13,19 +13,18 @@
 #include <set>
 #include <string>
 #include <vector>
+#include "work.hpp"
 
 namespace manycpu {
-using Clock = std::chrono::steady_clock;
-
 class Peers {
  public:
   // Of rank 0 a connection to each other rank, of the others one to rank 0; names say who is at the other end.
-  Peers(std::vector<int> connections, std::vector<std::string> names) {
+  Peers(bool is_first, std::vector<int> connections, std::vector<std::string> names) : is_first_(is_first) {
     for (size_t k = 0; k < connections.size(); ++k) links_.push_back({connections[k], names.at(k)});
     remember(connections);
   }
 
-  ~Peers() { leave(); }
+  ~Peers() { hang_up(); }
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
@@ -59,9 +58,29 @@ class Peers {
     send_all('F', text, nullptr);
   }
 
-  void leave() {
+  void say_goodbye() {
     std::lock_guard<std::mutex> lock(mutex_);
     send_all('B', "", nullptr);
+  }
+
+  enum class Parting { waiting, together, alone };
+
+  // After the goodbye: whether all others have said theirs and are still there, so that all can leave at once.
+  Parting parting() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (have_all_left_) return Parting::together;
+    if (fault_ || is_alone_) return Parting::alone;
+    if (!is_first_ && !links_.empty()) return Parting::waiting;
+    for (const auto& link : links_) {
+      if (!link.left) return Parting::waiting;
+    }
+    send_all('A', "", nullptr);
+    have_all_left_ = true;
+    return Parting::together;
+  }
+
+  void hang_up() {
+    std::lock_guard<std::mutex> lock(mutex_);
     for (auto& link : links_) close(link);
   }
 
@@ -139,6 +158,10 @@ class Peers {
   }
 
   void heard(Link& link, const Message& message) {
+    if (message.kind == 'A') {
+      have_all_left_ = true;
+      return;
+    }
     if (message.kind == 'F') {
       note(fault_, message.text);
       send_all('F', message.text, &link);
@@ -153,12 +176,15 @@ class Peers {
 
   void lost(Link& link) {
     close(link);
+    is_alone_ = true;
     if (link.left) return;
     const auto text = link.name + " died, or cannot be reached any more";
     note(fault_, text);
     send_all('F', text, &link);
   }
 
+  const bool is_first_;
+  bool have_all_left_ = false, is_alone_ = false;
   std::mutex mutex_;
   std::vector<Link> links_;
   std::optional<News> fault_, departure_;

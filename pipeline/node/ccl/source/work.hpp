@@ -2,15 +2,20 @@
 #pragma once
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <ATen/core/ivalue.h>
+#include <functional>
 #include "types.hpp"
 
 namespace manycpu {
+using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 inline std::exception_ptr failure(const std::string& message) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
   return std::make_exception_ptr(c10::DistBackendError(here, message));
 }
+
+// Advance all collectives in this thread, until it is done.
+void drive(const std::function<bool()>& is_done, Clock::time_point deadline);
 
 class Work : public c10d::Work {
  public:
@@ -21,11 +26,10 @@ class Work : public c10d::Work {
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
   bool wait(Milliseconds timeout) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto completed = [this] { return completed_; };
-    if (timeout <= Milliseconds::zero()) {
-      cv_.wait(lock, completed);
-    } else if (!cv_.wait_for(lock, timeout, completed)) {
+    const bool is_endless = timeout <= Milliseconds::zero();
+    drive([this] { return isCompleted(); }, is_endless ? Clock::time_point::max() : Clock::now() + timeout);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!completed_) {
       std::rethrow_exception(failure(c10::str("ccl: waited ", timeout.count(), " ms in vain for a collective")));
     }
     if (exception_) std::rethrow_exception(exception_);
