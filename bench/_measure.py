@@ -17,6 +17,7 @@ import psutil
 from manycpu.pipeline.spec.hardware import flags
 from manycpu.pipeline.spec.machine import Machine
 
+SECONDS = (90, 15)  # that turns may take in all, and when quick
 QUICK = "MANYCPU_BENCH_QUICK"
 
 
@@ -37,16 +38,25 @@ def rounds(full: int, quick: int) -> int:
     return quick if os.environ.get(QUICK) else full
 
 
-def by_turns(sides: Mapping[str, Callable[[], float]], count: int, pids: Sequence[int] = ()) -> Turns:
+def by_turns(
+    sides: Mapping[str, Callable[[], float]],
+    count: int,
+    pids: Sequence[int] = (),
+    agreed: Callable[[bool], bool] = bool,
+) -> Turns:
     """Measure each side once in every turn, so that what disturbs one disturbs the others too.
+
+    It ends early, after two turns at least, when its time is over: :data:`SECONDS`.
 
     Args:
         sides: Name -> what measures it once, in seconds or as a rate.
         count: Turns; the quieter half of them is kept.
         pids: The benchmark's processes; with none of them named, all turns are kept.
+        agreed: Makes one answer of what all ranks think of whether the time is over.
     """
-    turns = []
-    for _ in range(count):
+    turns: list[tuple[float, dict[str, float]]] = []
+    end = time.monotonic() + rounds(*SECONDS)
+    while len(turns) < count and not (agreed(time.monotonic() > end) and len(turns) > 1):
         clock = _Clock(pids)
         turn = {name: measure() for name, measure in sides.items()}
         turns.append((clock.others(), turn))
@@ -85,6 +95,16 @@ def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
 def ratio(slower: Sequence[float], faster: Sequence[float]) -> dict[str, float]:
     """Divide times that were measured one after the other: how many times as fast the second is."""
     return spread([one / other for one, other in zip(slower, faster, strict=True)], digits=3)
+
+
+def agree(over: bool) -> bool:
+    """Have all ranks end when one of them thinks that it is time."""
+    import torch
+    import torch.distributed as dist
+
+    told = torch.tensor([int(over)])
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    return bool(told.item())
 
 
 def in_ranks(file: str, count: int, *args: str, **env: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench._measure import by_turns, in_ranks, ratio, rounds, spread
+from bench._measure import agree, by_turns, in_ranks, ratio, rounds, spread
 
 RANKS = 2
 TARGETS = {"ccl over gloo": 1.05, "no communication over ccl": 1.2}
@@ -49,8 +49,8 @@ def _rank(out: Path) -> None:
         sides |= {f"{name} compressed": _side(group, compressed=True) for name, group in groups.items()}
     pids: list[int] = [0] * RANKS
     dist.all_gather_object(pids, os.getpid())
-    by_turns(sides, 2)
-    times, others = by_turns(sides, rounds(16, 6), pids)
+    by_turns(sides, 1)
+    times, others = by_turns(sides, rounds(24, 6), pids, agree)
     if dist.get_rank() == 0:
         found = {"samples": RANKS * _bert.BATCH, "times": times, "others": others}
         out.write_text(json.dumps(found))

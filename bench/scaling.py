@@ -7,17 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench._measure import by_turns, in_ranks, rounds, spread
+from bench._measure import agree, by_turns, in_ranks, rounds, spread
 from manycpu.pipeline.spec.machine import Machine
-
-TURNS = 2  # of all sizes: what disturbs one size then disturbs the others too
 
 
 def main() -> dict[str, Any]:
     """Measure; each process has one core and a batch of its own, so that work grows with processes."""
     counts = [2**power for power in range(int(Machine.observe().cores).bit_length())]
     seen: dict[int, list[float]] = {count: [] for count in counts}
-    for _ in range(TURNS):
+    for _ in range(rounds(2, 1)):
         for count in counts:
             env = {"MANYCPU_BACKEND": "ccl", "MANYCPU_DTYPE": "bf16", "MANYCPU_CPUS": str(count)}
             seen[count] += in_ranks(__file__, count, **env)["rates"]
@@ -50,8 +48,8 @@ def _rank(out: Path) -> None:
 
     pids: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
-    by_turns({"step": measure}, 2)
-    times = by_turns({"step": measure}, rounds(12, 4), pids).times["step"]
+    by_turns({"step": measure}, 1)
+    times = by_turns({"step": measure}, rounds(12, 4), pids, agree).times["step"]
     if dist.get_rank() == 0:
         out.write_text(
             json.dumps({"rates": [dist.get_world_size() * _bert.BATCH / value for value in times]})

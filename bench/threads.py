@@ -2,15 +2,16 @@
 
 import os
 import time
+from functools import partial
 from typing import Any
 
-from bench._measure import ratio, rounds, spread
+from bench._measure import by_turns, ratio, rounds, spread
 from manycpu.pipeline.spec.cpu_plan import plan
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.wanted import THREAD_VARIABLES, Wanted
 
 PROCESSES = (2, 4)
-SECONDS = 3.0
+SECONDS = 2.0
 BATCH = 64
 TARGET = 5
 
@@ -38,12 +39,12 @@ def main() -> dict[str, Any]:
 def _by_turns(kind: str, count: int) -> dict[str, list[float]]:
     made = plan(Machine.observe(), Wanted(processes=count))
     pins = [{cpu.number for cpu in pin} for pin in made.pins]
-    sides = {"defaults": (None, []), "planned": (made.threads, pins)}
-    seen: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds(5, 1)):
-        for name, (threads, places) in sides.items():
-            seen[name].append(_rate(kind, count, threads, places))
-    return seen
+    sides: dict[str, tuple[int | None, list[set[int]]]] = {
+        "defaults": (None, []),
+        "planned": (made.threads, pins),
+    }
+    measures = {name: partial(_rate, kind, count, *side) for name, side in sides.items()}
+    return by_turns(measures, rounds(3, 1)).times
 
 
 def _rate(kind: str, count: int, threads: int | None, pins: list[set[int]]) -> float:
