@@ -9,11 +9,22 @@
 #include <atomic>
 #include <functional>
 #include <thread>
+#include <torch/csrc/utils/pybind.h>
 #include "line.hpp"
 
 extern "C" void omp_set_num_threads(int) __attribute__((weak));
 
 namespace manycpu {
+// Whoever drives may need the interpreter, for the callbacks of futures: nobody waits for that with its lock held.
+class WithoutGil {
+  std::optional<pybind11::gil_scoped_release> released_;
+
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
+  }
+};
+
 class Engine {
  public:
   // Never destroyed: its thread may outlive everything static.
@@ -23,12 +34,14 @@ class Engine {
   }
 
   void add(std::shared_ptr<Line> line) {
+    const WithoutGil released;
     alone([&] { lines_.push_back(line); });
     wake();
   }
 
   // Wait for what is in line, each for its own deadline at most, then close it; it leaves when all have closed it.
   void remove(const std::shared_ptr<Line>& line) {
+    const WithoutGil released;
     drive([&] { return line->is_empty(); }, Clock::time_point::max());
     alone([&] { line->close(); });
     wake();
@@ -43,6 +56,7 @@ class Engine {
 
   // Do what there is to do in this thread, until it is done: nobody else has to be woken for it.
   void drive(const std::function<bool()>& is_done, Clock::time_point deadline) {
+    const WithoutGil released;
     ++drivers_;
     while (!is_done() && Clock::now() < deadline && !stopped_) {
       if (!advance()) ::sched_yield();
