@@ -20,7 +20,7 @@ from manycpu.pipeline.recipes.question_answering.names import YEARS, Names, pick
 
 __all__ = ["SPLITS", "data_set", "main", "subjects"]
 
-SPLITS = {"train": 840, "validation": 75}
+SPLITS = {"train": 720, "validation": 75}
 """Contexts of each split."""
 QUESTIONS_PER_CONTEXT = 4
 _FACTS_OF_ONE, _FACTS_OF_TWO = (3, 4, 5), (2,)
