@@ -3,7 +3,6 @@
 // of the engine's own, which sleeps while nothing is under way.
 #pragma once
 #include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <atomic>
@@ -126,7 +125,6 @@ class Engine {
   bool advance() {
     bool busy = false, waiting = true;
     alone([&] {
-      const at::AutoDispatchBelowADInplaceOrView below;
       for (size_t k = 0; k < lines_.size(); ++k) {
         const auto line = lines_[k];
         if (!line->advance()) continue;
