@@ -57,8 +57,9 @@ class Engine {
   void drive(const std::function<bool()>& is_done, Clock::time_point deadline) {
     const WithoutGil released;
     ++drivers_;
+    const auto spins = Clock::now() + kSpin;
     while (!is_done() && Clock::now() < deadline && !stopped_) {
-      if (!advance()) ::sched_yield();
+      if (!advance(spins)) ::sched_yield();
     }
     --drivers_;
     if (has_work()) wake();
@@ -110,7 +111,7 @@ class Engine {
     if (omp_set_num_threads) omp_set_num_threads(1);
     auto last = Clock::now();
     while (!stopped_) {
-      if (!drivers_ && advance()) {
+      if (!drivers_ && advance(last)) {
         last = Clock::now();
       } else if (drivers_ || Clock::now() > last + kLinger) {
         sleep();
@@ -121,8 +122,8 @@ class Engine {
     }
   }
 
-  // One turn for each line; whether there is more to do.
-  bool advance() {
+  // One turn for each line; whether there is more to do. The core is kept until the time given.
+  bool advance(Clock::time_point spins) {
     bool busy = false, waiting = true;
     alone([&] {
       for (size_t k = 0; k < lines_.size(); ++k) {
@@ -135,7 +136,7 @@ class Engine {
     });
     if (busy && waiting) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
-    } else if (busy) {
+    } else if (busy && Clock::now() > spins) {
       ::sched_yield();
     }
     return busy;
@@ -174,6 +175,7 @@ class Engine {
   }
 
   static constexpr auto kParting = Milliseconds(500);
+  static constexpr auto kSpin = std::chrono::microseconds(50);  // a small collective is complete by then
   static constexpr auto kLinger = std::chrono::microseconds(30);
 
   const int bell_;
