@@ -11,6 +11,7 @@ import pytest
 from cluster import jobs
 from cluster.fixtures import TestCluster
 from cluster.space import Space
+from kubernetes import client
 from registry_images import pull
 
 from manycpu.pipeline.spec.errors import BuildError
@@ -66,8 +67,9 @@ def dependency(ctx: ClusterContext) -> Reference:
 
 def left(builds: Space) -> list[str]:
     """List what is in the namespace for builds."""
-    found = [pod.metadata.name for pod in builds.core.list_namespaced_pod(builds.name).items]
-    return found + [secret.metadata.name for secret in builds.core.list_namespaced_secret(builds.name).items]
+    core = client.CoreV1Api(builds.admin)
+    found = [*core.list_namespaced_pod(builds.name).items, *core.list_namespaced_secret(builds.name).items]
+    return [item.metadata.name for item in found]
 
 
 def test_the_helper_image_is_built_from_our_dockerfile(
