@@ -48,6 +48,7 @@ set -eu
 name=$1; shift
 export STORAGE_DRIVER=overlay
 buildah info >/dev/null 2>&1 || STORAGE_DRIVER=vfs
+echo "$(buildah --version), storage $STORAGE_DRIVER"
 buildah bud --format oci "$@" -t "$name" "$CONTEXT"
 [ -z "$CERTIFICATES" ] || set -- --cert-dir "$CERTIFICATES"
 [ -n "$CERTIFICATES" ] || set --
