@@ -18,7 +18,7 @@ def start(namespace: Namespace, kubernetes: Module) -> None:
     start_api_server(namespace, kubernetes)
     namespace.start(
         "controller-manager",
-        # It makes the folders of storage class `shared`, which ignores fsGroup: pods that are not root write there.
+        # It makes the folders of storage class `shared`, where pods that are not root write.
         [
             "sh",
             "-c",
