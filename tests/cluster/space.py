@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from cluster.command import wait_for
-from cluster.settings import PROJECT, PROJECT
+from cluster.settings import PROJECT
 from kubernetes import client, config, utils
 from kubernetes.client import ApiClient, ApiException
 from kubernetes.stream import stream

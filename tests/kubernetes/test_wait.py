@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.command import wait_for
 from cluster.faults import Faults
 from cluster.fixtures import TestCluster
 from cluster.space import Space
 from kubernetes import client
 from kubernetes_jobs import Looker, Waiting, begin
 
+from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.wait import observed_of
@@ -51,3 +53,205 @@ def test_every_line_of_every_rank_is_told_once_and_in_order(
         assert looker.said(f"{rank}: line ") == [f"{rank}: line {n}" for n in range(200)]
     observed = observed_of(waiting.ctx, handle)
     assert (observed.world_size, len(observed.ranks), observed.backend) == (2, 2, "gloo")
+
+
+def test_another_watch_goes_on_where_one_came_to(a_job: Begin, look: Callable[..., Looker]) -> None:
+    waiting = a_job(nnodes=2)
+    handle = waiting.create(COUNT.format(n=100, pause=0.05))
+    first = look(waiting, handle)
+    first.until("some lines", lambda: first.said("line 20"))
+    first.close()
+    second = look(waiting, handle, first.watch.cursor)
+    assert second.to_the_end().state is RunState.SUCCEEDED
+    for rank in (0, 1):
+        told = first.said(f"{rank}: line ") + second.said(f"{rank}: line ")
+        assert told == [f"{rank}: line {n}" for n in range(100)]
+    assert len(observed_of(waiting.ctx, handle).rounds) == 1
+
+
+def test_lines_come_once_and_all_through_an_api_server_that_goes_away(
+    a_job: Begin, look: Callable[..., Looker], faults: Faults
+) -> None:
+    waiting = a_job(nnodes=2)
+    handle = waiting.create(COUNT.format(n=400, pause=0.05))
+    looker = look(waiting, handle)
+    looker.until("some lines", lambda: looker.said("line 20"))
+    with faults.api_away():
+        looker.look()
+    assert looker.to_the_end().state is RunState.SUCCEEDED
+    for rank in (0, 1):
+        assert looker.said(f"{rank}: line ") == [f"{rank}: line {n}" for n in range(400)]
+
+
+def test_an_expired_token_is_renewed(
+    a_job: Begin, look: Callable[..., Looker], faults: Faults, namespace: Space, target: dict[str, Any]
+) -> None:
+    dying, expire = faults.dying_token(namespace)
+    target["connection"] = str(dying)
+    waiting = a_job()
+    handle = waiting.create(COUNT.format(n=200, pause=0.05))
+    looker = look(waiting, handle)
+    looker.until("some lines", lambda: looker.said("line 5"))
+    expire()
+    dying.write_text(namespace.kubeconfig.read_text())
+    assert looker.to_the_end().state is RunState.SUCCEEDED
+    assert looker.said("0: line ") == [f"0: line {n}" for n in range(200)]
+
+
+def test_pods_without_a_node_are_named_with_the_scheduler_s_words(
+    a_job: Begin, look: Callable[..., Looker]
+) -> None:
+    waiting = a_job(nnodes=2, queue_timeout=8)
+    handle = waiting.create(pods={"nodeSelector": {"disk": "punched-cards"}})
+    seen = look(waiting, handle).to_the_end()
+    assert (seen.state, seen.budget) == (RunState.FAILED, "run.queue_timeout")
+    assert "0/2 nodes are available" in seen.reason
+    assert f"({waiting.pod_of(handle, 0)}, {waiting.pod_of(handle, 1)})" in seen.reason
+    is_gone(waiting)
+
+
+def test_an_image_that_is_not_there(a_job: Begin, look: Callable[..., Looker], cluster: TestCluster) -> None:
+    waiting = a_job(start_timeout=15)
+    image = f"{cluster.registry}/no-such-image:1"
+    handle = waiting.create(change=lambda job: of_rank(job).update(image=image))
+    looker = look(waiting, handle)
+    seen = looker.to_the_end()
+    assert seen.budget == "run.start_timeout"
+    assert f"image {image} of container pytorch cannot be pulled" in seen.reason
+    assert "not found" in seen.reason
+    assert looker.said("cannot be pulled")  # also while it waited
+    is_gone(waiting)
+
+
+def test_a_volume_that_cannot_be_mounted(a_job: Begin, look: Callable[..., Looker]) -> None:
+    waiting = a_job(start_timeout=15)
+    volume = {"name": "keys", "secret": {"secretName": "no-such-secret"}}
+    mount = {"volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}
+    handle = waiting.create(pods={"volumes": [volume]}, change=lambda job: of_rank(job).update(mount))
+    seen = look(waiting, handle).to_the_end()
+    assert seen.budget == "run.start_timeout"
+    assert 'volume: MountVolume.SetUp failed for volume "keys"' in seen.reason
+
+
+def test_a_claim_that_is_not_there(a_job: Begin, look: Callable[..., Looker]) -> None:
+    waiting = a_job(queue_timeout=8)
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "no-such-claim"}}
+    handle = waiting.create(pods={"volumes": [volume]})
+    assert 'persistentvolumeclaim "no-such-claim" not found' in look(waiting, handle).to_the_end().reason
+
+
+def test_a_quota_that_refuses_the_pods(a_job: Begin, look: Callable[..., Looker], namespace: Space) -> None:
+    quota = {"metadata": {"name": "tight"}, "spec": {"hard": {"pods": "0"}}}
+    client.CoreV1Api(namespace.admin).create_namespaced_resource_quota(namespace.name, quota)
+    waiting = a_job(queue_timeout=8)
+    seen = look(waiting, waiting.create()).to_the_end()
+    assert seen.budget == "run.queue_timeout"
+    assert "pods are refused" in seen.reason
+    assert "exceeded quota: tight" in seen.reason
+
+
+def test_without_an_operator_nobody_waits_for_ever(
+    a_job: Begin, look: Callable[..., Looker], faults: Faults
+) -> None:
+    waiting = a_job(acknowledge_timeout=5)
+    with faults.operator_stopped("training-operator"):
+        handle = waiting.create()
+        seen = look(waiting, handle).to_the_end()
+        assert seen.budget == "run.acknowledge_timeout"
+        assert "is the training-operator running" in seen.reason
+        is_gone(waiting)
+
+
+def test_an_mpijob_that_its_operator_refuses(a_job: Begin, look: Callable[..., Looker]) -> None:
+    waiting = a_job(nnodes=1)
+    waiting.ctx.__dict__["target"] = waiting.ctx.target.model_copy(update={"launch": "mpijob"})
+
+    def without_launcher(job: Any) -> None:
+        worker = job["spec"].pop("pytorchReplicaSpecs")["Worker"]
+        job["apiVersion"], job["kind"] = "kubeflow.org/v2beta1", "MPIJob"
+        job["spec"]["mpiReplicaSpecs"] = {"Worker": worker}
+
+    seen = look(waiting, waiting.create(change=without_launcher)).to_the_end()
+    assert seen.state is RunState.FAILED
+    assert "the operator refuses the job" in seen.reason
+    is_gone(waiting)
+
+
+def test_every_start_of_a_crashing_pod_is_told_and_the_loop_is_named(
+    a_job: Begin, look: Callable[..., Looker]
+) -> None:
+    waiting = a_job(start_timeout=45, max_restarts=9)
+    script = "print('broken', flush=True); sys.exit(3)"
+    handle = waiting.create(
+        restart="OnFailure",
+        change=lambda job: of_rank(job)["command"].__setitem__(3, f"import sys; {script}"),
+    )
+    looker = look(waiting, handle)
+    seen = looker.to_the_end()
+    assert seen.budget == "run.start_timeout"
+    assert "ended with exit code 3" in seen.reason
+    starts = int(seen.reason.split("started ")[1].split()[0])
+    assert starts >= 3
+    assert len(looker.said("/pytorch] broken")) == starts
+
+
+def test_a_rank_that_is_killed_is_named_with_its_last_lines(
+    a_job: Begin, look: Callable[..., Looker], faults: Faults, namespace: Space
+) -> None:
+    waiting = a_job(nnodes=2)
+    handle = waiting.create("say('so far so good'); time.sleep(600)")
+    looker = look(waiting, handle)
+    looker.until("both to speak", lambda: len(looker.said("so far so good")) == 2)
+    faults.kill_container(namespace, waiting.pod_of(handle, 1))
+    seen = looker.to_the_end()
+    assert seen.state is RunState.FAILED
+    assert seen.failure is not None
+    assert (seen.failure.rank, seen.failure.exit_code) == (1, -9)
+    assert "so far so good" in str(seen.failure)
+    is_gone(waiting)  # the other rank would have gone on for nobody
+
+
+def test_an_evicted_pod_is_said_to_be(a_job: Begin, look: Callable[..., Looker], namespace: Space) -> None:
+    waiting = a_job(nnodes=2)
+    handle = waiting.create("say('here'); time.sleep(600)")
+    looker = look(waiting, handle)
+    looker.until("both to speak", lambda: len(looker.said(": here")) == 2)
+    name = waiting.pod_of(handle, 1)
+    eviction = {"metadata": {"name": name}}
+    client.CoreV1Api(namespace.admin).create_namespaced_pod_eviction(name, namespace.name, eviction)
+    looker.until("a word on it", lambda: looker.said(f"pod {name} was evicted"))
+
+
+def test_a_cancelled_run_says_by_whom(a_job: Begin, look: Callable[..., Looker]) -> None:
+    waiting = a_job()
+    handle = waiting.create("say('here'); time.sleep(600)")
+    looker = look(waiting, handle)
+    looker.until("it to speak", lambda: looker.said(": here"))
+    assert cancel(waiting.ctx, by="somebody in a hurry")
+    seen = looker.to_the_end()
+    assert (seen.state, seen.reason) == (RunState.CANCELLED, "ended by somebody in a hurry")
+
+
+def test_a_job_that_was_deleted_is_no_success(a_job: Begin, look: Callable[..., Looker]) -> None:
+    waiting = a_job()
+    handle = waiting.create("say('here'); time.sleep(600)")
+    looker = look(waiting, handle)
+    looker.until("it to speak", lambda: looker.said(": here"))
+    waiting.ctx.cluster.delete("PyTorchJob", handle.name, grace=0)
+    seen = looker.to_the_end()
+    assert seen.state is RunState.FAILED
+    assert "somebody deleted it" in seen.reason
+
+
+def of_rank(job: Any) -> Any:
+    return job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+
+
+def is_gone(waiting: Waiting) -> None:
+    """See that the job and its pods are ended."""
+    known = labels(waiting.ctx.name)
+
+    def nothing() -> bool:
+        return not any(waiting.ctx.cluster.list(kind, known) for kind in ("PyTorchJob", "MPIJob", "Pod"))
+
+    wait_for("the job to be gone", nothing, seconds=60)
