@@ -2,8 +2,10 @@
 
 import hashlib
 import inspect
+import json
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from cluster import images, layers
@@ -12,13 +14,18 @@ from cluster.images import Image
 from cluster.registry import Layer
 from cluster.settings import cache
 
+from manycpu.pipeline.adapters.registry import Repository, of_bytes
+from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.spec.image import Image as Made
+from manycpu.pipeline.spec.image import Reference, sha256
+
 PACKAGES = ("buildah", "ca-certificates")
 
 
 def reference() -> str:
     """How a pod names it; made and pushed if the registry lacks it."""
     config = {"Env": [images.PATH], "Cmd": ["bash"]}
-    inputs = (inspect.getsource(inspect.getmodule(reference) or reference), layers.suite(), str(config))
+    inputs = (inspect.getsource(_make), str(PACKAGES), layers.suite(), str(config))
     tag = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:12]
     image = Image("builder", tag, config, _make)
     images.publish([image])
@@ -26,8 +33,10 @@ def reference() -> str:
 
 
 def _make() -> Sequence[Layer]:
-    workshop = cache() / "images.part"
-    root = workshop / "builder"
+    workshop = cache() / "builder.part"  # not the other images': tests of another session may clear that
+    shutil.rmtree(workshop, ignore_errors=True)
+    workshop.mkdir(parents=True)
+    root = workshop / "root"
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in layers.LEFT_OUT]
     lists = ("/etc/apt/sources.list", "/etc/apt/sources.list.d/debian.sources")
     sources = [file for file in map(Path, lists) if file.exists()]
@@ -36,4 +45,21 @@ def _make() -> Sequence[Layer]:
     run([*command, *left_out, trim, layers.suite(), root, *sources], seconds=600)
     shutil.rmtree(root / "dev")
     (root / "dev").mkdir()
-    return [layers.pack(root, workshop / "builder.tar.zst")]
+    packed = layers.pack(root, workshop / "builder.tar.zst")
+    shutil.rmtree(root)
+    return [packed]
+
+
+def base() -> str:
+    """Name an image as Dockerfiles start from: the cluster's base, with a history, which buildah asks for."""
+    named = Reference.parse(images.reference("base"), "test")
+    with closing(Connection(named.registry)) as connection:
+        repository = Repository(connection, named.repository)
+        plain = repository.pull(named.version)
+        config = plain.config | {"history": [{"created_by": "a test"} for _ in plain.layers]}
+        config_bytes = json.dumps(config).encode()
+        described = plain.manifest["config"] | {"digest": sha256(config_bytes), "size": len(config_bytes)}
+        whole = Made(json.dumps(plain.manifest | {"config": described}).encode(), config_bytes)
+        repository.push(of_bytes(config_bytes, described["digest"]))
+        repository.push_image(whole, f"{named.tag}-history")
+    return str(named.at(f"{named.tag}-history"))

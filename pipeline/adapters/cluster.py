@@ -6,6 +6,7 @@ restarting, a webhook that is not back yet, a token that was renewed a moment ag
 
 import json
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -89,11 +90,16 @@ class Cluster:
 
     def __init__(self, connect: Connect, namespace: str) -> None:
         self.connect, self.namespace = connect, namespace
-        self.api = connect()
+        self._open()
 
     def in_namespace(self, namespace: str) -> "Cluster":
         """Open another namespace of the same cluster."""
         return Cluster(self.connect, namespace)
+
+    def _open(self) -> None:
+        self.api = self.connect()
+        # The client is part of a reference cycle: without this its connections stay until the collector comes.
+        weakref.finalize(self, self.api.rest_client.pool_manager.clear)
 
     def path(self, kind: str, name: str = "") -> str:
         """Build the path of a kind's objects in this namespace, or of one of them."""
@@ -255,7 +261,7 @@ class Cluster:
     def _renew(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, client.ApiException) and error.status == _UNAUTHORIZED:
-            self.api = self.connect()
+            self._open()
 
 
 def _explained(error: Exception, method: str, path: str) -> ClusterError:

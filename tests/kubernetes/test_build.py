@@ -71,9 +71,9 @@ def left(builds: Space) -> list[str]:
 
 
 def test_the_helper_image_is_built_from_our_dockerfile(
-    cluster: TestCluster, build: Callable[..., ClusterContext], builds: Space, namespace: Space, wheels: Path
+    build: Callable[..., ClusterContext], builds: Space, namespace: Space, wheels: Path
 ) -> None:
-    arguments = {"BASE_IMAGE": cluster.image("base"), "WHEELS": "wheels"}
+    arguments = {"BASE_IMAGE": builder_image.base(), "WHEELS": "wheels"}
     ctx = build(build_args=arguments, context=str(wheels))
     reference = images.helper(ctx)
     assert left(builds) == []
@@ -87,10 +87,10 @@ def test_the_helper_image_is_built_from_our_dockerfile(
 
 
 def test_the_users_own_dockerfile_is_built_in_the_cluster(
-    cluster: TestCluster, build: Callable[..., ClusterContext], builds: Space, tmp_path: Path
+    build: Callable[..., ClusterContext], builds: Space, tmp_path: Path
 ) -> None:
     (tmp_path / "Dockerfile").write_text(
-        f"FROM {cluster.image('base')}\nARG WORD\nCOPY hello /hello\n"
+        f"FROM {builder_image.base()}\nARG WORD\nCOPY hello /hello\n"
         "RUN test \"$(cat /hello)\" = one && useradd -m tester && su tester -c 'id -un >/tmp/who'\n"
         "LABEL word=$WORD\n"
     )
@@ -104,9 +104,9 @@ def test_the_users_own_dockerfile_is_built_in_the_cluster(
 
 
 def test_a_build_that_fails_tells_why_and_leaves_nothing(
-    cluster: TestCluster, build: Callable[..., ClusterContext], builds: Space, tmp_path: Path
+    build: Callable[..., ClusterContext], builds: Space, tmp_path: Path
 ) -> None:
-    (tmp_path / "Dockerfile").write_text(f"FROM {cluster.image('base')}\nRUN echo so it ends && exit 3\n")
+    (tmp_path / "Dockerfile").write_text(f"FROM {builder_image.base()}\nRUN echo so it ends && exit 3\n")
     ctx = build(dockerfile=str(tmp_path / "Dockerfile"))
     with pytest.raises(BuildError, match=r"(?s)^target\.dockerfile: .*ended with.*so it ends.*exit status 3"):
         dependency(ctx)

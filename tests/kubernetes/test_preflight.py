@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster.space import Space
+from helpers import until
 from kubernetes import client
 
 from manycpu.pipeline.verbs import context
@@ -34,7 +35,9 @@ def test_each_right_that_is_missing_is_named(target: Fields, namespace: Space, t
     for number, rule in enumerate(role["rules"]):
         for verb in rule["verbs"]:
             rules = [dict(other) for other in role["rules"]]
-            rules[number]["verbs"] = [other for other in rule["verbs"] if other != verb]
+            rules[number]["verbs"] = [other for other in rule["verbs"] if other != verb] or [
+                "deletecollection"
+            ]
             api.patch_namespaced_role(name, namespace.name, {"rules": rules})
             resource = "pytorchjobs" if "pytorchjobs" in rule["resources"] else rule["resources"][0]
             ctx = context.open_context(
@@ -66,14 +69,10 @@ def test_a_secret_that_is_not_there(target: Fields, tmp_path: Path) -> None:
 
 
 def test_more_than_a_node_or_the_quota_has(target: Fields, namespace: Space, tmp_path: Path) -> None:
-    namespace.create(
-        {
-            "apiVersion": "v1",
-            "kind": "ResourceQuota",
-            "metadata": {"name": "small"},
-            "spec": {"hard": {"requests.memory": "1Gi", "pods": "2"}},
-        }
-    )
+    quota = {"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "1Gi", "pods": "2"}}}
+    core = client.CoreV1Api(namespace.admin)
+    core.create_namespaced_resource_quota(namespace.name, quota)
+    until(lambda: core.read_namespaced_resource_quota("small", namespace.name).status.hard)
     asked = {"cpu": 0.2, "memory": "600Mi"}
     seen = found(target, tmp_path, nnodes=3, resources=asked)
     assert "'small'" in seen["run.resources.memory"]

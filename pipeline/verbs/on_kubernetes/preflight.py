@@ -131,7 +131,7 @@ def _resources(ctx: ClusterContext) -> Findings:
             "Set run.resources.cpu and run.resources.memory below what a node can allocate",
             fatal=False,
         )
-    if asked.cpu is not None and ctx.run.nproc_per_node > asked.cpu and not ctx.run.oversubscribe:
+    if asked.cpu is not None and ctx.run.nproc_per_node > max(1, asked.cpu) and not ctx.run.oversubscribe:
         yield Finding(
             "run.nproc_per_node",
             f"{ctx.run.nproc_per_node} processes on {asked.cpu:g} cores",
