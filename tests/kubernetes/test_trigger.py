@@ -64,6 +64,9 @@ def test_two_that_wait_share_one_watch_and_the_later_one_sees_what_is_there(
     one, other = a_job("one"), a_job("other")
     jobs = [one.create(COUNT.format(n=100)), other.create(COUNT.format(n=20))]
 
+    keys = {trigger(handle).shared_stream_key() for handle in jobs}
+    assert len(keys) == 1
+
     async def both() -> list[TriggerEvent]:
         manager = SharedStreamManager()
 
@@ -77,7 +80,6 @@ def test_two_that_wait_share_one_watch_and_the_later_one_sees_what_is_there(
         await asyncio.to_thread(done.to_the_end)  # nothing happens to this job any more
         done.close()
         late = asyncio.create_task(first(subscribed(1)))
-        assert len(manager._groups) == 1
         try:
             return [await early, await late]
         finally:
