@@ -42,6 +42,7 @@ CASES = (
     "shutdown_oldest_first:2",
     "shutdown_never:2",
     "raise_at_the_end:2",
+    "child_that_exits:2",
     "again:2",
     "crossed:2",
     "subsets:3",
@@ -149,6 +150,10 @@ def test_several_groups_shut_down_in_every_order(found: Found, order: str) -> No
 
 def test_an_exit_code_is_kept(found: Found) -> None:
     assert found("raise_at_the_end:2")["codes"] == [7, 7]
+
+
+def test_a_forked_child_may_end(found: Found) -> None:
+    assert list(found("child_that_exits:2")["results"].values()) == [{"child": 4, "sum": 2}] * 2
 
 
 def test_a_world_can_be_made_anew(found: Found) -> None:

@@ -163,6 +163,18 @@ def raise_at_the_end() -> dict[str, object]:
     raise SystemExit(7)
 
 
+def child_that_exits() -> dict[str, object]:
+    """A child that a rank forks ends as any process does, and says goodbye to nobody."""
+    start()
+    child = os.fork()
+    if child == 0:
+        raise SystemExit(4)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    found = ones()
+    dist.destroy_process_group()
+    return {"child": code, "sum": found}
+
+
 def again() -> dict[str, object]:
     """Make the world anew in the same process."""
     _, size = start()

@@ -1,23 +1,32 @@
 """Connect rank 0 of a group with each other rank: the connections end with their process, and tell so."""
 
+import contextlib
 import os
 import secrets
 import socket
 import time
 from datetime import timedelta
+from typing import NamedTuple
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["connect"]
+__all__ = ["Peers", "connect"]
 
 _KEY = "peers"
-_TOKEN_BYTES = 16
+_WELCOME = b"+"
+_AGAIN = 0.05  # seconds
 
 
-def connect(
-    store: Store, rank: int, size: int, timeout: timedelta, address: str
-) -> tuple[list[socket.socket], list[str]]:
-    """Connect: to every other rank on rank 0, to rank 0 elsewhere; and who is at each other end.
+class Peers(NamedTuple):
+    """Connections, who is at each other end, and a word that only this meeting of the group has."""
+
+    connections: list[socket.socket]
+    names: list[str]
+    token: str
+
+
+def connect(store: Store, rank: int, size: int, timeout: timedelta, address: str) -> Peers:
+    """Connect: to every other rank on rank 0, to rank 0 elsewhere.
 
     Args:
         store: The group's own part of torch's store.
@@ -30,7 +39,7 @@ def connect(
         TimeoutError: Somebody did not come; the message names who is missing.
     """
     if size == 1:
-        return [], []
+        return Peers([], [], "alone")
     deadline = time.monotonic() + timeout.total_seconds()
     if rank == 0:
         return _serve(store, size, deadline, address)
@@ -42,9 +51,9 @@ def _name() -> str:
     return f"rank {os.environ.get('RANK', '?')} on {host}"
 
 
-def _serve(store: Store, size: int, deadline: float, address: str) -> tuple[list[socket.socket], list[str]]:
+def _serve(store: Store, size: int, deadline: float, address: str) -> Peers:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    token = secrets.token_hex(_TOKEN_BYTES // 2)
+    token = secrets.token_hex(8)
     came: dict[int, tuple[socket.socket, str]] = {}
     with socket.create_server((address, 0), family=family, backlog=size) as server:
         store.set(_KEY, f"{address} {server.getsockname()[1]} {token} {_name()}")
@@ -59,7 +68,8 @@ def _serve(store: Store, size: int, deadline: float, address: str) -> tuple[list
                 link.close()  # somebody else's
                 continue
             came[rank] = (link, name)
-    return [came[rank][0] for rank in sorted(came)], [came[rank][1] for rank in sorted(came)]
+    ordered = [came[rank] for rank in sorted(came)]
+    return Peers([link for link, _ in ordered], [name for _, name in ordered], token)
 
 
 def _missing(came: dict[int, tuple[socket.socket, str]], size: int) -> str:
@@ -80,19 +90,33 @@ def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, st
         given, rank, name = stream.readline(512).rstrip("\n").split(" ", 2)
     if not secrets.compare_digest(given, token):
         raise ValueError("not one of the group")
+    link.sendall(_WELCOME)
     _tune(link)
     return int(rank), name
 
 
-def _join(store: Store, rank: int, deadline: float) -> tuple[list[socket.socket], list[str]]:
+def _join(store: Store, rank: int, deadline: float) -> Peers:
     store.wait([_KEY], timedelta(seconds=_left(deadline, "rank 0 of the group did not come")))
-    address, port, token, name = store.get(_KEY).decode().split(" ", 3)
-    link = socket.create_connection(
-        (address, int(port)), timeout=_left(deadline, "rank 0 of the group did not answer")
-    )
-    link.sendall(f"{token} {rank} {_name()}\n".encode())
-    _tune(link)
-    return [link], [name]
+    while True:
+        # The store may have outlived another rank 0, whom torchrun has replaced.
+        address, port, token, name = store.get(_KEY).decode().split(" ", 3)
+        left = _left(deadline, f"{name}, rank 0 of the group, did not answer at {address}:{port}")
+        link = _welcomed((address, int(port)), f"{token} {rank} {_name()}\n", left)
+        if link is not None:
+            _tune(link)
+            return Peers([link], [name], token)
+        time.sleep(_AGAIN)
+
+
+def _welcomed(place: tuple[str, int], greeting: str, timeout: float) -> socket.socket | None:
+    with contextlib.suppress(OSError):
+        link = socket.create_connection(place, timeout=timeout)
+        with contextlib.suppress(OSError):
+            link.sendall(greeting.encode())
+            if link.recv(1) == _WELCOME:
+                return link
+        link.close()
+    return None
 
 
 def _tune(link: socket.socket) -> None:

@@ -42,12 +42,12 @@ def _creator(module: ModuleType) -> Callable[..., Any]:
     def create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Make a group, as torch.distributed asks for one; all ranks of it do."""
         environment.apply()
-        connections, names = peers.connect(store, rank, size, timeout, environment.address())
+        met = peers.connect(store, rank, size, timeout, environment.address())
+        own = PrefixStore(met.token, store)  # nothing that an earlier meeting left in it
         messages = None
         if size > 1:
-            gloo = PrefixStore("messages", store)
-            messages = dist.ProcessGroupGloo(gloo, rank, size, timeout)
-        descriptors = [connection.detach() for connection in connections]
-        return module.create(store, rank, size, timeout, descriptors, names, messages)
+            messages = dist.ProcessGroupGloo(PrefixStore("messages", own), rank, size, timeout)
+        descriptors = [connection.detach() for connection in met.connections]
+        return module.create(own, rank, size, timeout, descriptors, met.names, messages)
 
     return create

@@ -40,6 +40,7 @@ class Engine {
 
   // Wait for what is in line, each for its own deadline at most, then close it; it leaves when all have closed it.
   void remove(const std::shared_ptr<Line>& line) {
+    if (is_copy()) return;
     const WithoutGil released;
     drive([&] { return line->is_empty(); }, Clock::time_point::max());
     alone([&] { line->close(); });
@@ -55,6 +56,7 @@ class Engine {
 
   // Do what there is to do in this thread, until it is done: nobody else has to be woken for it.
   void drive(const std::function<bool()>& is_done, Clock::time_point deadline) {
+    if (is_copy()) return;
     const WithoutGil released;
     ++drivers_;
     const auto spins = Clock::now() + kSpin;
@@ -69,6 +71,7 @@ class Engine {
   // leave much later: the process waits for them where its launcher requires that of what ends well, as MPI's do.
   void stop(bool is_patient) {
     if (stopped_) return;
+    if (is_copy()) return leave_without_destructors();
     drive([this] { return !has_work(); }, Clock::now() + kParting);
     alone([this] {
       for (auto& line : lines_) line->close();
@@ -86,6 +89,9 @@ class Engine {
 
  private:
   Engine() : bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), thread_([this] { loop(); }) {}
+
+  // A forked process has neither the thread nor the connections; the groups are its parent's.
+  bool is_copy() const { return getpid() != process_; }
 
   void finish() {
     alone([this] {
@@ -178,6 +184,7 @@ class Engine {
   static constexpr auto kSpin = std::chrono::microseconds(50);  // a small collective is complete by then
   static constexpr auto kLinger = std::chrono::microseconds(30);
 
+  const pid_t process_ = getpid();
   const int bell_;
   std::atomic<bool> asleep_{false}, stopped_{false};
   std::atomic<int> drivers_{0};
