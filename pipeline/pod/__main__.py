@@ -4,8 +4,6 @@ import os
 import signal
 import sys
 
-import psutil
-
 from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.pod.commands import answer
 
@@ -27,6 +25,8 @@ def main(command: str) -> int:
 
 def idle(seconds: float) -> int:
     """Be a pod's first process: end when asked to, or when nothing else has run in it for so long."""
+    import psutil
+
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     left = seconds
     while left > 0 and signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, _LOOK) is None:

@@ -17,6 +17,9 @@ Wanted = tuple[Item, int]
 """A file, and the byte to read it from."""
 
 
+_WRITE_BEHIND = 32 << 20  # bytes that may wait for the disk
+
+
 class Source(Protocol):
     """What can be copied: a location, or the other end of a stream."""
 
@@ -71,11 +74,15 @@ def _copy_file(path: Path, item: Item, kept: int, rest: Iterator[Block], tally: 
             digest.update(there)
             size += len(there)
             tally.add(len(there))
+        begun = size
         for block in rest:
             digest.update(block)
             file.write(block)
             size += len(block)
             tally.add(len(block))
+            if size - begun >= _WRITE_BEHIND:
+                disk.start_writing(file, begun, size - begun)
+                begun = size
     copied = File(path=item.path, size=size, sha256=digest.hexdigest())
     if fault := _fault(item, copied):
         path.unlink()

@@ -240,7 +240,7 @@ def test_unmodified_scripts_train_as_with_gloo(
         check=False,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         env=_environment(MANYCPU_BACKEND="ccl", **env),
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

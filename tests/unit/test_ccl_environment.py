@@ -38,6 +38,7 @@ def test_intel_mpi_is_the_transport_of_its_own_ranks() -> None:
     found = told(Rank(3, 4, 1, 2, "hydra"), {"I_MPI_HYDRA_UUID": "1"})
     assert found["CCL_ATL_TRANSPORT"] == "mpi"
     assert found["CCL_MPI_LIBRARY_PATH"] == str(MPI)
+    assert found["CCL_ALLTOALLV"] == "direct"  # oneCCL's own choice hangs where ranks send unlike amounts
     assert "CCL_PROCESS_LAUNCHER" not in found
 
 

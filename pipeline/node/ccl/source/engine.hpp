@@ -3,17 +3,27 @@
 // of the engine's own, which sleeps while nothing is under way.
 #pragma once
 #include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <atomic>
 #include <functional>
 #include <thread>
+#include <torch/csrc/utils/pybind.h>
 #include "line.hpp"
 
 extern "C" void omp_set_num_threads(int) __attribute__((weak));
 
 namespace manycpu {
+// Whoever drives may need the interpreter, for the callbacks of futures: nobody waits for that with its lock held.
+class WithoutGil {
+  std::optional<pybind11::gil_scoped_release> released_;
+
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
+  }
+};
+
 class Engine {
  public:
   // Never destroyed: its thread may outlive everything static.
@@ -23,12 +33,14 @@ class Engine {
   }
 
   void add(std::shared_ptr<Line> line) {
+    const WithoutGil released;
     alone([&] { lines_.push_back(line); });
     wake();
   }
 
   // Wait for what is in line, each for its own deadline at most, then close it; it leaves when all have closed it.
   void remove(const std::shared_ptr<Line>& line) {
+    const WithoutGil released;
     drive([&] { return line->is_empty(); }, Clock::time_point::max());
     alone([&] { line->close(); });
     wake();
@@ -43,9 +55,11 @@ class Engine {
 
   // Do what there is to do in this thread, until it is done: nobody else has to be woken for it.
   void drive(const std::function<bool()>& is_done, Clock::time_point deadline) {
+    const WithoutGil released;
     ++drivers_;
+    const auto spins = Clock::now() + kSpin;
     while (!is_done() && Clock::now() < deadline && !stopped_) {
-      if (!advance()) ::sched_yield();
+      if (!advance(spins)) ::sched_yield();
     }
     --drivers_;
     if (has_work()) wake();
@@ -97,7 +111,7 @@ class Engine {
     if (omp_set_num_threads) omp_set_num_threads(1);
     auto last = Clock::now();
     while (!stopped_) {
-      if (!drivers_ && advance()) {
+      if (!drivers_ && advance(last)) {
         last = Clock::now();
       } else if (drivers_ || Clock::now() > last + kLinger) {
         sleep();
@@ -108,11 +122,10 @@ class Engine {
     }
   }
 
-  // One turn for each line; whether there is more to do.
-  bool advance() {
+  // One turn for each line; whether there is more to do. The core is kept until the time given.
+  bool advance(Clock::time_point spins) {
     bool busy = false, waiting = true;
     alone([&] {
-      const at::AutoDispatchBelowADInplaceOrView below;
       for (size_t k = 0; k < lines_.size(); ++k) {
         const auto line = lines_[k];
         if (!line->advance()) continue;
@@ -123,7 +136,7 @@ class Engine {
     });
     if (busy && waiting) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
-    } else if (busy) {
+    } else if (busy && Clock::now() > spins) {
       ::sched_yield();
     }
     return busy;
@@ -162,6 +175,7 @@ class Engine {
   }
 
   static constexpr auto kParting = Milliseconds(500);
+  static constexpr auto kSpin = std::chrono::microseconds(50);  // a small collective is complete by then
   static constexpr auto kLinger = std::chrono::microseconds(30);
 
   const int bell_;

@@ -25,9 +25,7 @@ class Group : public c10d::Backend {
 
   void setTimeout(Milliseconds timeout) override { timeout_ = timeout; }
 
-  void shutdown() override {
-    without_gil([this] { Engine::get().remove(line_); });
-  }
+  void shutdown() override { Engine::get().remove(line_); }
 
   void abort() override {
     line_->ask_to_abort();
@@ -145,9 +143,7 @@ class Group : public c10d::Backend {
     const auto timeout = options.timeout > Milliseconds::zero() ? options.timeout : timeout_.load();
     const auto work = line_->post(type, name, std::move(plan), timeout);
     if (is_awaited(options)) {
-      without_gil([&] {
-        Engine::get().drive([&] { return work->isCompleted(); }, Clock::time_point::max());
-      });
+      Engine::get().drive([&] { return work->isCompleted(); }, Clock::time_point::max());
     } else {
       Engine::get().wake();
     }
@@ -159,14 +155,6 @@ class Group : public c10d::Backend {
   static bool is_awaited(const Options& options) {
     if constexpr (requires { options.asyncOp; }) return !options.asyncOp;
     return false;
-  }
-
-  // Whoever drives may need the interpreter, for the callbacks of futures.
-  template <typename Task>
-  static void without_gil(const Task& task) {
-    std::optional<pybind11::gil_scoped_release> released;
-    if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
-    task();
   }
 
   const pid_t process_ = getpid();

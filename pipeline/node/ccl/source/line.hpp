@@ -1,5 +1,6 @@
 // The collectives of one group, in the order in which they were posted: one runs, the others wait in line.
 #pragma once
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <deque>
 #include "leaving.hpp"
 #include "peers.hpp"
@@ -55,7 +56,7 @@ class Line {
     try {
       if (!op->started) start(*op);
       if (is_done(*op)) {
-        op->plan.finish();
+        finish(*op);
         pop()->work->complete(nullptr);
         return true;
       }
@@ -147,12 +148,21 @@ class Line {
     return op;
   }
 
+  // Gradients are none of a collective's business.
+  using WithoutAutograd = at::AutoDispatchBelowADInplaceOrView;
+
   void start(Op& op) {
+    const WithoutAutograd below;
     op.started = true;
     op.plan.start(*comm_, op.events);
     // At 0.5 GB/s it would be complete.
     op.patience = Clock::now() + Milliseconds(1) + std::chrono::nanoseconds(2 * op.plan.bytes);
     next_look_ = Clock::now() + kLook;
+  }
+
+  static void finish(Op& op) {
+    const WithoutAutograd below;
+    op.plan.finish();
   }
 
   static bool is_done(Op& op) {
