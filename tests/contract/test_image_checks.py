@@ -89,8 +89,9 @@ def test_neither_registry_nor_image_is_refused(find: Find) -> None:
 
 def test_a_docker_config_that_is_not_there_is_named(host: str, find: Find, tmp_path: Path) -> None:
     absent = str(tmp_path / "absent.json")
-    found = fatal(find(registry=f"{host}/ml", image=f"{host}/base:1", registry_connection=absent))
-    assert "there is no such file" in found["target.registry_connection"]
+    (found,) = find(registry=f"{host}/ml", image=f"{host}/base:1", registry_connection=absent)
+    assert found.field == "target.registry_connection"
+    assert "there is no such file" in found.message
 
 
 def test_dockers_own_login_is_used(

@@ -42,6 +42,11 @@ _SAID: Final = {
 
 def check_images(ctx: "ClusterContext") -> Iterator[Finding]:
     """Check that images can be pulled and pushed, as the worker and as the pods, and fit the node part."""
+    # A login that cannot be read is in the way of several checks, and told once.
+    yield from dict.fromkeys(_findings(ctx))
+
+
+def _findings(ctx: "ClusterContext") -> Iterator[Finding]:
     with registries(ctx, _DEADLINE) as opened:
         for check in (_secret, _given, _push, _builder):
             try:

@@ -11,6 +11,7 @@ from manycpu.pipeline.adapters.cluster import KINDS, amount
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
+from manycpu.pipeline.verbs.on_kubernetes.image_checks import check_images
 from manycpu.pipeline.verbs.on_kubernetes.launch import manifest
 
 __all__ = ["RIGHTS", "Right", "findings", "missing_rights", "rights"]
@@ -222,4 +223,5 @@ _CHECKS: tuple[Callable[[ClusterContext], Findings], ...] = (
     _resources,
     _quota,
     _admission,
+    check_images,
 )

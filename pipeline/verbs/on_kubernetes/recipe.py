@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["Recipe", "Stage", "recipe"]
 
 Stage = Literal["helper", "train"]
-OWN: Final = Path(__file__).resolve().parents[3] / "docker"
+PACKAGE: Final = Path(__file__).resolve().parents[2]
+OWN: Final = PACKAGE.parent / "docker"
 _DIGITS: Final = 12
 _BLOCK: Final = 1 << 20
 _SHARED: Final = ("BASE_IMAGE", "INDEX", "SYSTEM_PACKAGES", "WHEELS")
 _ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
     "helper": (*_SHARED, "HELPER_REQUIREMENTS"),
-    "train": (*_SHARED, "PACKAGES", "REQUIREMENTS", "TORCH", "TORCH_INDEX", "TRANSFORMERS"),
+    "train": (*_SHARED, "CCL", "PACKAGES", "REQUIREMENTS", "TORCH", "TORCH_INDEX", "TRANSFORMERS"),
 }
 """What the stages of manycpu's own Dockerfile go by: other arguments are no reason to build one anew."""
 
@@ -97,9 +98,16 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
         )
     mine = {name: value for name, value in target.build_args.items() if name in _ARGUMENTS[stage]}
     theirs = _below(Path(target.context)) if target.context and not target.dockerfile else {}
-    files = {**theirs, **_below(OWN)}
+    files = {**theirs, **_below(OWN), **(_ccl() if mine.get("CCL") else {})}
     text = (OWN / "Dockerfile").read_text()
     return Recipe(stage, stage, text, tuple(sorted(mine.items())), tuple(sorted(files.items())))
+
+
+def _ccl() -> dict[str, Path]:
+    """What the backend ccl is built from: a change of it builds the image anew."""
+    parts = [PACKAGE / "__init__.py", *(PACKAGE / "node").rglob("*"), *(PACKAGE / "spec").rglob("*.py")]
+    files = (path for path in parts if path.is_file() and path.suffix != ".pyc")
+    return {f"lib/manycpu/pipeline/{path.relative_to(PACKAGE).as_posix()}": path for path in files}
 
 
 def _below(folder: Path) -> dict[str, Path]:
