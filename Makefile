@@ -6,8 +6,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+LEGACY := .venv-legacy
 
-.PHONY: help demo ui test lint bench cluster cluster-down docs clean requirements
+.PHONY: help demo ui test test-legacy lint bench bench-quick cluster cluster-down docs clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -22,6 +23,9 @@ test: $(INSTALLED) lint  ## everything that guards main
 	@sh tests/system-packages
 	@$(BIN)/python -m pytest
 
+test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an environment of its own
+	@MANYCPU_LEGACY=$(LEGACY) $(BIN)/python -m pytest tests/legacy
+
 lint: $(INSTALLED)  ## style, types and the dependency rule
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -31,6 +35,9 @@ lint: $(INSTALLED)  ## style, types and the dependency rule
 bench: $(INSTALLED)  ## benchmarks, side by side, as ratios
 	@$(BIN)/python -m bench
 
+bench-quick: $(INSTALLED)  ## the same with few repetitions, in three minutes; results go to bench/quick
+	@$(BIN)/python -m bench --quick
+
 cluster: $(INSTALLED)  ## a real two-node Kubernetes cluster on this machine; the first start takes minutes
 	@sh tests/system-packages
 	@cd tests && ../$(BIN)/python -m cluster up
@@ -38,16 +45,22 @@ cluster: $(INSTALLED)  ## a real two-node Kubernetes cluster on this machine; th
 cluster-down: $(INSTALLED)  ## end the cluster, without a trace
 	@cd tests && ../$(BIN)/python -m cluster down
 
-docs: $(INSTALLED)  ## write the reference of fields anew
+docs: $(INSTALLED)  ## write the reference of fields and the page of benchmarks anew
 	@$(BIN)/python docs/reference.py
+	@$(BIN)/python -m bench._page
 
 clean:  ## remove what these targets made: the environment, Airflow's folder, caches
-	rm -rf $(VENV) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
+	rm -rf $(VENV) $(LEGACY) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 requirements: $(INSTALLED)  ## resolve the pinned requirements anew
 	@sh requirements/compile $(BIN)/uv
 
-$(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/torch.txt requirements/all.txt
+$(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/torch.txt requirements/ccl.txt requirements/all.txt
 	@sh requirements/install '$(PYTHON)' $(VENV)
+	@touch $@
+
+$(LEGACY)/.installed: $(INSTALLED) requirements/legacy-torch.txt requirements/legacy.txt
+	@'$(PYTHON)' -m venv $(LEGACY)
+	@VIRTUAL_ENV='$(CURDIR)/$(LEGACY)' $(BIN)/uv pip install --quiet -r requirements/legacy-torch.txt -r requirements/legacy.txt
 	@touch $@

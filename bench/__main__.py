@@ -1,12 +1,12 @@
-"""Run benchmarks side by side: ``python -m bench [NAME ...]``; each module here with a ``main`` is one."""
+"""Run benchmarks side by side: ``python -m bench [--quick] [NAME ...]``; each module is one."""
 
 import json
-import platform
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
 
-from manycpu.pipeline.spec.cpu_plan import Machine
+from bench import _measure, _page
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent / "tests"))  # the test cluster is there
@@ -17,30 +17,47 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
-def main(chosen: list[str]) -> None:
-    """Run the chosen ones, all by default, and keep what they saw in ``results/``."""
+def main(words: list[str]) -> None:
+    """Run the chosen ones, all by default, keep what they saw in ``results/``, and draw it for the docs."""
+    if "--quick" in words:
+        os.environ[_measure.QUICK] = "1"
+    chosen = [word for word in words if word != "--quick"]
     unknown = set(chosen) - set(names())
     if unknown:
         sys.exit(f"bench: there is no {', '.join(sorted(unknown))}; choose from: {', '.join(names())}")
-    results = FOLDER / "results"
+    results = FOLDER / ("results" if not os.environ.get(_measure.QUICK) else "quick")
     results.mkdir(exist_ok=True)
     for name in chosen or names():
         print(f"{name}: running", flush=True)
-        figures = import_module(f"bench.{name}").main()
-        for figure, value in figures.items():
-            print(f"  {figure}: {value}", flush=True)
-        record = {"machine": _machine(), "figures": figures}
+        try:
+            record = measured(name)
+        except _measure.SkippedError as reason:
+            print(f"  skipped: {reason}")
+            continue
         (results / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    if not os.environ.get(_measure.QUICK):
+        _page.main()
 
 
-def _machine() -> dict[str, object]:
-    model = next((line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
-    return {"cores": Machine.observe().cores, "processor": model, "python": platform.python_version()}
+def measured(name: str) -> dict[str, object]:
+    """Run one, and say of which machine, and how busy it was."""
+    before = os.getloadavg()[0]
+    figures = import_module(f"bench.{name}").main()
+    show(figures)
+    load = {"before": round(before, 2), "after": round(os.getloadavg()[0], 2)}
+    return {"machine": _measure.machine() | {"load": load}, "figures": figures}
 
 
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
+def show(figures: dict[str, object], indent: str = "  ") -> None:
+    """Print figures, a group of them under its name."""
+    for name, value in figures.items():
+        if isinstance(value, dict) and "median" in value:
+            print(f"{indent}{name}: {value['median']} ({value['low']} to {value['high']})", flush=True)
+        elif isinstance(value, dict):
+            print(f"{indent}{name}", flush=True)
+            show(value, indent + "  ")
+        else:
+            print(f"{indent}{name}: {value}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench._measure import rounds
 from manycpu.operators import embedded
 
-PAIRS = 7
 LIMIT = 1.15
 BARE = """
 from airflow.sdk import dag, task
@@ -33,7 +33,7 @@ def main() -> dict[str, float]:
         ours = sorted(str(path) for path in embedded.DAGS.glob("*.py"))
         for files in ([str(bare)], ours):
             _seconds(files, env)  # the first time is for the disk
-        pairs = [(_seconds([str(bare)], env), _seconds(ours, env)) for _ in range(PAIRS)]
+        pairs = [(_seconds([str(bare)], env), _seconds(ours, env)) for _ in range(rounds(7, 2))]
     return {
         "bare_seconds": round(statistics.median(one for one, _ in pairs), 3),
         "dags_seconds": round(statistics.median(other for _, other in pairs), 3),

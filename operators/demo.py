@@ -31,11 +31,11 @@ _INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 def main() -> int:
     """Run the demo; 0 only when the DAG run and every verb succeeded."""
     from manycpu.pipeline.recipes.question_answering.demo import demo_run
-    from manycpu.pipeline.spec.cpu_plan import Machine
+    from manycpu.pipeline.spec.machine import Machine
 
     home = embedded.home()
     run = demo_run(str(home / "models" / time.strftime("demo-%Y%m%dT%H%M%S")))
-    scarce = Machine.observe().cores < run["nproc_per_node"]
+    scarce = Machine.observe().processors < run["nproc_per_node"]
     return perform({**run, "nnodes": str(run["nnodes"]), "oversubscribe": scarce}, home, Console())
 
 

@@ -12,16 +12,19 @@ import click
 import yaml
 from pydantic import BaseModel
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from manycpu.pipeline import display, transfer
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.report import Report
 from manycpu.pipeline.runfile import read_run_file
-from manycpu.pipeline.spec import cpu_plan, events
+from manycpu.pipeline.spec import cpu_plan, description, events
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
+from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.verbs import context, launch, preflight, report, runs, train, wait
 from manycpu.pipeline.verbs.cancel import cancel as end_run
 from manycpu.pipeline.verbs.cleanup import cleanup
@@ -105,14 +108,22 @@ def preflight_(file: Path | None, **options: str | None) -> None:
 
 
 @cli.command()
-@click.option("--processes", default=1, show_default=True, help="Training processes on the node.")
-@click.option("--cpus", type=float, help="Cores to use; default: all that this machine grants.")
-def plan(processes: int, cpus: float | None) -> None:
-    """Show the CPU plan of this machine: threads of each process, and why."""
-    made = cpu_plan.plan(cpu_plan.Machine.observe(), processes, cpus=cpus)
+@_fields
+@click.option(
+    "--node", metavar="TEXT", help=f"Another node than this machine, such as {description.EXAMPLE}."
+)
+def plan(file: Path | None, node: str | None, **options: str | None) -> None:
+    """Show the CPU plan of a node: processes, threads, cores and memory, and why.
+
+    Of this machine or of the one that --node describes; for the run of FILE, or for any.
+    """
+    machine = description.describe(node) if node else Machine.observe()
+    run_fields = _parts(file, options)["run"]
+    wanted = read_run({"program": "any", "output": "any", **run_fields}).wanted
+    made = cpu_plan.plan(machine, wanted)
     table = Table("what", "value", "why")
-    for row in made.rows():
-        table.add_row(*row)
+    for row in made.rows:
+        table.add_row(*map(escape, row))
     Console().print(table)
     for warning in made.warnings:
         click.echo(f"warning: {warning}")
@@ -224,14 +235,20 @@ def main() -> None:
 
 
 def _context(file: Path | None, options: dict[str, str | None], run_id: str) -> context.RunContext:
+    parts = _parts(file, options)
+    base = file.parent if file else Path.cwd()
+    return context.open_context(parts["run"], parts["target"], "cli", run_id, base=base)
+
+
+def _parts(file: Path | None, options: dict[str, str | None]) -> dict[str, dict[str, Any]]:
+    """Read the fields of run and target from a file, and from options, which win."""
     run_fields, target_fields = read_run_file(file) if file else ({}, {})
     parts = {"run": run_fields, "target": target_fields}
     for option, text in options.items():
         if text is not None:
             part, name = option.split("__", 1)
             parts[part][name] = _value(name, text)
-    base = file.parent if file else Path.cwd()
-    return context.open_context(parts["run"], parts["target"], "cli", run_id, base=base)
+    return parts
 
 
 def _value(name: str, text: str) -> Any:

@@ -50,9 +50,9 @@ def _make() -> Sequence[Layer]:
     return [packed]
 
 
-def base() -> str:
-    """Name an image as Dockerfiles start from: the cluster's base, with a history, which buildah asks for."""
-    named = Reference.parse(images.reference("base"), "test")
+def with_history(name: str) -> str:
+    """Name one of the cluster's images as Dockerfiles start from: with a history, which buildah asks for."""
+    named = Reference.parse(images.reference(name), "test")
     with closing(Connection(named.registry)) as connection:
         repository = Repository(connection, named.repository)
         plain = repository.pull(named.version)

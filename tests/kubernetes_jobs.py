@@ -25,7 +25,8 @@ import json, os, socket, sys, time
 rank = int(os.environ["RANK_HERE"])
 world, host = {world}, os.environ["NODE"]
 def say(text): print(f"[rank {{rank}} {{host}}] {{text}}", flush=True)
-def tell(event, **more): say("::manycpu:: " + json.dumps({{"event": event, "rank": rank, "host": host, **more}}))
+def tell(event, **more):
+    say("::manycpu:: " + json.dumps({{"event": event, "rank": rank, "host": host, **more}}))
 tell("proof", world_size=world, cpus=1.0, round=0, backend="gloo", threads=1, hostname=socket.gethostname())
 tell("backend", asked="gloo", observed="gloo")
 {script}

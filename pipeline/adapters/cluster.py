@@ -98,7 +98,7 @@ class Cluster:
 
     def _open(self) -> None:
         self.api = self.connect()
-        # The client is part of a reference cycle: without this its connections stay until the collector comes.
+        # The client is in a reference cycle: without this its connections stay until the collector comes.
         weakref.finalize(self, self.api.rest_client.pool_manager.clear)
 
     def path(self, kind: str, name: str = "") -> str:

@@ -201,7 +201,10 @@ class ClusterWatch:
                 await self._refused(answer, used, path)
             with suppress(KeyError, ValueError):
                 self._ahead = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5 - time.time()
-            yield answer
+            try:
+                yield answer
+            finally:
+                _abort_unread(answer)
 
     async def _refused(self, answer: aiohttp.ClientResponse, used: Any, path: str) -> None:
         body = (await answer.read()).decode(errors="replace")
@@ -312,6 +315,12 @@ def _change(kind: str, told: list[dict[str, Any]]) -> Changes | None:
 def _light(found: Manifest) -> Manifest:
     found["metadata"].pop("managedFields", None)
     return found
+
+
+def _abort_unread(answer: aiohttp.ClientResponse) -> None:
+    """Cut a stream off in its midst: the other side would not answer a farewell before its own end."""
+    if not answer.content.at_eof() and answer.connection and answer.connection.transport:
+        answer.connection.transport.abort()
 
 
 async def _next(queue: "asyncio.Queue[Changes]", pumps: "list[asyncio.Task[None]]") -> Changes:

@@ -37,8 +37,8 @@ seen["hostname"] = socket.gethostname()
 seen["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
 seen["files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
 if seen["manycpu"]:
-    from manycpu.pipeline.spec.cpu_plan import Machine
-    seen["cores"] = Machine.observe().cores
+    from manycpu.pipeline.spec.machine import Machine
+    seen["cores"] = Machine.observe().processors
 with socket.socket() as listener:
     listener.bind(("", 0))
     seen["port"] = listener.getsockname()[1]

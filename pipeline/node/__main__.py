@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 
-from manycpu.pipeline.node import ranks
+from manycpu.pipeline.node import cpus, ranks
 from manycpu.pipeline.node.pump import die_with_parent, pump
 from manycpu.pipeline.spec import events
 
@@ -24,6 +24,7 @@ def main(argv: list[str]) -> int:
         message = f"proof of scale failed on {host}: {error}"
         sys.stdout.write(events.encode("error", kind="RankError", message=message) + "\n")
         return 87
+    cpus.preload(rank)
     stream, spoken = os.pipe()
     pumping = os.getpid()
     if child := os.fork():

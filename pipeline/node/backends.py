@@ -33,7 +33,10 @@ def _mpi() -> None:
 
 
 def _ccl() -> None:
-    raise UnavailableError("there is no ccl backend for torch in this version of manycpu; use gloo")
+    # Late: it needs a compiler, or what one has built.
+    from manycpu.pipeline.node.ccl import register
+
+    register()
 
 
 BACKENDS: Final[dict[str, Callable[[], None]]] = {"gloo": _gloo, "mpi": _mpi, "ccl": _ccl}

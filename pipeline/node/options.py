@@ -20,12 +20,13 @@ __all__ = ["translate", "translated"]
 _OPTION: Final = re.compile(r"--(ddp[_-]backend|no[_-]cuda|use[_-]ipex)(=.*)?", re.DOTALL)
 _TRUTH: Final = {"true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"}  # as HfArgumentParser reads them
 _TRAINER: Final = re.compile(r"\b(HfArgumentParser|TrainingArguments)\b")
+_RECIPES: Final = "manycpu.pipeline.recipes."  # know what became of old options by themselves
 _DROPPED_IN: Final = 5  # the version of transformers that no longer knows these options
 
 
 def translated(program: Program, backend: str | None) -> Program:
     """Translate the arguments of a program that hands them to today's Trainer; others are left alone."""
-    if not any(_OPTION.fullmatch(word) for word in program.args):
+    if program.name.startswith(_RECIPES) or not any(_OPTION.fullmatch(word) for word in program.args):
         return program
     if not _transformers_needs_it() or not _TRAINER.search(program.source()):
         return program

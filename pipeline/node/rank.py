@@ -2,10 +2,9 @@
 
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
-from manycpu.pipeline.node import asked, options, ranks, script
+from manycpu.pipeline.node import asked, cpus, options, ranks, script
 from manycpu.pipeline.node.refusal import NEVER_INITIALISED, PROOF, Refusal
 from manycpu.pipeline.node.speak import say, warn
 from manycpu.pipeline.spec import cpu_plan
@@ -55,26 +54,16 @@ def _run(rank: ranks.Rank, program: script.Program) -> int:
 
 
 def plan_cpus(rank: ranks.Rank) -> cpu_plan.CpuPlan:
-    """Put the CPU plan into the environment, and say where the user's own numbers win."""
-    cpus = os.environ.get("MANYCPU_CPUS")
-    plan = cpu_plan.plan(
-        cpu_plan.Machine.observe(),
-        rank.local_world_size,
-        float(cpus) if cpus else None,
-        _user_env(os.environ),
-    )
+    """Put the CPU plan into effect, and say where the user's own choices win."""
+    made = cpus.plan(rank, os.environ)
     # torchrun has set OMP_NUM_THREADS=1 by itself; only what the run itself names is the user's.
-    os.environ.update(plan.env)
-    os.environ["MANYCPU_THREADS"] = str(plan.threads)
+    os.environ.update(made.env)
+    os.environ["MANYCPU_THREADS"] = str(made.threads)
+    cpus.pin(made, rank)
     if rank.local_rank == 0:
-        for warning in plan.warnings:
+        for warning in made.warnings:
             warn(warning)
-    return plan
-
-
-def _user_env(environ: Mapping[str, str]) -> dict[str, str]:
-    names = environ.get("MANYCPU_USER_ENV", "").split(",")
-    return {name: environ[name] for name in names if name in environ}
+    return made
 
 
 def _make_folders() -> None:

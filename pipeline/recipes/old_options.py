@@ -37,7 +37,6 @@ _NEEDLESS = {
     "ray_scope": "there is no hyper-parameter search here",
     "save_safetensors": "models are always saved so",
     "tpu_num_cores": "there are no TPUs here",
-    "use_ipex": "torch itself has bf16 and fused AdamW for CPUs",
     "use_mps_device": "there is no such device here",
 }
 """Old name -> why nothing is lost without it."""

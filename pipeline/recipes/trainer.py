@@ -1,20 +1,90 @@
-"""What every recipe on Hugging Face's Trainer shares: telling progress, and going on from a checkpoint."""
+"""What every recipe on Hugging Face's Trainer shares: speed, progress, and going on from a checkpoint."""
 
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from accelerate.utils import DDPCommunicationHookType
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from manycpu.pipeline.node.metrics import progress
-from manycpu.pipeline.recipes import checkpoints
+from manycpu.pipeline.recipes import checkpoints, ipex
 from manycpu.pipeline.recipes.speak import say
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["ProgressCallback", "resume_point"]
+__all__ = ["CpuTrainer", "CpuTrainingOptions", "ProgressCallback", "option", "resume_point", "usable"]
+
+
+def option(default: Any, text: str) -> Any:
+    """Describe an option of a recipe."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class CpuTrainingOptions(TrainingArguments):
+    """Hugging Face's TrainingArguments, with the defaults that fit CPUs; docs/speed.md has the figures."""
+
+    use_cpu: bool = option(default=True, text="Train on CPUs.")
+    optim: str = option("adamw_torch_fused", "Optimizer; fused AdamW is the fastest on CPUs.")
+    dataloader_pin_memory: bool = option(default=False, text="Only of use with an accelerator.")
+    ddp_find_unused_parameters: bool | None = option(
+        default=False, text="See torch's DistributedDataParallel."
+    )
+    logging_steps: float = option(10, "Steps between two reports of progress.")
+    gradient_compression: Literal["no", "bf16", "fp16", "power_sgd"] = option(
+        "no", "What gradients are sent as: bf16 halves the traffic, power_sgd sends a low-rank part of them."
+    )
+    use_ipex: bool = option(
+        default=False, text="Optimize by Intel's extension, where it is installed: torch 2.8 and earlier."
+    )
+
+
+def usable(options: CpuTrainingOptions) -> list[str]:
+    """Switch off what cannot be had here; a note for each."""
+    why = ipex.why_not() if options.use_ipex else None
+    options.use_ipex = options.use_ipex and why is None
+    return [f"--use_ipex is left out: {why}"] if why else []
+
+
+class CpuTrainer(Trainer):
+    """Hugging Face's Trainer, with what its options leave out of torch's DistributedDataParallel."""
+
+    args: CpuTrainingOptions
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Have gradients live in the buckets that are sent, and compressed there if asked for."""
+        super().create_accelerator_and_postprocess()
+        handler = self.accelerator.ddp_handler
+        handler.gradient_as_bucket_view = True  # no copy from gradients to buckets
+        handler.comm_hook = DDPCommunicationHookType(self.args.gradient_compression)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Create it, and let Intel's extension have both model and optimizer if asked for."""
+        optimizer = super().create_optimizer(model)
+        if self.args.use_ipex:
+            dtype = torch.bfloat16 if self.args.bf16 else torch.float32
+            self.model, optimizer = ipex.optimize(self.model, optimizer, dtype)
+            self.optimizer = optimizer
+        return optimizer
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save it; Intel's extension computes in bf16 and saves fp32, which the configuration must say."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.use_ipex and self.args.should_save and isinstance(self.model, PreTrainedModel):
+            self.model.config.dtype = torch.float32
+            self.model.config.save_pretrained(str(output_dir or self.args.output_dir))
 
 
 class ProgressCallback(TrainerCallback):

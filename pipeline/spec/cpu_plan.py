@@ -1,49 +1,20 @@
-"""How many threads each training process gets: from what this machine grants, never from what its host has.
+"""Processes, threads, cores and memory of a node's training processes: from what the node grants.
 
-Pure but for reading files below ``root``; knows no torch, so that launchers and ``manycpu plan`` use it too.
+Pure; knows no torch, so that launchers and ``manycpu plan`` use it too.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-__all__ = ["THREAD_VARIABLES", "CpuPlan", "Machine", "Row", "plan"]
+from manycpu.pipeline.spec import mistakes, pinning, quantity
+from manycpu.pipeline.spec.machine import Cpu, Machine
+from manycpu.pipeline.spec.wanted import AFFINITY_VARIABLES, THREAD_VARIABLES, Sizes, Wanted
 
-# What OpenMP, MKL, OpenBLAS, numexpr and Rayon (tokenizers) read to size their thread pools.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "RAYON_NUM_THREADS",
-)
+__all__ = ["CpuPlan", "Row", "plan", "shm_of"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The processors that this process may use."""
-
-    cpus: tuple[int, ...]
-    """Logical processors of its affinity, which lies within the cpuset."""
-    quota: float | None = None
-    """Processors' worth of time that the tightest cgroup above it grants; None: no limit."""
-    sockets: int = 1
-    """Sockets that ``cpus`` lie on."""
-    threads_per_core: int = 1
-    """Hyper-threads that share a core."""
-
-    @property
-    def cores(self) -> float:
-        """What is granted: the lesser of affinity and quota."""
-        return min(float(len(self.cpus)), self.quota or math.inf)
-
-    @classmethod
-    def observe(cls, root: Path = Path("/")) -> "Machine":
-        """Look at the files that Linux keeps below ``root``."""
-        cpus = _affinity(root)
-        return cls(cpus=cpus, quota=_quota(root), **_topology(root, cpus))
+_ALLOCATORS: Final = ("tcmalloc", "jemalloc")
 
 
 class Row(NamedTuple):
@@ -63,172 +34,156 @@ class CpuPlan:
     processes: int
     threads: int
     """Threads of each process, as they will be: the user's number where one was set."""
-    env: Mapping[str, str]
+    pins: tuple[tuple[Cpu, ...], ...] = ()
+    """Processors of each process, by its local rank; empty: the kernel decides."""
+    preload: tuple[str, ...] = ()
+    """Libraries for LD_PRELOAD; empty where the user set it."""
+    shm: int | None = None
+    """Bytes that /dev/shm should have, where the memory is known."""
+    env: Mapping[str, str] = field(default_factory=dict)
     """Variables to set before any of the libraries is loaded; without those that the user set."""
     warnings: tuple[str, ...] = ()
-    _rows: tuple[Row, ...] = ()
-
-    def rows(self) -> tuple[Row, ...]:
-        """Name, value and reason of everything that was decided."""
-        return self._rows
+    rows: tuple[Row, ...] = ()
+    """Name, value and reason of everything that was decided."""
 
 
-def plan(
-    machine: Machine, processes: int, cpus: float | None = None, user_env: Mapping[str, str] | None = None
-) -> CpuPlan:
+def plan(machine: Machine, wanted: Wanted | None = None) -> CpuPlan:
     """Divide a node's cores among its processes.
 
     Args:
         machine: What the node grants.
-        processes: Training processes on the node, at least 1.
-        cpus: Cores that the run may use (``run.resources.cpu``); None: all that are granted.
-        user_env: What the user set in ``run.env``: wins, with a warning where it matters.
+        wanted: What the run wants of it.
     """
-    user_env = user_env or {}
-    cores = min(machine.cores, cpus or math.inf)
-    fair = max(1, math.floor(cores / processes))
-    # The others follow the user's OpenMP: the least of them is what torch uses.
-    threads = _threads_of_user(user_env) or fair
+    wanted = wanted or Wanted()
+    sizes = _sizes(machine, wanted)
+    unpinned = _why_not_pinned(machine, wanted, sizes)
+    pins = () if unpinned else pinning.places(machine.cpus, sizes.processes, sizes.fair)
+    preload = () if "LD_PRELOAD" in wanted.env else _preload(machine)
+    memory = wanted.memory or machine.memory
     return CpuPlan(
         machine=machine,
-        cores=cores,
-        processes=processes,
-        threads=threads,
-        env={name: str(threads) for name in THREAD_VARIABLES if name not in user_env},
-        warnings=tuple(_warnings(machine, cores, processes, cpus, user_env)),
-        _rows=_explain(machine, cores, processes, fair, user_env),
-    )
-
-
-def _threads_of_user(user_env: Mapping[str, str]) -> int | None:
-    text = user_env.get("OMP_NUM_THREADS", "").strip()
-    return int(text) if text.isdecimal() and int(text) > 0 else None
-
-
-def _explain(
-    machine: Machine, cores: float, processes: int, fair: int, user_env: Mapping[str, str]
-) -> tuple[Row, ...]:
-    quota = f"cgroup quota {machine.quota:g}" if machine.quota else "no cgroup quota"
-    smt = f"{machine.threads_per_core} hyper-threads a core" if machine.threads_per_core > 1 else "no SMT"
-    threads = _threads_of_user(user_env) or fair
-    share = f"floor({cores:g} cores / {processes} processes), at least 1"
-    return (
-        Row(
-            "granted",
-            f"{machine.cores:g}",
-            f"lesser of {len(machine.cpus)} processors of the affinity, {quota}",
-        ),
-        Row("topology", f"{machine.sockets} sockets", smt),
-        Row("cores", f"{cores:g}", "what is granted, or run.resources.cpu where that is less"),
-        Row("processes", str(processes), "run.nproc_per_node"),
-        Row("threads", str(threads), "run.env" if threads != fair else share),
-        *(
-            Row(name, user_env.get(name, str(threads)), "run.env" if name in user_env else "threads")
-            for name in THREAD_VARIABLES
+        cores=sizes.cores,
+        processes=sizes.processes,
+        threads=sizes.threads,
+        pins=pins,
+        preload=preload,
+        shm=shm_of(memory) if memory else None,
+        env={name: str(sizes.threads) for name in THREAD_VARIABLES if name not in wanted.env},
+        warnings=tuple(mistakes.found(machine, wanted, sizes, _preload(machine))),
+        rows=(
+            *_rows_of_machine(machine, wanted, sizes),
+            *_rows_of_processes(wanted, sizes),
+            _row_of_pins(pins, unpinned),
+            *_rows_of_environment(machine, wanted, sizes),
         ),
     )
 
 
-def _warnings(
-    machine: Machine, cores: float, processes: int, cpus: float | None, user_env: Mapping[str, str]
-) -> Iterator[str]:
-    if cpus and cpus > machine.cores:
-        yield f"run.resources.cpu asks for {cpus:g} cores; this node grants {machine.cores:g}, which are used"
-    if processes > cores:
-        yield f"{processes} processes share {cores:g} cores: oversubscribed"
+def shm_of(memory: int) -> int:
+    """Bound /dev/shm: half of the memory that the process may use, in bytes.
+
+    What lies in it counts as the container's memory. Half is what Linux itself gives to a tmpfs: the ranks'
+    messages and a data loader's batches fit, and a full one is an error of the process that fills it, where
+    an unbounded one has the kernel kill a rank.
+    """
+    return memory // 2
+
+
+def _sizes(machine: Machine, wanted: Wanted) -> Sizes:
+    cores = min(machine.cores, wanted.cpus or math.inf)
+    of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
+    processes = wanted.processes or math.ceil(cores / of_socket)
     fair = max(1, math.floor(cores / processes))
-    for name in THREAD_VARIABLES:
-        if name in user_env and user_env[name].strip() != str(fair):
-            yield (
-                f"run.env: {name}={user_env[name]} wins over the CPU plan's {fair} "
-                f"({processes} processes on {cores:g} cores); leave it out to have the plan's"
-            )
+    # The others follow the user's OpenMP: the least of them is what torch uses.
+    return Sizes(cores, processes, fair, wanted.threads or fair)
 
 
-def _affinity(root: Path) -> tuple[int, ...]:
-    for line in _lines(root / "proc/self/status"):
-        if line.startswith("Cpus_allowed_list:"):
-            return _parse_list(line.partition(":")[2])
-    return (0,)
-
-
-def _parse_list(text: str) -> tuple[int, ...]:
-    """Read a list of the kernel's: ``0-2,5`` is 0, 1, 2, 5."""
-    found: list[int] = []
-    for part in text.strip().split(","):
-        low, _, high = part.partition("-")
-        found.extend(range(int(low), int(high or low) + 1))
-    return tuple(found)
-
-
-def _topology(root: Path, cpus: tuple[int, ...]) -> dict[str, int]:
-    folders = [root / f"sys/devices/system/cpu/cpu{cpu}/topology" for cpu in cpus]
-    sockets = {line for folder in folders for line in _lines(folder / "physical_package_id")}
-    siblings = next(iter(_lines(folders[0] / "thread_siblings_list")), "0")
-    return {"sockets": len(sockets) or 1, "threads_per_core": len(_parse_list(siblings))}
-
-
-def _quota(root: Path) -> float | None:
-    """Find the tightest quota of this process's cgroup and all those above it, of versions 1 and 2."""
-    paths = {
-        controller: path
-        for _, controllers, path in (line.split(":", 2) for line in _lines(root / "proc/self/cgroup"))
-        for controller in controllers.split(",")
+def _why_not_pinned(machine: Machine, wanted: Wanted, sizes: Sizes) -> str | None:
+    named = [name for name in AFFINITY_VARIABLES if name in wanted.env]
+    reasons = {
+        f"run.env: {', '.join(named)} decides": bool(named),
+        "one process: it has all that is granted": sizes.processes == 1,
+        "more processes than cores": sizes.processes > len({cpu.core for cpu in machine.cpus}),
+        "run.env: OMP_NUM_THREADS is not the plan's": sizes.threads != sizes.fair,
+        "a quota grants time, not processors: others compute on the same ones": machine.quota is not None
+        and machine.quota < len(machine.cpus),
+        "run.resources.cpu is less than what is granted: others may have the rest": sizes.cores
+        < machine.cores,
     }
-    found = [
-        limit
-        for mount in _mounts(root)
-        for folder in _upwards(root, mount, paths.get(mount.controller))
-        if (limit := _limit(folder)) is not None
-    ]
-    return min(found, default=None)
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-class _Mount(NamedTuple):
-    controller: str  # "" is version 2's one hierarchy, as in /proc/self/cgroup
-    shown: str  # the cgroup that is seen at the mount point: not "/" inside most containers
-    point: str
+def _preload(machine: Machine) -> tuple[str, ...]:
+    libraries = machine.libraries or {}
+    allocators = [libraries[name] for name in _ALLOCATORS if name in libraries]
+    openmp = [libraries[name] for name in ("iomp5",) if name in libraries]
+    return (*allocators[:1], *openmp)
 
 
-def _mounts(root: Path) -> Iterator[_Mount]:
-    for line in _lines(root / "proc/self/mountinfo"):
-        left, _, right = line.partition(" - ")
-        shown, point = left.split()[3:5]
-        kind, _, options = right.split(maxsplit=2)
-        if kind == "cgroup2":
-            yield _Mount("", shown, point)
-        elif kind == "cgroup" and "cpu" in options.split(","):
-            yield _Mount("cpu", shown, point)
+def _rows_of_machine(machine: Machine, wanted: Wanted, sizes: Sizes) -> Iterator[Row]:
+    quota = f"cgroup quota {machine.quota:g}" if machine.quota else "no cgroup quota"
+    threads = machine.threads_per_core
+    smt = f"{threads} hyper-threads share a core's arithmetic" if threads > 1 else "no hyper-threads"
+    yield Row(
+        "granted", f"{machine.processors:g}", f"{len(machine.cpus)} processors of the affinity, {quota}"
+    )
+    yield Row(
+        "topology",
+        f"{quantity.counted(machine.sockets, 'socket')}, {quantity.counted(machine.nodes, 'NUMA node')}",
+        smt,
+    )
+    lost = sizes.cores - sizes.processes * sizes.fair
+    rest = f"; {lost:g} left over by whole threads" if lost > 0 else ""
+    why = (
+        "run.resources.cpu" if wanted.cpus and wanted.cpus <= machine.cores else "what is granted, SMT aside"
+    )
+    yield Row("cores", f"{sizes.cores:g}", why + rest)
+    if memory := wanted.memory or machine.memory:
+        why = "run.resources.memory" if wanted.memory else "the lesser of the node's and the cgroup's limit"
+        yield Row("memory", quantity.shown(memory), why)
+        yield Row(
+            "shared memory",
+            quantity.shown(shm_of(memory)),
+            "the size of /dev/shm: half of the memory, of which it is part",
+        )
 
 
-def _upwards(root: Path, mount: _Mount, path: str | None) -> Iterator[Path]:
-    """Walk from the process's cgroup up to the mount point; unseen folders are no error."""
-    if path is None:
-        return
-    inside = path.removeprefix(mount.shown) if mount.shown != "/" else path
-    parts = [part for part in inside.split("/") if part not in ("", "..")]
-    base = root / mount.point.lstrip("/")
-    for length in range(len(parts), -1, -1):
-        yield base.joinpath(*parts[:length])
+def _rows_of_processes(wanted: Wanted, sizes: Sizes) -> Iterator[Row]:
+    processes = quantity.counted(sizes.processes, "process", "es")
+    share = f"floor({quantity.counted(sizes.cores, 'core')} / {processes}), at least 1"
+    yield Row(
+        "processes",
+        str(sizes.processes),
+        "run.nproc_per_node" if wanted.processes else "one for each socket that the cores fill",
+    )
+    yield Row("threads", str(sizes.threads), "run.env" if sizes.threads != sizes.fair else share)
 
 
-def _limit(folder: Path) -> float | None:
-    words = [
-        *_words(folder / "cpu.max"),
-        *_words(folder / "cpu.cfs_quota_us"),
-        *_words(folder / "cpu.cfs_period_us"),
-    ]
-    if len(words) < 2 or words[0] in ("max", "-1") or int(words[1]) <= 0:  # noqa: PLR2004 - quota and period
-        return None
-    return int(words[0]) / int(words[1])
+def _row_of_pins(pins: tuple[tuple[Cpu, ...], ...], unpinned: str | None) -> Row:
+    if unpinned:
+        return Row("pinning", "none", unpinned)
+    listed = "; ".join(f"rank {rank}: {pinning.shown(pin)}" for rank, pin in enumerate(pins))
+    whole = pinning.one_node_each(pins)
+    why = "each rank within one NUMA node" if whole else "a rank needs more cores than a NUMA node has"
+    return Row("pinning", listed, why)
 
 
-def _words(path: Path) -> list[str]:
-    return " ".join(_lines(path)).split()
+def _rows_of_environment(machine: Machine, wanted: Wanted, sizes: Sizes) -> Iterator[Row]:
+    if wanted.backend == "ccl":
+        yield Row("oneCCL workers", "none", "one thread of each process drives oneCCL, and sleeps between")
+    yield _row_of_preload(machine, wanted)
+    ours = [name for name in THREAD_VARIABLES if name not in wanted.env]
+    if ours:
+        yield Row(", ".join(ours), str(sizes.threads), "threads")
+    for name in (*THREAD_VARIABLES, *AFFINITY_VARIABLES):
+        if name in wanted.env:
+            yield Row(name, wanted.env[name], "run.env")
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+def _row_of_preload(machine: Machine, wanted: Wanted) -> Row:
+    if "LD_PRELOAD" in wanted.env:
+        return Row("preload", wanted.env["LD_PRELOAD"], "run.env")
+    if machine.libraries is None:
+        return Row("preload", "", "tcmalloc or jemalloc, and libiomp5, where the node has them")
+    found = _preload(machine)
+    return Row("preload", ", ".join(found) or "none", "an allocator and OpenMP, where they are installed")

@@ -1,7 +1,9 @@
-"""Amounts as Kubernetes writes them.
+"""Amounts: of memory, as Kubernetes writes them, and of things, as people do.
 
->>> to_bytes("128Gi")
-137438953472
+>>> read("512Gi")
+549755813888
+>>> shown(1536 << 20)
+'1.5 GiB'
 >>> half("3Gi"), half("500M")
 ('1536Mi', '250000000')
 >>> of_cores(4), of_cores(0.5)
@@ -9,37 +11,51 @@
 """
 
 import re
-from fractions import Fraction
 from typing import Final
 
-__all__ = ["half", "of_cores", "to_bytes"]
+__all__ = ["PATTERN", "counted", "half", "of_cores", "read", "shown"]
 
-_BINARY: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, **_BINARY}
+PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+
+_BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti")
+_DECIMAL: Final = ("", "k", "M", "G", "T")
 
 
-def to_bytes(quantity: str) -> int:
-    """Read an amount of memory, in bytes.
+def read(text: str) -> int:
+    """Read a quantity, in bytes.
 
     Raises:
         ValueError: It is none.
     """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)", quantity)
-    if match is None or match[2] not in _UNITS:
-        raise ValueError(f"{quantity!r} is no amount of memory such as 8Gi")
-    return int(Fraction(match[1]) * _UNITS[match[2]])
+    if not re.match(PATTERN, text):
+        raise ValueError(f"{text!r} is no amount of memory, such as 512Gi")
+    number = text.rstrip("KMGTki")
+    unit = text[len(number) :]
+    base, units = (1024, _BINARY) if unit in _BINARY else (1000, _DECIMAL)
+    return int(float(number) * base ** units.index(unit))
 
 
-def half(quantity: str) -> str:
+def shown(size: float) -> str:
+    """Write bytes for people."""
+    power = next((power for power in range(4) if size < 1000 * 1024**power), 4)
+    return f"{round(size / 1024**power, 1):g} {_BINARY[power] + 'B' if power else 'B'}"
+
+
+def counted(count: float, what: str, plural: str = "s") -> str:
+    """Write a count of things: ``1 process``, ``2.5 cores``."""
+    return f"{count:g} {what}{plural if count != 1 else ''}"
+
+
+def half(text: str) -> str:
     """Halve an amount of memory, in the largest binary unit that leaves no fraction."""
-    amount = to_bytes(quantity) // 2
-    for unit, size in reversed(_BINARY.items()):
-        if amount and amount % size == 0:
-            return f"{amount // size}{unit}"
+    amount = read(text) // 2
+    for power in range(len(_BINARY) - 1, 0, -1):
+        if amount and amount % 1024**power == 0:
+            return f"{amount // 1024**power}{_BINARY[power]}"
     return str(amount)
 
 
 def of_cores(cores: float) -> str:
-    """Write a number of cores, to a thousandth."""
+    """Write a number of cores as Kubernetes does, to a thousandth."""
     thousandths = round(cores * 1000)
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)

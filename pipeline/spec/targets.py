@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from manycpu.pipeline.spec.training_run import QUANTITY, _section, _words
+from manycpu.pipeline.spec import quantity
+from manycpu.pipeline.spec.training_run import _section, _words
 
 __all__ = ["BareMetal", "Kubernetes", "Local", "Target"]
 
@@ -111,7 +112,7 @@ class Kubernetes(BaseModel):
     )
     claim_size: str = Field(
         "20Gi",
-        pattern=QUANTITY,
+        pattern=quantity.PATTERN,
         description="Size of a claim that is made for the run.",
         json_schema_extra=_section("Volume"),
     )

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-__all__ = ["QUANTITY", "Resources", "TrainingRun"]
+from manycpu.pipeline.spec import quantity
+from manycpu.pipeline.spec.wanted import Wanted
 
-QUANTITY = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
-"""An amount of bytes as Kubernetes writes it."""
+__all__ = ["Resources", "TrainingRun"]
 
 Backend = Literal["ccl", "gloo", "mpi"]
 Seconds = Annotated[int, Field(ge=1)]
@@ -33,7 +33,7 @@ class Resources(BaseModel):
     )
     memory: str | None = Field(
         None,
-        pattern=QUANTITY,
+        pattern=quantity.PATTERN,
         description="Memory of each node, as a Kubernetes quantity.",
         examples=["8Gi"],
     )
@@ -85,7 +85,7 @@ class TrainingRun(BaseModel):
         1,
         ge=1,
         le=1024,
-        description="Training processes on each node.",
+        description="Training processes on each node; left out, one for each socket of the target local.",
         examples=[1, 2],
         json_schema_extra=_section("Scale"),
     )
@@ -207,6 +207,19 @@ class TrainingRun(BaseModel):
     def elastic(self) -> bool:
         """Whether the number of nodes may change while the run goes on."""
         return isinstance(self.nnodes, str)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What it wants of each node."""
+        memory = self.resources.memory
+        return Wanted(
+            processes=self.nproc_per_node if "nproc_per_node" in self.model_fields_set else None,
+            cpus=self.resources.cpu,
+            memory=quantity.read(memory) if memory else None,
+            dtype=self.dtype,
+            backend=self.backend,
+            env=self.env,
+        )
 
     @property
     def label(self) -> str:

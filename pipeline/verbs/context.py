@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.spec import program
+from manycpu.pipeline.spec import cpu_plan, program
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -190,7 +191,8 @@ def open_context(
     Raises:
         BadInputError: A field is wrong.
     """
-    found, where = read_run(run), read_target(target)
+    where = read_target(target)
+    found = _sized(read_run(run), where)
     return _context(
         _anchored(found, where, base),
         _anchored_target(where, base),
@@ -218,6 +220,14 @@ def _context(run: TrainingRun, target: Target, key: str, base: Path, access: Acc
     if isinstance(target, Kubernetes):
         return ClusterContext(run, target, key, base, access or Access())
     return MachineContext(run, target, key, base)
+
+
+def _sized(run: TrainingRun, target: Target) -> TrainingRun:
+    """Choose the processes of this machine where the run leaves them open."""
+    if not isinstance(target, Local) or "nproc_per_node" in run.model_fields_set:
+        return run
+    made = cpu_plan.plan(Machine.observe(), run.wanted)
+    return run.model_copy(update={"nproc_per_node": made.processes})
 
 
 def _anchored(run: TrainingRun, target: Target, base: Path) -> TrainingRun:

@@ -17,7 +17,16 @@ def start(namespace: Namespace, kubernetes: Module) -> None:
     namespace.start("etcd", [kubernetes.program("server"), *_etcd()])
     start_api_server(namespace, kubernetes)
     namespace.start(
-        "controller-manager", [kubernetes.program("kube-controller-manager"), *_controller_manager()]
+        "controller-manager",
+        # It makes the folders of storage class `shared`, where pods that are not root write.
+        [
+            "sh",
+            "-c",
+            'umask 0; exec "$@"',
+            "sh",
+            kubernetes.program("kube-controller-manager"),
+            *_controller_manager(),
+        ],
     )
     namespace.start("scheduler", [kubernetes.program("kube-scheduler"), *_scheduler()])
 

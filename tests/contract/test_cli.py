@@ -1,6 +1,7 @@
 """The command as it is typed: what it prints, and how it exits."""
 
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -58,7 +59,6 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"nproc_per_node": 1000}, "run.nproc_per_node: 1000 processes were asked for, and this machine grants"),
     ({"nnodes": 2}, "run.nnodes: 2 nodes were asked for, and the target local is one machine"),
     ({"nproc": 2}, "run.nproc: there is no such field. Did you mean 'nproc_per_node'?"),
-    ({"backend": "ccl"}, "run.backend: the backend 'ccl' is not in this version"),
     ({"output": "code"}, "run.output: "),
     ({"output": "code/train.py"}, "run.output: "),
     (
@@ -90,6 +90,19 @@ def test_bad_input_is_named_with_its_field_and_nothing_starts(
     assert message in printed
     assert not home.exists()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="oneCCL is not for it")
+def test_ccl_without_its_extra_is_refused(
+    manycpu: Type, script: Script, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script()
+    monkeypatch.setattr("importlib.metadata.distributions", lambda **_: iter(()))
+    code, printed = manycpu("run", run_file(tmp_path, program="code/train.py", output="out", backend="ccl"))
+    assert code == 2
+    assert "run.backend: 'ccl' was asked for, and this environment has no oneCCL" in printed
+    assert "pip install 'manycpu[ccl]'" in printed
+    assert not home.exists()
 
 
 @pytest.mark.parametrize(
@@ -130,10 +143,27 @@ def test_options_win_over_the_file_and_stand_alone(manycpu: Type, script: Script
 
 
 def test_the_plan_says_why(manycpu: Type) -> None:
-    code, printed = manycpu("plan", "--processes", "2")
+    code, printed = manycpu("plan", "--nproc-per-node", "2")
     assert code == 0
     assert "OMP_NUM_THREADS" in printed
     assert "floor(" in printed
+
+
+def test_the_plan_of_a_run_on_another_node(
+    manycpu: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's own fields count, an option wins over them, and what is wrong is said below the table."""
+    monkeypatch.setenv("COLUMNS", "200")
+    file = run_file(tmp_path, program="train.py", output="out", dtype="bf16", resources={"cpu": 300})
+    node = ["--node", "sockets=2,cores=56,threads=2,memory=512Gi,bf16=no"]
+    code, printed = manycpu("plan", file, *node)
+    assert code == 0
+    assert "rank 0: 0-55,112-167; rank 1: 56-111,168-223" in printed
+    assert "warning: run.resources.cpu asks for 300 cores; this node grants 224" in printed
+    assert "warning: bf16 without hardware for it" in printed
+    assert "floor(112 cores / 4 processes)" in manycpu("plan", file, *node, "--nproc-per-node", "4")[1]
+    said = "--node: cores=some cannot be read: 'some' is no count. cores is: physical cores of each socket.\n"
+    assert manycpu("plan", "--node", "cores=some") == (2, f"manycpu: {said}")
 
 
 def test_an_unknown_command_or_option_is_an_error_of_the_users(manycpu: Type) -> None:

@@ -1,6 +1,7 @@
 """What every rank does with a script: backend, exit codes, errors, signals, what it leaves behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -185,10 +186,31 @@ def test_the_users_threads_win_with_a_warning(write: Callable[[str], Path]) -> N
     script = write("import torch; print('threads', torch.get_num_threads())")
     ended = alone(script, OMP_NUM_THREADS="2", MANYCPU_USER_ENV="OMP_NUM_THREADS", MANYCPU_CPUS="1")
     assert "threads 2" in ended.texts()
-    assert "run.env: OMP_NUM_THREADS=2 wins" in ended.events("warning")[0]["message"]
+    assert (
+        "run.env: OMP_NUM_THREADS=2 makes 2 threads of 1 process on 1 core"
+        in ended.events("warning")[0]["message"]
+    )
     # What torchrun or a shell left behind is nobody's wish.
     ended = alone(script, OMP_NUM_THREADS="2", MANYCPU_CPUS="1")
     assert "threads 1" in ended.texts()
+
+
+def test_libraries_that_help_are_preloaded_unless_the_user_has_others(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Where the dynamic linker would look, an allocator is found, and is there before Python begins."""
+    (tmp_path / "lib").mkdir()
+    library = tmp_path / "lib" / "libjemalloc.so.2"
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    shutil.copy(next(path for path in mapped if "/libm.so" in path), library)  # any library does
+    script = write("print('loaded', 'libjemalloc.so.2' in open('/proc/self/maps').read())")
+    known = {"LD_LIBRARY_PATH": str(tmp_path / "lib")}
+    assert "loaded True" in alone(script, **known).texts()
+    own = {"LD_PRELOAD": "", "MANYCPU_USER_ENV": "LD_PRELOAD"}
+    ended = alone(script, **known, **own)
+    assert "loaded False" in ended.texts()
+    (warning,) = ended.events("warning")
+    assert "run.env: LD_PRELOAD= wins over the CPU plan's" in warning["message"]
 
 
 def test_usage_and_a_script_that_is_not_there(tmp_path: Path) -> None:

@@ -12,13 +12,27 @@ from conftest import ALL_REDUCE
 from helpers import until
 from node_runs import LAUNCHERS, MPIRUNS, PLAIN, by_hand, execute, launch, manifest_of
 
+from manycpu.pipeline.spec.cpu_plan import plan
+from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.wanted import Wanted
+
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
+
+
+def planned_cores(ranks: int) -> list[str]:
+    made = plan(Machine.observe(), Wanted(processes=ranks, cpus=ranks))
+    pins = made.pins or [made.machine.cpus] * ranks
+    return sorted(f"cores {sorted(cpu.number for cpu in pin)}" for pin in pins)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -> None:
-    """The unmodified script finds its rank, its threads and the backend; every rank proves itself."""
-    script = ALL_REDUCE + "print('threads', torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])\n"
+    """The unmodified script finds its rank, threads, cores and the backend; every rank proves itself."""
+    script = (
+        ALL_REDUCE
+        + "print('threads', torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])\n"
+        + "print('cores', sorted(os.sched_getaffinity(0)))\n"
+    )
     ended = launch(launcher, write(script), resources={"cpu": 2})
     assert ended.code == 0, ended.out
     host = socket.gethostname()
@@ -30,6 +44,7 @@ def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -
     assert used == [("gloo", "gloo", 2)] * 2
     assert ended.texts().count("sum 2") == 2
     assert ended.texts().count("threads 1 1") == 2
+    assert sorted(text for text in ended.texts() if text.startswith("cores")) == planned_cores(ranks=2)
     assert sorted((event["rank"], event["code"]) for event in ended.events("exit")) == [(0, 0), (1, 0)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from cluster.command import wait_for
 from cluster.fixtures import TestCluster
 from cluster.space import Space
 from other_mpis import with_mpi
@@ -38,6 +39,18 @@ dist.init_process_group()
 print(f"rank {dist.get_rank()} knows {os.environ['WORD']!r} and {os.environ['GREETING']!r}", flush=True)
 dist.barrier()
 """
+UNTIL_RESTARTED = """
+import os, pathlib, time, torch.distributed as dist
+dist.init_process_group()
+mark = pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "began")
+again = mark.exists()
+dist.barrier()
+mark.touch()
+print("again" if again else "first", flush=True)
+while not again:
+    dist.barrier()
+    time.sleep(0.2)
+"""
 SECRET = "a b'c\"d $x"  # noqa: S105 - it is none
 
 
@@ -46,6 +59,22 @@ def described(ctx: ClusterContext) -> str:
     built, _ = build(ctx)
     placement = launch.place(ctx, Staged(), built, 1, owned=False)
     return as_yaml(LAUNCHERS[ctx.target.launch].manifest(ctx.run, ctx.target, placement))
+
+
+def said(namespace: Space, ctx: ClusterContext) -> list[events.RankLine]:
+    """Read what all pods of the run say."""
+    return [
+        events.split(line)
+        for pod in namespace.pods(f"manycpu/run={ctx.name}")
+        if pod.status.phase != "Pending"
+        for line in namespace.log(pod.metadata.name).splitlines()
+    ]
+
+
+def proven(lines: list[events.RankLine]) -> list[dict[str, Any]]:
+    """Pick the proofs of scale."""
+    decoded = [events.decode(line.text) for line in lines]
+    return [event for event in decoded if event and event["event"] == "proof"]
 
 
 @pytest.mark.timeout(600)
@@ -58,22 +87,42 @@ def test_all_ranks_meet_on_both_nodes(
     namespace.create(
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "words"}, "stringData": {"WORD": SECRET}}
     )
-    run = a_run(SCRIPT, env_from=["words"], env={"GREETING": "good $(HOME)"}, nproc_per_node=2, **how)
+    run = a_run(SCRIPT, env_from=["words"], env={"GREETING": "good $(HOME)"}, **how)
     ctx = open_context(run, target | where | image, "by-hand", kind, base=tmp_path)
     assert isinstance(ctx, ClusterContext)
     namespace.create(volume.claim(ctx.name, ctx.target, []))
     job = namespace.create(yaml.safe_load(described(ctx)))
     assert namespace.wait_job(job["kind"], job["metadata"]["name"], seconds=300) == "Succeeded"
-    lines = [
-        events.split(line)
-        for pod in namespace.pods(f"manycpu/run={ctx.name}")
-        for line in namespace.log(pod.metadata.name).splitlines()
-    ]
-    proofs = [event for *_, text in lines if (event := events.decode(text)) and event["event"] == "proof"]
-    assert sorted(proof["rank"] for proof in proofs) == [0, 1, 2, 3], lines
+    lines = said(namespace, ctx)
+    proofs = proven(lines)
+    assert sorted(proof["rank"] for proof in proofs) == [0, 1], lines
     assert {proof["host"] for proof in proofs} == set(cluster.nodes)
     known = {text for *_, text in lines if "knows" in text}
-    assert known == {f"rank {rank} knows {SECRET!r} and 'good $(HOME)'" for rank in range(4)}
+    assert known == {f"rank {rank} knows {SECRET!r} and 'good $(HOME)'" for rank in range(2)}
+
+
+@pytest.mark.timeout(600)
+def test_when_a_worker_is_lost_the_others_meet_anew(
+    target: Fields, a_run: MakeRun, namespace: Space, tmp_path: Path
+) -> None:
+    ctx = open_context(
+        a_run(UNTIL_RESTARTED, nnodes="1:2", max_restarts=3), target, "by-hand", "lost", base=tmp_path
+    )
+    assert isinstance(ctx, ClusterContext)
+    namespace.create(volume.claim(ctx.name, ctx.target, []))
+    job = namespace.create(yaml.safe_load(described(ctx)))
+
+    def begun() -> bool:
+        pods = namespace.pods(f"manycpu/run={ctx.name}")
+        running = [pod for pod in pods if pod.status.phase == "Running"]
+        return len(running) == 2 and [line.text for line in said(namespace, ctx)].count("first") == 2
+
+    wait_for("both ranks to begin", begun, seconds=240)
+    namespace.core.delete_namespaced_pod(f"{job['metadata']['name']}-worker-1", namespace.name)
+    assert namespace.wait_job(job["kind"], job["metadata"]["name"], seconds=300) == "Succeeded"
+    lines = [line for line in said(namespace, ctx) if line.rank is not None]
+    assert "again" in {line.text for line in lines}
+    assert {0, 1} <= {proof["round"] for proof in proven(lines)}
 
 
 @pytest.mark.parametrize("kind", ["static", "elastic", "intel"])

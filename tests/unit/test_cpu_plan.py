@@ -1,130 +1,231 @@
-"""The CPU plan on machines of every kind, as files below a folder."""
+"""The CPU plan on described nodes of every kind: processes, threads, pins, memory, and the mistakes."""
 
-from pathlib import Path
+import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from manycpu.pipeline.spec.cpu_plan import THREAD_VARIABLES, Machine, plan
+from manycpu.pipeline.spec import pinning
+from manycpu.pipeline.spec.cpu_plan import CpuPlan, plan, shm_of
+from manycpu.pipeline.spec.description import describe
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.wanted import THREAD_VARIABLES, Wanted
+
+TWO = "sockets=2,cores=56,threads=2,memory=512Gi"
+OURS = {"processes": 2, "backend": "ccl"}
 
 
-def tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
+def planned(node: str, **wanted: Any) -> CpuPlan:
+    return plan(describe(node), Wanted(**wanted))
 
 
-def status(cpus: str) -> dict[str, str]:
-    return {"proc/self/status": f"Name:\tpython\nCpus_allowed_list:\t{cpus}\n"}
-
-
-V2 = {"proc/self/mountinfo": "31 23 0:28 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n"}
-V1 = {
-    "proc/self/mountinfo": "33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
-    "34 31 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
-    "proc/self/cgroup": "4:memory:/other\n2:cpu,cpuacct:/pod/app\n",
-}
-
-
-def test_a_whole_machine(tmp_path: Path) -> None:
-    cores = {
-        f"sys/devices/system/cpu/cpu{cpu}/topology/{name}": text
-        for cpu in range(8)
-        for name, text in {
-            "physical_package_id": f"{cpu % 2}\n",
-            "thread_siblings_list": f"{cpu % 4},{cpu % 4 + 4}\n",
-        }.items()
-    }
-    machine = Machine.observe(tree(tmp_path, status("0-7") | V2 | {"proc/self/cgroup": "0::/\n"} | cores))
-    assert machine == Machine(cpus=tuple(range(8)), quota=None, sockets=2, threads_per_core=2)
-    assert machine.cores == 8
-
-
-def test_the_tightest_quota_above_counts_in_version_2(tmp_path: Path) -> None:
-    limits = {
-        "proc/self/cgroup": "0::/kubepods/pod1/app\n",
-        "sys/fs/cgroup/kubepods/cpu.max": "max 100000\n",
-        "sys/fs/cgroup/kubepods/pod1/cpu.max": "350000 100000\n",
-        "sys/fs/cgroup/kubepods/pod1/app/cpu.max": "400000 100000\n",
-    }
-    machine = Machine.observe(tree(tmp_path, status("0-63") | V2 | limits))
-    assert machine.cores == 3.5
-
-
-def test_inside_a_container_the_mount_is_the_cgroup(tmp_path: Path) -> None:
-    """The path that the host sees is not there; the mount point shows this very cgroup."""
-    shown = "31 23 0:28 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
-    files = {
-        "proc/self/mountinfo": shown,
-        "proc/self/cgroup": "0::/docker/abc/inner\n",
-        "sys/fs/cgroup/cpu.max": "150000 100000\n",
-    }
-    assert Machine.observe(tree(tmp_path, status("0-15") | files)).cores == 1.5
-
-
-@pytest.mark.parametrize(("quota", "cores"), [("250000", 2.5), ("-1", 16.0)])
-def test_version_1(quota: str, cores: float, tmp_path: Path) -> None:
-    limits = {
-        "sys/fs/cgroup/cpu,cpuacct/pod/cpu.cfs_quota_us": f"{quota}\n",
-        "sys/fs/cgroup/cpu,cpuacct/pod/cpu.cfs_period_us": "100000\n",
-    }
-    assert Machine.observe(tree(tmp_path, status("0-15") | V1 | limits)).cores == cores
-
-
-def test_the_cpuset_counts_where_it_is_tighter(tmp_path: Path) -> None:
-    limits = {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "800000 100000\n"}
-    machine = Machine.observe(tree(tmp_path, status("2-3,7") | V2 | limits))
-    assert machine.cpus == (2, 3, 7)
-    assert machine.cores == 3
-
-
-def test_this_machine_grants_no_more_than_its_affinity() -> None:
-    machine = Machine.observe()
-    assert 0 < machine.cores <= len(machine.cpus)
-
-
-def test_a_system_without_these_files_has_one_core(tmp_path: Path) -> None:
-    assert Machine.observe(tmp_path).cores == 1
+def rows(made: CpuPlan) -> dict[str, str]:
+    return {row.name: row.value for row in made.rows}
 
 
 @pytest.mark.parametrize(
-    ("cores", "processes", "threads"), [(8, 1, 8), (8, 3, 2), (3, 2, 1), (2, 4, 1), (112, 2, 56)]
+    ("node", "wanted", "processes", "threads"),
+    [
+        ("cores=1", {}, 1, 1),
+        ("cores=8", {"processes": 3}, 3, 2),
+        ("cores=3", {"processes": 2}, 2, 1),
+        ("cores=2", {"processes": 4}, 4, 1),
+        ("cores=2,threads=2", {"processes": 2}, 2, 1),
+        (TWO, {}, 2, 56),
+        (TWO, {"cpus": 200}, 2, 56),
+        (TWO, {"cpus": 40}, 1, 40),
+        (TWO, {"cpus": 60}, 2, 30),
+        (TWO, {"processes": 4}, 4, 28),
+        (f"{TWO},numa=4", {}, 2, 56),
+        (f"{TWO},limit=8", {}, 1, 8),
+        ("cores=64,limit=2.5", {}, 1, 2),
+        ("cores=64,limit=2500m", {"processes": 2}, 2, 1),
+        ("cores=64,limit=0.5", {}, 1, 1),
+        ("sockets=2,cores=4,cpus=1,5-6", {}, 2, 1),
+        ("sockets=2,cores=4,threads=2,cpus=0,8", {}, 1, 1),
+    ],
 )
-def test_threads_are_the_floor(cores: int, processes: int, threads: int) -> None:
-    made = plan(Machine(cpus=tuple(range(cores))), processes)
-    assert made.threads == threads
+def test_processes_and_threads(node: str, wanted: dict[str, Any], processes: int, threads: int) -> None:
+    made = planned(node, **wanted)
+    assert (made.processes, made.threads) == (processes, threads)
     assert made.env == dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
-def test_the_run_may_ask_for_less_and_never_gets_more() -> None:
-    machine = Machine(cpus=tuple(range(8)), quota=6.5)
-    assert plan(machine, 2, cpus=4).threads == 2
-    greedy = plan(machine, 2, cpus=64)
-    assert greedy.threads == 3
-    assert greedy.warnings == ("run.resources.cpu asks for 64 cores; this node grants 6.5, which are used",)
+@pytest.mark.parametrize(
+    ("node", "processes", "pins"),
+    [
+        ("cores=2", 2, ["0", "1"]),
+        ("cores=8,threads=2", 2, ["0-3,8-11", "4-7,12-15"]),
+        (TWO, 2, ["0-55,112-167", "56-111,168-223"]),
+        ("sockets=2,cores=4,numa=4", 4, ["0-1", "2-3", "4-5", "6-7"]),
+        # A rank that fits into no node of four cores takes neighbours, on its socket.
+        ("sockets=2,cores=4,numa=4", 2, ["0-3", "4-7"]),
+        # Five threads each: the third takes what the first two left, of both nodes.
+        ("sockets=2,cores=8", 3, ["0-4", "8-12,15", "5-7,13-15"]),
+        # The core that is left over is everybody's on its node.
+        ("cores=4", 3, ["0,3", "1,3", "2-3"]),
+        ("sockets=2,cores=4,cpus=1,3,5-6", 2, ["1,3", "5-6"]),
+        ("sockets=2,cores=2,threads=2,cpus=0,2-5", 2, ["0,4-5", "2-3"]),
+    ],
+)
+def test_pins(node: str, processes: int, pins: list[str]) -> None:
+    made = planned(node, processes=processes)
+    assert [pinning.shown(pin) for pin in made.pins] == pins
+    assert all(len({cpu.core for cpu in pin}) >= made.threads for pin in made.pins)
 
 
-def test_the_user_wins_with_a_warning() -> None:
-    made = plan(Machine(cpus=(0, 1)), 2, user_env={"OMP_NUM_THREADS": "4", "PATH": "/bin"})
-    assert made.threads == 4
+def test_a_plan_tells_whether_each_rank_has_its_memory_near() -> None:
+    (near,) = [row for row in planned(TWO, processes=2).rows if row.name == "pinning"]
+    (far,) = [row for row in planned("sockets=2,cores=4,numa=4", processes=2).rows if row.name == "pinning"]
+    assert near.reason == "each rank within one NUMA node"
+    assert far.reason == "a rank needs more cores than a NUMA node has"
+
+
+@pytest.mark.parametrize(
+    ("node", "wanted", "why"),
+    [
+        ("cores=4", {"processes": 1}, "one process"),
+        ("cores=2", {"processes": 3}, "more processes than cores"),
+        ("cores=8,limit=4", {"processes": 2}, "a quota grants time, not processors"),
+        ("cores=8", {"processes": 2, "cpus": 4}, "run.resources.cpu is less"),
+        ("cores=8", {"processes": 2, "env": {"OMP_NUM_THREADS": "2"}}, "run.env: OMP_NUM_THREADS"),
+        ("cores=8", {"processes": 2, "env": {"KMP_AFFINITY": "compact"}}, "run.env: KMP_AFFINITY decides"),
+    ],
+)
+def test_who_is_not_pinned_is_told_why(node: str, wanted: dict[str, Any], why: str) -> None:
+    made = planned(node, **wanted)
+    assert made.pins == ()
+    (row,) = [row for row in made.rows if row.name == "pinning"]
+    assert row.value == "none"
+    assert row.reason.startswith(why)
+
+
+def test_an_exclusive_cpuset_as_large_as_the_quota_is_pinned() -> None:
+    """What the kubelet's static CPU manager gives: the quota counts hyper-threads."""
+    made = planned("cores=8,threads=2,cpus=0-3,8-11,limit=8,request=8", processes=2)
+    assert made.threads == 2
+    assert [pinning.shown(pin) for pin in made.pins] == ["0-1,8-9", "2-3,10-11"]
+
+
+@pytest.mark.parametrize(
+    ("node", "wanted", "warning"),
+    [
+        ("cores=2", {"processes": 4}, "4 processes share 2 cores: oversubscribed"),
+        (
+            "cores=8,limit=6.5",
+            {"processes": 2, "cpus": 64},
+            "run.resources.cpu asks for 64 cores; this node grants 6.5",
+        ),
+        (
+            "cores=2,memory=8Gi",
+            {"memory": 16 << 30},
+            "run.resources.memory is 16 GiB, more than this node can allocate: 8 GiB",
+        ),
+        ("cores=8,limit=4,request=2", {}, "limits are not requests: .* its limit of 4"),
+        ("cores=2,bf16=no", {"dtype": "bf16"}, "bf16 without hardware for it"),
+        (TWO, {"processes": 1}, "a process of 112 threads spans 2 sockets, .* set run.nproc_per_node to 2"),
+        ("cores=2,shm=64Mi", {"processes": 2}, "the shared memory at /dev/shm has 64 MiB"),
+        (
+            "cores=2",
+            {"processes": 2, "env": {"OMP_NUM_THREADS": "4"}},
+            "run.env: OMP_NUM_THREADS=4 makes 8 threads of 2 processes on 2 cores: oversubscribed",
+        ),
+        (
+            "cores=8",
+            {"processes": 2, "env": {"MKL_NUM_THREADS": "2"}},
+            "run.env: MKL_NUM_THREADS=2 wins over the CPU plan's 4",
+        ),
+        (
+            "cores=8",
+            {"processes": 2, "env": {"OMP_NUM_THREADS": "many"}},
+            "run.env: OMP_NUM_THREADS=many wins over the CPU plan's 4",
+        ),
+        (
+            "cores=8",
+            {"processes": 2, "env": {"GOMP_CPU_AFFINITY": "0-3"}},
+            "run.env: GOMP_CPU_AFFINITY=0-3 wins over .* is the same for all 2 ranks",
+        ),
+        ("cores=8", OURS | {"env": {"CCL_WORKER_COUNT": "4"}}, "run.env: CCL_WORKER_COUNT=4 has no effect"),
+    ],
+)
+def test_every_mistake_is_said(node: str, wanted: dict[str, Any], warning: str) -> None:
+    (said,) = planned(node, **wanted).warnings
+    assert re.match(warning, said), said
+
+
+@pytest.mark.parametrize(
+    ("node", "wanted"),
+    [
+        ("cores=2", {"processes": 2, "env": {"OMP_NUM_THREADS": "1", "PATH": "/bin"}}),
+        ("cores=2", {"env": {"OMP_PROC_BIND": "close"}}),
+        ("cores=2,bf16=yes", {"dtype": "bf16"}),
+        ("cores=2", {"dtype": "bf16"}),
+        ("cores=8,limit=4,request=4", {}),
+        (TWO, {"cpus": 200, "memory": 128 << 30, "backend": "ccl", "env": {"CCL_WORKER_COUNT": "1"}}),
+        ("cores=8", OURS | {"env": {"CCL_WORKER_COUNT": "4", "CCL_WORKER_OFFLOAD": "1"}}),
+    ],
+)
+def test_what_is_right_is_not_warned_of(node: str, wanted: dict[str, Any]) -> None:
+    assert planned(node, **wanted).warnings == ()
+
+
+def test_the_users_threads_win() -> None:
+    made = planned("cores=8", processes=2, env={"OMP_NUM_THREADS": "3"})
+    assert made.threads == 3
     assert "OMP_NUM_THREADS" not in made.env
-    assert made.env["MKL_NUM_THREADS"] == "4"
-    (warning,) = made.warnings
-    assert warning.startswith("run.env: OMP_NUM_THREADS=4 wins over the CPU plan's 1")
-    assert ("OMP_NUM_THREADS", "4", "run.env") in made.rows()
+    assert made.env["MKL_NUM_THREADS"] == "3"
+    assert ("OMP_NUM_THREADS", "3", "run.env") in made.rows
 
 
-def test_a_user_who_says_the_same_is_not_warned() -> None:
-    assert plan(Machine(cpus=(0, 1)), 2, user_env={"OMP_NUM_THREADS": "1"}).warnings == ()
+def test_one_allocator_and_openmp_are_preloaded_where_they_are() -> None:
+    there = {"tcmalloc": "/l/tc.so", "jemalloc": "/l/je.so", "iomp5": "/l/iomp.so"}
+    machine = replace(describe("cores=2"), libraries=there)
+    assert plan(machine).preload == ("/l/tc.so", "/l/iomp.so")
+    assert plan(replace(machine, libraries={"jemalloc": "/l/je.so"})).preload == ("/l/je.so",)
+    assert plan(replace(machine, libraries={})).preload == ()
 
 
-def test_oversubscription_is_said() -> None:
-    assert plan(Machine(cpus=(0, 1)), 4).warnings == ("4 processes share 2 cores: oversubscribed",)
+def test_the_users_preload_wins_aloud() -> None:
+    machine = replace(describe("cores=2"), libraries={"iomp5": "/l/iomp.so"})
+    made = plan(machine, Wanted(env={"LD_PRELOAD": "/mine.so"}))
+    assert made.preload == ()
+    assert made.warnings == ("run.env: LD_PRELOAD=/mine.so wins over the CPU plan's, without /l/iomp.so",)
+    assert plan(machine, Wanted(env={"LD_PRELOAD": "/x.so:/l/iomp.so"})).warnings == ()
+
+
+def test_shared_memory_is_bounded_by_half_of_the_memory() -> None:
+    assert shm_of(8 << 30) == 4 << 30
+    assert planned(TWO).shm == 256 << 30
+    assert planned(TWO, memory=128 << 30).shm == 64 << 30
+    assert planned("cores=2").shm is None
 
 
 def test_rows_name_every_number() -> None:
-    rows = {row.name: row.value for row in plan(Machine(cpus=tuple(range(4)), quota=3.0), 2).rows()}
-    assert rows["granted"] == "3"
-    assert rows["threads"] == "1"
-    assert rows["OMP_NUM_THREADS"] == "1"
+    found = rows(planned(f"{TWO},numa=4", processes=2, backend="ccl"))
+    assert found["granted"] == "224"
+    assert found["topology"] == "2 sockets, 4 NUMA nodes"
+    assert (found["cores"], found["processes"], found["threads"]) == ("112", "2", "56")
+    assert (found["memory"], found["shared memory"]) == ("512 GiB", "256 GiB")
+    assert found["oneCCL workers"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "there is no ''"),
+        ("sockets=2", "cores= is missing"),
+        ("cores=2,sokets=1", "there is no 'sokets'"),
+        ("cores=none", "cores=none cannot be read"),
+        ("cores=2,limit=0", "limit=0 cannot be read"),
+        ("cores=2,memory=much", "memory=much cannot be read"),
+        ("cores=2,bf16=maybe", "bf16=maybe cannot be read"),
+        ("cores=2,cpus=0-7", "the node has the processors 0 to 1"),
+        ("sockets=2,cores=4,numa=3", "3 NUMA nodes cannot be on 2 sockets"),
+    ],
+)
+def test_a_description_that_cannot_be_read(text: str, said: str) -> None:
+    with pytest.raises(BadInputError, match=said) as raised:
+        describe(text)
+    assert raised.value.field == "--node"
+    assert raised.value.fix

@@ -34,6 +34,12 @@ MET = Heard(met=True, last=T0 + 100.0)
 # What is seen, what was heard -> the field that is used up first, and after how many seconds.
 CASES: dict[str, tuple[Gang, Heard, str, float]] = {
     "nobody acknowledges it": (gang(job()), Heard(), "acknowledge_timeout", 60),
+    "its pods are refused, and that is all that is known": (
+        gang(job(), [], [event("FailedCreatePod", "exceeded quota", job())]),
+        Heard(),
+        "queue_timeout",
+        1000,
+    ),
     "acknowledged, no pods yet": (gang(job("Created")), Heard(), "queue_timeout", 1000),
     "suspended, from when it was": (
         gang(job("Suspended", suspend=True, seconds=500)),

@@ -53,6 +53,11 @@ def test_only_programs_of_the_trainer_are_touched(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out.count('"warning"') == 3
 
 
+def test_recipes_have_their_options_as_they_were_written() -> None:
+    recipe = Program("manycpu.pipeline.recipes.question_answering", module=True, args=OLD)
+    assert translated(recipe, "gloo") == recipe
+
+
 def test_a_module_is_judged_by_all_of_its_package() -> None:
     assert "class TrainingArguments" in Program("transformers.training_args", module=True, args=()).source()
     assert Program("no_such_module", module=True, args=()).source() == ""

@@ -44,6 +44,8 @@ def test_the_options_of_run_qa_are_known() -> None:
     assert (training.use_cpu, training.ddp_backend, training.optim) == (True, None, "adamw_torch_fused")
     assert options.chosen
     assert [note.split()[0] for note in options.notes] == ["--no_cuda", "--ddp_backend", "--use_ipex"]
+    assert "ended at torch 2.8; torch itself has bf16 autocast" in options.notes[-1]
+    assert not training.use_ipex
 
 
 def test_defaults_come_from_the_run() -> None:

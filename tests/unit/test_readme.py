@@ -1,5 +1,6 @@
 """What the README shows is what the package takes."""
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -45,3 +46,11 @@ def test_the_reference_of_fields_is_up_to_date() -> None:
 
     page = runpy.run_path(str(ROOT / "docs" / "reference.py"))["page"]()
     assert (ROOT / "docs" / "fields.md").read_text() == page, "run `make docs`"
+
+
+def test_the_page_of_benchmarks_shows_the_results_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    page = importlib.import_module("bench._page").page()
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == page, "run `python -m bench`"
+    pictures = re.findall(r"\]\((images/[^)]+)\)", page)
+    assert [name for name in pictures if not (ROOT / "docs" / name).exists()] == []

@@ -4,8 +4,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from manycpu.pipeline.recipes.hardware import bf16_warning, read_cpuinfo
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.hardware import bf16_warning, flags
 
 __all__ = ["ARGS", "DATA", "demo_run"]
 
@@ -47,7 +47,7 @@ def demo_run(output: str) -> dict[str, Any]:
         "nnodes": 1,
         "nproc_per_node": 2,
         "backend": "gloo",
-        "dtype": "fp32" if bf16_warning(read_cpuinfo()) else "bf16",
+        "dtype": "fp32" if bf16_warning(flags()) else "bf16",
     }
 
 

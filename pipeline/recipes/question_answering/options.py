@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser
 
 from manycpu.pipeline.recipes.old_options import translate
+from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, option, usable
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["DataOptions", "ModelOptions", "Options", "TrainingOptions", "parse"]
+__all__ = ["DataOptions", "ModelOptions", "Options", "parse"]
 
 _LEAST = {
     "doc_stride": 0,
@@ -26,80 +27,63 @@ _LEAST = {
 _STEPS = ("do_train", "do_eval", "do_predict")
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass
 class ModelOptions:
     """Which model to begin with."""
 
-    model_name_or_path: str | None = _option(
+    model_name_or_path: str | None = option(
         None, "Base checkpoint: a folder or a name on the Hub; default: run.model."
     )
-    config_name: str | None = _option(None, "Configuration, where it is not the model's.")
-    config_overrides: str | None = _option(
+    config_name: str | None = option(None, "Configuration, where it is not the model's.")
+    config_overrides: str | None = option(
         None,
         "Changes to the configuration, such as hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0.",
     )
-    freeze_embeddings: bool = _option(
+    freeze_embeddings: bool = option(
         default=False, text="Leave the embeddings of words as they are: less to compute and to exchange."
     )
-    tokenizer_name: str | None = _option(None, "Tokenizer, where it is not the model's.")
-    cache_dir: str | None = _option(None, "Folder for what comes from the Hub, and for prepared data.")
-    model_revision: str = _option("main", "Branch, tag or commit on the Hub.")
-    token: str | None = _option(None, "Token for the Hub; better: HF_TOKEN through run.env_from.")
-    trust_remote_code: bool = _option(default=False, text="Run code that comes with a model on the Hub.")
+    tokenizer_name: str | None = option(None, "Tokenizer, where it is not the model's.")
+    cache_dir: str | None = option(None, "Folder for what comes from the Hub, and for prepared data.")
+    model_revision: str = option("main", "Branch, tag or commit on the Hub.")
+    token: str | None = option(None, "Token for the Hub; better: HF_TOKEN through run.env_from.")
+    trust_remote_code: bool = option(default=False, text="Run code that comes with a model on the Hub.")
 
 
 @dataclass
 class DataOptions:
     """Which data, and how it becomes features."""
 
-    dataset_name: str | None = _option(
+    dataset_name: str | None = option(
         None, "Data set on the Hub, such as rajpurkar/squad; default: run.data."
     )
-    dataset_config_name: str | None = _option(None, "Its configuration.")
-    train_file: str | None = _option(None, "Training file, SQuAD format, JSON or parquet.")
-    validation_file: str | None = _option(None, "Validation file, in the same format.")
-    test_file: str | None = _option(None, "File to predict on, in the same format; answers may be missing.")
-    overwrite_cache: bool = _option(default=False, text="Prepare features again although they are cached.")
-    preprocessing_num_workers: int | None = _option(None, "Processes that prepare features; default: one.")
-    max_seq_length: int = _option(384, "Tokens of a feature: question, stretch of context, special tokens.")
-    pad_to_max_length: bool = _option(
+    dataset_config_name: str | None = option(None, "Its configuration.")
+    train_file: str | None = option(None, "Training file, SQuAD format, JSON or parquet.")
+    validation_file: str | None = option(None, "Validation file, in the same format.")
+    test_file: str | None = option(None, "File to predict on, in the same format; answers may be missing.")
+    overwrite_cache: bool = option(default=False, text="Prepare features again although they are cached.")
+    preprocessing_num_workers: int | None = option(None, "Processes that prepare features; default: one.")
+    max_seq_length: int = option(384, "Tokens of a feature: question, stretch of context, special tokens.")
+    pad_to_max_length: bool = option(
         default=False,
         text="Pad to max_seq_length; default: to the longest of a batch, which costs less on CPUs.",
     )
-    max_train_samples: int | None = _option(None, "Train on this many examples only.")
-    max_eval_samples: int | None = _option(None, "Evaluate on this many examples only.")
-    max_predict_samples: int | None = _option(None, "Predict on this many examples only.")
-    version_2_with_negative: bool = _option(
+    max_train_samples: int | None = option(None, "Train on this many examples only.")
+    max_eval_samples: int | None = option(None, "Evaluate on this many examples only.")
+    max_predict_samples: int | None = option(None, "Predict on this many examples only.")
+    version_2_with_negative: bool = option(
         default=False, text="Some questions have no answer, as in SQuAD v2.0."
     )
-    null_score_diff_threshold: float = _option(
+    null_score_diff_threshold: float = option(
         0.0, "Say that there is no answer when it scores this much better than the best answer."
     )
-    doc_stride: int = _option(128, "Tokens that two stretches of a long context share.")
-    n_best_size: int = _option(
+    doc_stride: int = option(128, "Tokens that two stretches of a long context share.")
+    n_best_size: int = option(
         20, "Starts and ends to combine, and answers to list in nbest_predictions.json."
     )
-    max_answer_length: int = _option(30, "Longest answer, in tokens.")
-    evaluate_before: bool | None = _option(
+    max_answer_length: int = option(30, "Longest answer, in tokens.")
+    evaluate_before: bool | None = option(
         None, "Evaluate before training too; default: where it costs at most a tenth of the training."
     )
-
-
-@dataclass
-class TrainingOptions(TrainingArguments):
-    """Hugging Face's TrainingArguments, with the defaults that fit CPUs."""
-
-    use_cpu: bool = _option(default=True, text="Train on CPUs.")
-    optim: str = _option("adamw_torch_fused", "Optimizer; fused AdamW is 15 to 20 % faster on CPUs.")
-    dataloader_pin_memory: bool = _option(default=False, text="Only of use with an accelerator.")
-    ddp_find_unused_parameters: bool | None = _option(
-        default=False, text="See torch's DistributedDataParallel."
-    )
-    logging_steps: float = _option(10, "Steps between two reports of progress.")
 
 
 class Options(NamedTuple):
@@ -107,7 +91,7 @@ class Options(NamedTuple):
 
     model: ModelOptions
     data: DataOptions
-    training: TrainingOptions
+    training: CpuTrainingOptions
     output: str
     chosen: bool
     """Whether the user said which of training, evaluation and prediction to do."""
@@ -115,7 +99,7 @@ class Options(NamedTuple):
     """What was read otherwise than it was written."""
 
 
-_KINDS: list[Any] = [ModelOptions, DataOptions, TrainingOptions]
+_KINDS: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
 
 
 class _Parser(HfArgumentParser):
@@ -147,7 +131,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     _check_counts(data)
     chosen = any(_given(words, step) for step in _STEPS)
     output, moved = _folders(training, env)
-    return Options(model, data, training, output, chosen, (*notes, *moved))
+    return Options(model, data, training, output, chosen, (*notes, *usable(training), *moved))
 
 
 def _check_counts(data: DataOptions) -> None:
@@ -189,7 +173,7 @@ def _given(words: Sequence[str], name: str) -> bool:
     return any(word.partition("=")[0] in (f"--{name}", f"--{name.replace('_', '-')}") for word in words)
 
 
-def _folders(training: TrainingOptions, env: Mapping[str, str]) -> tuple[str, list[str]]:
+def _folders(training: CpuTrainingOptions, env: Mapping[str, str]) -> tuple[str, list[str]]:
     """Part the output from the checkpoints, which Hugging Face keeps in one folder."""
     asked, notes = training.output_dir or "trainer_output", []
     output = env.get("MANYCPU_OUTPUT") or asked

@@ -13,13 +13,13 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, Trainer, set_seed
 
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.recipes.hardware import bf16_warning, read_cpuinfo
 from manycpu.pipeline.recipes.question_answering import checkpoint, data, preparation
-from manycpu.pipeline.recipes.question_answering.options import Options, TrainingOptions
+from manycpu.pipeline.recipes.question_answering.options import Options
 from manycpu.pipeline.recipes.question_answering.preparation import Prepared
 from manycpu.pipeline.recipes.speak import say
-from manycpu.pipeline.recipes.trainer import ProgressCallback, resume_point
+from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, ProgressCallback, resume_point
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.hardware import bf16_warning, flags
 
 __all__ = ["run"]
 
@@ -37,7 +37,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         BadInputError: Data, model or options cannot be used.
     """
-    _announce(options)
+    _announce(options, env)
     set_seed(options.training.seed)
     model, tokenizer = checkpoint.load(options.model)
     # The first process of a node prepares the data; the others find it in the cache.
@@ -50,7 +50,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     return results
 
 
-def _announce(options: Options) -> None:
+def _announce(options: Options, env: Mapping[str, str]) -> None:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -58,7 +58,9 @@ def _announce(options: Options) -> None:
     if options.training.process_index > 0:
         # What holds for one rank holds for all: said once, it is read.
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    warning = bf16_warning(read_cpuinfo()) if options.training.bf16 else None
+    # Of the run's own dtype the CPU plan has said it.
+    chosen = options.training.bf16 and env.get("MANYCPU_DTYPE") != "bf16"
+    warning = bf16_warning(flags()) if chosen else None
     for note in (*options.notes, *([warning] if warning else [])):
         say(note)
 
@@ -92,7 +94,7 @@ def _trainer(
     evaluated = prepared.get("validation")
     # Multiples of 8 suit the matrix units; a fixed length suits torch.compile.
     collate = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8)
-    return Trainer(
+    return CpuTrainer(
         model=model,
         args=options.training,
         train_dataset=prepared["train"].features if "train" in prepared else None,
@@ -130,7 +132,7 @@ def _worth_evaluating_before(options: Options, prepared: dict[str, Prepared]) ->
     return len(prepared["validation"].features) * _FORWARD_SHARE <= _CHEAP * trained
 
 
-def _batch(training: TrainingOptions) -> int:
+def _batch(training: CpuTrainingOptions) -> int:
     return int(training.train_batch_size * training.gradient_accumulation_steps * training.world_size)
 
 

@@ -48,6 +48,7 @@ set -eu
 name=$1; shift
 export STORAGE_DRIVER=overlay
 buildah info >/dev/null 2>&1 || STORAGE_DRIVER=vfs
+echo "$(buildah --version), storage $STORAGE_DRIVER"
 buildah bud --format oci "$@" -t "$name" "$CONTEXT"
 [ -z "$CERTIFICATES" ] || set -- --cert-dir "$CERTIFICATES"
 [ -n "$CERTIFICATES" ] || set --
@@ -179,28 +180,29 @@ def _made(ctx: "ClusterContext", there: Cluster, manifests: list[Manifest]) -> I
             _replace(there, made)
         yield
     finally:
-        for made in reversed(manifests):
-            with suppress(ClusterError):  # the cluster is away: the run's cleanup goes on
-                there.delete(made["kind"], made["metadata"]["name"], grace=0)
+        gone = [name for name, made in reversed(names.items()) if _delete(there, made)]
         if away:
-            _forget(ctx, there, names)
+            with suppress(ClusterError, FileNotFoundError), ctx.ledger.update() as entry:
+                for name in gone:
+                    entry.elsewhere.pop(name, None)
 
 
 def _replace(there: Cluster, made: Manifest) -> None:
     """Make a thing anew: an earlier try of the run may have left another."""
-    kind, name = made["kind"], made["metadata"]["name"]
-    until = time.monotonic() + _HOPELESS
-    while there.delete(kind, name, grace=0) and time.monotonic() < until:
-        time.sleep(_LOOK)
+    _delete(there, made)
     there.create(made)
 
 
-def _forget(ctx: "ClusterContext", there: Cluster, names: Mapping[str, Manifest]) -> None:
-    with suppress(ClusterError, FileNotFoundError):
-        gone = [name for name, m in names.items() if there.get(m["kind"], m["metadata"]["name"]) is None]
-        with ctx.ledger.update() as entry:
-            for name in gone:
-                entry.elsewhere.pop(name, None)
+def _delete(there: Cluster, made: Manifest) -> bool:
+    """Delete a thing, and wait until it is gone; what is not is left to the run's cleanup."""
+    until = time.monotonic() + _HOPELESS
+    with suppress(ClusterError):
+        while there.delete(made["kind"], made["metadata"]["name"], grace=0):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_LOOK / 4)
+        return True
+    return False
 
 
 def _wait(there: Cluster, name: str, wanted: Build) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["given", "image", "plan"]
 
 BUILDERS: Final = {"pod": builder_pod.build, "docker": build_here, "buildah": build_here}
-_LOOK: Final = 10.0  # seconds to ask for the digest of an image that a Dockerfile starts from
+_LOOK: Final = 5.0  # seconds to ask for the digest of an image that a Dockerfile starts from
 
 
 def given(ctx: "ClusterContext", stage: Stage) -> Reference | None:
@@ -69,7 +69,7 @@ def _digests(ctx: "ClusterContext", made: Recipe) -> dict[str, str]:
         for base in made.bases:
             reference = Reference.parse(base, "target.build_args")
             try:
-                found[base] = opened.repository(reference).digest(reference.version) or ""
+                found[base] = reference.digest or opened.repository(reference).digest(reference.version) or ""
             except RegistryError as error:
                 log.warning("whether %s has changed cannot be seen from here: %s", base, error.message)
     return found

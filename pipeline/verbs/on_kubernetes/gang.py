@@ -138,9 +138,10 @@ class Gang:
 
     @property
     def acknowledged(self) -> bool:
-        """Whether an operator has taken notice of it."""
+        """Whether an operator has taken notice of it, if only by a warning: that pods are refused, say."""
         status = (self.job or {}).get("status") or {}
-        return bool(status.get("conditions") or status.get("startTime") or self.pods)
+        warned = any(event["involvedObject"].get("uid") == self.uid for event in self.events)
+        return bool(status.get("conditions") or status.get("startTime") or self.pods or warned)
 
     @property
     def members(self) -> list[Manifest]:

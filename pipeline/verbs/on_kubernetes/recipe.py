@@ -26,7 +26,7 @@ _BLOCK: Final = 1 << 20
 _SHARED: Final = ("BASE_IMAGE", "INDEX", "SYSTEM_PACKAGES", "WHEELS")
 _ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
     "helper": (*_SHARED, "HELPER_REQUIREMENTS"),
-    "train": (*_SHARED, "CCL", "PACKAGES", "REQUIREMENTS", "TORCH", "TORCH_INDEX", "TRANSFORMERS"),
+    "train": (*_SHARED, "PACKAGES", "REQUIREMENTS", "TORCH", "TORCH_INDEX", "TRANSFORMERS"),
 }
 """What the stages of manycpu's own Dockerfile go by: other arguments are no reason to build one anew."""
 

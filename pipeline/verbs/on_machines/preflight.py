@@ -1,15 +1,18 @@
 """Checks of a run against the machines it is meant for."""
 
+import importlib.metadata
 import importlib.util
+import platform
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from manycpu.pipeline.adapters import hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
+from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.verbs.context import MachineContext
 
@@ -33,7 +36,7 @@ def _scale(ctx: MachineContext) -> Findings:
             f"{ctx.run.nnodes} nodes were asked for, and the target local is one machine",
             "Set run.nnodes to 1 and run.nproc_per_node higher, or take the target baremetal",
         )
-    cores = cpu_plan.Machine.observe().cores
+    cores = Machine.observe().processors
     if ctx.run.nproc_per_node > cores and not ctx.run.oversubscribe:
         yield Finding(
             "run.nproc_per_node",
@@ -56,12 +59,21 @@ def _torch(ctx: MachineContext) -> Findings:
 
 
 def _backend(ctx: MachineContext) -> Findings:
-    if ctx.run.backend == "ccl":
+    """See whether ccl can be had on this machine; on others the node says so, in seconds."""
+    if ctx.run.backend != "ccl" or not isinstance(ctx.target, Local):
+        return
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        yield Finding("run.backend", "oneCCL exists for Linux on x86_64 alone", "Set run.backend to 'gloo'")
+    elif not _has_distribution("oneccl-devel", "oneccl-bind-pt", "torch-ccl"):
         yield Finding(
             "run.backend",
-            "the backend 'ccl' is not in this version of manycpu",
-            "Set run.backend to 'gloo'",
+            "'ccl' was asked for, and this environment has no oneCCL",
+            "Install it: pip install 'manycpu[ccl]', or set run.backend to 'gloo'",
         )
+
+
+def _has_distribution(*names: str) -> bool:
+    return any(next(iter(importlib.metadata.distributions(name=name)), None) for name in names)
 
 
 def _mpirun(ctx: MachineContext) -> Findings:

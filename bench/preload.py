@@ -1,0 +1,29 @@
+"""A bf16 step of BERT (67M) with the libraries that the CPU plan preloads where they are, and without."""
+
+import sys
+from typing import Any
+
+from bench import ipex
+from bench._measure import SkippedError, by_turns, ratio, rounds, spread
+from manycpu.pipeline.spec.cpu_plan import plan
+from manycpu.pipeline.spec.machine import Machine
+
+
+def main() -> dict[str, Any]:
+    """Measure each library by itself, and what the plan chooses of them.
+
+    Raises:
+        SkippedError: None of them is installed.
+    """
+    machine = Machine.observe()
+    found = dict(machine.libraries or {})
+    if not found:
+        raise SkippedError("neither tcmalloc nor jemalloc nor libiomp5 is installed")
+    sides = {"none": "", **found, "the CPU plan's": ":".join(plan(machine).preload)}
+    measures = {name: ipex.turn(sys.executable, "torch", LD_PRELOAD=path) for name, path in sides.items()}
+    times = by_turns(measures, rounds(4, 1)).times
+    return {
+        "unit": "samples/s",
+        "rates": {name: spread([1 / seconds for seconds in seen]) for name, seen in times.items()},
+        "over none": {name: ratio(times["none"], seen) for name, seen in times.items() if name != "none"},
+    }

@@ -1,0 +1,73 @@
+"""Threads by the CPU plan against torch's defaults: two and four processes, Hogwild and DDP, small CNN."""
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+from bench._measure import by_turns, ratio, rounds, spread
+from manycpu.pipeline.spec.cpu_plan import plan
+from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.wanted import THREAD_VARIABLES, Wanted
+
+PROCESSES = (2, 4)
+SECONDS = 2.0
+BATCH = 64
+TARGET = 5
+
+
+def main() -> dict[str, Any]:
+    """Measure; defaults are what a process gets that nobody told how many there are."""
+    for name in THREAD_VARIABLES:
+        os.environ.pop(name, None)
+    rates: dict[str, Any] = {}
+    ratios: dict[str, Any] = {}
+    for kind in ("hogwild", "ddp"):
+        for count in PROCESSES:
+            seen = _by_turns(kind, count)
+            name = f"{kind}, {count} processes"
+            rates |= {f"{name}, {side}": spread(values) for side, values in seen.items()}
+            ratios[name] = ratio(seen["planned"], seen["defaults"])
+    return {
+        "unit": "samples/s",
+        "rates": rates,
+        "planned over defaults": ratios,
+        "target": {"4 processes on 2 cores": TARGET},
+    }
+
+
+def _by_turns(kind: str, count: int) -> dict[str, list[float]]:
+    made = plan(Machine.observe(), Wanted(processes=count))
+    pins = [{cpu.number for cpu in pin} for pin in made.pins]
+    sides: dict[str, tuple[int | None, list[set[int]]]] = {
+        "defaults": (None, []),
+        "planned": (made.threads, pins),
+    }
+    measures = {name: partial(_rate, kind, count, *side) for name, side in sides.items()}
+    return by_turns(measures, rounds(3, 1)).times
+
+
+def _rate(kind: str, count: int, threads: int | None, pins: list[set[int]]) -> float:
+    """Train for some seconds; samples per second of all processes."""
+    import torch.multiprocessing as mp
+
+    from bench import _cnn
+
+    context = mp.get_context("forkserver")  # which imports torch once, without threads or settings
+    context.set_forkserver_preload(["bench._cnn"])
+    ready, go, stop = context.Barrier(count + 1), context.Event(), context.Event()
+    shared = _cnn.model().share_memory()
+    job = _cnn.Job(kind, count, threads, pins, _cnn.free_port(), shared, ready, go, stop, context.Queue())
+    workers = [context.Process(target=_cnn.work, args=(rank, job)) for rank in range(count)]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    begun = time.perf_counter()
+    go.set()
+    time.sleep(SECONDS)
+    stop.set()
+    done = sum(job.steps.get() for _ in workers)
+    seconds = time.perf_counter() - begun
+    for worker in workers:
+        worker.join()
+    return done * BATCH / seconds

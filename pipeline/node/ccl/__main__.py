@@ -1,0 +1,21 @@
+"""Build the backend ahead: ``python -m manycpu.pipeline.node.ccl``."""
+
+import sys
+
+from manycpu.pipeline.node.backends import UnavailableError
+from manycpu.pipeline.node.ccl import build
+
+
+def main() -> int:
+    """Build it, and load it once; 88 where that cannot be."""
+    try:
+        version = build.load().version()
+    except UnavailableError as error:
+        sys.stderr.write(f"manycpu: ccl cannot be had: {error.args[0]}\n")
+        return 88
+    sys.stdout.write(f"{build.built()} (oneCCL {'.'.join(map(str, version))})\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""What oneCCL reads from the environment: set from here, so that nothing has to be sourced."""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from manycpu.pipeline.node import ranks
+from manycpu.pipeline.node.ccl import toolchain
+
+__all__ = ["address", "apply", "settings"]
+
+_FIXED: Final = {
+    # No threads of oneCCL's own: the backend's one thread drives it.
+    "CCL_WORKER_OFFLOAD": "0",
+    "CCL_YIELD": "sched_yield",
+    "CCL_ATL_SHM": "1",
+    "CCL_LOG_LEVEL": "error",
+}
+
+# oneCCL chooses between two algorithms by how much a rank itself sends: ranks that send unlike amounts would
+# choose differently, and wait for each other for ever.
+_ALIKE: Final = "direct"
+
+
+def apply() -> None:
+    """Set what is not set; what the user set stays."""
+    rank = ranks.of(os.environ)
+    fabric, mpi = toolchain.library("libfabric.so.1"), toolchain.library("libmpi.so.12")
+    for name, value in settings(rank, os.environ, fabric, mpi, interface()).items():
+        os.environ.setdefault(name, value)
+
+
+def settings(
+    rank: ranks.Rank, environ: Mapping[str, str], fabric: Path, mpi: Path, interface: str
+) -> dict[str, str]:
+    """Build oneCCL's variables for a rank.
+
+    Args:
+        rank: Who this process is, and who started it.
+        environ: Its environment.
+        fabric: libfabric, with its providers in the same folder.
+        mpi: Intel MPI's library.
+        interface: The network interface to talk over.
+    """
+    known = _FIXED | {
+        "CCL_OFI_LIBRARY_PATH": str(fabric),
+        "CCL_MPI_LIBRARY_PATH": str(_of_launcher(environ, mpi)),
+        "FI_PROVIDER_PATH": str(fabric.parent),
+        "CCL_KVS_IFACE": interface,
+        "FI_TCP_IFACE": interface,
+    }
+    if is_intel_mpi(rank, environ):
+        return known | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALIKE}
+    return known | {
+        "CCL_ATL_TRANSPORT": "ofi",
+        "CCL_PROCESS_LAUNCHER": "none",
+        "CCL_LOCAL_RANK": str(rank.local_rank),
+        "CCL_LOCAL_SIZE": str(rank.local_world_size),
+    }
+
+
+def is_intel_mpi(rank: ranks.Rank, environ: Mapping[str, str]) -> bool:
+    """Whether Intel's mpirun started this rank: MPICH's gives the same names to ranks, and none of these."""
+    return rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ)
+
+
+def _of_launcher(environ: Mapping[str, str], mpi: Path) -> Path:
+    own = Path(environ.get("I_MPI_ROOT", "")) / "lib" / mpi.name
+    return own if environ.get("I_MPI_ROOT") and own.exists() else mpi
+
+
+def interface() -> str:
+    """Name the network interface that gloo was told to use, or the one towards the meeting point."""
+    given = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    return given or _owner(_towards_master())
+
+
+def address() -> str:
+    """Find this host's address on that interface."""
+    found = psutil.net_if_addrs().get(interface(), [])
+    for kind in (socket.AF_INET, socket.AF_INET6):
+        for one in found:
+            if one.family == kind:
+                return one.address.partition("%")[0]
+    return _towards_master()
+
+
+def _towards_master() -> str:
+    master, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "1")
+    kind, _, _, _, place = socket.getaddrinfo(master, int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)
+        return str(ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]))
+
+
+def _owner(address: str) -> str:
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return name
+    return "lo"

@@ -1,0 +1,105 @@
+"""Connect rank 0 of a group with each other rank: the connections end with their process, and tell so."""
+
+import os
+import secrets
+import socket
+import time
+from datetime import timedelta
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+__all__ = ["connect"]
+
+_KEY = "peers"
+_TOKEN_BYTES = 16
+
+
+def connect(
+    store: Store, rank: int, size: int, timeout: timedelta, address: str
+) -> tuple[list[socket.socket], list[str]]:
+    """Connect: to every other rank on rank 0, to rank 0 elsewhere; and who is at each other end.
+
+    Args:
+        store: The group's own part of torch's store.
+        rank: This process' rank in the group.
+        size: How many ranks the group has.
+        timeout: How long to wait for the others.
+        address: An address of this host that the others reach.
+
+    Raises:
+        TimeoutError: Somebody did not come; the message names who is missing.
+    """
+    if size == 1:
+        return [], []
+    deadline = time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        return _serve(store, size, deadline, address)
+    return _join(store, rank, deadline)
+
+
+def _name() -> str:
+    host = os.environ.get("MANYCPU_HOST") or socket.gethostname()
+    return f"rank {os.environ.get('RANK', '?')} on {host}"
+
+
+def _serve(store: Store, size: int, deadline: float, address: str) -> tuple[list[socket.socket], list[str]]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    token = secrets.token_hex(_TOKEN_BYTES // 2)
+    came: dict[int, tuple[socket.socket, str]] = {}
+    with socket.create_server((address, 0), family=family, backlog=size) as server:
+        store.set(_KEY, f"{address} {server.getsockname()[1]} {token} {_name()}")
+        while len(came) < size - 1:
+            server.settimeout(_left(deadline, f"{_missing(came, size)} of the group did not come"))
+            try:
+                link, _ = server.accept()
+                rank, name = _greeting(link, token, deadline)
+            except TimeoutError:
+                continue
+            except (OSError, ValueError):
+                link.close()  # somebody else's
+                continue
+            came[rank] = (link, name)
+    return [came[rank][0] for rank in sorted(came)], [came[rank][1] for rank in sorted(came)]
+
+
+def _missing(came: dict[int, tuple[socket.socket, str]], size: int) -> str:
+    missing = [str(rank) for rank in range(1, size) if rank not in came]
+    return f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+
+
+def _left(deadline: float, why: str) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"ccl: {why} in time")
+    return left
+
+
+def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, str]:
+    link.settimeout(_left(deadline, "a rank of the group connected and did not say which it is"))
+    with link.makefile("r", encoding="utf-8", newline="\n") as stream:
+        given, rank, name = stream.readline(512).rstrip("\n").split(" ", 2)
+    if not secrets.compare_digest(given, token):
+        raise ValueError("not one of the group")
+    _tune(link)
+    return int(rank), name
+
+
+def _join(store: Store, rank: int, deadline: float) -> tuple[list[socket.socket], list[str]]:
+    store.wait([_KEY], timedelta(seconds=_left(deadline, "rank 0 of the group did not come")))
+    address, port, token, name = store.get(_KEY).decode().split(" ", 3)
+    link = socket.create_connection(
+        (address, int(port)), timeout=_left(deadline, "rank 0 of the group did not answer")
+    )
+    link.sendall(f"{token} {rank} {_name()}\n".encode())
+    _tune(link)
+    return [link], [name]
+
+
+def _tune(link: socket.socket) -> None:
+    """Have the kernel find out within a minute that a whole host is gone."""
+    link.settimeout(None)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)

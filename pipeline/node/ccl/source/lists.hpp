@@ -1,0 +1,169 @@
+// Collectives over lists of tensors: the list travels as one row of elements.
+#pragma once
+#include "plans.hpp"
+
+namespace manycpu::plans {
+inline Counts counts_of(const Tensors& tensors) {
+  Counts counts;
+  for (const auto& tensor : tensors) counts.push_back(tensor.numel());
+  return counts;
+}
+
+inline at::Tensor empty_row(const Tensors& tensors, const at::Tensor& like) {
+  int64_t sum = 0;
+  for (const auto& tensor : tensors) sum += tensor.numel();
+  return at::empty({sum}, like.options());
+}
+
+inline void spread(const at::Tensor& row, const Tensors& tensors) {
+  int64_t start = 0;
+  for (const auto& tensor : tensors) {
+    tensor.copy_(row.narrow(0, start, tensor.numel()).view(tensor.sizes()));
+    start += tensor.numel();
+  }
+}
+
+inline at::Tensor joined(const Tensors& tensors, const at::Tensor& like) {
+  auto row = empty_row(tensors, like);
+  int64_t start = 0;
+  for (const auto& tensor : tensors) {
+    row.narrow(0, start, tensor.numel()).copy_(tensor.flatten());
+    start += tensor.numel();
+  }
+  return row;
+}
+
+inline void one_for_each_rank(const Tensors& list, int size, const at::Tensor& like, const char* what) {
+  TORCH_CHECK(
+      list.size() == static_cast<size_t>(size), "ccl: ", what, " takes a list with one tensor for each of ", size,
+      " ranks, not ", list.size());
+  for (const auto& tensor : list) checked(tensor), alike(tensor, like);
+}
+
+struct Rows {
+  at::Tensor in, out;
+};
+
+inline Plan allgather(const Tensors& outs, const at::Tensor& in, int rank, int size) {
+  one_for_each_rank(outs, size, in, "allgather");
+  TORCH_CHECK(
+      outs[rank].numel() == in.numel(), "ccl: the output of allgather for this rank has ", outs[rank].numel(),
+      " elements, its input ", in.numel());
+  auto rows = std::make_shared<Rows>();
+  return {
+      outs,
+      bytes_of(outs),
+      [=](Comm& comm, Events& events) {
+        *rows = {row_of_values(in), empty_row(outs, in)};
+        gather_rows(comm, events, rows->in, rows->out, counts_of(outs));
+      },
+      [=] { spread(rows->out, outs); }};
+}
+
+inline Plan reduce_scatter(const at::Tensor& out, const Tensors& ins, const ReduceOp& op, int size) {
+  one_for_each_rank(ins, size, out, "reduce_scatter");
+  for (const auto& in : ins) {
+    TORCH_CHECK(
+        in.numel() == out.numel(), "ccl: reduce_scatter takes inputs as large as its output of ", out.numel(),
+        " elements, not ", in.numel());
+  }
+  checked(op, out);
+  auto inner = std::make_shared<Plan>();
+  return {
+      {out},
+      bytes_of(ins),
+      [=](Comm& comm, Events& events) {
+        *inner = reduce_scatter_from(out, joined(ins, out), op, size);
+        inner->start(comm, events);
+      },
+      [=] { inner->finish(); }};
+}
+
+inline Plan alltoall(const Tensors& outs, const Tensors& ins, int size) {
+  checked(outs), checked(ins);
+  one_for_each_rank(outs, size, ins[0], "alltoall");
+  one_for_each_rank(ins, size, ins[0], "alltoall");
+  auto rows = std::make_shared<Rows>();
+  return {
+      outs,
+      bytes_of(outs),
+      [=](Comm& comm, Events& events) {
+        *rows = {joined(ins, ins[0]), empty_row(outs, ins[0])};
+        exchange_rows(comm, events, rows->in, counts_of(ins), rows->out, counts_of(outs));
+      },
+      [=] { spread(rows->out, outs); }};
+}
+
+// How many elements go to each rank: by the rows of the first dimension, or even shares.
+inline Counts splits(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int size) {
+  const int64_t first = tensor.dim() ? tensor.size(0) : 1;
+  if (sizes.empty()) {
+    TORCH_CHECK(first % size == 0, "ccl: alltoall cannot share ", first, " rows evenly among ", size, " ranks");
+    return Counts(size, tensor.numel() / size);
+  }
+  TORCH_CHECK(sizes.size() == static_cast<size_t>(size), "ccl: alltoall takes a split for each of ", size, " ranks");
+  int64_t sum = 0;
+  Counts counts;
+  for (const auto rows : sizes) {
+    sum += rows;
+    counts.push_back(first ? rows * (tensor.numel() / first) : 0);
+  }
+  TORCH_CHECK(sum == first, "ccl: the splits of alltoall add up to ", sum, ", the tensor has ", first, " rows");
+  return counts;
+}
+
+inline Plan alltoall_rows(const at::Tensor& out, const at::Tensor& in, const Counts& received, const Counts& sent) {
+  checked(out), checked(in), alike(out, in);
+  auto rows = std::make_shared<Rows>();
+  return {
+      {out},
+      out.nbytes(),
+      [=](Comm& comm, Events& events) {
+        *rows = {row_of_values(in), row(out)};
+        exchange_rows(comm, events, rows->in, sent, rows->out, received);
+      },
+      [=] { write_back(out, rows->out); }};
+}
+
+// Everyone sends to the root alone.
+inline Plan gather(const Tensors& outs, const at::Tensor& in, int root, int rank, int size) {
+  const bool mine = rank == root;
+  if (mine) one_for_each_rank(outs, size, in, "gather");
+  TORCH_CHECK(mine || outs.empty(), "ccl: only the root of a gather gives a list to gather into");
+  Counts sent(size, 0), received = mine ? counts_of(outs) : Counts(size, 0);
+  sent[root] = in.numel();
+  auto rows = std::make_shared<Rows>();
+  return {
+      outs,
+      in.nbytes() * size,
+      [=](Comm& comm, Events& events) {
+        *rows = {row_of_values(in), empty_row(outs, in)};
+        exchange_rows(comm, events, rows->in, sent, rows->out, received);
+      },
+      [=] { spread(rows->out, outs); }};
+}
+
+// The root alone sends.
+inline Plan scatter(const at::Tensor& out, const Tensors& ins, int root, int rank, int size) {
+  const bool mine = rank == root;
+  if (mine) one_for_each_rank(ins, size, out, "scatter");
+  TORCH_CHECK(mine || ins.empty(), "ccl: only the root of a scatter gives a list to scatter");
+  Counts received(size, 0), sent = mine ? counts_of(ins) : Counts(size, 0);
+  received[root] = out.numel();
+  auto rows = std::make_shared<Rows>();
+  return {
+      {out},
+      out.nbytes() * size,
+      [=](Comm& comm, Events& events) {
+        *rows = {joined(ins, out), row(out)};
+        exchange_rows(comm, events, rows->in, sent, rows->out, received);
+      },
+      [=] { write_back(out, rows->out); }};
+}
+
+inline Plan barrier() {
+  auto token = at::zeros({1}, at::kByte);
+  // oneCCL's own barrier blocks its caller, who could then no longer be told of a peer's death.
+  return allreduce({token}, ReduceOp(ReduceOp::MAX), 1);
+}
+}  // namespace manycpu::plans

@@ -1,0 +1,110 @@
+"""Intel's own binding, for torch 2.8 and earlier: which version fits which torch, and how it is used.
+
+>>> wanted("1.12.0"), wanted("1.12.1+cpu"), wanted("2.8.0")
+('1.12.0', '1.12.100', '2.8.0')
+>>> fits("2.8.0", "2.8.0+cpu"), fits("2.8.1", "2.8.0"), fits("1.12.1", "1.12.100")
+(True, False, True)
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from manycpu.pipeline.node.backends import UnavailableError
+
+__all__ = ["Binding", "find", "fits", "use", "wanted"]
+
+_LAST: Final = (2, 8)
+_NAMES: Final = (
+    ("oneccl-bind-pt", "oneccl_bindings_for_pytorch"),
+    ("oneccl_bindings_for_pytorch", "oneccl_bindings_for_pytorch"),
+    ("torch-ccl", "torch_ccl"),
+)
+_ODD: Final = {"1.12.1": "1.12.100"}
+
+
+class Binding(NamedTuple):
+    """A binding that is installed."""
+
+    package: str
+    module: str
+    version: str
+
+
+def _release(version: str) -> str:
+    return re.split(r"[+a-z]", version, maxsplit=1)[0].rstrip(".")
+
+
+def wanted(torch_version: str) -> str:
+    """Name the binding's version that was made for a torch."""
+    release = _release(torch_version)
+    return _ODD.get(release, release)
+
+
+def fits(torch_version: str, binding_version: str) -> bool:
+    """Whether a binding was made for this torch: the same version, but for torch 1.12.1 it is 1.12.100."""
+    return _release(binding_version) == wanted(torch_version)
+
+
+def is_served(torch_version: str) -> bool:
+    """Whether there ever was a binding for this torch."""
+    major, minor = (int(part) for part in _release(torch_version).split(".")[:2])
+    return (major, minor) <= _LAST
+
+
+def find(torch_version: str) -> Binding | None:
+    """Find the binding to use; None where ours is the one.
+
+    Raises:
+        UnavailableError: One is installed that was made for another torch.
+    """
+    if not is_served(torch_version):
+        return None
+    for package, module in _NAMES:
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return checked(torch_version, Binding(package, module, version))
+    return None
+
+
+def checked(torch_version: str, binding: Binding) -> Binding:
+    """Return the binding, if it fits.
+
+    Raises:
+        UnavailableError: It does not; the message names the version that does.
+    """
+    if fits(torch_version, binding.version):
+        return binding
+    raise UnavailableError(
+        f"{binding.package} {binding.version} was not made for torch {torch_version}; install "
+        f"{binding.package}=={wanted(torch_version)}, or uninstall it to use manycpu's own"
+    )
+
+
+def use(binding: Binding) -> None:
+    """Import it, with the variables that its environment script sets."""
+    spec = importlib.util.find_spec(binding.module)
+    if spec is None or spec.origin is None:
+        raise UnavailableError(
+            f"{binding.package} {binding.version} is installed and has no module {binding.module}"
+        )
+    script = Path(spec.origin).parent / "env" / "setvars.sh"
+    if script.exists():
+        os.environ.update(_sourced(script))
+    importlib.import_module(binding.module)
+
+
+def _sourced(script: Path) -> dict[str, str]:
+    command = ["sh", "-c", '. "$0" >/dev/null && env -0', str(script)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise UnavailableError(f"{script} failed: {done.stderr.strip()[:500]}")
+    pairs = (entry.partition("=") for entry in done.stdout.split("\0") if "=" in entry)
+    return {name: value for name, _, value in pairs}

@@ -1,0 +1,48 @@
+"""The CPU plan, put into effect on a rank: libraries before Python begins, cores before threads do."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+
+from manycpu.pipeline.node.ranks import Rank
+from manycpu.pipeline.spec import cpu_plan
+from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.wanted import Wanted
+
+__all__ = ["pin", "plan", "preload"]
+
+
+def plan(rank: Rank, environ: Mapping[str, str]) -> cpu_plan.CpuPlan:
+    """Plan for this node and its ranks, from what the launcher passed on of the run."""
+    cpus = environ.get("MANYCPU_CPUS")
+    named = environ.get("MANYCPU_USER_ENV", "").split(",")
+    wanted = Wanted(
+        processes=rank.local_world_size,
+        cpus=float(cpus) if cpus else None,
+        dtype=environ.get("MANYCPU_DTYPE") or "fp32",
+        backend=environ.get("MANYCPU_BACKEND"),
+        env={name: environ[name] for name in named if name in environ},
+    )
+    return cpu_plan.plan(Machine.observe(), wanted)
+
+
+def preload(rank: Rank) -> None:
+    """Begin anew with the plan's libraries preloaded; returns where there are none, or they already are.
+
+    What is in LD_PRELOAD already, by the user or by the image, stays as it is.
+    """
+    if os.environ.get("LD_PRELOAD") is not None:
+        return
+    libraries = plan(rank, os.environ).preload
+    if libraries:
+        os.environ["LD_PRELOAD"] = ":".join(libraries)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - it is this very command
+
+
+def pin(made: cpu_plan.CpuPlan, rank: Rank) -> None:
+    """Have this process, and all that it starts, run on its own processors."""
+    if not made.pins:
+        return
+    with contextlib.suppress(OSError):  # the cpuset has changed since: the kernel decides
+        os.sched_setaffinity(0, {cpu.number for cpu in made.pins[rank.local_rank]})

@@ -1,0 +1,107 @@
+"""A node that somebody describes: what ``manycpu plan --node`` takes.
+
+>>> describe("sockets=2,cores=56,threads=2,memory=512Gi").cores
+112.0
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from manycpu.pipeline.spec import quantity
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.machine import Cpu, Machine, numbers
+
+__all__ = ["EXAMPLE", "WORDS", "describe"]
+
+EXAMPLE: Final = "sockets=2,cores=56,threads=2,memory=512Gi"
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,3}", text):
+        raise ValueError(f"{text!r} is no count")
+    return int(text)
+
+
+def _time(text: str) -> float:
+    """Read an amount of processors as Kubernetes does: ``2.5`` or ``2500m``."""
+    value = float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{text!r} is no amount of processors")
+    return value
+
+
+def _yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(f"{text!r} is neither yes nor no")
+    return text == "yes"
+
+
+WORDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
+    "sockets": (_count, "sockets; default: 1"),
+    "cores": (_count, "physical cores of each socket"),
+    "threads": (_count, "hyper-threads of each core; default: 1"),
+    "numa": (_count, "NUMA nodes of all sockets; default: one for each socket"),
+    "cpus": (numbers, "logical processors that may be used, such as 0-3,8; default: all"),
+    "limit": (_time, "the limit of a pod or cgroup, in processors: 2.5 or 2500m"),
+    "request": (_time, "what the pod requests, in the same way"),
+    "memory": (quantity.read, "memory, such as 512Gi"),
+    "shm": (quantity.read, "size of /dev/shm"),
+    "bf16": (_yes, "whether the processor computes in bf16: yes or no"),
+}
+
+
+def describe(text: str) -> Machine:
+    """Read a node's description: ``WORD=VALUE`` of :data:`WORDS`, with commas between.
+
+    Raises:
+        BadInputError: A word or a value is none of these, or they contradict one another.
+    """
+    words = dict(_words(text))
+    limit, request = words.get("limit"), words.get("request")
+    bf16 = {True: {"avx512_bf16"}, False: {"avx2"}, None: set[str]()}[words.get("bf16")]
+    return Machine(
+        cpus=_chosen(list(_cpus(words)), words.get("cpus")),
+        quota=limit,
+        guaranteed=None if limit is None or request is None else limit == request,
+        memory=words.get("memory"),
+        shm=words.get("shm"),
+        flags=frozenset(bf16),
+    )
+
+
+def _words(text: str) -> Iterator[tuple[str, Any]]:
+    # A comma before a digit belongs to a list of processors.
+    for part in re.split(r"\s*,\s*(?!\d)", text.strip()):
+        name, _, value = part.partition("=")
+        if name not in WORDS:
+            raise _bad(f"there is no {name!r}", f"Choose from: {', '.join(WORDS)}")
+        read, meaning = WORDS[name]
+        try:
+            yield name, read(value)
+        except ValueError as error:
+            raise _bad(f"{name}={value} cannot be read: {error}", f"{name} is: {meaning}") from error
+
+
+def _cpus(words: Mapping[str, Any]) -> Iterator[Cpu]:
+    """Number processors as Linux does: first every core's first hyper-thread, socket by socket."""
+    if "cores" not in words:
+        raise _bad("cores= is missing", f"Say at least that, as in {EXAMPLE}")
+    sockets, cores, threads = (words.get(name, 1) for name in ("sockets", "cores", "threads"))
+    total, nodes = sockets * cores, words.get("numa", sockets)
+    if nodes % sockets or nodes > total:
+        raise _bad(f"{nodes} NUMA nodes cannot be on {sockets} sockets", "Give a multiple of the sockets")
+    for thread in range(threads):
+        for core in range(total):
+            yield Cpu(core // cores, core * nodes // total, core, core + thread * total)
+
+
+def _chosen(cpus: list[Cpu], allowed: tuple[int, ...] | None) -> tuple[Cpu, ...]:
+    chosen = [cpu for cpu in cpus if allowed is None or cpu.number in allowed]
+    if not chosen or (allowed and max(allowed) >= len(cpus)):
+        raise _bad(f"the node has the processors 0 to {len(cpus) - 1}", "Choose cpus= from these")
+    return tuple(sorted(chosen))
+
+
+def _bad(message: str, fix: str) -> BadInputError:
+    return BadInputError(message, field="--node", fix=fix)

@@ -1,0 +1,60 @@
+"""What a run wants of each node, as the CPU plan takes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+__all__ = ["AFFINITY_VARIABLES", "THREAD_VARIABLES", "Sizes", "Wanted"]
+
+# What OpenMP, MKL, OpenBLAS, numexpr and Rayon (tokenizers) read to size their thread pools.
+THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+
+# What OpenMP (GNU's and Intel's) and Intel MPI read to bind threads and ranks to processors.
+AFFINITY_VARIABLES: Final = (
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "I_MPI_PIN",
+    "I_MPI_PIN_DOMAIN",
+    "I_MPI_PIN_PROCESSOR_LIST",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The run's part of the plan; None: nothing in particular."""
+
+    processes: int | None = None
+    """Training processes on the node (``run.nproc_per_node``); None: one for each socket."""
+    cpus: float | None = None
+    """Processors that the run may use (``run.resources.cpu``); None: all that are granted."""
+    memory: int | None = None
+    """Bytes that the run may use (``run.resources.memory``)."""
+    dtype: str = "fp32"
+    backend: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What the user set in ``run.env``: wins, with a warning where it matters."""
+
+    @property
+    def threads(self) -> int | None:
+        """OMP_NUM_THREADS, where the user set it to a count; of a list for nested regions the first."""
+        text = self.env.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+class Sizes(NamedTuple):
+    """How a node is divided."""
+
+    cores: float
+    processes: int
+    fair: int
+    """Threads of each process that the cores allow."""
+    threads: int
+    """Threads of each process, as they will be."""

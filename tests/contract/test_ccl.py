@@ -1,0 +1,255 @@
+"""The backend ccl: every collective beside gloo's, what goes wrong, and scripts that train with it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from manycpu.pipeline.adapters import mpi
+from manycpu.pipeline.node.backends import UnavailableError
+from manycpu.pipeline.node.ccl import build, toolchain
+
+try:
+    toolchain.find_oneccl()
+    MISSING = "" if toolchain.find_compiler() else "there is no C++ compiler"
+except UnavailableError as error:
+    MISSING = error.args[0]
+# The longer limit is for machines that do much else: quiet ones need a quarter of it.
+pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(600)]
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+CASES = (
+    "matrix:2",
+    "matrix:3",
+    "matrix:4",
+    "dead_peer:3",
+    "dead_first:2",
+    "dead_peer_with_a_child:2",
+    "peer_that_exits:2",
+    "late_peer:2",
+    "impatient_wait:2",
+    "aborted:2",
+    "shutdown_at_once:2",
+    "shutdown_newest_first:2",
+    "shutdown_oldest_first:2",
+    "shutdown_never:2",
+    "raise_at_the_end:2",
+    "again:2",
+    "crossed:2",
+    "subsets:3",
+    "futures:2",
+    "overlap:2",
+    "hybrid:4",
+    "refusals:2",
+    "average:2",
+    "mismatch_in_detail:2",
+)
+Found = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    build.built()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Run all cases, in one process that imports torch once; the fixture gives what one of them saw."""
+    folder = tmp_path_factory.mktemp("worlds")
+    command = [sys.executable, str(SCRIPTS / "ccl_worlds.py"), str(folder), *CASES]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=560, env=_environment()
+    )
+
+    def of(case: str) -> dict[str, Any]:
+        path = folder / f"{case.replace(':', '-')}.result"
+        assert path.exists(), done.stdout + done.stderr
+        result: dict[str, Any] = json.loads(path.read_text())
+        assert "hung" not in result["codes"], f"{result}\n{done.stderr[-3000:]}"
+        return result
+
+    return of
+
+
+def _environment(**more: str) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CCL_", "I_MPI", "MANYCPU_"))
+    }
+    return kept | {"PYTHONPATH": str(SCRIPTS.parents[1] / ".dev"), "OMP_NUM_THREADS": "1"} | more
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_collective_is_as_torch_and_gloo_have_it(found: Found, size: int) -> None:
+    result = found(f"matrix:{size}")
+    assert result["codes"] == [0] * size
+    for rank in result["results"].values():
+        assert rank["faults"] == []
+        assert rank["torch"] >= 328
+        assert 0.9 * rank["torch"] > rank["gloo"] > 0.8 * rank["torch"]
+
+
+@pytest.mark.parametrize("case", ["dead_peer:3", "dead_first:2", "dead_peer_with_a_child:2"])
+def test_a_dead_peer_is_named_by_every_survivor_within_seconds(found: Found, case: str) -> None:
+    result = found(case)
+    dead = "0" if case == "dead_first:2" else str(len(result["codes"]) - 1)
+    survivors = [rank for rank in map(str, range(len(result["codes"]))) if rank != dead]
+    assert result["codes"][int(dead)] == -9
+    for rank in survivors:
+        seen = result["results"][rank]
+        assert f"rank {dead} on here died" in seen["error"]
+        assert seen["seconds"] < 3
+        assert seen["again"] == seen["error"]
+        assert result["codes"][int(rank)] == 0  # it can still end
+
+
+def test_a_peer_that_leaves_in_order_is_an_error_to_those_who_wait(found: Found) -> None:
+    result = found("peer_that_exits:2")
+    assert result["codes"] == [3, 0]
+    assert "rank 0 on here has left the group" in result["results"]["1"]["error"]
+
+
+def test_a_timeout_poisons_the_group(found: Found) -> None:
+    result = found("late_peer:2")
+    seen = result["results"]["1"]
+    assert result["codes"] == [0, 0]
+    assert seen["error"].startswith("ccl: allreduce timed out after 4000 ms")
+    assert 3.9 < seen["seconds"] < 8
+    assert seen["again"] == seen["error"]
+
+
+def test_a_wait_may_time_out_and_be_repeated(found: Found) -> None:
+    results = found("impatient_wait:2")["results"]
+    assert results["1"] == {"error": "ccl: waited 200 ms in vain for a collective", "sum": 2}
+    assert results["0"] == {"sum": 2}
+
+
+def test_an_aborted_group_fails_on_every_rank(found: Found) -> None:
+    result = found("aborted:2")
+    assert result["codes"] == [0, 0]
+    for rank in ("0", "1"):
+        assert "ccl: the group was aborted" in result["results"][rank]["error"]
+
+
+@pytest.mark.parametrize("order", ["at_once", "newest_first", "oldest_first", "never"])
+def test_several_groups_shut_down_in_every_order(found: Found, order: str) -> None:
+    result = found(f"shutdown_{order}:2")
+    assert result["codes"] == [0, 0]
+    assert all(rank["sums"] == [2, 2, 2] for rank in result["results"].values())
+
+
+def test_an_exit_code_is_kept(found: Found) -> None:
+    assert found("raise_at_the_end:2")["codes"] == [7, 7]
+
+
+def test_a_world_can_be_made_anew(found: Found) -> None:
+    assert found("again:2") | {"seconds": 0} == {
+        "codes": [0, 0],
+        "results": {"0": {"sum": 2}, "1": {"sum": 2}},
+        "seconds": 0,
+    }
+
+
+def test_groups_may_be_used_in_another_order_on_another_rank(found: Found) -> None:
+    assert [rank["right"] for rank in found("crossed:2")["results"].values()] == [True, True]
+
+
+def test_groups_of_some_ranks(found: Found) -> None:
+    assert found("subsets:3")["results"] == {
+        "0": {"alone": 1, "pair": 2},
+        "1": {"alone": 1, "pair": 2, "rest": 2},
+        "2": {"alone": 1, "rest": 2},
+    }
+
+
+def test_futures_call_back_with_the_result(found: Found) -> None:
+    for rank in found("futures:2")["results"].values():
+        assert rank["found"] == list(range(20))
+
+
+def test_it_goes_on_while_its_caller_computes(found: Found) -> None:
+    for rank in found("overlap:2")["results"].values():
+        assert rank == {"completed": True, "right": True}
+
+
+def test_hybrid_sharding_trains_as_plain_data_parallelism(found: Found) -> None:
+    for rank in found("hybrid:4")["results"].values():
+        assert rank["fsdp"] == pytest.approx(rank["ddp"], rel=1e-3)
+        assert rank["fsdp2"] == pytest.approx(rank["ddp"], rel=1e-3)
+
+
+def test_what_it_cannot_do_is_refused_and_leaves_the_group_usable(found: Found) -> None:
+    for rank in found("refusals:2")["results"].values():
+        assert rank == {
+            "device": "ccl: works on CPU tensors; this one is on meta. "
+            "Move it with .cpu(), or train on the CPU",
+            "dtype": "ccl: cannot reduce tensors of dtype Float8_e4m3fn",
+            "average": "ccl: an average of Int is not defined; take the sum",
+            "sparse": "ccl: works on dense tensors; this one is Sparse",
+            "size": "ccl: the output of allgather has 3 elements and needs 4, "
+            "the input's 2 for each of 2 ranks",
+            "sum": 2,
+        }
+
+
+def test_averages(found: Found) -> None:
+    assert [rank["average"] for rank in found("average:2")["results"].values()] == [0.5, 0.5]
+
+
+def test_detail_names_shapes_that_differ(found: Found) -> None:
+    for rank in found("mismatch_in_detail:2")["results"].values():
+        assert "mismatch between collectives" in rank["error"]
+
+
+def _torchrun() -> tuple[list[str], dict[str, str]]:
+    options = ["--standalone", "--nproc-per-node=2", "--no-python"]
+    return [sys.executable, "-m", "torch.distributed.run", *options], {}
+
+
+def _mpirun() -> tuple[list[str], dict[str, str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    intel = mpi.find(None)
+    env = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "I_MPI_PIN": "off",
+        "I_MPI_HYDRA_BOOTSTRAP": "fork",
+    }
+    return [intel.mpirun, "-n", "2"], dict(intel.env) | env
+
+
+@pytest.mark.parametrize("launcher", [_torchrun, _mpirun], ids=["torchrun", "mpirun"])
+def test_unmodified_scripts_train_as_with_gloo(
+    launcher: Callable[[], tuple[list[str], dict[str, str]]], tmp_path: Path
+) -> None:
+    launch, env = launcher()
+    node = [sys.executable, "-m", "manycpu.pipeline.node", str(SCRIPTS / "ccl_train.py"), str(tmp_path)]
+    done = subprocess.run(
+        [*launch, *node],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env=_environment(MANYCPU_BACKEND="ccl", **env),
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    for rank in (0, 1):
+        seen = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert seen["backend"] == "ccl"
+        for way in ("ddp", "fsdp", "fsdp2"):
+            ours, gloos = seen[way]
+            assert ours == pytest.approx(gloos, rel=1e-4)
+            assert ours == pytest.approx(seen["ddp"][0], rel=1e-3)
+        assert seen["accelerate"][-1] < seen["accelerate"][0] + 0.5
+        assert len(seen["trainer"]) == 4

@@ -1,0 +1,131 @@
+"""The backend ccl under every launcher, on one machine and over hosts; and ranks that cannot have it."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import hosts as made_hosts
+import pytest
+from node_runs import LAUNCHERS, by_hand, launch
+
+pytest.importorskip("torch")
+
+from manycpu.pipeline import BareMetal, train
+from manycpu.pipeline.node.backends import UnavailableError
+from manycpu.pipeline.node.ccl import build
+
+try:
+    build.built()
+    MISSING = ""
+except UnavailableError as error:
+    MISSING = error.args[0]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+ON_HOSTS = pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
+TRANSPORT = {"torchrun": "ofi", "intel": "mpi", "openmpi": "ofi", "mpich": "ofi"}
+
+SUM = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group()
+total = torch.ones(300_001)
+dist.all_reduce(total)
+print("sum", int(total.min()), os.environ["CCL_ATL_TRANSPORT"], flush=True)
+if dist.get_rank() == 0:
+    with open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model.txt"), "w") as file:
+        file.write(f"{os.environ['CCL_ATL_TRANSPORT']} {int(total.max())}")
+    time.sleep(1)  # longer than the others wait for it when they end
+dist.destroy_process_group()
+"""
+DIES_ONCE = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group()
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+total = torch.ones(1)
+dist.all_reduce(total)
+print("round", os.environ["TORCHELASTIC_RESTART_COUNT"], "sum", int(total), flush=True)
+"""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_that_end_at_different_times_all_end_well(launcher: str, write: Callable[[str], Path]) -> None:
+    ended = launch(launcher, write(SUM), backend="ccl")
+    assert ended.code == 0, ended.out
+    assert (
+        sorted(text for text in ended.texts() if text.startswith("sum"))
+        == [f"sum 2 {TRANSPORT[launcher]}"] * 2
+    )
+    assert "CCL_WARN" not in ended.out
+
+
+def test_an_exit_code_ends_the_ranks_of_mpirun(write: Callable[[str], Path]) -> None:
+    ended = launch("intel", write(SUM.replace("time.sleep(1)", "raise SystemExit(5)")), backend="ccl")
+    assert {"code": 5, "rank": 0}.items() <= ended.events("exit")[0].items()
+    assert ended.code != 0
+
+
+def test_torchrun_restarts_ranks(write: Callable[[str], Path]) -> None:
+    ended = launch("torchrun", write(DIES_ONCE), backend="ccl", max_restarts=1)
+    assert ended.code == 0, ended.out
+    assert ended.texts().count("round 1 sum 2") == 2
+
+
+def test_without_a_compiler_every_rank_says_so(write: Callable[[str], Path], tmp_path: Path) -> None:
+    lacking = {"MANYCPU_BACKEND": "ccl", "MANYCPU_CACHE": str(tmp_path / "cache"), "PATH": "/nowhere"}
+    for ended in by_hand(write("print('trained')"), {"RANK": "0"} | lacking, {"RANK": "1"} | lacking):
+        assert ended.code == 88, ended.out
+        assert "run.backend: 'ccl' cannot be had: " in ended.events("error")[0]["message"]
+        assert "there is no C++ compiler" in ended.events("error")[0]["message"]
+
+
+def test_ranks_that_ask_for_different_backends_all_fail(write: Callable[[str], Path]) -> None:
+    ranks = ({"RANK": "0", "MANYCPU_BACKEND": "ccl"}, {"RANK": "1", "MANYCPU_BACKEND": "gloo"})
+    for ended in by_hand(write("print('trained')"), *ranks):
+        assert ended.code == 87, ended.out
+        assert "the ranks ask for different backends, ccl and gloo" in ended.events("error")[0]["message"]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[made_hosts.Hosts]:
+    """Make two hosts; nothing of them may be left."""
+    with made_hosts.made(tmp_path_factory.mktemp("hosts"), ["node-a", "node-b"]) as made:
+        yield made
+    assert made.leftovers() == []
+
+
+@ON_HOSTS
+def test_intel_mpi_over_two_hosts(
+    hosts: made_hosts.Hosts, script: Callable[..., str], tmp_path: Path
+) -> None:
+    target = BareMetal(
+        hostfile=str(hosts.hostfile("node-a", "node-b")), ssh=hosts.ssh, directory=str(tmp_path / "runs")
+    )
+    given = {"program": script(SUM), "output": str(tmp_path / "out"), "nnodes": 2, "backend": "ccl"}
+    report = train({**given, "nproc_per_node": 2, "oversubscribe": True}, target)
+    assert (report.state, report.world_size, report.hosts) == ("succeeded", 4, ["node-a", "node-b"])
+    assert (tmp_path / "out" / "model.txt").read_text() == "mpi 4"
+
+
+@ON_HOSTS
+def test_torchrun_over_two_hosts(hosts: made_hosts.Hosts, script: Callable[..., str], tmp_path: Path) -> None:
+    """Two ranks on each: shared memory within a host, tcp between them."""
+    words = ["MANYCPU_BACKEND=ccl", f"MANYCPU_OUTPUT={tmp_path}"]
+    places = ["--nnodes=2", "--nproc-per-node=2", f"--master-addr={hosts['node-a'].address}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--master-port=29500", *places]
+    node = ["--no-python", sys.executable, "-m", "manycpu.pipeline.node", script(SUM)]
+
+    def run(rank: int) -> str:
+        return hosts.hosts[rank].run("env", *words, *command, f"--node-rank={rank}", *node)
+
+    with ThreadPoolExecutor(2) as pool:
+        said = "".join(pool.map(run, range(2)))
+    assert said.count("sum 4 ofi") == 4, said
+    proofs = [json.loads(line.partition("::manycpu:: ")[2]) for line in said.splitlines() if "proof" in line]
+    assert sorted((proof["rank"], proof["host"]) for proof in proofs) == [
+        (0, "node-a"),
+        (1, "node-a"),
+        (2, "node-b"),
+        (3, "node-b"),
+    ]

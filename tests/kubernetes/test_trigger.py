@@ -1,0 +1,137 @@
+"""The trigger for jobs, on the cluster: in the triggerer's shared streams, and alone."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.triggers.base import TriggerEvent
+from airflow.triggers.shared_stream import SharedStreamManager
+from cluster.command import wait_for
+from cluster.fixtures import TestCluster
+from kubernetes_jobs import Looker, Waiting, begin
+
+from manycpu.operators import access
+from manycpu.operators.job_trigger import JobTrigger
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.state import RunState, Status
+
+BY = "task train, try 1 (id)"
+COUNT = "for n in range({n}): say(f'line {{n}}'); time.sleep(0.05)"
+
+
+@pytest.fixture
+def a_job(
+    target: dict[str, Any], cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Waiting]:
+    """Begin a run by name; its connection is a kubeconfig's path here, and no connection of Airflow's."""
+    monkeypatch.setattr(access, "access_of", lambda _: None)
+    (tmp_path / "runs").mkdir()
+
+    def make(name: str, **run: Any) -> Waiting:
+        folder = tmp_path / "runs" / name
+        folder.mkdir()
+        return begin(target, cluster.image("base"), folder, **run)
+
+    return make
+
+
+def trigger(handle: JobHandle, **more: Any) -> JobTrigger:
+    """Make a trigger as the triggerer does: from what another one was serialised to."""
+    given = {"cursor": None, "by": BY, **more}
+    path, kwargs = JobTrigger(handle=handle.model_dump(mode="json"), **given).serialize()
+    assert path == "manycpu.operators.job_trigger.JobTrigger"
+    return JobTrigger(**kwargs)
+
+
+async def first(events: AsyncIterator[TriggerEvent]) -> TriggerEvent:
+    return await anext(aiter(events))
+
+
+def status(event: TriggerEvent) -> Status:
+    return Status.model_validate(event.payload["status"])
+
+
+def lines(said: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\[rank 0 \S+\] line (\d+)", said)]
+
+
+def test_two_that_wait_share_one_watch_and_the_later_one_sees_what_is_there(
+    a_job: Callable[..., Waiting], capfd: pytest.CaptureFixture[str]
+) -> None:
+    one, other = a_job("one"), a_job("other")
+    jobs = [one.create(COUNT.format(n=100)), other.create(COUNT.format(n=20))]
+
+    keys = {trigger(handle).shared_stream_key() for handle in jobs}
+    assert len(keys) == 1
+
+    async def both() -> list[TriggerEvent]:
+        manager = SharedStreamManager()
+
+        def subscribed(number: int) -> AsyncIterator[TriggerEvent]:
+            made = trigger(jobs[number])
+            key = made.shared_stream_key()
+            return made.filter_shared_stream(manager.subscribe(trigger_id=number, trigger=made, key=key))
+
+        early = asyncio.create_task(first(subscribed(0)))
+        done = Looker(other.ctx, jobs[1])
+        await asyncio.to_thread(done.to_the_end)  # nothing happens to this job any more
+        done.close()
+        late = asyncio.create_task(first(subscribed(1)))
+        try:
+            return [await early, await late]
+        finally:
+            await manager.stop_all()
+
+    found = asyncio.run(both())
+    assert [status(event).state for event in found] == [RunState.SUCCEEDED] * 2
+    told = lines(capfd.readouterr().out)
+    assert sorted(told) == sorted([*range(100), *range(20)])
+
+
+def test_a_trigger_goes_on_where_a_triggerer_that_went_away_had_come_to(
+    a_job: Callable[..., Waiting], capfd: pytest.CaptureFixture[str]
+) -> None:
+    handle = a_job("moves").create(COUNT.format(n=200))
+    told: list[int] = []
+
+    def read() -> list[int]:
+        told.extend(lines(capfd.readouterr().out))
+        return told
+
+    async def interrupted() -> None:
+        running = asyncio.create_task(first(trigger(handle).run()))
+        await asyncio.to_thread(wait_for, "some lines", lambda: 30 in read(), seconds=60)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(interrupted())
+    assert status(asyncio.run(first(trigger(handle).run()))).state is RunState.SUCCEEDED
+    assert read() == list(range(200))
+
+
+def test_a_person_ends_the_job_and_the_record_says_who(a_job: Callable[..., Waiting]) -> None:
+    waiting = a_job("killed")
+    handle = waiting.create("time.sleep(600)")
+
+    async def killed() -> TriggerEvent:
+        following = trigger(handle)
+        running = asyncio.create_task(first(following.run()))
+        await following.on_kill()
+        return await running
+
+    seen = status(asyncio.run(killed()))
+    assert (seen.state, seen.reason) == (RunState.CANCELLED, f"ended by {BY}")
+    assert waiting.ctx.ledger.read().cancelled == {1: BY}
+    assert waiting.ctx.cluster.get("PyTorchJob", handle.name) is None
+
+
+def test_a_deadline_that_is_met_ends_the_job(a_job: Callable[..., Waiting]) -> None:
+    waiting = a_job("late")
+    handle = waiting.create("time.sleep(600)")
+    event = asyncio.run(first(trigger(handle, deadline=1.0).run()))
+    assert event.payload["timed_out"] is True
+    assert status(event).state is RunState.CANCELLED
+    assert waiting.ctx.ledger.read().cancelled == {1: "execution_timeout"}

@@ -1,0 +1,110 @@
+"""Run cases of ccl_cases, each in a world of its own: ``ccl_worlds.py FOLDER CASE:SIZE ...``.
+
+torch is imported once, and each rank is a fork of that process: a case takes a second instead of ten.
+"""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import ccl_cases
+import torch
+
+from manycpu.pipeline.node.ccl import register
+
+LIMIT = 150.0  # seconds that a case may take; what still runs then, hangs
+
+
+def environment(rank: int, size: int, port: int, folder: Path) -> dict[str, str]:
+    names = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_PORT": port,
+    }
+    fixed = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "MANYCPU_HOST": "here"}
+    return fixed | {name: str(value) for name, value in names.items()} | {"MEET_AGAIN": str(folder / "store")}
+
+
+def rank_of(case: str, rank: int, size: int, port: int, folder: Path) -> None:
+    """Become a rank: writes what the case returns, and ends as a script would."""
+    os.environ.update(environment(rank, size, port, folder))
+    torch.set_num_threads(1)
+    code: object = 0
+    try:
+        result = getattr(ccl_cases, case)()
+        (folder / f"{rank}.json").write_text(json.dumps(result))
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001 - shown, and seen in the exit code
+        traceback.print_exc()
+        code = 1
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def world(case: str, size: int, folder: Path) -> dict[str, object]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = {}
+    for rank in range(size):
+        process = os.fork()
+        if process == 0:
+            os.setpgid(0, 0)
+            rank_of(case, rank, size, port, folder)
+        ranks[process] = rank
+    codes = ended(dict(ranks))
+    results = {rank: (folder / f"{rank}.json") for rank in range(size)}
+    found = {rank: json.loads(path.read_text()) for rank, path in results.items() if path.exists()}
+    return {"codes": [codes[rank] for rank in range(size)], "results": found}
+
+
+def ended(ranks: dict[int, int]) -> dict[int, object]:
+    """Wait for the ranks, and end those that hang, with what they have started."""
+    codes: dict[int, object] = {}
+    deadline = time.monotonic() + LIMIT
+    waiting = dict(ranks)
+    while waiting:
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if process in waiting:
+            codes[waiting.pop(process)] = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() > deadline:
+            for late, rank in waiting.items():
+                codes[rank] = "hung"
+                os.kill(late, signal.SIGKILL)
+            break
+        else:
+            time.sleep(0.01)
+    for process in ranks:
+        try:
+            os.killpg(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return codes
+
+
+def main(folder: Path, wanted: list[str]) -> None:
+    register()
+    gc.collect()
+    gc.freeze()  # the ranks then leave alone what they share
+    for name in wanted:
+        case, _, size = name.partition(":")
+        begun = time.monotonic()
+        found = world(case, int(size), folder / name.replace(":", "-")) | {
+            "seconds": time.monotonic() - begun
+        }
+        (folder / f"{case}-{size}.result").write_text(json.dumps(found))
+        sys.stdout.write(f"{name} {found['seconds']:.1f} s {found['codes']}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

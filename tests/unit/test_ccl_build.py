@@ -1,0 +1,97 @@
+"""What the backend is built of and for, where it is kept, and what is said where it cannot be."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from manycpu.pipeline.node.backends import UnavailableError
+from manycpu.pipeline.node.ccl import build, leftovers, toolchain
+from manycpu.pipeline.node.ccl.toolchain import Compiler, OneCcl
+
+HERE = OneCcl("2022.1.2", Path("/include"), Path("/libccl.a"))
+GCC = Compiler("/usr/bin/g++", "g++ 12.2.0")
+
+
+@pytest.fixture(autouse=True)
+def _kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYCPU_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def oneccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a oneCCL that is installed, as far as anybody looks before compiling."""
+    monkeypatch.setattr(toolchain, "find_oneccl", lambda: HERE)
+
+
+def test_a_build_is_known_by_what_it_was_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build.folder_of(tmp_path, HERE, GCC)
+    assert folder == build.folder_of(tmp_path, HERE, GCC)
+    others = [
+        build.folder_of(tmp_path, HERE._replace(version="2021.17.2"), GCC),
+        build.folder_of(tmp_path, HERE, GCC._replace(version="g++ 13.1.0")),
+    ]
+    monkeypatch.setattr("torch.__version__", "2.6.0")
+    assert len({folder, *others, build.folder_of(tmp_path, HERE, GCC)}) == 4
+
+
+@pytest.mark.usefixtures("oneccl")
+def test_without_a_compiler_what_another_built_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = build.folder_of(tmp_path / "cache", HERE, GCC) / f"{build.NAME}.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
+    assert build.built() == library
+
+
+@pytest.mark.usefixtures("oneccl")
+def test_without_a_compiler_and_a_build_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UnavailableError, match=r"no C\+\+ compiler.*apt-get install g\+\+.*node\.ccl"):
+        build.built()
+
+
+@pytest.mark.usefixtures("oneccl")
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "cxx"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo old || { echo "error: C++20?" >&2; exit 1; }\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(UnavailableError, match=r"cannot compile it \(C\+\+20 is needed\): error: C\+\+20\?"):
+        build.built()
+    assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["lock"]
+
+
+@pytest.mark.usefixtures("oneccl")
+def test_a_cache_that_is_not_writable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("")
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: GCC)
+    with pytest.raises(UnavailableError, match="set MANYCPU_CACHE to a folder that is writable"):
+        build.built()
+
+
+def test_without_oneccl_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(
+        UnavailableError, match=r"oneCCL is not installed; install it: pip install 'manycpu\[ccl\]'"
+    ):
+        toolchain.find_oneccl()
+    with pytest.raises(UnavailableError, match=r"there is no libfabric\.so\.1"):
+        toolchain.library("libfabric.so.1")
+
+
+def test_what_dead_processes_left_is_swept(tmp_path: Path) -> None:
+    import os
+
+    for name in ("4194399:0:0", f"{os.getpid()}:0:0", "other", "a:0:0"):
+        (tmp_path / name).touch()
+    assert leftovers.sweep(tmp_path) == ["4194399:0:0"]
+    assert leftovers.sweep(tmp_path, mine=True) == [f"{os.getpid()}:0:0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a:0:0", "other"]

@@ -1,0 +1,62 @@
+"""What every recipe's Trainer adds: gradients in the buckets that are sent, compression, the extension."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.utils import DDPCommunicationHookType
+
+from manycpu.pipeline.recipes import ipex
+from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, usable
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+
+
+def trainer(tmp_path: Path, **options: Any) -> CpuTrainer:
+    return CpuTrainer(torch.nn.Linear(2, 2), CpuTrainingOptions(str(tmp_path), **options))
+
+
+@pytest.mark.parametrize(
+    ("compression", "hook"),
+    [("no", DDPCommunicationHookType.NO), ("bf16", DDPCommunicationHookType.BF16)],
+)
+def test_gradients_live_in_buckets_compressed_if_asked_for(
+    compression: str, hook: DDPCommunicationHookType, tmp_path: Path
+) -> None:
+    handler = trainer(tmp_path, gradient_compression=compression).accelerator.ddp_handler
+    assert (handler.gradient_as_bucket_view, handler.comm_hook) == (True, hook)
+
+
+def test_the_optimizer_is_fused(tmp_path: Path) -> None:
+    optimizer = trainer(tmp_path).create_optimizer()
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.defaults["fused"]
+
+
+@pytest.mark.parametrize(
+    ("extension", "version", "fits"),
+    [
+        ("2.8.0", "2.8.0+cpu", True),
+        ("2.8.0+git1", "2.8.1", True),
+        ("2.8.0", "2.15.0", False),
+        ("1.12.100", "1.13.0", False),
+    ],
+)
+def test_the_extension_fits_the_torch_of_its_number(extension: str, version: str, *, fits: bool) -> None:
+    said = ipex.misfit(extension, version)
+    assert (said is None) is fits
+    assert said is None or f"needs torch {extension[: extension.rindex('.')]}" in said
+
+
+def test_without_the_extension_the_option_is_left_out_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipex, "why_not", lambda: "it ended")
+    options = CpuTrainingOptions(str(tmp_path), use_ipex=True)
+    assert usable(options) == ["--use_ipex is left out: it ended"]
+    assert not options.use_ipex
+    monkeypatch.setattr(ipex, "why_not", lambda: None)
+    options = CpuTrainingOptions(str(tmp_path), use_ipex=True)
+    assert usable(options) == []
+    assert options.use_ipex
