@@ -120,8 +120,12 @@ class Exec:
         """Do nothing: what is written is sent."""
 
     def close(self) -> None:
-        """End the connection, also under other threads that read and write."""
+        """End the connection, also under other threads that read and write; they have an end of stream."""
         self._socket.abort()
+
+    def release(self) -> None:
+        """Give the socket back, when no thread uses it any more."""
+        self._socket.shutdown()
 
     @property
     def exit_code(self) -> int | None:

@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol, Self
 
 from manycpu.pipeline.adapters.storage import Block
@@ -86,15 +87,21 @@ class Channel:
         self._heard = time.monotonic()
         self._failure: Exception | None = None
         self._done: tuple[int, int] | None = None
+        self._works = (self._read, self._beat, self._watch)
 
     def __enter__(self) -> Self:
-        for work in (self._read, self._beat, self._watch):
-            threading.Thread(target=work, daemon=True).start()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in self._works]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._close()
+        for thread in self._threads:
+            while thread.is_alive():
+                with suppress(queue.Empty):  # it may wait for room there
+                    self._frames.get(timeout=0.05)
 
     def say(self, kind: str, **fields: Any) -> None:
         """Send a message, after the content that was poured before it.

@@ -147,6 +147,8 @@ class Helper:
             if running.exit_code is not None:
                 raise _ended(running, error) from error
             raise
+        finally:
+            running.release()
 
     def _told(self, done: int, total: int) -> None:
         if done > self._best:
