@@ -26,7 +26,10 @@ def access_of(target: Any) -> Access | None:
     from manycpu.pipeline.verbs.context import Access
 
     cluster, registry = target.get("connection"), target.get("registry_connection")
-    return Access(_connect(cluster) if cluster else None, _login(registry) if registry else None)
+    return Access(
+        connect=_connect(cluster) if cluster else None,
+        registry_login=_login(registry) if registry else None,
+    )
 
 
 def _connect(connection: str) -> Callable[[], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -13,6 +14,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from manycpu.pipeline.adapters.cluster import Cluster
     from manycpu.pipeline.adapters.cluster_watch import Changes
     from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.handle import JobHandle
@@ -192,14 +194,23 @@ class JobTrigger(BaseEventTrigger):
         return handle, ctx, Record(ctx, handle, self.cursor, self.by)
 
     def _context(self) -> ClusterContext:
-        from manycpu.pipeline.adapters.cluster import Cluster
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
         from manycpu.pipeline.verbs.context import Access, reopen
 
-        handle, connect = self._handle(), self._connect()
-        entry = ConfigMapLedger(Cluster(connect, handle.namespace), handle.run).read()
-        context: Any = reopen(entry, access=Access(connect=connect))
+        cluster = self._cluster()
+        entry = ConfigMapLedger(cluster, self._handle().run).read()
+        context: Any = reopen(entry, access=Access(cluster=cluster))
         return context  # type: ignore[no-any-return]
+
+    def _cluster(self) -> Cluster:
+        """Open the namespace, once for all triggers of this process."""
+        from manycpu.pipeline.adapters.cluster import Cluster
+
+        with _OPENING:
+            key = self.shared_stream_key()
+            if key not in _OPEN:
+                _OPEN[key] = Cluster(self._connect(), self._handle().namespace)
+            return _OPEN[key]
 
     def _connect(self) -> Callable[[], Any]:
         from manycpu.operators.access import access_of
@@ -221,5 +232,8 @@ class JobTrigger(BaseEventTrigger):
 
 
 _OURS = {"app.kubernetes.io/managed-by": "manycpu"}
+_OPENING = threading.Lock()
+_OPEN: dict[tuple[str, ...], Cluster] = {}
+"""Key of a shared stream -> its namespace, for what is not watched: ledgers, and the end of jobs."""
 _PRESENT: dict[tuple[str, ...], Present] = {}
 """Key of a shared stream -> what is there, for triggers that join it."""

@@ -104,6 +104,8 @@ class Access:
 
     connect: Callable[[], Any] | None = None
     """Makes a client of the cluster; None: as ``target.connection`` says."""
+    cluster: Any = None
+    """A namespace that is open already, for many runs to share."""
     registry_login: Mapping[str, str] | None = None
     """``username`` and ``password`` of the registry; None: as ``target.registry_connection`` says."""
 
@@ -123,6 +125,9 @@ class ClusterContext(RunContext):
             BadInputError: The package that speaks to clusters is missing.
             ClusterError: No cluster can be reached.
         """
+        if self.access.cluster is not None:
+            shared: Cluster = self.access.cluster
+            return shared
         cluster = _cluster_adapter()
         connect = self.access.connect or partial(cluster.connect, self.target.connection)
         found: Cluster = cluster.Cluster(connect, self.target.namespace)

@@ -1,0 +1,200 @@
+"""200 jobs that wait in one triggerer: ours, which share a watch, beside KubernetesJobOperator's triggers.
+
+Each side follows 200 suspended jobs on the test cluster, in a process of its own: memory over what it takes
+to import the trigger, CPU while nothing happens, connections to the API server.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+JOBS = 200
+SETTLE = 20.0  # seconds until all have begun
+IDLE = 30.0  # seconds in which CPU is measured
+LAUNCH = {"launch": "pytorchjob", "kind": "kubernetes"}
+
+
+def main() -> dict[str, object]:
+    """Compare both sides."""
+    from cluster import settings
+
+    from bench._cluster import namespace
+
+    with namespace("bench-waiting") as (_, space), TemporaryDirectory() as folder:
+        return _compare(str(settings.kubeconfig()), space.name, Path(folder))
+
+
+def _compare(kubeconfig: str, namespace: str, folder: Path) -> dict[str, object]:
+    from manycpu.pipeline.adapters.cluster import Cluster, connect
+
+    cluster = Cluster(partial(connect, kubeconfig), namespace)
+    handles = [_suspended(cluster, kubeconfig, folder, number) for number in range(JOBS)]
+    for number in range(JOBS):
+        cluster.call("POST", f"/apis/batch/v1/namespaces/{namespace}/jobs", body=_batch_job(number))
+    (folder / "handles.json").write_text(json.dumps(handles))
+    ours = _side("ours", kubeconfig, namespace, folder)
+    theirs = _side("theirs", kubeconfig, namespace, folder)
+    shown: dict[str, object] = {f"ours, {JOBS} jobs": ours, f"KubernetesJobTrigger, {JOBS} jobs": theirs}
+    for name in ("memory_mib", "cpu_percent"):
+        shown[f"{name}: theirs over ours"] = round(theirs[name] / max(ours[name], 0.01), 2)
+    return shown
+
+
+def _side(side: str, kubeconfig: str, namespace: str, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.waiting", side, kubeconfig, namespace, str(folder)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if told.returncode or told.stderr:
+        raise RuntimeError(told.stderr[-2000:])
+    found: dict[str, Any] = json.loads(told.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _suspended(cluster: Any, kubeconfig: str, folder: Path, number: int) -> dict[str, Any]:
+    from manycpu.pipeline.spec.handle import JobHandle
+    from manycpu.pipeline.spec.naming import labels
+    from manycpu.pipeline.verbs.context import Access, open_context
+
+    target = LAUNCH | {"namespace": cluster.namespace, "connection": kubeconfig}
+    run = {"program": "question_answering", "output": str(folder / str(number))}
+    access = Access(connect=lambda: cluster.api)
+    ctx: Any = open_context(run, target, "bench", number, base=folder, access=access)
+    ctx.ledger.open(ctx.new_entry(time.time()))
+    known = labels(ctx.name, attempt="1")
+    pod = {"containers": [{"name": "pytorch", "image": "none", "command": ["true"]}]}
+    worker = {"replicas": 1, "template": {"metadata": {"labels": known}, "spec": pod}}
+    job = cluster.create(
+        {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": {"name": f"{ctx.name}-1", "labels": known},
+            "spec": {"runPolicy": {"suspend": True}, "pytorchReplicaSpecs": {"Worker": worker}},
+        }
+    )
+    with ctx.ledger.update() as entry:
+        entry.attempt = 1
+    meta = job["metadata"]
+    made = JobHandle(
+        run=ctx.name,
+        attempt=1,
+        launch="pytorchjob",
+        namespace=cluster.namespace,
+        name=meta["name"],
+        uid=meta["uid"],
+        created=time.time(),
+        connection=kubeconfig,
+    )
+    return made.model_dump(mode="json")
+
+
+def _batch_job(number: int) -> dict[str, Any]:
+    pod = {"restartPolicy": "Never", "containers": [{"name": "base", "image": "none", "command": ["true"]}]}
+    spec = {"suspend": True, "template": {"spec": pod}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": f"job-{number}"}, "spec": spec}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    import logging
+
+    logging.disable(logging.CRITICAL)
+    yield
+
+
+async def _measure(begin: Callable[[], list[AsyncIterator[Any]]], kubeconfig: str) -> dict[str, Any]:
+    port = _port(kubeconfig)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    tasks = [asyncio.create_task(anext(aiter(events))) for events in begin()]  # type: ignore[arg-type]
+    await asyncio.sleep(SETTLE)
+    began, cpu = time.monotonic(), sum(process.cpu_times()[:2])
+    await asyncio.sleep(IDLE)
+    spent = (sum(process.cpu_times()[:2]) - cpu) / (time.monotonic() - began)
+    port = int(
+        yaml.safe_load(Path(kubeconfig).read_text())["clusters"][0]["cluster"]["server"].split(":")[-1]
+    )
+    there = [c for c in process.net_connections("tcp") if c.raddr and c.raddr.port == port]
+    figures = {
+        "memory_mib": round((process.memory_info().rss - before) / 2**20, 1),
+        "cpu_percent": round(100 * spent, 2),
+        "connections": len([c for c in there if c.status == psutil.CONN_ESTABLISHED]),
+        "waiting": sum(not task.done() for task in tasks),
+        "threads": process.num_threads(),
+    }
+    for task in tasks[:1]:
+        if task.done():
+            sys.stderr.write(repr(task.exception() or task.result()) + "\n")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return figures
+
+
+def _port(kubeconfig: str) -> int:
+    import yaml
+
+    document = yaml.safe_load(Path(kubeconfig).read_text())
+    return int(document["clusters"][0]["cluster"]["server"].rpartition(":")[2])
+
+
+def _ours(folder: Path) -> list[AsyncIterator[Any]]:
+    from airflow.triggers.shared_stream import SharedStreamManager
+
+    from manycpu.operators.job_trigger import JobTrigger
+
+    manager = SharedStreamManager()
+    streams = []
+    for number, handle in enumerate(json.loads((folder / "handles.json").read_text())):
+        trigger = JobTrigger(handle=handle, cursor=None, by="bench")
+        key = trigger.shared_stream_key()
+        stream = manager.subscribe(trigger_id=number, trigger=trigger, key=key)
+        streams.append(trigger.filter_shared_stream(stream))
+    return streams
+
+
+def _theirs(kubeconfig: str, namespace: str) -> list[AsyncIterator[Any]]:
+    from airflow.providers.cncf.kubernetes.triggers.job import KubernetesJobTrigger
+
+    def trigger(number: int) -> Any:
+        return KubernetesJobTrigger(
+            job_name=f"job-{number}",
+            job_namespace=namespace,
+            pod_names=[],
+            pod_namespace=namespace,
+            base_container_name="base",
+            config_file=kubeconfig,
+            in_cluster=False,
+            get_logs=False,
+        )
+
+    return [trigger(number).run() for number in range(JOBS)]
+
+
+def _child(side: str, kubeconfig: str, namespace: str, folder: Path) -> None:
+    from airflow.providers.cncf.kubernetes.triggers import job as _job  # noqa: F401 - imported before the count
+
+    import manycpu.operators.access
+    import manycpu.operators.job_trigger
+    import manycpu.pipeline.verbs.on_kubernetes.wait
+
+    manycpu.operators.access.access_of = lambda _: None  # a kubeconfig's path, and no connection of Airflow's
+    begin = partial(_ours, folder) if side == "ours" else partial(_theirs, kubeconfig, namespace)
+    with _quiet():
+        figures = asyncio.run(_measure(begin, kubeconfig))
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))
