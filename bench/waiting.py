@@ -1,8 +1,4 @@
-"""200 jobs that wait in one triggerer: ours, which share a watch, beside KubernetesJobOperator's triggers.
-
-Each side follows 200 suspended jobs on the test cluster, in a process of its own: memory over what it takes
-to import the trigger, CPU while nothing happens, connections to the API server.
-"""
+"""200 jobs that wait in one triggerer and share a watch: memory over the imports, idle CPU, connections."""
 
 import asyncio
 import json
@@ -40,20 +36,13 @@ def _compare(kubeconfig: str, namespace: str, folder: Path) -> dict[str, object]
 
     cluster = Cluster(partial(connect, kubeconfig), namespace)
     handles = [_suspended(cluster, kubeconfig, folder, number) for number in range(JOBS)]
-    for number in range(JOBS):
-        cluster.call("POST", f"/apis/batch/v1/namespaces/{namespace}/jobs", body=_batch_job(number))
     (folder / "handles.json").write_text(json.dumps(handles))
-    ours = _side("ours", kubeconfig, namespace, folder)
-    theirs = _side("theirs", kubeconfig, namespace, folder)
-    shown: dict[str, object] = {f"ours, {JOBS} jobs": ours, f"KubernetesJobTrigger, {JOBS} jobs": theirs}
-    for name in ("memory_mib", "cpu_percent"):
-        shown[f"{name}: theirs over ours"] = round(theirs[name] / max(ours[name], 0.01), 2)
-    return shown
+    return {f"{JOBS} jobs in one triggerer": _side(kubeconfig, folder)}
 
 
-def _side(side: str, kubeconfig: str, namespace: str, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.waiting", side, kubeconfig, namespace, str(folder)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+def _side(kubeconfig: str, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.waiting", kubeconfig, str(folder)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if told.returncode or told.stderr:
         raise RuntimeError(told.stderr[-2000:])
     found: dict[str, Any] = json.loads(told.stdout.strip().splitlines()[-1])
@@ -97,12 +86,6 @@ def _suspended(cluster: Any, kubeconfig: str, folder: Path, number: int) -> dict
     return made.model_dump(mode="json")
 
 
-def _batch_job(number: int) -> dict[str, Any]:
-    pod = {"restartPolicy": "Never", "containers": [{"name": "base", "image": "none", "command": ["true"]}]}
-    spec = {"suspend": True, "template": {"spec": pod}}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": f"job-{number}"}, "spec": spec}
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     import logging
@@ -120,9 +103,6 @@ async def _measure(begin: Callable[[], list[AsyncIterator[Any]]], kubeconfig: st
     began, cpu = time.monotonic(), sum(process.cpu_times()[:2])
     await asyncio.sleep(IDLE)
     spent = (sum(process.cpu_times()[:2]) - cpu) / (time.monotonic() - began)
-    port = int(
-        yaml.safe_load(Path(kubeconfig).read_text())["clusters"][0]["cluster"]["server"].split(":")[-1]
-    )
     there = [c for c in process.net_connections("tcp") if c.raddr and c.raddr.port == port]
     figures = {
         "memory_mib": round((process.memory_info().rss - before) / 2**20, 1),
@@ -162,25 +142,7 @@ def _ours(folder: Path) -> list[AsyncIterator[Any]]:
     return streams
 
 
-def _theirs(kubeconfig: str, namespace: str) -> list[AsyncIterator[Any]]:
-    from airflow.providers.cncf.kubernetes.triggers.job import KubernetesJobTrigger
-
-    def trigger(number: int) -> Any:
-        return KubernetesJobTrigger(
-            job_name=f"job-{number}",
-            job_namespace=namespace,
-            pod_names=[],
-            pod_namespace=namespace,
-            base_container_name="base",
-            config_file=kubeconfig,
-            in_cluster=False,
-            get_logs=False,
-        )
-
-    return [trigger(number).run() for number in range(JOBS)]
-
-
-def _child(side: str, kubeconfig: str, namespace: str, folder: Path) -> None:
+def _child(kubeconfig: str, folder: Path) -> None:
     from airflow.providers.cncf.kubernetes.triggers import job as _job  # noqa: F401 - imported before the count
 
     import manycpu.operators.access
@@ -188,13 +150,12 @@ def _child(side: str, kubeconfig: str, namespace: str, folder: Path) -> None:
     import manycpu.pipeline.verbs.on_kubernetes.wait
 
     manycpu.operators.access.access_of = lambda _: None  # a kubeconfig's path, and no connection of Airflow's
-    begin = partial(_ours, folder) if side == "ours" else partial(_theirs, kubeconfig, namespace)
     with _quiet():
-        figures = asyncio.run(_measure(begin, kubeconfig))
+        figures = asyncio.run(_measure(partial(_ours, folder), kubeconfig))
     sys.stdout.write(json.dumps(figures) + "\n")
     sys.stdout.flush()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+    _child(sys.argv[1], Path(sys.argv[2]))
