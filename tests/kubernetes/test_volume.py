@@ -118,7 +118,7 @@ def test_data_and_model_are_staged_from_this_machine(a_context: Open, source: Pa
         assert sums(run, found["data"].path) == sums_here(source)
         assert run("cat", found["model"].path) == "alpha"
         assert run("sh", "-c", "cd /tmp/pvc-mount/manycpu/data; ls -A | wc -l").strip() == "2"
-    claim = ctx.cluster.get("PersistentVolumeClaim", volume.claim_name(ctx))
+    claim = ctx.cluster.get("PersistentVolumeClaim", ctx.claim)
     assert claim is not None
     assert claim["metadata"]["ownerReferences"][0]["name"] == ctx.name
     no_pod_is_left(ctx)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manycpu.pipeline.spec.placement import CODE
 from manycpu.pipeline.verbs.build import Built, code_of, installed_digest, program_of
 from manycpu.pipeline.verbs.on_kubernetes import images, layers
 
@@ -25,7 +26,7 @@ def build(ctx: "ClusterContext") -> tuple[Built, bool]:
         return Built(code=None, program=arguments, digest=installed_digest(), image=image), reused
     tree = code_tree(ctx, root)
     image, reused = images.train(ctx, tree)
-    return Built(code=layers.CODE, program=arguments, digest=tree.digest, image=image), reused
+    return Built(code=CODE, program=arguments, digest=tree.digest, image=image), reused
 
 
 def code_tree(ctx: "ClusterContext", root: Path) -> layers.Tree:

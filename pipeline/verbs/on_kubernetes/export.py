@@ -8,7 +8,6 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes.helper import Helper, helper
-from manycpu.pipeline.verbs.on_kubernetes.volume import claim_name
 
 __all__ = ["export"]
 
@@ -23,10 +22,10 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
     """
     source = f"{ctx.attempt_directory(handle.attempt)}/output"
     try:
-        with helper(ctx, "export", claim_name(ctx), progress) as pod:
+        with helper(ctx, "export", ctx.claim, progress) as pod:
             return (_publish if is_remote(ctx.run.output) else _pull)(ctx, pod, source, progress)
     except (TransferError, OSError) as error:
-        fix = f"The model is kept in {source} of claim {claim_name(ctx)}: mend the output, and run again "
+        fix = f"The model is kept in {source} of claim {ctx.claim}: mend the output, and run again "
         raise ExportError(
             f"{ctx.run.output} was not written: {error}", field="run.output", fix=fix + "with the same run id"
         ) from error

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Change, Reference
+from manycpu.pipeline.spec.placement import CODE, LIB
 from manycpu.pipeline.verbs.on_kubernetes import dependencies
 from manycpu.pipeline.verbs.on_kubernetes.appending import append
-from manycpu.pipeline.verbs.on_kubernetes.layers import CODE, LIB, Tree, library
+from manycpu.pipeline.verbs.on_kubernetes.layers import Tree, library
 from manycpu.pipeline.verbs.on_kubernetes.recipe import Stage
 from manycpu.pipeline.verbs.on_kubernetes.registries import Registries, own_repository, registries
 

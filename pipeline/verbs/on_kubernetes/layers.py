@@ -14,13 +14,10 @@ from typing import Final
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import Layer
+from manycpu.pipeline.spec.placement import CODE, LIB
 
-__all__ = ["CODE", "LIB", "Tree", "code", "library", "tree"]
+__all__ = ["Tree", "code", "library", "tree"]
 
-CODE: Final = "/opt/manycpu/code"
-"""Where the program's code is in an image: its working folder."""
-LIB: Final = "/opt/manycpu/lib"
-"""Where this manycpu is in an image: on PYTHONPATH, so that pods run the same as the worker."""
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
 _EXECUTABLE, _PLAIN = 0o755, 0o644
 

@@ -8,16 +8,11 @@ from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["claim", "claim_name", "ensure_claim"]
+__all__ = ["claim", "ensure_claim"]
 
 Manifest = dict[str, Any]
 _GONE: Final = 60.0  # seconds that a claim's deletion is waited for
 _LOOK: Final = 0.5  # seconds
-
-
-def claim_name(ctx: ClusterContext) -> str:
-    """Name the claim of a run."""
-    return ctx.target.claim or f"{ctx.name}-data"
 
 
 def claim(run: str, target: Kubernetes, owners: list[Manifest]) -> Manifest:
@@ -42,7 +37,7 @@ def ensure_claim(ctx: ClusterContext) -> str:
     Raises:
         ClusterError: There is no such claim, it has lost its volume, or none can be made.
     """
-    name = claim_name(ctx)
+    name = ctx.claim
     if ctx.target.claim is not None:
         _see(ctx, ctx.cluster.get("PersistentVolumeClaim", name))
         return name
@@ -59,7 +54,7 @@ def ensure_claim(ctx: ClusterContext) -> str:
 
 
 def _see(ctx: ClusterContext, found: Manifest | None) -> None:
-    name = f"{ctx.target.namespace}/{claim_name(ctx)}"
+    name = f"{ctx.target.namespace}/{ctx.claim}"
     if found is None:
         raise ClusterError(
             f"there is no PersistentVolumeClaim {name}",
