@@ -18,7 +18,7 @@ from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.verbs.context import Access, ClusterContext, open_context
 from manycpu.pipeline.verbs.on_kubernetes import build, images
-from manycpu.pipeline.verbs.on_kubernetes.layers import CODE, LIB
+from manycpu.pipeline.spec.placement import CODE, LIB
 
 Context = Callable[..., ClusterContext]
 

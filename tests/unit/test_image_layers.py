@@ -12,6 +12,7 @@ import pytest
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import sha256
+from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.verbs.on_kubernetes import layers
 from manycpu.pipeline.verbs.on_kubernetes.appending import tag_of
 from manycpu.pipeline.verbs.on_kubernetes.layers import Tree
@@ -88,9 +89,9 @@ def test_this_manycpu_can_be_imported_from_its_layer(tmp_path: Path) -> None:
         tar.extractall(tmp_path, filter="data")
     code = "import manycpu.pipeline.node.__main__ as n, manycpu.pipeline.transfer as t"
     code += "; print(n.__file__, t.__file__)"
-    env = {"PYTHONPATH": f"{tmp_path}{layers.LIB}", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {"PYTHONPATH": f"{tmp_path}{LIB}", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
-    root = f"{tmp_path}{layers.LIB}/manycpu/pipeline"
+    root = f"{tmp_path}{LIB}/manycpu/pipeline"
     assert all(file.startswith(root) for file in done.stdout.split())
 
 
