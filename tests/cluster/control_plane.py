@@ -12,21 +12,21 @@ NODE_LOST_SECONDS = 16
 EVICTED_AFTER_SECONDS = 20
 
 
+# Whose the folders of storage class `shared` are (mode 0750): pods that are not root write there.
+_USER = "1000"
+_AS_USER = [
+    *("setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"),
+    *("--inh-caps=+dac_override", "--ambient-caps=+dac_override", "--"),
+]
+
+
 def start(namespace: Namespace, kubernetes: Module) -> None:
     """Start everything and wait until the API server is ready."""
     namespace.start("etcd", [kubernetes.program("server"), *_etcd()])
     start_api_server(namespace, kubernetes)
     namespace.start(
         "controller-manager",
-        # It makes the folders of storage class `shared`, where pods that are not root write.
-        [
-            "sh",
-            "-c",
-            'umask 0; exec "$@"',
-            "sh",
-            kubernetes.program("kube-controller-manager"),
-            *_controller_manager(),
-        ],
+        [*_AS_USER, kubernetes.program("kube-controller-manager"), *_controller_manager()],
     )
     namespace.start("scheduler", [kubernetes.program("kube-scheduler"), *_scheduler()])
 
