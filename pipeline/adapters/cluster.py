@@ -135,7 +135,7 @@ class Cluster:
         try:
             return self.call("POST", self.path(kind), query=query, body=manifest)
         except ClusterError as error:
-            there = self.get(kind, name) if error.status == _CONFLICT and not dry_run else None
+            there = self.get(kind, name) if error.status == _CONFLICT else None
             if there is None:
                 raise
             return there
