@@ -15,16 +15,16 @@ from node_runs import PLAIN, Ended, alone, execute
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
 
 
-@pytest.mark.parametrize(("backend", "why"), [("mpi", "was built without MPI"), ("ccl", "no ccl backend")])
-def test_a_backend_that_cannot_be_had(backend: str, why: str, write: Callable[[str], Path]) -> None:
+def test_a_backend_that_cannot_be_had(write: Callable[[str], Path]) -> None:
     import torch.distributed
 
-    if backend == "mpi" and torch.distributed.is_mpi_available():
+    if torch.distributed.is_mpi_available():
         pytest.skip("this torch was built with MPI")
-    ended = alone(write("print('trained')"), MANYCPU_BACKEND=backend)
+    ended = alone(write("print('trained')"), MANYCPU_BACKEND="mpi")
     assert ended.code == 88
-    assert f"run.backend: '{backend}' cannot be had" in ended.events("error")[0]["message"]
-    assert why in ended.events("error")[0]["message"]
+    message = ended.events("error")[0]["message"]
+    assert "run.backend: 'mpi' cannot be had" in message
+    assert "was built without MPI" in message
 
 
 def test_another_choice_of_the_script_is_overridden_aloud(write: Callable[[str], Path]) -> None:

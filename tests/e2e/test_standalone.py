@@ -95,7 +95,7 @@ def test_a_retry_attaches_after_the_worker_is_killed(airflow: Airflow, tmp_path:
     (tmp_path / "go").touch()
     assert airflow.end(run) == "success"
     assert _report(tmp_path)["attempts"] == 1
-    assert f"attached to attempt 1, pid {handle['pid']}" in airflow.log(run, attempt=2)
+    assert f"attached to attempt 1, pid {handle['pid']} on {handle['host']}" in airflow.log(run, attempt=2)
 
 
 def test_marking_the_task_failed_ends_the_training(airflow: Airflow, tmp_path: Path) -> None:

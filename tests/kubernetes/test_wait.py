@@ -153,13 +153,21 @@ def test_a_quota_that_refuses_the_pods(a_job: Begin, look: Callable[..., Looker]
 def test_without_an_operator_nobody_waits_for_ever(
     a_job: Begin, look: Callable[..., Looker], faults: Faults
 ) -> None:
-    waiting = a_job(acknowledge_timeout=5)
-    with faults.operator_stopped("training-operator"):
-        handle = waiting.create()
+    # The mpi-operator: where the other is away, its webhook is too, and no PyTorchJob can be created.
+    waiting = a_job(acknowledge_timeout=5, nnodes=1)
+    waiting.ctx.__dict__["target"] = waiting.ctx.target.model_copy(update={"launch": "mpijob"})
+    with faults.operator_stopped("mpi-operator"):
+        handle = waiting.create(change=as_mpijob)
         seen = look(waiting, handle).to_the_end()
         assert seen.budget == "run.acknowledge_timeout"
-        assert "is the training-operator running" in seen.reason
+        assert "is the mpi-operator running" in seen.reason
         is_gone(waiting)
+
+
+def as_mpijob(job: Any) -> None:
+    worker = job["spec"].pop("pytorchReplicaSpecs")["Worker"]
+    job["apiVersion"], job["kind"] = "kubeflow.org/v2beta1", "MPIJob"
+    job["spec"]["mpiReplicaSpecs"] = {"Launcher": worker, "Worker": worker}
 
 
 def test_an_mpijob_that_its_operator_refuses(a_job: Begin, look: Callable[..., Looker]) -> None:
@@ -167,9 +175,8 @@ def test_an_mpijob_that_its_operator_refuses(a_job: Begin, look: Callable[..., L
     waiting.ctx.__dict__["target"] = waiting.ctx.target.model_copy(update={"launch": "mpijob"})
 
     def without_launcher(job: Any) -> None:
-        worker = job["spec"].pop("pytorchReplicaSpecs")["Worker"]
-        job["apiVersion"], job["kind"] = "kubeflow.org/v2beta1", "MPIJob"
-        job["spec"]["mpiReplicaSpecs"] = {"Worker": worker}
+        as_mpijob(job)
+        del job["spec"]["mpiReplicaSpecs"]["Launcher"]
 
     seen = look(waiting, waiting.create(change=without_launcher)).to_the_end()
     assert seen.state is RunState.FAILED
@@ -219,7 +226,7 @@ def test_an_evicted_pod_is_said_to_be(a_job: Begin, look: Callable[..., Looker],
     name = waiting.pod_of(handle, 1)
     eviction = {"metadata": {"name": name}}
     client.CoreV1Api(namespace.admin).create_namespaced_pod_eviction(name, namespace.name, eviction)
-    looker.until("a word on it", lambda: looker.said(f"pod {name} was evicted"))
+    looker.until("a word on it", lambda: f"pod {name} was evicted" in looker.seen.reason)
 
 
 def test_a_cancelled_run_says_by_whom(a_job: Begin, look: Callable[..., Looker]) -> None:

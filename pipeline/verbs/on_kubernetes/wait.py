@@ -17,6 +17,8 @@ from manycpu.pipeline.verbs.on_kubernetes.record import Cursor, Record, kept_of
 
 __all__ = ["Watch", "observed_of", "seconds"]
 
+_CLOSING = 0.1  # seconds: the transport has no word to say that TLS is closed
+
 
 class Watch:
     """One look after another at a job, which a thread follows meanwhile.
@@ -96,6 +98,7 @@ class _Following:
         except BaseException as error:  # noqa: BLE001 - raised in the thread that looks
             self._error = error
         finally:
+            self._loop.run_until_complete(_end_tasks())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
@@ -112,6 +115,15 @@ class _Following:
 
     async def _tell(self, lines: list[RankLine]) -> None:
         self._told.append((lines, dict(self._record.kept.cursor)))
+
+
+async def _end_tasks() -> None:
+    """End what still runs in this loop, and let the connections close, which takes the loop some turns."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.sleep(_CLOSING)
 
 
 def observed_of(ctx: ClusterContext, handle: JobHandle) -> Observed:
