@@ -17,7 +17,7 @@ def test_pods_on_both_nodes_find_each_other_by_name(cluster: TestCluster, namesp
         "metadata": {"name": "server"},
         "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8000}]},
     }
-    namespace.create(service)
+    namespace.by_admin.create(service)
     namespace.create(jobs.pod("server", image, "sh", "-c", serve, node=cluster.nodes[0]))
     fetch = (
         "import time, urllib.request as u\n"
@@ -52,8 +52,8 @@ def test_trainjob_reduces_across_both_nodes(cluster: TestCluster, namespace: Spa
     if not space.serves(namespace.admin, "TrainJob"):
         pytest.skip("this cluster has no Kubeflow Trainer")
     namespace.create(jobs.program())
-    namespace.create(jobs.trainjob("reduce", cluster.image("torch")))
-    assert namespace.wait_job("TrainJob", "reduce") == "Complete"
+    namespace.by_admin.create(jobs.trainjob("reduce", cluster.image("torch")))
+    assert namespace.by_admin.wait_job("TrainJob", "reduce") == "Complete"
     pods = namespace.pods("jobset.sigs.k8s.io/jobset-name=reduce")
     assert {pod.spec.node_name for pod in pods} == set(cluster.nodes)
     lines = "".join(namespace.log(pod.metadata.name) for pod in pods)
