@@ -183,7 +183,14 @@ def beside(space: Space, prefix: str, labels: Mapping[str, str]) -> Space:
 def _make_namespace(admin: ApiClient, prefix: str, labels: Mapping[str, str]) -> str:
     name = f"{prefix[:40].strip('-')}-{secrets.token_hex(3)}"
     metadata = {"name": name, "labels": {"manycpu.test": "true", **labels}}
-    client.CoreV1Api(admin).create_namespace({"metadata": metadata})
+    core = client.CoreV1Api(admin)
+    core.create_namespace({"metadata": metadata})
+
+    def accounts() -> list[str]:
+        return [found.metadata.name for found in core.list_namespaced_service_account(name).items]
+
+    # No pod can be created before; after an API server that was away this takes seconds.
+    wait_for("the namespace's default account", lambda: "default" in accounts(), seconds=60)
     return name
 
 
