@@ -9,10 +9,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from airflow.triggers.base import BaseEventTrigger
+
+from manycpu.operators.following import FollowingTrigger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from airflow.triggers.base import TriggerEvent
 
     from manycpu.pipeline.adapters.cluster import Cluster
     from manycpu.pipeline.adapters.cluster_watch import Changes
@@ -29,39 +33,13 @@ _AGAIN = 5.0  # seconds between tries to end a training that a cluster does not 
 _FAREWELL = 10.0  # seconds to note how far the logs were told, when the triggerer goes
 
 
-class JobTrigger(BaseEventTrigger):
-    """Follow a job on Kubernetes to its end, every line of its ranks into the task's log.
+class JobTrigger(FollowingTrigger, BaseEventTrigger):
+    """Follow a job on Kubernetes, on any triggerer.
 
     All triggers of a triggerer for one connection, namespace and launch kind share one watch.
-
-    Args:
-        handle: The handle of the attempt, as JSON.
-        cursor: How much of the logs the worker has told.
-        by: The try of the task that follows: what the record says when a person ends the task.
-        not_before: Seconds since the epoch, as for :class:`TrainingTrigger`.
-        deadline: Seconds since the epoch at which the training is ended; None: no deadline.
     """
 
     supports_triggerer_queue = True  # a task defers with it, as with any other
-
-    def __init__(
-        self,
-        *,
-        handle: dict[str, Any],
-        cursor: Any,
-        by: str,
-        not_before: float = 0,
-        deadline: float | None = None,
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.handle, self.cursor, self.by = handle, cursor, by
-        self.not_before, self.deadline = not_before, deadline
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Say how to make this trigger anew, on any triggerer."""
-        names = ("handle", "cursor", "by", "not_before", "deadline")
-        kind = type(self)
-        return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
 
     def shared_stream_key(self) -> tuple[str, ...]:
         """Tell whose jobs are watched together: those of one connection, namespace and launch kind."""
@@ -94,19 +72,12 @@ class JobTrigger(BaseEventTrigger):
                 await self._say_farewell(following, record)
                 raise
         seen = outcome(ctx, handle, seen, record.kept.observed)
-        await asyncio.sleep(max(0.0, self.not_before - time.time()))
-        payload = {"handle": self.handle, "status": seen.model_dump(mode="json"), "timed_out": timed_out}
-        yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
+        yield await self._event(seen, timed_out=timed_out)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Follow alone, with a watch of its own."""
         async for event in self.filter_shared_stream(self._watching(keep=False)):
             yield event
-
-    async def on_kill(self) -> None:
-        """End the training: a person marked the task, or cleared it. Not called when the triggerer goes."""
-        ended = await asyncio.to_thread(self._cancel, self.by)
-        self.log.info("the training %s", "was ended" if ended else "had ended before")
 
     async def _watching(self, *, keep: bool) -> AsyncGenerator[list[Changes]]:
         """Watch what this trigger's key stands for.
@@ -181,12 +152,6 @@ class JobTrigger(BaseEventTrigger):
         # Long logs are written on a thread: other triggers share this event loop.
         await asyncio.to_thread(self._log_lines, lines)
 
-    def _log_lines(self, lines: list[RankLine]) -> None:
-        from manycpu.pipeline.spec.events import readable
-
-        for line in lines:
-            self.log.info("%s", readable(line))
-
     def _open(self) -> tuple[JobHandle, ClusterContext, Record]:
         from manycpu.pipeline.verbs.on_kubernetes.record import Record
 
@@ -219,11 +184,6 @@ class JobTrigger(BaseEventTrigger):
         connection = self._handle().connection
         access = access_of({"kind": "kubernetes", "connection": connection})
         return (access and access.connect) or partial(connect, connection)
-
-    def _cancel(self, by: str) -> bool:
-        from manycpu.pipeline.verbs.cancel import cancel
-
-        return cancel(self._context(), by=by, attempt=self.handle["attempt"])
 
     def _handle(self) -> JobHandle:
         from manycpu.pipeline.spec.handle import JobHandle

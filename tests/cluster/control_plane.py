@@ -24,11 +24,18 @@ def start(namespace: Namespace, kubernetes: Module) -> None:
     """Start everything and wait until the API server is ready."""
     namespace.start("etcd", [kubernetes.program("server"), *_etcd()])
     start_api_server(namespace, kubernetes)
+    start_controllers(namespace, kubernetes)
+
+
+def start_controllers(namespace: Namespace, kubernetes: Module) -> None:
+    """Start the controller-manager and the scheduler, in place of those that run."""
+    for name in ("controller-manager", "scheduler"):
+        namespace.stop(name)
     namespace.start(
         "controller-manager",
         [*_AS_USER, kubernetes.program("kube-controller-manager"), *_controller_manager()],
     )
-    namespace.start("scheduler", [kubernetes.program("kube-scheduler"), *_scheduler()])
+    namespace.start("scheduler", [kubernetes.program("kube-scheduler"), *_controller("scheduler")])
 
 
 def start_api_server(namespace: Namespace, kubernetes: Module) -> None:
@@ -88,33 +95,23 @@ def _api_server() -> list[str]:
     ]
 
 
+def _controller(name: str) -> list[str]:
+    accesses = ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")
+    access = [f"--{access}={INNER}/{name}.kubeconfig" for access in accesses]
+    return [*access, "--bind-address=127.0.0.1", "--leader-elect=false", f"--cert-dir={INNER}/{name}"]
+
+
 def _controller_manager() -> list[str]:
     return [
-        f"--kubeconfig={INNER}/controller-manager.kubeconfig",
-        f"--authentication-kubeconfig={INNER}/controller-manager.kubeconfig",
-        f"--authorization-kubeconfig={INNER}/controller-manager.kubeconfig",
-        "--bind-address=127.0.0.1",
+        *_controller("controller-manager"),
         f"--service-account-private-key-file={inner('service-accounts.key')}",
         f"--root-ca-file={inner('ca.crt')}",
         f"--cluster-signing-cert-file={inner('ca.crt')}",
         f"--cluster-signing-key-file={inner('ca.key')}",
         "--use-service-account-credentials",
-        "--leader-elect=false",
         "--allocate-node-cidrs=false",
         f"--node-monitor-grace-period={NODE_LOST_SECONDS}s",
         "--enable-hostpath-provisioner",  # for storage class `shared`, below settings.VOLUMES
         "--pvclaimbinder-sync-period=5s",
         "--concurrent-gc-syncs=5",
-        f"--cert-dir={INNER}/controller-manager",
-    ]
-
-
-def _scheduler() -> list[str]:
-    return [
-        f"--kubeconfig={INNER}/scheduler.kubeconfig",
-        f"--authentication-kubeconfig={INNER}/scheduler.kubeconfig",
-        f"--authorization-kubeconfig={INNER}/scheduler.kubeconfig",
-        "--bind-address=127.0.0.1",
-        "--leader-elect=false",
-        f"--cert-dir={INNER}/scheduler",
     ]

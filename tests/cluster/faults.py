@@ -149,6 +149,8 @@ class Faults:
             yield
         finally:
             control_plane.start_api_server(self._inside, self.cluster.modules["kubernetes"])
+            # Those that ran may wait a minute before they connect again; with a lease they would have ended.
+            control_plane.start_controllers(self._inside, self.cluster.modules["kubernetes"])
             wait_for("both nodes to be ready", self._all_ready, seconds=READY_SECONDS)
 
     def _all_ready(self) -> bool:

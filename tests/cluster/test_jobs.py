@@ -33,6 +33,16 @@ def test_pods_on_both_nodes_find_each_other_by_name(cluster: TestCluster, namesp
     assert namespace.run("server", "hostname") == "server\n"
 
 
+def reduced_on_both_nodes(cluster: TestCluster, namespace: Space, selector: str) -> None:
+    """See that each rank was on a node of its own and has the sum."""
+    pods = namespace.pods(selector)
+    assert {pod.spec.node_name for pod in pods} == set(cluster.nodes)
+    lines = "".join(namespace.log(pod.metadata.name) for pod in pods)
+    assert "rank 0 of 2" in lines
+    assert "rank 1 of 2" in lines
+    assert lines.count(f": {SUM}\n") == 2
+
+
 @pytest.mark.parametrize("manifest", [jobs.pytorchjob, jobs.elastic_pytorchjob], ids=["static", "elastic"])
 def test_pytorchjob_reduces_across_both_nodes(
     manifest: jobs.Maker, cluster: TestCluster, namespace: Space
@@ -40,12 +50,7 @@ def test_pytorchjob_reduces_across_both_nodes(
     namespace.create(jobs.program())
     namespace.create(manifest("reduce", cluster.image("torch")))
     assert namespace.wait_job("PyTorchJob", "reduce") == "Succeeded"
-    pods = namespace.pods("training.kubeflow.org/job-name=reduce")
-    assert {pod.spec.node_name for pod in pods} == set(cluster.nodes)
-    lines = "".join(namespace.log(pod.metadata.name) for pod in pods)
-    assert "rank 0 of 2" in lines
-    assert "rank 1 of 2" in lines
-    assert lines.count(f": {SUM}\n") == 2
+    reduced_on_both_nodes(cluster, namespace, "training.kubeflow.org/job-name=reduce")
 
 
 def test_trainjob_reduces_across_both_nodes(cluster: TestCluster, namespace: Space) -> None:
@@ -54,12 +59,7 @@ def test_trainjob_reduces_across_both_nodes(cluster: TestCluster, namespace: Spa
     namespace.create(jobs.program())
     namespace.by_admin.create(jobs.trainjob("reduce", cluster.image("torch")))
     assert namespace.by_admin.wait_job("TrainJob", "reduce") == "Complete"
-    pods = namespace.pods("jobset.sigs.k8s.io/jobset-name=reduce")
-    assert {pod.spec.node_name for pod in pods} == set(cluster.nodes)
-    lines = "".join(namespace.log(pod.metadata.name) for pod in pods)
-    assert "rank 0 of 2" in lines
-    assert "rank 1 of 2" in lines
-    assert lines.count(f": {SUM}\n") == 2
+    reduced_on_both_nodes(cluster, namespace, "jobset.sigs.k8s.io/jobset-name=reduce")
 
 
 def test_mpijob_reduces_across_both_nodes(cluster: TestCluster, namespace: Space) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import registry_program
-from cluster import debian
-from cluster.command import MissingError
 from registry_images import push_base
 from registry_program import PASSWORD, USER
 
@@ -23,10 +21,6 @@ KNOWN = Access(registry_login={"username": USER, "password": PASSWORD})
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a registry that asks for a login, with images."""
-    try:
-        debian.ensure()
-    except MissingError as error:
-        pytest.skip(f"no registry here: {error}")
     folder = tmp_path_factory.mktemp("registry")
     with registry_program.running(folder, registry_program.basic(folder)) as found:
         login = Login(USER, PASSWORD)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import registry_program
-from cluster.command import MissingError
 from registry_program import PASSWORD, USER, Tokens
 
 from manycpu.pipeline.adapters import registry
@@ -21,16 +20,6 @@ from manycpu.pipeline.spec.image import OCI, Change, Image, Layer, sha256
 
 KNOWN = Login(USER, PASSWORD)
 Open = Callable[..., Repository]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _program() -> None:
-    from cluster import debian
-
-    try:
-        debian.ensure()
-    except MissingError as error:
-        pytest.skip(f"no registry here: {error}")
 
 
 @pytest.fixture(scope="module")

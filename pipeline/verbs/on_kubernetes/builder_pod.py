@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.launchers.pods import literal
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.naming import labels
@@ -100,7 +101,7 @@ def manifest(
     container = {
         "name": "build",
         "image": image,
-        "command": ["sh", "-c", SCRIPT, "build", str(wanted.reference), *map(_literal, options)],
+        "command": ["sh", "-c", SCRIPT, "build", str(wanted.reference), *map(literal, options)],
         "env": [{"name": key, "value": value} for key, value in env.items()],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
         # root of a user namespace that buildah makes itself: it needs what containers have by default.
@@ -130,11 +131,6 @@ def manifest(
             ],
         },
     }
-
-
-def _literal(word: str) -> str:
-    """Keep Kubernetes from expanding ``$(NAME)``."""
-    return word.replace("$(", "$$(")
 
 
 def _secret(ctx: "ClusterContext", name: str, files: Mapping[str, str], owners: list[Manifest]) -> Manifest:

@@ -4,27 +4,26 @@ import time
 from contextlib import suppress
 from typing import cast
 
-from manycpu.pipeline.adapters.cluster import Cluster, Manifest
+from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.ledger.configmap import expired
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.transfer import TransferError
 from manycpu.pipeline.verbs.context import ClusterContext, reopen
-from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS, wait_until_gone
+from manycpu.pipeline.verbs.on_kubernetes.gone import named, present, wait_until_gone
 from manycpu.pipeline.verbs.on_kubernetes.helper import helper
 
 __all__ = ["keep", "owns", "remove", "remove_expired"]
 
 _TIMEOUT = 120.0  # seconds until all that the run owned must be gone
-_OWNED = tuple(kind for kind in KINDS if kind != "ConfigMap")
+_LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; the claim goes with it, after its last pod
 
 
 def keep(ctx: ClusterContext) -> list[str]:
     """Name what is kept, and note until when."""
     ctx.ledger.keep_until(time.time() + ctx.run.keep_for)
-    there = [item for kind in KINDS for item in _list(ctx, kind)]
-    return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in there]
+    return named(ctx, present(ctx, labels(ctx.name)))
 
 
 def owns(ctx: ClusterContext, what: str) -> bool:
@@ -35,10 +34,9 @@ def owns(ctx: ClusterContext, what: str) -> bool:
 def remove(ctx: ClusterContext) -> list[str]:
     """Delete what the run owns, and wait until it is gone; what is left."""
     left = _remove_elsewhere(ctx)
-    for kind in _OWNED:
-        if kind != "PersistentVolumeClaim":  # goes with the ledger, after the last pod that mounts it
-            for item in _list(ctx, kind):
-                ctx.cluster.delete(kind, item["metadata"]["name"], uid=item["metadata"]["uid"])
+    for item in present(ctx, labels(ctx.name)):
+        if item["kind"] not in _LAST:
+            ctx.cluster.delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
     left += _remove_folder(ctx)
     ctx.ledger.remove()
     return left + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT)
@@ -65,11 +63,6 @@ def _remove_folder(ctx: ClusterContext) -> list[str]:
     except (TransferError, ManycpuError) as error:
         return [f"{ctx.directory} on claim {ctx.target.namespace}/{ctx.claim}: {error}"]
     return []
-
-
-def _list(ctx: ClusterContext, kind: str) -> list[Manifest]:
-    served = not kind.endswith("Job") or kind.lower() == ctx.target.launch
-    return ctx.cluster.list(kind, labels(ctx.name)) if served else []
 
 
 def _remove_elsewhere(ctx: ClusterContext) -> list[str]:

@@ -22,7 +22,8 @@ __all__ = ["Ending", "Reason", "crashes", "endings", "explain", "hopeless", "los
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
-_NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+"""Why a container waits, where no waiting mends it."""
 _VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _REFUSED: Final = frozenset({"FailedCreate", "FailedCreatePod"})
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
@@ -127,7 +128,7 @@ def _of_pod(gang: Gang, pod: Manifest) -> Iterator[tuple[str, bool]]:
             continue
         reason = waiting.get("reason", "")
         if reason not in _BEING_MADE:
-            yield _waiting(gang, container, reason, waiting.get("message", "")), reason in _NEVER
+            yield _waiting(gang, container, reason, waiting.get("message", "")), reason in NEVER
             all_told = True
     if not all_told and (text := _being_made(gang, pod)):
         yield text, False

@@ -1,12 +1,13 @@
 """Whether things are gone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
+from manycpu.pipeline.adapters.cluster import Manifest
 from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["wait_until_gone"]
+__all__ = ["named", "present", "wait_until_gone"]
 
 # What has a run's labels. What the operators make beside it goes with the job.
 KINDS = ("MPIJob", "PyTorchJob", "Pod", "PersistentVolumeClaim", "ConfigMap")
@@ -21,11 +22,16 @@ def wait_until_gone(ctx: ClusterContext, selector: Mapping[str, str], timeout: f
         wait=wait_fixed(_EVERY),
         retry_error_callback=lambda state: state.outcome.result() if state.outcome else [],
     )
-    left: list[str] = retrying(_there, ctx, selector)
+    left: list[str] = retrying(lambda: named(ctx, present(ctx, selector)))
     return left
 
 
-def _there(ctx: ClusterContext, selector: Mapping[str, str]) -> list[str]:
+def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[Manifest]:
+    """List what the run's namespace has with these labels; jobs of the run's launch kind only."""
     kinds = [kind for kind in KINDS if not kind.endswith("Job") or kind.lower() == ctx.target.launch]
-    found = [item for kind in kinds for item in ctx.cluster.list(kind, selector)]
-    return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in found]
+    return [item for kind in kinds for item in ctx.cluster.list(kind, selector)]
+
+
+def named(ctx: ClusterContext, there: Iterable[Manifest]) -> list[str]:
+    """Name things as a report does."""
+    return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in there]

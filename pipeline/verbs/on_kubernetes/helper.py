@@ -16,6 +16,7 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.transfer import Progress
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes import images
+from manycpu.pipeline.verbs.on_kubernetes.diagnosis import NEVER
 
 __all__ = ["CONTAINER", "Helper", "helper", "manifest", "pending"]
 
@@ -27,7 +28,6 @@ IDLE: Final = 600  # seconds after which a pod that nobody asks for anything end
 LIFE: Final = 604_800  # seconds after which Kubernetes ends it
 STALL: Final = 300.0  # seconds of breaks without progress after which it is given up
 _LOOK: Final = 0.25  # seconds
-_NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})  # no waiting mends these
 _PASSING: Final = frozenset({0, 401, 404, 408, 409, 429, 500, 502, 503, 504})
 _SIGNALS: Final = 128  # exit codes above: ended by a signal
 _TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
@@ -201,7 +201,7 @@ def pending(pod: Manifest) -> tuple[str, bool]:
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("reason"):
             said = f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
-            return said, waiting["reason"] in _NEVER
+            return said, waiting["reason"] in NEVER
     for condition in status.get("conditions", []):
         if condition["status"] == "False" and condition.get("message"):
             return f"{condition.get('reason', condition['type'])}: {condition['message']}", False

@@ -1,7 +1,5 @@
 """On Kubernetes a training is a job of one of Kubeflow's operators."""
 
-import calendar
-import time
 from typing import Any
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
@@ -17,7 +15,7 @@ from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.verbs.build import Built, program_of
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.launch import goes_on
-from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
+from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, epoch
 from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
 from manycpu.pipeline.verbs.stage import Staged
 
@@ -163,7 +161,7 @@ def _handle(ctx: ClusterContext, job: Manifest, attempt: int) -> JobHandle:
         namespace=ctx.target.namespace,
         name=meta["name"],
         uid=meta["uid"],
-        created=calendar.timegm(time.strptime(meta["creationTimestamp"], "%Y-%m-%dT%H:%M:%SZ")),
+        created=epoch(meta["creationTimestamp"]),
         connection=ctx.target.connection,
     )
 

@@ -23,7 +23,6 @@ Stage = Literal["helper", "train"]
 PACKAGE: Final = Path(__file__).resolve().parents[2]
 OWN: Final = PACKAGE.parent / "docker"
 _DIGITS: Final = 12
-_BLOCK: Final = 1 << 20
 _SHARED: Final = ("BASE_IMAGE", "INDEX", "SYSTEM_PACKAGES", "WHEELS")
 _ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
     "helper": (*_SHARED, "HELPER_REQUIREMENTS"),
@@ -130,8 +129,5 @@ def _mode(file: Path) -> int:
 
 
 def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
