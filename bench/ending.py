@@ -1,0 +1,215 @@
+"""From a job's terminal condition to the trigger's event and to the end of the task, deferred, in Airflow.
+
+Beside the provider's operators for a batch Job and for a pod that last as long, all of them in one DAG run.
+The condition's time is that at which a watch of the benchmark's own saw it. Seconds.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+from bench._measure import SkippedError, rounds, spread
+
+TURNS = (5, 1)
+LASTS = 14  # seconds: longer than a trigger keeps an event back because of the deferral before
+SCRIPT = f"""import os, pathlib, time
+time.sleep({LASTS})
+pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model").touch()
+"""
+Seen = dict[tuple[str, str], float]
+"""Kind and name -> when it was first seen to have succeeded, seconds since the epoch."""
+_INLINE = "_run_inline_trigger"  # what `dag.test` runs a trigger by
+DAG = """
+from airflow.providers.cncf.kubernetes.operators.job import KubernetesJobOperator
+from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
+from airflow.sdk import chain, dag
+from manycpu.operators import training_pipeline
+
+RUN, TARGET, RIVAL = {run!r}, {target!r}, {rival!r}
+JOB = {{"wait_until_job_complete": True}}
+
+@dag(schedule=None)
+def ending():
+    last = []
+    for n in range({turns}):
+        ours = training_pipeline(run=RUN | {{"output": f"{out}/{{n}}"}}, target=TARGET, group_id=f"ours{{n}}")
+        job = KubernetesJobOperator(task_id=f"job{{n}}", name=f"job{{n}}", **RIVAL, **JOB)
+        pod = KubernetesPodOperator(task_id=f"pod{{n}}", name=f"pod{{n}}", **RIVAL)
+        chain(*last, ours.group, job, pod)
+        last = [pod]
+
+ending()
+"""
+
+
+def main() -> dict[str, Any]:
+    """Measure, in a process that has an Airflow of its own."""
+    from cluster import images, settings
+    from cluster.command import MissingError
+
+    from bench._cluster import namespace
+
+    try:
+        with namespace("bench-ending") as (_, space), TemporaryDirectory() as folder:
+            known = {
+                "namespace": space.name,
+                "admin": str(settings.kubeconfig()),
+                "kubeconfig": str(space.kubeconfig),
+                "registry": f"{settings.REGISTRY}/bench",
+                "images": {name: images.reference(name) for name in ("torch", "helper", "base")},
+                "folder": folder,
+                "turns": rounds(*TURNS),
+            }
+            return _side(known)
+    except MissingError as error:
+        raise SkippedError(str(error)) from None
+
+
+def _side(known: dict[str, Any]) -> dict[str, Any]:
+    files = {"KUBERNETES_DEFAULT": known["admin"], "OURS": known["kubeconfig"]}
+    env = dict(os.environ)
+    for name, path in files.items():
+        connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": path}}
+        env[f"AIRFLOW_CONN_{name}"] = json.dumps(connection)
+    command = [sys.executable, "-m", "bench.ending", json.dumps(known)]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=1200)
+    out = Path(known["folder"], "figures.json")
+    if not out.exists():
+        sys.exit(f"bench: the DAG run failed\n{(told.stdout + told.stderr)[-3000:]}")
+    figures: dict[str, Any] = json.loads(out.read_text())
+    return figures
+
+
+def _child(known: dict[str, Any]) -> None:
+    folder = Path(known["folder"])
+    dags = folder / "dags"
+    dags.mkdir()
+    (dags / "file.py").write_text(_dag(known))
+    from manycpu.operators import embedded
+
+    os.environ |= embedded.settings(folder / "airflow", dags={"bench": dags})
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.utils import db
+
+    db.initdb()
+    bag = DagBag(dags)
+    assert bag.import_errors == {}, bag.import_errors  # noqa: S101 - or it measures nothing
+    with _watching(known["admin"], known["namespace"]) as ended, _timing() as events:
+        run = bag.dags["ending"].test()
+        tasks = {task.task_id: task.end_date.timestamp() for task in run.get_task_instances()}
+        assert str(run.state) == "success", run.state  # noqa: S101 - or it measures nothing
+    figures = _figures(known["turns"], ended, events, tasks)
+    (folder / "figures.json").write_text(json.dumps(figures))
+
+
+def _dag(known: dict[str, Any]) -> str:
+    script = Path(known["folder"], "code", "train.py")
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    images = known["images"]
+    target = {
+        "kind": "kubernetes",
+        "namespace": known["namespace"],
+        "connection": "ours",
+        "registry": known["registry"],
+        "image": images["torch"],
+        "helper_image": images["helper"],
+        "claim_size": "1Gi",
+    }
+    rival = {
+        "namespace": known["namespace"],
+        "image": images["base"],
+        "cmds": ["sleep", str(LASTS)],
+        "deferrable": True,
+        "random_name_suffix": False,
+    }
+    run = {"program": str(script), "resources": {"cpu": 0.5}}
+    return DAG.format(turns=known["turns"], run=run, out=f"{known['folder']}/out", target=target, rival=rival)
+
+
+@contextmanager
+def _watching(kubeconfig: str, namespace: str) -> Iterator[Seen]:
+    """Note when each job and pod was first seen to have succeeded."""
+    from kubernetes import client, config, watch
+
+    api = config.new_client_from_config(config_file=kubeconfig)
+    custom = client.CustomObjectsApi(api).list_namespaced_custom_object
+    lists: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
+        (client.CoreV1Api(api).list_namespaced_pod, (namespace,)),
+        (client.BatchV1Api(api).list_namespaced_job, (namespace,)),
+        (custom, ("kubeflow.org", "v1", namespace, "pytorchjobs")),
+    ]
+    seen: Seen = {}
+
+    def follow(listing: Callable[..., Any], words: tuple[str, ...]) -> None:
+        for event in watch.Watch().stream(listing, *words):
+            found = event["raw_object"]
+            if _succeeded(found):
+                seen.setdefault((found["kind"], found["metadata"]["name"]), time.time())
+
+    for one in lists:
+        threading.Thread(target=follow, args=one, daemon=True).start()
+    yield seen
+
+
+def _succeeded(found: dict[str, Any]) -> bool:
+    status = found.get("status") or {}
+    true = {each["type"] for each in status.get("conditions") or [] if each["status"] == "True"}
+    return status.get("phase") == "Succeeded" or bool(true & {"Succeeded", "Complete"})
+
+
+@contextmanager
+def _timing() -> Iterator[dict[str, float]]:
+    """Note when the trigger of each task gave its event."""
+    from airflow.sdk.definitions import dag
+
+    events: dict[str, float] = {}
+    inner = vars(dag)[_INLINE]
+
+    def timed(trigger: Any, task: Any) -> Any:
+        event = inner(trigger, task)
+        events[task.task_id] = time.time()
+        return event
+
+    with mock.patch.object(dag, _INLINE, timed):
+        yield events
+
+
+def _figures(turns: int, ended: Seen, events: dict[str, float], tasks: dict[str, float]) -> dict[str, Any]:
+    sides = {
+        "manycpu": ("PyTorchJob", "", "ours{}.train"),
+        "KubernetesJobOperator": ("Job", "", "job{}"),
+        "KubernetesPodOperator": ("Pod", "pod", "pod{}"),
+    }
+    names = {side: _pairs(ended, turns, *of) for side, of in sides.items()}
+    return {
+        "unit": "s",
+        "condition to event": {
+            side: spread([events[task] - end for end, task in pairs], digits=3)
+            for side, pairs in names.items()
+        },
+        "condition to the task's end": {
+            side: spread([tasks[task] - end for end, task in pairs], digits=3)
+            for side, pairs in names.items()
+        },
+        "target": {"condition to event": 1.0},
+    }
+
+
+def _pairs(ended: Seen, turns: int, kind: str, prefix: str, task: str) -> list[tuple[float, str]]:
+    """Find when each turn's job of a side was seen to have ended, and its task."""
+    times = sorted(time for (of, name), time in ended.items() if of == kind and name.startswith(prefix))
+    return list(zip(times, map(task.format, range(turns)), strict=True))
+
+
+if __name__ == "__main__":
+    _child(json.loads(sys.argv[1]))
