@@ -12,7 +12,7 @@ from cluster.space import Space
 TWO_NODES = {
     "nnodes": 2,
     "spread": "require",
-    "resources": {"cpu": 0.4, "memory": "1Gi"},
+    "resources": {"cpu": 0.9, "memory": "1Gi"},
     "start_timeout": 240,
     "acknowledge_timeout": 60,
 }

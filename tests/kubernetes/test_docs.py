@@ -25,7 +25,7 @@ def test_the_run_of_the_page_ends_with_an_exported_model(
     (folder / "data").mkdir()
     (folder / "data" / "numbers.txt").write_text("1 2 3")
     # What is particular to the test cluster: its size, its images, where it is.
-    fields["run"]["resources"] = {"cpu": 0.4, "memory": "1Gi"}
+    fields["run"]["resources"] = {"cpu": 0.9, "memory": "1Gi"}
     fields["target"] |= {name: target[name] for name in ("namespace", "registry", "image", "helper_image")}
     fields["target"] |= {"connection": target["connection"], "claim_size": "1Gi"}
     (folder / "cluster.yaml").write_text(yaml.safe_dump(fields))
