@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.storage import Block, Item, blocks
@@ -16,8 +16,8 @@ __all__ = ["Source", "Wanted", "copy"]
 Wanted = tuple[Item, int]
 """A file, and the byte to read it from."""
 
-
 _WRITE_BEHIND = 32 << 20  # bytes that may wait for the disk
+_JOURNAL = ".journal"
 
 
 class Source(Protocol):
@@ -38,13 +38,14 @@ def copy(source: Source, partial: Path, progress: Progress) -> Manifest:
     """
     items = source.items()
     tally = _Tally(progress, sum(item.size for item in items))
-    with _Journal(partial) as journal:
-        wanted = journal.take_up(items)
-        _see_room(partial, sum(item.size - kept for item, kept in wanted))
-        files = [
-            _copy_file(journal.begin(item), item, kept, rest, tally)
-            for (item, kept), rest in zip(wanted, source.read(wanted), strict=True)
-        ]
+    wanted = _take_up(partial, items)
+    _see_room(partial, sum(item.size - kept for item, kept in wanted))
+    places = _places(partial, items)
+    files = [
+        _copy_file(place, item, kept, rest, tally)
+        for place, (item, kept), rest in zip(places, wanted, source.read(wanted), strict=True)
+    ]
+    (partial / _JOURNAL).unlink()
     return Manifest(files=tuple(files))
 
 
@@ -66,10 +67,10 @@ class _Tally:
         self._progress(self._done, self._total)
 
 
-def _copy_file(path: Path, item: Item, kept: int, rest: Iterator[Block], tally: _Tally) -> File:
+def _copy_file(path: str, item: Item, kept: int, rest: Iterator[Block], tally: _Tally) -> File:
     """Copy one file; the first ``kept`` bytes are there, and are hashed like the others."""
     digest, size = hashlib.sha256(), 0
-    with path.open("r+b" if kept else "wb") as file:
+    with open(path, "r+b" if kept else "wb") as file:  # noqa: PTH123 - one of very many
         for there in blocks(file) if kept else ():
             digest.update(there)
             size += len(there)
@@ -85,7 +86,7 @@ def _copy_file(path: Path, item: Item, kept: int, rest: Iterator[Block], tally: 
                 begun = size
     copied = File(path=item.path, size=size, sha256=digest.hexdigest())
     if fault := _fault(item, copied):
-        path.unlink()
+        Path(path).unlink()
         raise TransferError(f"{item.path} {fault}")
     return copied
 
@@ -98,52 +99,35 @@ def _fault(item: Item, copied: File) -> str | None:
     return None
 
 
-class _Journal:
-    """Which version of each file a partial copy holds, written before the file's first byte."""
+def _take_up(folder: Path, items: Sequence[Item]) -> list[Wanted]:
+    """Find how much of each file is there; what is not of these versions is deleted.
 
-    def __init__(self, partial: Path) -> None:
-        partial.mkdir(parents=True, exist_ok=True)
-        self._folder, self._path = partial, partial / ".journal"
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        self._known = set(lines)
-        self._made = {partial}
+    The journal says of which version each file is, or will be, before the first byte of it is written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    journal = folder / _JOURNAL
+    known = set(journal.read_text().splitlines()) if journal.exists() else set()
+    there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    lines = [json.dumps([item.path, item.size, item.version]) for item in items]
+    wanted = []
+    for item, line in zip(items, lines, strict=True):
+        found = there.get(item.path) if line in known else None
+        kept = found.stat().st_size if found else 0
+        if found and kept <= item.size:
+            del there[item.path]
+        wanted.append((item, kept if kept <= item.size else 0))
+    there.pop(_JOURNAL, None)
+    for path in there.values():
+        path.unlink()
+    anew = folder / f"{_JOURNAL}.new"
+    anew.write_text("".join(f"{line}\n" for line in lines))
+    anew.replace(journal)
+    return wanted
 
-    def __enter__(self) -> Self:
-        self._file = self._path.open("a", buffering=1)
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._file.close()
-        if kind is None:
-            self._path.unlink()
-
-    def take_up(self, items: Sequence[Item]) -> list[Wanted]:
-        """Find how much of each file is there; what is not of these versions is deleted."""
-        there = {path: path.stat().st_size for path in self._folder.rglob("*") if path.is_file()}
-        wanted = []
-        for item in items:
-            kept = there.get(self._folder / item.path, 0)
-            if self._line(item) in self._known and kept <= item.size:
-                there.pop(self._folder / item.path, None)
-                wanted.append((item, kept))
-            else:
-                wanted.append((item, 0))
-        for path in there:
-            if path != self._path:
-                path.unlink()
-        return wanted
-
-    def begin(self, item: Item) -> Path:
-        """Note that a file's bytes are about to come; where they go."""
-        line = self._line(item)
-        if line not in self._known:
-            self._file.write(line + "\n")
-        path = self._folder / item.path
-        if path.parent not in self._made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._made.add(path.parent)
-        return path
-
-    @staticmethod
-    def _line(item: Item) -> str:
-        return json.dumps([item.path, item.size, item.version])
+def _places(folder: Path, items: Sequence[Item]) -> list[str]:
+    """Say where each file goes, and make the folders."""
+    places = [f"{folder}/{item.path}" for item in items]
+    for parent in {place.rpartition("/")[0] for place in places}:
+        Path(parent).mkdir(parents=True, exist_ok=True)
+    return places
