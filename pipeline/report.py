@@ -105,15 +105,13 @@ class Observer:
         event = events.decode(line.text)
         if event is None:
             if line.rank is not None and line.text.strip():
-                tail = self._tails.setdefault(line.rank, [])
-                tail.append(line.text)
-                del tail[:-_LAST_LINES]
+                _append(self._tails, line.rank, line.text)
             return False
         note = _EVENTS.get(event["event"])
         if note is None:
             return False
         with suppress(KeyError, TypeError, ValueError):  # a script's own, in a shape of its own
-            note(self.observed, {**event, "time": time}, self._tails)
+            note(self.observed, {"rank": line.rank, **event, "time": time}, self._tails)
         return True
 
 
@@ -157,6 +155,12 @@ def _warning(observed: Observed, event: dict[str, Any], _: dict[int, list[str]])
         observed.warnings.append(event["message"])
 
 
+def _error(_: Observed, event: dict[str, Any], tails: dict[int, list[str]]) -> None:
+    # What ended a script is among its lines already; why a rank of ours refuses to run it is not.
+    if not any(event["message"] in text for text in tails.get(event["rank"], ())):
+        _append(tails, event["rank"], event["message"])
+
+
 def _exit(observed: Observed, event: dict[str, Any], tails: dict[int, list[str]]) -> None:
     # The first to fail is the one to look at: the launcher ends the others because of it.
     known = observed.failure is not None and observed.failed_at <= event["time"]
@@ -168,7 +172,20 @@ def _exit(observed: Observed, event: dict[str, Any], tails: dict[int, list[str]]
     )
 
 
-_EVENTS = {"proof": _proof, "backend": _backend, "metrics": _metrics, "warning": _warning, "exit": _exit}
+def _append(tails: dict[int, list[str]], rank: int, text: str) -> None:
+    tail = tails.setdefault(rank, [])
+    tail.append(text)
+    del tail[:-_LAST_LINES]
+
+
+_EVENTS = {
+    "proof": _proof,
+    "backend": _backend,
+    "metrics": _metrics,
+    "warning": _warning,
+    "error": _error,
+    "exit": _exit,
+}
 
 
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers import processes_of
 
-# One Airflow for tests/e2e and tests/ui, one in this process for tests/dags and tests/kubernetes.
+# One Airflow of several processes for e2e, ui and kubernetes; one in this process for dags and kubernetes.
 pytest_plugins = ["standalone", "dag_runs"]
 
 ALL_REDUCE = """

@@ -1,4 +1,4 @@
-"""A real Airflow for the tests of e2e/ and ui/: `airflow standalone` in a folder and on a port of its own."""
+"""A real Airflow for e2e/, ui/ and kubernetes/: `airflow standalone` in a folder and on a port of its own."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflo
     words = (home / "said").read_text().split()
     login, password = words[words.index("login:") + 1], words[words.index("password:") + 1]
     found = Airflow(url, home, login, password)
-    wanted = {"train", "tiny", "tiny_sync", "tiny_consumer"}
+    wanted = {"train", "tiny", "tiny_sync", "tiny_consumer", "form", "form_sync", "form_hurried"}
     _until_up(lambda: wanted <= {dag["dag_id"] for dag in found.api("GET", "dags")["dags"]}, server, said)
     return found
 
@@ -117,4 +117,4 @@ def _ask(url: str, method: str, body: object = None, token: str | None = None) -
         | ({"Authorization": f"Bearer {token}"} if token else {}),
     )
     with _DIRECT.open(request, timeout=30) as answer:
-        return json.load(answer)
+        return json.loads(answer.read() or "null")

@@ -41,17 +41,17 @@ def tiny_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def tiny_data(folder: Path, train: int = 24, validation: int = 7) -> Path:
-    """Write train.json and validation.json: one question for each context."""
+def tiny_data(folder: Path, train: int = 24, validation: int = 7, words: int = 0) -> Path:
+    """Write train.json and validation.json: one question for each context, which goes on for some words."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", train), ("validation", validation)):
-        articles = [_article(f"{split}-{i}", NAMES[i % len(NAMES)], 1800 + i) for i in range(count)]
+        articles = [_article(f"{split}-{i}", NAMES[i % len(NAMES)], 1800 + i, words) for i in range(count)]
         (folder / f"{split}.json").write_text(json.dumps({"version": "1.1", "data": articles}))
     return folder
 
 
-def _article(key: str, name: str, year: int) -> dict[str, Any]:
-    context = f"In {year} {name} drew the plans of the old bridge."
+def _article(key: str, name: str, year: int, words: int) -> dict[str, Any]:
+    context = f"In {year} {name} drew the plans of the old bridge.{' town' * words}"
     answer = {"text": name, "answer_start": context.index(name)}
     asked = {"id": key, "question": "Who drew the plans?", "answers": [answer]}
     return {"title": key, "paragraphs": [{"context": context, "qas": [asked]}]}

@@ -30,13 +30,16 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
 
 
 def status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
-    """Look at an attempt.
+    """Look at an attempt; of one that was cancelled, the reason is who did so.
 
     Raises:
         LaunchError: It was started on another machine.
         ClusterError: The cluster does not answer.
     """
     seen: Status = on_target(ctx, "launch").status(ctx, handle, entry)
+    by = entry.cancelled.get(handle.attempt)
+    if seen.state is RunState.CANCELLED and by is not None:
+        return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
     return seen
 
 

@@ -172,7 +172,8 @@ def test_a_cancelled_attempt_is_recorded_and_followed_by_another(script: Script,
     assert cancel(ctx, by="a person", attempt=2) is False
     assert cancel(ctx, by="a person") is True
     assert cancel(ctx, by="another") is False
-    assert wait(ctx, first, lambda _: None).state == "cancelled"
+    seen = wait(ctx, first, lambda _: None)
+    assert (seen.state, seen.reason) == ("cancelled", "ended by a person")
     assert ctx.ledger.read().cancelled == {1: "a person"}
     second, attached = launch(ctx, *built)
     assert (second.attempt, attached) == (2, False)
@@ -184,7 +185,7 @@ def test_cleanup_ends_what_still_runs_and_says_so(script: Script, tmp_path: Path
     launch(ctx, *built)
     cleaned = cleanup(ctx)
     assert cleaned is not None
-    assert (cleaned.state, cleaned.left_behind) == ("cancelled", [])
+    assert (cleaned.state, cleaned.error, cleaned.left_behind) == ("cancelled", "ended by cleanup", [])
     assert not Path(ctx.where).exists()
     assert cleanup(ctx) is None
 

@@ -1,13 +1,17 @@
 """The product on the test cluster: with the rights that it documents, under Pod Security `restricted`."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cluster.fixtures import *  # noqa: F403 - the cluster's fixtures are this folder's too
 from cluster.fixtures import TestCluster
+from cluster.settings import PROJECT
 from cluster.space import Space
+from tiny_bert import tiny_checkpoint, tiny_data
 
 TWO_NODES = {
     "nnodes": 2,
@@ -41,3 +45,21 @@ def a_run(script: Callable[..., str], tmp_path: Path) -> Callable[..., dict[str,
         return TWO_NODES | {"program": program, "output": str(tmp_path / "out")} | fields
 
     return make
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> dict[str, Any]:
+    """Give the fields of the README's run of the recipe, over both nodes, on what is small.
+
+    It trains 2 epochs in batches of 12 for each process, with learning rate 3e-5 in bf16, on stretches of 384
+    tokens that share 128. Each context of 24 has three of them: 6 steps of both ranks.
+    """
+    found = re.findall(r"```yaml\n# qa.yaml\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
+    small = {
+        "data": str(tiny_data(tmp_path / "data", words=650)),
+        "model": str(tiny_checkpoint(tmp_path / "model")),
+        "output": str(tmp_path / "out"),
+        "nproc_per_node": 1,
+        "resources": {"cpu": 0.6, "memory": "1500Mi"},
+    }
+    return dict(yaml.safe_load(found[0])["run"]) | TWO_NODES | small

@@ -46,7 +46,8 @@ def test_a_second_launch_attaches_and_a_cancelled_attempt_is_followed(begun: Clu
     assert not cancel(begun, by="another")
     entry = begun.ledger.read()
     assert entry.cancelled == {1: "a person"}
-    assert status(begun, first, entry).state == "cancelled"
+    seen = status(begun, first, entry)
+    assert (seen.state, seen.reason) == ("cancelled", "ended by a person")
     second, attached = launch(begun, Staged(), BUILT)
     assert (second.attempt, attached) == (2, False)
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from cluster.command import wait_for
 from cluster.fixtures import TestCluster
 from cluster.space import Space
-from other_mpis import with_mpi
+from kubernetes_runs import LAUNCHES, fields_of
 
 from manycpu.pipeline.cli import cli
 from manycpu.pipeline.launchers import LAUNCHERS
@@ -26,30 +25,11 @@ Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]
 pytestmark = pytest.mark.pod_security("restricted")
 
-JOBS: dict[str, tuple[Fields, Fields]] = {
-    "static": ({"launch": "pytorchjob"}, {}),
-    "elastic": ({"launch": "pytorchjob"}, {"nnodes": "1:2", "max_restarts": 2}),
-    "intel": ({"launch": "mpijob", "mpi": "intel"}, {}),
-    "mpich": ({"launch": "mpijob", "mpi": "mpich"}, {}),
-    "openmpi": ({"launch": "mpijob", "mpi": "openmpi"}, {}),
-}
 SCRIPT = """
 import os, torch.distributed as dist
 dist.init_process_group()
 print(f"rank {dist.get_rank()} knows {os.environ['WORD']!r} and {os.environ['GREETING']!r}", flush=True)
 dist.barrier()
-"""
-UNTIL_RESTARTED = """
-import os, pathlib, time, torch.distributed as dist
-dist.init_process_group()
-mark = pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "began")
-again = mark.exists()
-dist.barrier()
-mark.touch()
-print("again" if again else "first", flush=True)
-while not again:
-    dist.barrier()
-    time.sleep(0.2)
 """
 SECRET = "a b'c\"d $x"  # noqa: S105 - it is none
 
@@ -78,17 +58,16 @@ def proven(lines: list[events.RankLine]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize("kind", LAUNCHES)
 def test_all_ranks_meet_on_both_nodes(
     kind: str, cluster: TestCluster, target: Fields, a_run: MakeRun, namespace: Space, tmp_path: Path
 ) -> None:
-    where, how = JOBS[kind]
-    image = {"image": with_mpi(cluster.image("torch"), kind)} if kind in ("mpich", "openmpi") else {}
+    where, how = fields_of(kind, cluster)
     namespace.create(
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "words"}, "stringData": {"WORD": SECRET}}
     )
     run = a_run(SCRIPT, env_from=["words"], env={"GREETING": "good $(HOME)"}, **how)
-    ctx = open_context(run, target | where | image, "by-hand", kind, base=tmp_path)
+    ctx = open_context(run, target | where, "by-hand", kind, base=tmp_path)
     assert isinstance(ctx, ClusterContext)
     namespace.create(volume.claim(ctx.name, ctx.target, []))
     job = namespace.create(yaml.safe_load(described(ctx)))
@@ -101,37 +80,13 @@ def test_all_ranks_meet_on_both_nodes(
     assert known == {f"rank {rank} knows {SECRET!r} and 'good $(HOME)'" for rank in range(2)}
 
 
-@pytest.mark.timeout(600)
-def test_when_a_worker_is_lost_the_others_meet_anew(
-    target: Fields, a_run: MakeRun, namespace: Space, tmp_path: Path
-) -> None:
-    ctx = open_context(
-        a_run(UNTIL_RESTARTED, nnodes="1:2", max_restarts=3), target, "by-hand", "lost", base=tmp_path
-    )
-    assert isinstance(ctx, ClusterContext)
-    namespace.create(volume.claim(ctx.name, ctx.target, []))
-    job = namespace.create(yaml.safe_load(described(ctx)))
-
-    def begun() -> bool:
-        pods = namespace.pods(f"manycpu/run={ctx.name}")
-        running = [pod for pod in pods if pod.status.phase == "Running"]
-        return len(running) == 2 and [line.text for line in said(namespace, ctx)].count("first") == 2
-
-    wait_for("both ranks to begin", begun, seconds=240)
-    namespace.core.delete_namespaced_pod(f"{job['metadata']['name']}-worker-1", namespace.name)
-    assert namespace.wait_job(job["kind"], job["metadata"]["name"], seconds=300) == "Succeeded"
-    lines = [line for line in said(namespace, ctx) if line.rank is not None]
-    assert "again" in {line.text for line in lines}
-    assert {0, 1} <= {proof["round"] for proof in proven(lines)}
-
-
 @pytest.mark.parametrize("kind", ["static", "elastic", "intel"])
 def test_kubectl_takes_what_render_prints(
     kind: str, cluster: TestCluster, target: Fields, a_run: MakeRun, tmp_path: Path
 ) -> None:
     if cluster.own is None:
         pytest.skip("kubectl is among the programs of the project's own cluster only")
-    where, how = JOBS[kind]
+    where, how = fields_of(kind, cluster)
     file = tmp_path / "run.yaml"
     fields = {"queue": "team-a", "tolerations": [{"key": "a", "operator": "Exists"}], "priority_class": None}
     file.write_text(json.dumps({"run": a_run(**how), "target": target | where | fields}))

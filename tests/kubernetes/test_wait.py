@@ -1,6 +1,7 @@
 """Waiting for jobs on the cluster: what is said while they wait, how they end, and that no line is lost."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def test_every_line_of_every_rank_is_told_once_and_in_order(
     assert seen.state is RunState.SUCCEEDED
     for rank in (0, 1):
         assert looker.said(f"{rank}: line ") == [f"{rank}: line {n}" for n in range(200)]
+    assert looker.said("nothing is known of") == []  # all that is watched may be watched
     observed = observed_of(waiting.ctx, handle)
     assert (observed.world_size, len(observed.ranks), observed.backend) == (2, 2, "gloo")
 
@@ -248,6 +250,19 @@ def test_a_job_that_was_deleted_is_no_success(a_job: Begin, look: Callable[..., 
     seen = looker.to_the_end()
     assert seen.state is RunState.FAILED
     assert "somebody deleted it" in seen.reason
+
+
+@pytest.mark.parametrize(
+    ("nodes", "command", "told"),
+    [(2, ["true"], "no rank ever introduced itself"), (1, None, "2 ranks were asked for, 1 met")],
+)
+def test_a_job_that_succeeds_without_its_proof_is_a_failure(
+    nodes: int, command: list[str] | None, told: str, a_job: Begin, look: Callable[..., Looker]
+) -> None:
+    waiting = replace(a_job(nnodes=2), nodes=nodes)
+    handle = waiting.create(change=lambda job: command and of_rank(job).update(command=command))
+    seen = look(waiting, handle).to_the_end()
+    assert (seen.state, told in seen.reason) == (RunState.FAILED, True), seen
 
 
 def of_rank(job: Any) -> Any:

@@ -70,6 +70,19 @@ def test_the_first_rank_that_failed_is_the_one_to_look_at() -> None:
     assert failure.last_lines == ("ValueError: no data",)
 
 
+def test_what_a_rank_gives_as_its_reason_is_among_its_last_lines_once() -> None:
+    why = "proof of scale failed: one rank came"
+    log = [
+        said(0, "a", "error", kind="Refusal", message=why),
+        said(0, "a", "exit", code=87),
+        events.join(1, "a", "ValueError: no data"),
+        said(1, "a", "error", kind="ValueError", message="no data"),
+        said(1, "a", "exit", code=1),
+    ]
+    failures = [observe(part).failure for part in (log, log[2:])]
+    assert [failure and failure.last_lines for failure in failures] == [(why,), ("ValueError: no data",)]
+
+
 def test_only_the_last_lines_of_a_rank_are_shown() -> None:
     log = [events.join(0, "a", f"line {n}") for n in range(100)] + [said(0, "a", "exit", code=3)]
     failure = observe(log).failure

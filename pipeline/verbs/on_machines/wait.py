@@ -9,7 +9,7 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.verbs.context import MachineContext
-from manycpu.pipeline.verbs.on_machines.launch import status
+from manycpu.pipeline.verbs.launch import status
 
 __all__ = ["Watch", "observed_of", "seconds"]
 

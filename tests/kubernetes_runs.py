@@ -1,0 +1,56 @@
+"""Whole runs over both nodes: the ways to launch one, and what is so after each."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from cluster.fixtures import TestCluster
+from cluster.space import Space
+from kubernetes_jobs import cluster_of
+from other_mpis import with_mpi
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.report import REPORT, Report
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS
+
+Fields = dict[str, Any]
+
+LAUNCHES: Final[dict[str, tuple[Fields, Fields]]] = {
+    "static": ({"launch": "pytorchjob"}, {}),
+    "elastic": ({"launch": "pytorchjob"}, {"nnodes": "1:2", "max_restarts": 2}),
+    "intel": ({"launch": "mpijob", "mpi": "intel"}, {}),
+    "mpich": ({"launch": "mpijob", "mpi": "mpich"}, {}),
+    "openmpi": ({"launch": "mpijob", "mpi": "openmpi"}, {}),
+}
+"""Name -> fields of the target and of the run."""
+# One MPI that the image has by itself, and one that another image brings.
+ENOUGH: Final = ("static", "elastic", "intel", "mpich")
+
+
+def fields_of(name: str, cluster: TestCluster) -> tuple[Fields, Fields]:
+    """Give the fields of the target, its image among them where it needs one of its own, and of the run."""
+    where, how = LAUNCHES[name]
+    image = {"image": with_mpi(cluster.image("torch"), name)} if name in ("mpich", "openmpi") else {}
+    return where | image, how
+
+
+def succeeded(output: Path, namespace: Space) -> Report:
+    """See that a run over both nodes succeeded, delivered all bytes, and left nothing; returns its report."""
+    report = Report.model_validate_json((output / REPORT).read_text())
+    assert (report.state, report.error, report.world_size) == ("succeeded", None, 2)
+    assert len(report.hosts) == 2
+    _delivered(output)
+    assert report.left_behind == []
+    assert [item for kind in KINDS for item in cluster_of(namespace).list(kind, labels(report.name))] == []
+    return report
+
+
+def _delivered(output: Path) -> None:
+    """See that a model is what its manifest says, byte for byte."""
+    there = {file.path: file.sha256 for file in transfer.scan(Location.of(str(output), "run.output")).files}
+    manifest = json.loads((output / transfer.MANIFEST).read_text())
+    wanted = {file["path"]: file["sha256"] for file in manifest["files"]}
+    assert wanted
+    assert {path: there[path] for path in there.keys() - {transfer.MANIFEST, REPORT}} == wanted
