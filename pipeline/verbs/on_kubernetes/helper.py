@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 from manycpu.pipeline.adapters import cluster_exec
 from manycpu.pipeline.adapters.cluster_exec import Exec
 from manycpu.pipeline.launchers import pods
-from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.pod.channel import Channel, LostError, Message, RemoteError
 from manycpu.pipeline.spec.errors import ClusterError, DeadlineError
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB
@@ -33,7 +34,9 @@ _SIGNALS: Final = 128  # exit codes above: ended by a signal
 _TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
 
 
-def manifest(ctx: ClusterContext, verb: str, claim: str, image: str, owners: list[Manifest]) -> Manifest:
+def manifest(
+    ctx: ClusterContext, verb: str, claim: str | None, image: str, owners: list[Manifest]
+) -> Manifest:
     """Build the pod of a verb: no privileges, no API token, the claim mounted, secrets as the run says."""
     run, target = ctx.run, ctx.target
     container: Manifest = {
@@ -47,7 +50,7 @@ def manifest(ctx: ClusterContext, verb: str, claim: str, image: str, owners: lis
             "limits": {"cpu": "2", "memory": "2Gi"},
         },
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [{"name": "data", "mountPath": target.mount_path}],
+        "volumeMounts": [{"name": "data", "mountPath": target.mount_path}] if claim else [],
     }
     if target.pull_policy:
         container["imagePullPolicy"] = target.pull_policy
@@ -67,7 +70,7 @@ def manifest(ctx: ClusterContext, verb: str, claim: str, image: str, owners: lis
             "enableServiceLinks": False,
             "securityContext": pods.security(),
             "containers": [container],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else [],
             # As the training's: a volume that is bound to its first pod's node must be in reach of them.
             **pods.on_nodes(target),
         },
@@ -82,7 +85,7 @@ def _environment(run: TrainingRun) -> dict[str, str]:
 
 
 @contextmanager
-def helper(ctx: ClusterContext, verb: str, claim: str, progress: Progress) -> Iterator["Helper"]:
+def helper(ctx: ClusterContext, verb: str, claim: str | None, progress: Progress) -> Iterator["Helper"]:
     """Have a helper pod for a verb; it is deleted at the end, however that comes.
 
     Raises:
@@ -99,9 +102,11 @@ def helper(ctx: ClusterContext, verb: str, claim: str, progress: Progress) -> It
 class Helper:
     """A verb's pod, which is made again when it is lost."""
 
-    def __init__(self, ctx: ClusterContext, verb: str, claim: str, progress: Progress) -> None:
+    def __init__(self, ctx: ClusterContext, verb: str, claim: str | None, progress: Progress) -> None:
         self._ctx, self._cluster, self._progress = ctx, ctx.cluster, progress
-        self._manifest = manifest(ctx, verb, claim, images.helper(ctx), ctx.ledger.owner())
+        # The last word on a run is written when its ledger is gone.
+        owners = ctx.ledger.owner() if ctx.ledger.exists() else []
+        self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
         self.name = str(self._manifest["metadata"]["name"])
         self._best, self._moved = 0, time.monotonic()
 
@@ -137,6 +142,16 @@ class Helper:
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, 10.0)
+
+    def ask(self, command: str, **request: Any) -> Message:
+        """Have a command do something by itself, and return its answer.
+
+        Raises:
+            RemoteError: The pod could not do it.
+            DeadlineError: It broke again and again, or the pod did not start.
+            ClusterError: The cluster refuses it.
+        """
+        return self.run(command, lambda channel: client.ask(channel, **request))
 
     def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
         running = cluster_exec.start(self._cluster, self.name, CONTAINER, [*PROGRAM, command])

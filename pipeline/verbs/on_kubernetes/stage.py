@@ -7,11 +7,13 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
-from manycpu.pipeline.spec.errors import StageError
+from manycpu.pipeline.spec.errors import ExportError, StageError, raise_findings
 from manycpu.pipeline.transfer import Progress, TransferError
 from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes import report
 from manycpu.pipeline.verbs.on_kubernetes.helper import Helper, helper
 from manycpu.pipeline.verbs.on_kubernetes.volume import ensure_claim
+from manycpu.pipeline.verbs.report import in_the_cluster, occupied
 from manycpu.pipeline.verbs.stage import Copied
 
 __all__ = ["stage"]
@@ -22,14 +24,31 @@ def stage(ctx: ClusterContext, wanted: Mapping[str, str], progress: Progress) ->
 
     Raises:
         StageError: The source changed, cannot be read, or the volume is full.
+        BadInputError: The output is a URL, and holds what the run did not make.
+        ExportError: The output is a URL that pods cannot read.
         ClusterError: There is no such claim, or the cluster refuses the pod.
         DeadlineError: The pod did not start, or was lost again and again.
     """
     claim = ensure_claim(ctx)
-    if not wanted:
+    if not wanted and not in_the_cluster(ctx):
         return {}
     with helper(ctx, "stage", claim, progress) as pod:
+        if in_the_cluster(ctx):
+            _check_output(ctx, pod)
         return {name: _stage_one(ctx, pod, name, url) for name, url in wanted.items()}
+
+
+def _check_output(ctx: ClusterContext, pod: Helper) -> None:
+    """Look at an output that the worker may be unable to see, before anything is trained for it."""
+    try:
+        found = occupied(ctx, *report.look(ctx, pod))
+    except TransferError as error:
+        raise ExportError(
+            f"{ctx.run.output} cannot be read from inside the cluster: {error}",
+            field="run.output",
+            fix=_FIXES["other"],
+        ) from error
+    raise_findings([found] if found else [])
 
 
 def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
@@ -37,8 +56,7 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
     folder = f"{ctx.target.home}/{name}"
     try:
         if is_remote(url):
-            request = {"url": url, "folder": folder, "field": field}
-            done = pod.run("fetch", lambda channel: client.ask(channel, **request))
+            done = pod.ask("fetch", url=url, folder=folder, field=field)
             return Copied(done["path"], done["sha256"], done["reused"])
         return _push(pod, Location.of(url, field), folder)
     except (TransferError, OSError) as error:
