@@ -95,7 +95,9 @@ def conclude(written: Report) -> Report:
         LeftBehindError: Something is left behind.
     """
     if written.state is not RunState.SUCCEEDED:
-        raise _ERRORS.get(written.state, TrainingFailedError)(written.error or f"the run {written.state}")
+        raise _ERRORS.get(written.state, TrainingFailedError)(
+            written.error or f"the last word of the run is: {written.state}"
+        )
     if written.left_behind:
         raise LeftBehindError(
             f"the run left behind: {', '.join(written.left_behind)}", fix="`manycpu clean` tries again"

@@ -1,5 +1,6 @@
 """The product on the test cluster: with the rights that it documents, under Pod Security `restricted`."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 from cluster.fixtures import *  # noqa: F403 - the cluster's fixtures are this folder's too
 from cluster.fixtures import TestCluster
 from cluster.space import Space
+
+from manycpu.pipeline.verbs.context import ClusterContext, open_context
 
 TWO_NODES = {
     "nnodes": 2,
@@ -39,5 +42,19 @@ def a_run(script: Callable[..., str], tmp_path: Path) -> Callable[..., dict[str,
     def make(text: str | None = None, **fields: Any) -> dict[str, Any]:
         program = script(text) if text else script()
         return TWO_NODES | {"program": program, "output": str(tmp_path / "out")} | fields
+
+    return make
+
+
+@pytest.fixture
+def a_context(target: dict[str, Any], tmp_path: Path) -> Callable[..., ClusterContext]:
+    """Begin a run, as prepare does."""
+
+    def make(name: str = "run", run: dict[str, Any] | None = None, **fields: Any) -> ClusterContext:
+        described = {"program": "x", "output": str(tmp_path / "out"), "start_timeout": 120} | (run or {})
+        ctx = open_context(described, target | fields, name, base=tmp_path)
+        assert isinstance(ctx, ClusterContext)
+        ctx.ledger.open(ctx.new_entry(time.time()))
+        return ctx
 
     return make

@@ -1,5 +1,6 @@
 """Helper pods: a pod of ours beside the volume, for as long as a verb needs it."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +11,7 @@ from manycpu.pipeline.adapters.cluster_exec import Exec
 from manycpu.pipeline.launchers import pods
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel, LostError, Message, RemoteError
-from manycpu.pipeline.spec.errors import ClusterError, DeadlineError
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -29,6 +30,8 @@ IDLE: Final = 600  # seconds after which a pod that nobody asks for anything end
 LIFE: Final = 604_800  # seconds after which Kubernetes ends it
 STALL: Final = 300.0  # seconds of breaks without progress after which it is given up
 _LOOK: Final = 0.25  # seconds
+_NO_SECRET: Final = re.compile(r'^CreateContainerConfigError: secret "([^"]+)" not found')
+_PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
 _PASSING: Final = frozenset({0, 401, 404, 408, 409, 429, 500, 502, 503, 504})
 _SIGNALS: Final = 128  # exit codes above: ended by a signal
 _TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
@@ -174,11 +177,15 @@ class Helper:
         """Wait until the pod runs; one that has ended is replaced.
 
         Raises:
+            BadInputError: A secret of ``run.env_from`` is not there.
             DeadlineError: It did not start within ``run.start_timeout``; with the reason.
         """
-        deadline = time.monotonic() + self._ctx.run.start_timeout
+        deadline, lacking = time.monotonic() + self._ctx.run.start_timeout, 0
         while not _runs(pod := self._present()):
             reason, hopeless = pending(pod)
+            lacking = lacking + 1 if _NO_SECRET.search(reason) else 0
+            if lacking > _PATIENCE:
+                raise self._lacks(_NO_SECRET.findall(reason)[0])
             if hopeless or time.monotonic() > deadline:
                 raise DeadlineError(
                     f"pod {self.name} did not start: {self._why(reason)}",
@@ -194,6 +201,14 @@ class Helper:
         if found["status"].get("phase") in {"Succeeded", "Failed"} and not _leaving(found):
             self._cluster.delete("Pod", self.name, uid=found["metadata"]["uid"], grace=0)
         return found
+
+    def _lacks(self, secret: str) -> BadInputError:
+        namespace = self._ctx.target.namespace
+        return BadInputError(
+            f"pod {self.name} cannot start: there is no secret {secret!r} in namespace {namespace}",
+            field="run.env_from",
+            fix=f"Create it: kubectl -n {namespace} create secret generic {secret} --from-literal=NAME=value",
+        )
 
     def _why(self, reason: str) -> str:
         events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")

@@ -4,35 +4,47 @@ The last word is written when all else of the run is gone. Nothing owns that pod
 there before the run is mounted in it; it is deleted at once, and where its worker was killed, by a later run.
 """
 
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Final
 
 from manycpu.pipeline import report as reports
 from manycpu.pipeline.adapters.cluster import Cluster
-from manycpu.pipeline.pod.channel import Message
+from manycpu.pipeline.spec.errors import raise_findings
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes.helper import Helper, helper
+from manycpu.pipeline.verbs.report import occupied
 
-__all__ = ["look", "read", "remove_forgotten", "write"]
+__all__ = ["put", "read", "remove_forgotten", "write"]
 
 _VERB: Final = "report"
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 def write(ctx: ClusterContext, text: str) -> None:
-    """Write report.json."""
-    _ask(ctx, "write", url=ctx.run.output, name=reports.REPORT, text=text)
+    """Write report.json, unless the output holds what the run did not make."""
+    with _pod(ctx) as pod:
+        put(ctx, pod, text)
+
+
+def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
+    """Write report.json by a pod that is there.
+
+    Raises:
+        BadInputError: The output holds what the run did not make.
+        RemoteError: The output cannot be read or written.
+    """
+    where = {"url": ctx.run.output, "name": reports.REPORT}
+    there = pod.ask("read", **where)
+    found = occupied(ctx, there["names"], there["text"])
+    raise_findings([found] if found else [])
+    pod.ask("write", **where, text=text)
 
 
 def read(ctx: ClusterContext) -> str | None:
     """Read report.json; None where there is none."""
-    text: str | None = _ask(ctx, "read", url=ctx.run.output, name=reports.REPORT)["text"]
-    return text
-
-
-def look(ctx: ClusterContext, pod: Helper) -> tuple[list[str], str | None]:
-    """Name files that are in the output, and read its report.json, by a pod that is there."""
-    said = pod.ask("read", url=ctx.run.output, name=reports.REPORT)
-    return said["names"], said["text"]
+    with _pod(ctx) as pod:
+        text: str | None = pod.ask("read", url=ctx.run.output, name=reports.REPORT)["text"]
+        return text
 
 
 def remove_forgotten(cluster: Cluster) -> None:
@@ -42,6 +54,5 @@ def remove_forgotten(cluster: Cluster) -> None:
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace=0)
 
 
-def _ask(ctx: ClusterContext, command: str, **request: Any) -> Message:
-    with helper(ctx, _VERB, ctx.target.claim, lambda *_: None) as pod:
-        return pod.ask(command, **request)
+def _pod(ctx: ClusterContext) -> AbstractContextManager[Helper]:
+    return helper(ctx, _VERB, ctx.target.claim, lambda *_: None)
