@@ -138,7 +138,7 @@ def backend(workshop: Path) -> Layer:
 
 def backend_sources() -> list[str]:
     """What the backend is compiled from."""
-    return [file.read_text() for file in sorted(BACKEND.rglob("*")) if file.suffix in {".py", ".hpp", ".cpp"}]
+    return [file.read_text() for file in (BACKEND / "build.py", *sorted((BACKEND / "source").iterdir()))]
 
 
 def _install(packages: Path, extras: tuple[str, ...]) -> None:
