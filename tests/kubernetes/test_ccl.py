@@ -44,7 +44,7 @@ def test_a_plain_script_trains_over_both_nodes_as_with_gloo(
     launch: str, target: Fields, a_run: Callable[..., Fields], tmp_path: Path
 ) -> None:
     where, transport = LAUNCHES[launch]
-    run = a_run(SCRIPT, backend="ccl")
+    run = a_run(SCRIPT, backend="ccl", resources={"cpu": 0.9, "memory": "1Gi"})
     shutil.copy(TRAINING, Path(run["program"]).parent)
     report = train(run, target | where, run_id=launch)
     assert (report.state, report.backend) == ("succeeded", "ccl")
