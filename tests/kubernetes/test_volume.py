@@ -16,6 +16,7 @@ from cluster.space import Space
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.report import REPORT
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError, StageError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.verbs.context import ClusterContext
@@ -160,6 +161,7 @@ def test_a_model_is_published_inside_the_cluster(a_context: Open, source: Path, 
     with shell(ctx, namespace) as run:
         published = sums(run, "/tmp/pvc-mount/published")
     assert published.pop(transfer.MANIFEST)
+    assert published.pop(REPORT)  # by stage, which has seen that the output can be written
     assert published == output
 
 
