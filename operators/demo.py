@@ -130,7 +130,7 @@ def _conclude(console: Console, output: str, code: int, log: Path) -> int:
     from manycpu.pipeline import display, report
     from manycpu.pipeline.adapters.storage import Location
 
-    written = report.read(Location.of(output, "run.output"))
+    written = report.parse(Location.of(output, "run.output").read_text(report.REPORT))
     if written is None:
         _clean_up()
         _say(console, f"the DAG run ended before there was a report; see {log}")

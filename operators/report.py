@@ -27,12 +27,12 @@ class ReportOperator(RunOperator):
         from airflow.sdk.exceptions import AirflowFailException
 
         from manycpu.pipeline.spec.errors import ManycpuError
-        from manycpu.pipeline.verbs.report import conclude_report, report_path
+        from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
         with explained():
             ctx = self.open(context)
         try:
-            report = conclude_report(ctx)
+            report = conclude(read_report(ctx))
         except ManycpuError as error:  # reading it again would find the same
             raise AirflowFailException(str(error)) from error
         for verb, record in report.verbs.items():

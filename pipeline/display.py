@@ -1,5 +1,6 @@
 """How a run looks in a terminal, and as plain lines where there is none."""
 
+import logging
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,14 +35,17 @@ class Display:
         )
         self._bar: TaskID | None = None
         self._told = 0
+        self._log = _Log(self)
 
     def __enter__(self) -> Self:
         self._bars.start()
+        self._log.open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._log.close()
         self._bars.stop()
 
     def begin(self, verb: str) -> None:
@@ -78,12 +82,41 @@ class Display:
         """Print what preflight found that is no obstacle."""
         self._print(f"  warning: {finding}", "yellow")
 
+    def logged(self, text: str, style: str = "") -> None:
+        """Print what the package itself tells, such as the log of an image's build."""
+        self._print(f"  {text}", style)
+
+    def report(self, written: Report, path: str) -> None:
+        """Print what the run did."""
+        summary(self._console, written, path)
+
     def _move(self, done: int, total: int | None, text: str) -> None:
         if self._bar is not None:
             self._bars.update(self._bar, completed=done, total=total, text=text)
 
     def _print(self, text: str, style: str = "") -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Log(logging.Handler):
+    """Shows what is logged below ``manycpu`` while a display is open."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.INFO)
+        self._display, self._logger = display, logging.getLogger("manycpu")
+        self._before = self._logger.level
+
+    def open(self) -> None:
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.INFO)
+
+    def close(self) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._before)
+        super().close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.logged(record.getMessage(), "yellow" if record.levelno > logging.INFO else "")
 
 
 def summary(console: Console, report: Report, path: str) -> None:

@@ -6,13 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RankFailure, RunState
 
-__all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "draft", "observe", "read", "write"]
+__all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft", "observe", "parse"]
 
 REPORT = "report.json"
 _LAST_LINES = 20
@@ -207,15 +206,13 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
     )
 
 
-def write(output: Location, report: Report) -> str:
-    """Write report.json into the run's output; returns its path or URL."""
-    output.write_text(REPORT, report.model_dump_json(indent=1) + "\n")
-    return f"{output.root if output.local else output.url}".rstrip("/") + f"/{REPORT}"
+def as_json(report: Report) -> str:
+    """Give the content of report.json."""
+    return report.model_dump_json(indent=1) + "\n"
 
 
-def read(output: Location) -> Report | None:
-    """Read the report in an output; None where there is none, or it is not one of ours."""
-    text = output.read_text(REPORT)
+def parse(text: str | None) -> Report | None:
+    """Understand a report.json; None where there is none, or it is not one of ours."""
     try:
         return Report.model_validate_json(text) if text else None
     except ValueError:

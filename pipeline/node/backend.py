@@ -1,4 +1,4 @@
-"""The backend asked for is the one used: init_process_group is wrapped, and watched."""
+"""The backend asked for is the one used: what makes process groups is wrapped, and watched."""
 
 import functools
 import inspect
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed
-from torch.distributed import distributed_c10d
+from torch.distributed import DistError, PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
 from manycpu.pipeline.node.backends import BACKENDS, UnavailableError
 from manycpu.pipeline.node.refusal import BACKEND, PROOF, Refusal
@@ -41,7 +41,9 @@ def was_initialised() -> bool:
 
 
 def wrap(backend: str | None, world_size: int) -> None:
-    """Have every initialisation of the default process group use ``backend``; subgroups are left alone.
+    """Have every initialisation of the default process group use ``backend``.
+
+    Subgroups have the backend that the script gives them: the same on each of their ranks, or none is made.
 
     Args:
         backend: The one asked for; None leaves the choice to the script.
@@ -59,13 +61,46 @@ def wrap(backend: str | None, world_size: int) -> None:
         _check(backend, world_size)
 
     _replace(original, init_process_group)
+    maker = distributed_c10d._new_process_group_helper  # noqa: SLF001 - the one door for every kind of group
+    _replace(maker, _alike(maker))
 
 
 def _replace(original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
     # device_mesh and others have bound the name at import.
     for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get("init_process_group") is original:
-            module.init_process_group = wrapper  # type: ignore[attr-defined]
+        if getattr(module, "__dict__", {}).get(original.__name__) is original:
+            setattr(module, original.__name__, wrapper)
+
+
+def _alike(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the ranks of a subgroup compare their backends first: else they wait for each other in vain."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        asked = signature.bind(*args, **kwargs).arguments
+        # The default group has no list of ranks; whoever is no member has no rank; torch's mpi has no store.
+        if asked["global_ranks_in_group"] and asked["group_rank"] is not None and asked["store"] is not None:
+            _compare(asked)
+        return original(*args, **kwargs)
+
+    return make
+
+
+def _compare(asked: dict[str, Any]) -> None:
+    members = asked["global_ranks_in_group"]
+    place = PrefixStore(f"manycpu/backend/{asked['group_name']}", asked["store"])
+    place.set(str(asked["group_rank"]), _on_cpu(str(asked["backend"])))
+    seats = [str(number) for number in range(len(members))]
+    try:
+        place.wait(seats, asked.get("timeout") or distributed_c10d.default_pg_timeout)
+    except DistError as error:
+        missing = [rank for rank, seat in zip(members, seats, strict=True) if not place.check([seat])]
+        raise DistError(f"ranks {missing} did not come to make the group of ranks {members}") from error
+    seen = [place.get(seat).decode() for seat in seats]
+    if len(set(seen)) > 1:
+        said = ", ".join(f"rank {rank} {name}" for rank, name in zip(members, seen, strict=True))
+        raise Refusal(BACKEND, f"the ranks of a group ask for different backends: {said}.")
 
 
 def _override(bound: inspect.BoundArguments, backend: str) -> None:

@@ -79,9 +79,9 @@ def write(channel: Channel, url: str, name: str, text: str) -> None:
 
 
 def read(channel: Channel, url: str, name: str) -> None:
-    """Read a small file from a URL, and say what else is there."""
+    """Read a small file from a URL, and name two of the files that are there."""
     location = Location.of(url, "run.output")
-    names = [item.path for item in location.items()] if location.exists() else []
+    names = [item.path for item in location.items()[:2]] if location.exists() else []
     channel.say("done", text=location.read_text(name), names=names)
 
 

@@ -13,6 +13,7 @@ from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.launch import present_handle, status
 from manycpu.pipeline.verbs.place import on_target
+from manycpu.pipeline.verbs.report import write_report
 from manycpu.pipeline.verbs.wait import observed_of, outcome
 
 __all__ = ["cleanup"]
@@ -44,7 +45,7 @@ def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
     cancel(ctx, by="cleanup")
     written = _draft(ctx)
     with suppress(ExportError):  # raised below, when all else is done
-        _write(ctx, written)
+        write_report(ctx, written)
     if keep and _kept(ctx, written):
         written.kept += on_target(ctx, "cleanup").keep(ctx)
         result = "skipped"
@@ -54,20 +55,8 @@ def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
         result = "failed" if written.left_behind else "done"
     seconds = time.monotonic() - started
     written.verbs["cleanup"] = VerbRecord.model_validate({"seconds": seconds, "result": result})
-    _write(ctx, written)
+    write_report(ctx, written)
     return written
-
-
-def _write(ctx: RunContext, written: Report) -> None:
-    try:
-        report.write(ctx.output, written)
-    except Exception as error:
-        # Every protocol of fsspec has errors of its own.
-        raise ExportError(
-            f"report.json cannot be written to {ctx.run.output}: {error}; {written.error or written.state}",
-            field="run.output",
-            fix="Mend the output, and run again with the same run id",
-        ) from error
 
 
 def _draft(ctx: RunContext) -> Report:

@@ -11,6 +11,7 @@ from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.place import on_target
+from manycpu.pipeline.verbs.report import write_report
 from manycpu.pipeline.verbs.wait import observed_of
 
 __all__ = ["Exported", "export"]
@@ -54,5 +55,5 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         )
         with ctx.ledger.update() as entry:
             entry.export = exported.model_dump(exclude={"metrics"})
-        report.write(ctx.output, report.draft(entry, observed, RunState.RUNNING))
+        write_report(ctx, report.draft(entry, observed, RunState.RUNNING))
         return exported

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from manycpu.pipeline import report
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
+from manycpu.pipeline.report import REPORT
 from manycpu.pipeline.spec import program, squad
 from manycpu.pipeline.spec.errors import BadInputError, Finding
-from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.verbs.build import installed, module_root
 from manycpu.pipeline.verbs.context import MachineContext, RunContext
 from manycpu.pipeline.verbs.place import on_target
+from manycpu.pipeline.verbs.report import in_the_cluster, occupied
 
 __all__ = ["preflight"]
 
@@ -77,6 +77,8 @@ def _squad(ctx: RunContext) -> Findings:
 
 
 def _output(ctx: RunContext) -> Findings:
+    if in_the_cluster(ctx):  # stage looks at it, from there
+        return
     try:
         output = ctx.output
         items = output.items() if output.exists() else []
@@ -86,15 +88,9 @@ def _output(ctx: RunContext) -> Findings:
     if output.is_file():
         yield Finding("run.output", f"{ctx.run.output} is a file", "Give a folder, or a URL of one")
         return
-    before = report.read(output) if items else None
-    mine = before is not None and before.key == ctx.key
-    only_a_failure = before is not None and before.state is not RunState.SUCCEEDED and len(items) == 1
-    if items and not mine and not only_a_failure:
-        yield Finding(
-            "run.output",
-            f"{ctx.run.output} is not empty: {items[0].path} is in it",
-            "Give an empty or new folder; a run never overwrites what it did not make",
-        )
+    text = output.read_text(REPORT) if items else None
+    if found := occupied(ctx, [item.path for item in items], text):
+        yield found
 
 
 _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (_launch_kind, _program, _data, _squad, _output)

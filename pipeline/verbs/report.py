@@ -1,38 +1,125 @@
-"""report: have the last word, in report.json and in the run's result."""
+"""report: have the last word, in report.json and in the run's result.
+
+The output of a run on Kubernetes that is a URL is written and read inside the cluster: the worker needs
+neither its credentials nor a way to it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
 
 from manycpu.pipeline import report as reports
+from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.report import Report
-from manycpu.pipeline.spec.errors import CancelledError, LeftBehindError, ManycpuError, TrainingFailedError
+from manycpu.pipeline.spec.errors import (
+    CancelledError,
+    ExportError,
+    Finding,
+    LeftBehindError,
+    ManycpuError,
+    TrainingFailedError,
+)
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.context import ClusterContext, RunContext
+from manycpu.pipeline.verbs.place import on_target
 
-__all__ = ["conclude_report", "report_path"]
+__all__ = ["conclude", "in_the_cluster", "occupied", "read_report", "report_path", "write_report"]
 
 _ERRORS: dict[RunState, type[ManycpuError]] = {RunState.CANCELLED: CancelledError}
 
 
+def in_the_cluster(ctx: RunContext) -> bool:
+    """Whether the run's output is reached from inside the cluster, and never from here."""
+    return isinstance(ctx, ClusterContext) and is_remote(ctx.run.output)
+
+
 def report_path(ctx: RunContext) -> str:
     """Name the report's path or URL."""
-    where = ctx.output.root if ctx.output.local is not None else ctx.output.url
+    where = ctx.run.output if is_remote(ctx.run.output) else ctx.output.root
     return f"{where.rstrip('/')}/{reports.REPORT}"
 
 
-def conclude_report(ctx: RunContext) -> Report:
-    """Read the report back, and raise what it says.
+def write_report(ctx: RunContext, report: Report) -> None:
+    """Write report.json into the run's output.
 
     Raises:
-        ManycpuError: A verb failed, the training was cancelled, or no report was ever written.
-        LeftBehindError: Something is left behind.
+        ExportError: It cannot be written; with what the report says of the run.
     """
-    written = reports.read(ctx.output)
+    text = reports.as_json(report)
+    try:
+        if in_the_cluster(ctx):
+            on_target(ctx, "report").write(ctx, text)
+        else:
+            ctx.output.write_text(reports.REPORT, text)
+    except Exception as error:
+        # Every protocol of fsspec has errors of its own.
+        raise ExportError(
+            f"report.json cannot be written to {ctx.run.output}: {error}; {report.error or report.state}",
+            field="run.output",
+            fix="Mend the output, and run again with the same run id",
+        ) from error
+
+
+def read_report(ctx: RunContext) -> Report:
+    """Read the report back.
+
+    Raises:
+        ExportError: It cannot be read.
+        TrainingFailedError: No report was ever written.
+    """
+    try:
+        text: Any = on_target(ctx, "report").read(ctx) if in_the_cluster(ctx) else _read(ctx)
+    except Exception as error:
+        # Every protocol of fsspec has errors of its own.
+        raise ExportError(
+            f"report.json cannot be read from {ctx.run.output}: {error}",
+            field="run.output",
+            fix="See the first step that failed, and whether the output can be reached",
+        ) from error
+    written = reports.parse(text)
     if written is None or written.key != ctx.key:
         raise TrainingFailedError(
             "the run ended without a report: it never got past prepare", fix="See the first step that failed"
         )
+    return written
+
+
+def _read(ctx: RunContext) -> str | None:
+    return ctx.output.read_text(reports.REPORT)
+
+
+def conclude(written: Report) -> Report:
+    """Raise what a report says.
+
+    Raises:
+        ManycpuError: A verb failed, or the training was cancelled.
+        LeftBehindError: Something is left behind.
+    """
     if written.state is not RunState.SUCCEEDED:
-        raise _ERRORS.get(written.state, TrainingFailedError)(written.error or f"the run {written.state}")
+        raise _ERRORS.get(written.state, TrainingFailedError)(
+            written.error or f"the last word of the run is: {written.state}"
+        )
     if written.left_behind:
         raise LeftBehindError(
             f"the run left behind: {', '.join(written.left_behind)}", fix="`manycpu clean` tries again"
         )
     return written
+
+
+def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
+    """Say whether an output holds what this run must not overwrite.
+
+    Args:
+        ctx: The run.
+        names: Files in the output; of many, two will do.
+        text: The report.json among them; None where there is none.
+    """
+    before = reports.parse(text)
+    mine = before is not None and before.key == ctx.key
+    only_a_failure = before is not None and before.state is not RunState.SUCCEEDED and len(names) == 1
+    if not names or mine or only_a_failure:
+        return None
+    return Finding(
+        "run.output",
+        f"{ctx.run.output} is not empty: {names[0]} is in it",
+        "Give an empty or new folder; a run never overwrites what it did not make",
+    )

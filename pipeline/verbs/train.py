@@ -19,7 +19,8 @@ from manycpu.pipeline.verbs.context import RunContext, open_context
 from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
-from manycpu.pipeline.verbs.report import conclude_report
+from manycpu.pipeline.verbs.report import conclude as conclude_run
+from manycpu.pipeline.verbs.report import read_report, report_path
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 
@@ -44,6 +45,9 @@ class Listener(Protocol):
     def finding(self, finding: Finding) -> None:
         """Hear what preflight found that is no obstacle."""
 
+    def report(self, written: Report, path: str) -> None:
+        """Hear what the run did, and the path or URL of report.json."""
+
 
 class _Silent:
     def begin(self, verb: str) -> None: ...
@@ -51,6 +55,7 @@ class _Silent:
     def progress(self, done: int, total: int) -> None: ...
     def line(self, line: RankLine) -> None: ...
     def finding(self, finding: Finding) -> None: ...
+    def report(self, written: Report, path: str) -> None: ...
 
 
 def train(
@@ -102,8 +107,9 @@ def perform(ctx: RunContext, listener: Listener) -> Report:
         raise CancelledError("interrupted; the training was ended") from interrupt
     finally:
         with _told(listener, "cleanup"):
-            cleanup(ctx)
-    return conclude_report(ctx)
+            written = cleanup(ctx) or read_report(ctx)
+        listener.report(written, report_path(ctx))
+    return conclude_run(written)
 
 
 def _work(ctx: RunContext, listener: Listener) -> None:

@@ -6,8 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
-# Libraries and device code that torch opens only when it meets a GPU.
-NEVER_OPENED = ("nvidia/cudnn/lib/libcudnn_*", "**/libcusolverMg.*", "**/libnvperf_*", "**/*.bc")
+# Libraries and device code that torch opens only when it meets a GPU, and oneCCL for SYCL.
+NEVER_OPENED = (
+    "lib/libccl.a",
+    "nvidia/cudnn/lib/libcudnn_*",
+    "**/libcusolverMg.*",
+    "**/libnvperf_*",
+    "**/*.bc",
+)
 
 
 def remove(site_packages: Path) -> None:

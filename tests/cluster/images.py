@@ -78,6 +78,8 @@ def _stored() -> list[str]:
 def publish(images: Sequence[Image]) -> None:
     """Make and push those of the images that the registry lacks."""
     missing = [image for image in images if registry.digest(image.name, image.tag) is None]
+    if not missing:
+        return
     shutil.rmtree(_workshop(), ignore_errors=True)
     for image in missing:
         log.info("making image %s", image.name)
@@ -113,15 +115,20 @@ def _tar(program: Path, name: str) -> bytes:
 
 def debian() -> list[Image]:
     """The base with Python and ssh, and on it the helper and the training image."""
-    config = {"Env": [PATH, "PYTHONUNBUFFERED=1", "LANG=C.UTF-8"], "Cmd": ["bash"]}
+    config: dict[str, Any] = {"Env": [PATH, "PYTHONUNBUFFERED=1", "LANG=C.UTF-8"], "Cmd": ["bash"]}
     base = _hash(inspect.getsource(layers), inspect.getsource(gpu_code), layers.suite(), str(config))
     helper = _hash(base, *layers.pins(layers.HELPER))
-    torch = _hash(base, *layers.pins(layers.TRAINING))
+    torch = _hash(base, *layers.pins(layers.TRAINING), *layers.backend_sources())
+    with_backend = config | {"Env": [*config["Env"], f"MANYCPU_CACHE={layers.BACKEND_CACHE}"]}
     return [
         Image("base", base, config, lambda: [layers.base(_workshop())]),
         Image("helper", helper, config, lambda: [layers.base(_workshop()), layers.helper(_workshop())]),
-        Image("torch", torch, config, lambda: [layers.base(_workshop()), layers.training(_workshop())]),
+        Image("torch", torch, with_backend, _training),
     ]
+
+
+def _training() -> list[Layer]:
+    return [make(_workshop()) for make in (layers.base, layers.training, layers.backend)]
 
 
 def _hash(*parts: str) -> str:

@@ -1,9 +1,10 @@
-"""The layers of the Debian images: a base with Python and ssh, and Python packages on top of it.
+"""The layers of the Debian images: a base with Python and ssh, Python packages on it, and the backend ccl.
 
 What this file says is part of the images' tags: change it, and they are made anew.
 """
 
 import hashlib
+import os
 import shutil
 import subprocess
 import tomllib
@@ -18,12 +19,18 @@ from cluster.settings import PROJECT
 
 PACKAGES = ("ca-certificates", "hostname", "openssh-client", "openssh-server", "procps", "python3")
 PYTHON = {"bookworm": "3.11", "trixie": "3.13"}
+DATA = ("bin", "etc", "include", "lib", "opt", "share")  # of packages, where pip puts them into /usr/local
 LEFT_OUT = ("doc", "info", "lintian", "locale", "man", "zoneinfo")
 # Extras of pyproject.toml whose packages an image has, beside those of the bare install.
 HELPER: tuple[str, ...] = ()
 TRAINING = ("train", "mpi", "ccl")
 # Brought by others and never used on a CPU.
-UNUSED = ("triton", "intel-sycl-rt", "intel-opencl-rt", "umf", "onemkl-license")
+UNUSED = ("triton", "oneccl", "intel-sycl-rt", "intel-opencl-rt", "umf", "onemkl-license")
+# What compiles the backend: this machine is of the image's Debian, and so is its Python.
+SYSTEM_PYTHON = "/usr/bin/python3"
+BACKEND = PROJECT / "pipeline" / "node" / "ccl"
+BACKEND_CACHE = Path("/opt/manycpu/cache")
+BACKEND_SECONDS = 600
 # training-operator's init container calls nslookup; Debian's weighs 40 MB.
 NSLOOKUP = '#!/bin/sh\nexec getent hosts "$1"\n'
 BLOCK = 1 << 20
@@ -89,17 +96,49 @@ def training(workshop: Path) -> Layer:
 
 def _python_layer(root: Path, extras: tuple[str, ...]) -> Layer:
     """The packages where the base's Python looks for them, their programs on its PATH."""
-    local = root / "usr" / "local"
-    packages = local / "lib" / f"python{PYTHON[suite()]}" / "dist-packages"
+    local, packages = root / "usr" / "local", _packages(root)
     _install(packages, extras)
     gpu_code.remove(packages)
-    for name in ("bin", "etc", "include", "lib", "opt", "share"):
-        if (packages / name).is_dir():
-            shutil.copytree(packages / name, local / name, symlinks=True, dirs_exist_ok=True)
-            shutil.rmtree(packages / name)
+    moved = [name for name in DATA if (packages / name).is_dir()]
+    for name in moved:
+        shutil.copytree(packages / name, local / name, symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(packages / name)
+    _record(packages, moved)
     for program in filter(Path.is_file, (local / "bin").glob("*")):
         _use_python_of_image(program)
     return pack(root, root.with_suffix(".tar.zst"))
+
+
+def _packages(root: Path) -> Path:
+    return root / "usr" / "local" / "lib" / f"python{PYTHON[suite()]}" / "dist-packages"
+
+
+def _record(packages: Path, moved: list[str]) -> None:
+    """Have the records of what is installed say where the files are now, as pip would."""
+    for record in packages.glob("*.dist-info/RECORD"):
+        lines = record.read_text().splitlines(keepends=True)
+        places = ("../../../" if line.partition("/")[0] in moved else "" for line in lines)
+        text = "".join(place + line for place, line in zip(places, lines, strict=True))
+        record.unlink()  # it may be one with the package manager's cached file
+        record.write_text(text)
+
+
+def backend(workshop: Path) -> Layer:
+    """The backend ccl, compiled for what the layer with the training packages has."""
+    root, paths = workshop / "ccl", (_packages(workshop / "torch"), PROJECT / ".dev")
+    known = {
+        "MANYCPU_CACHE": f"{root}{BACKEND_CACHE}",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [SYSTEM_PYTHON, "-m", "manycpu.pipeline.node.ccl"]
+    run(command, cwd=workshop, env=os.environ | known, seconds=BACKEND_SECONDS)
+    return pack(root, workshop / "ccl.tar.zst")
+
+
+def backend_sources() -> list[str]:
+    """What the backend is compiled from."""
+    return [file.read_text() for file in (BACKEND / "build.py", *sorted((BACKEND / "source").iterdir()))]
 
 
 def _install(packages: Path, extras: tuple[str, ...]) -> None:

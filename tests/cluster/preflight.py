@@ -18,12 +18,14 @@ MEMORY = 6 * GIB
 COMMANDS = {
     "apt-get": "apt",
     "dpkg": "dpkg",
+    "g++": "g++",
     "ip": "iproute2",
     "mkfs.ext4": "e2fsprogs",
     "mmdebstrap": "mmdebstrap",
     "nft": "nftables",
     "nsenter": "util-linux",
     "unshare": "util-linux",
+    "x86_64-linux-gnu-python3-config": "python3-dev",
     "zstd": "zstd",
 }
 

@@ -1,6 +1,9 @@
 """A Dockerfile is built once for the same files, arguments and base, by what the worker has."""
 
+import base64
+import io
 import json
+import logging
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,9 +13,11 @@ import pytest
 import registry_program
 from registry_images import files, pull, push_base
 from registry_program import PASSWORD, USER
+from rich.console import Console
 
 from manycpu.pipeline.adapters.archive import Archive
 from manycpu.pipeline.adapters.registry_login import Login
+from manycpu.pipeline.display import Display
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.verbs.context import Access, ClusterContext, open_context
@@ -73,6 +78,27 @@ def test_what_the_dockerfile_says_is_in_the_registry(context: Context) -> None:
     image = pull(str(reference), login)
     assert image.labels["word"] == "given"
     assert files(str(reference), -1, login) == {"hello": b"one"}
+
+
+def test_the_login_is_in_no_image_and_in_no_log(context: Context, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "manycpu")
+    login = Login(USER, PASSWORD)
+    reference = str(build(context(build_args={"WORD": "secretive"})))
+    assert "STEP" in caplog.text
+    image = pull(reference, login)
+    parts = [b"".join(files(reference, number, login).values()) for number in range(len(image.layers))]
+    told = b"\n".join([*parts, image.config_bytes, caplog.text.encode()])
+    for word in (PASSWORD.encode(), base64.b64encode(f"{USER}:{PASSWORD}".encode())):
+        assert word not in told
+
+
+def test_the_command_shows_the_log_of_a_build(context: Context) -> None:
+    shown = io.StringIO()
+    with Display(Console(file=shown)):
+        build(context(build_args={"WORD": "shown"}))
+    assert "STEP 1" in shown.getvalue()
+    logging.getLogger("manycpu.build").info("later")
+    assert "later" not in shown.getvalue()
 
 
 def test_only_what_changes_the_image_builds_it_anew(context: Context, tmp_path: Path) -> None:

@@ -87,6 +87,21 @@ def test_ranks_that_ask_for_different_backends_all_fail(write: Callable[[str], P
         assert "the ranks ask for different backends, ccl and gloo" in ended.events("error")[0]["message"]
 
 
+@pytest.mark.parametrize("members", ["None", "[0, 1]"])
+def test_ranks_that_ask_for_different_backends_of_a_subgroup_all_fail(
+    members: str, write: Callable[[str], Path]
+) -> None:
+    script = write(
+        "import torch.distributed as dist\ndist.init_process_group()\n"
+        f"dist.new_group({members}, backend=['ccl', 'gloo'][dist.get_rank()])\n"
+    )
+    asked = {"MANYCPU_BACKEND": "ccl"}
+    for ended in by_hand(script, {"RANK": "0"} | asked, {"RANK": "1"} | asked):
+        assert ended.code == 88, ended.out
+        said = ended.events("error")[0]["message"]
+        assert said == "the ranks of a group ask for different backends: rank 0 ccl, rank 1 gloo."
+
+
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[made_hosts.Hosts]:
     """Make two hosts; nothing of them may be left."""

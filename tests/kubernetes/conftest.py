@@ -1,6 +1,7 @@
 """The product on the test cluster: with the rights that it documents, under Pod Security `restricted`."""
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from cluster.fixtures import TestCluster
 from cluster.settings import PROJECT
 from cluster.space import Space
 from tiny_bert import tiny_checkpoint, tiny_data
+
+from manycpu.pipeline.verbs.context import ClusterContext, open_context
 
 TWO_NODES = {
     "nnodes": 2,
@@ -60,6 +63,20 @@ def recipe(tmp_path: Path) -> dict[str, Any]:
         "model": str(tiny_checkpoint(tmp_path / "model")),
         "output": str(tmp_path / "out"),
         "nproc_per_node": 1,
-        "resources": {"cpu": 0.6, "memory": "1500Mi"},
+        "resources": {"cpu": 0.9, "memory": "1500Mi"},
     }
     return dict(yaml.safe_load(found[0])["run"]) | TWO_NODES | small
+
+
+@pytest.fixture
+def a_context(target: dict[str, Any], tmp_path: Path) -> Callable[..., ClusterContext]:
+    """Begin a run, as prepare does."""
+
+    def make(name: str = "run", run: dict[str, Any] | None = None, **fields: Any) -> ClusterContext:
+        described = {"program": "x", "output": str(tmp_path / "out"), "start_timeout": 120} | (run or {})
+        ctx = open_context(described, target | fields, name, base=tmp_path)
+        assert isinstance(ctx, ClusterContext)
+        ctx.ledger.open(ctx.new_entry(time.time()))
+        return ctx
+
+    return make

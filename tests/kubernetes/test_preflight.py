@@ -1,5 +1,7 @@
 """What preflight finds on a cluster, before anything is started."""
 
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,14 @@ from cluster.space import Space
 from helpers import until
 from kubernetes import client
 
+from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.verbs import context
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes import preflight
+from manycpu.pipeline.verbs.on_kubernetes.image_checks import RIGHTS, check_images
 
 Fields = dict[str, Any]
+Findings = Iterator[Finding]
 
 
 def found(target: Fields, tmp_path: Path, **run: Any) -> dict[str, str]:
@@ -28,24 +33,47 @@ def test_a_namespace_with_the_documented_rights_is_ready(target: Fields, tmp_pat
     assert found(target, tmp_path) == {}
 
 
+def each_single_right_removed(where: Space, file: Path) -> Iterator[tuple[str, str]]:
+    """Take each right of a Role away in turn, and leave all others; the verb and the resource."""
+    role = yaml.safe_load(file.read_text())
+    single = [
+        {"apiGroups": rule["apiGroups"], "resources": [resource], "verbs": [verb]}
+        for rule in role["rules"]
+        for resource, verb in product(rule["resources"], rule["verbs"])
+    ]
+    api = client.RbacAuthorizationV1Api(where.admin)
+    for number, removed in enumerate(single):
+        rules = single[:number] + single[number + 1 :]
+        api.patch_namespaced_role(role["metadata"]["name"], where.name, {"rules": rules})
+        yield removed["verbs"][0], removed["resources"][0]
+
+
 def test_each_right_that_is_missing_is_named(target: Fields, namespace: Space, tmp_path: Path) -> None:
-    api = client.RbacAuthorizationV1Api(namespace.admin)
-    role = yaml.safe_load(preflight.RIGHTS.read_text())
-    name = role["metadata"]["name"]
-    for number, rule in enumerate(role["rules"]):
-        for verb in rule["verbs"]:
-            rules = [dict(other) for other in role["rules"]]
-            rules[number]["verbs"] = [other for other in rule["verbs"] if other != verb] or [
-                "deletecollection"
-            ]
-            api.patch_namespaced_role(name, namespace.name, {"rules": rules})
-            resource = "pytorchjobs" if "pytorchjobs" in rule["resources"] else rule["resources"][0]
-            ctx = context.open_context(
-                {"program": "question_answering", "output": "out"}, target, "test", base=tmp_path
-            )
-            assert isinstance(ctx, ClusterContext)
-            messages = [finding.message for finding in preflight.missing_rights(ctx)]
-            assert f"this account may not {verb} {resource} in namespace {namespace.name}" in messages
+    run = {"program": "question_answering", "output": "out"}
+    for verb, resource in each_single_right_removed(namespace, preflight.RIGHTS):
+        kind = {"launch": resource.removesuffix("s")} if resource.endswith("jobs") else {}
+        ctx = context.open_context(run, target | kind, "test", base=tmp_path)
+        assert isinstance(ctx, ClusterContext)
+        is_missing(ctx, preflight.missing_rights, f"{verb} {resource} in namespace {namespace.name}")
+
+
+def test_each_right_to_build_that_is_missing_is_named(target: Fields, builds: Space, tmp_path: Path) -> None:
+    run = {"program": "question_answering", "output": "out"}
+    where = {**target, "image": None, "build_namespace": builds.name}
+    ctx = context.open_context(run, where, "test", base=tmp_path)
+    assert isinstance(ctx, ClusterContext)
+    assert [finding for finding in check_images(ctx) if finding.fatal] == []
+    for verb, resource in each_single_right_removed(builds, RIGHTS):
+        is_missing(ctx, check_images, f"{verb} {resource} in namespace {builds.name}")
+
+
+def is_missing(ctx: ClusterContext, check: Callable[[ClusterContext], Findings], right: str) -> None:
+    """See that a check names this right alone, as soon as the cluster knows that it was taken away."""
+
+    def named() -> list[str]:
+        return [finding.message for finding in check(ctx) if finding.fatal]
+
+    until(lambda: named() == [f"this account may not {right}"])
 
 
 @pytest.mark.parametrize(

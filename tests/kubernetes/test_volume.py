@@ -2,36 +2,30 @@
 
 # ruff: noqa: S108 - paths inside pods, where nobody else is
 
-import hashlib
-import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.command import wait_for
+from claims import no_pod_is_left, pods, quiet, shell, sums, sums_here
 from cluster.faults import Faults
 from cluster.space import Space
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.spec.errors import ClusterError, DeadlineError, StageError
+from manycpu.pipeline.report import REPORT
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError, StageError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
+from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes import export, helper, stage, volume
 
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
 Open = Callable[..., ClusterContext]
 LARGE = 192 << 20
-
-
-def quiet(*_: int) -> None:
-    return
 
 
 @pytest.fixture
@@ -54,56 +48,6 @@ def large(tmp_path: Path) -> Path:
         for _ in range(LARGE >> 20):
             file.write(os.urandom(1 << 20))
     return folder
-
-
-@pytest.fixture
-def a_context(target: Fields, tmp_path: Path) -> Open:
-    """Begin a run, as prepare does."""
-
-    def make(name: str = "run", run: Fields | None = None, **fields: Any) -> ClusterContext:
-        described = {"program": "x", "output": str(tmp_path / "out"), "start_timeout": 120} | (run or {})
-        ctx = open_context(described, target | fields, name, base=tmp_path)
-        assert isinstance(ctx, ClusterContext)
-        ctx.ledger.open(ctx.new_entry(time.time()))
-        return ctx
-
-    return make
-
-
-@contextmanager
-def shell(ctx: ClusterContext, namespace: Space) -> Iterator[Callable[..., str]]:
-    """Run commands beside the volume, in a pod that a namespace with Pod Security `restricted` takes."""
-    claim, image = volume.ensure_claim(ctx), str(ctx.target.helper_image)
-    made = helper.manifest(ctx, "shell", claim, image, ctx.ledger.owner())
-    made["spec"]["containers"][0]["command"] = ["sleep", "600"]
-    name = namespace.create(made)["metadata"]["name"]
-    namespace.wait_pod(name, "Running")
-    try:
-        yield lambda *words: namespace.run(name, *words)
-    finally:
-        ctx.cluster.delete("Pod", name, grace=0)
-
-
-def sums(run: Callable[..., str], folder: str) -> dict[str, str]:
-    """sha256 of each file below a folder of the volume."""
-    program = "import hashlib, json, pathlib, sys; root = pathlib.Path(sys.argv[1]); print(json.dumps({"
-    program += "str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() "
-    program += "for p in root.rglob('*') if p.is_file()}))"
-    found: dict[str, str] = json.loads(run("python3", "-c", program, folder))
-    return found
-
-
-def sums_here(folder: Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
-
-
-def no_pod_is_left(ctx: ClusterContext) -> None:
-    wait_for("the helper pod to be gone", lambda: not pods(ctx), seconds=30)
-
-
-def pods(ctx: ClusterContext) -> list[str]:
-    return [pod["metadata"]["name"] for pod in ctx.cluster.list("Pod", {"manycpu/run": ctx.name})]
 
 
 def test_data_and_model_are_staged_from_this_machine(a_context: Open, source: Path, namespace: Space) -> None:
@@ -217,6 +161,7 @@ def test_a_model_is_published_inside_the_cluster(a_context: Open, source: Path, 
     with shell(ctx, namespace) as run:
         published = sums(run, "/tmp/pvc-mount/published")
     assert published.pop(transfer.MANIFEST)
+    assert published.pop(REPORT)  # by stage, which has seen that the output can be written
     assert published == output
 
 
@@ -259,8 +204,15 @@ def test_a_claim_that_is_not_there_is_named(a_context: Open) -> None:
 
 
 def test_a_pod_that_cannot_start_says_why(a_context: Open, source: Path) -> None:
-    ctx = a_context(run={"env_from": ["none"], "start_timeout": 5})
-    with pytest.raises(DeadlineError, match='secret "none" not found'):
+    ctx = a_context(run={"start_timeout": 5}, node_selector={"color": "green"})
+    with pytest.raises(DeadlineError, match=r"didn't match Pod's node affinity/selector"):
+        stage.stage(ctx, {"data": str(source)}, quiet)
+    no_pod_is_left(ctx)
+
+
+def test_a_secret_that_is_not_there_is_named_and_not_waited_for(a_context: Open, source: Path) -> None:
+    ctx = a_context(run={"env_from": ["none"]})
+    with pytest.raises(BadInputError, match=r"^run\.env_from: .* there is no secret 'none' in namespace"):
         stage.stage(ctx, {"data": str(source)}, quiet)
     no_pod_is_left(ctx)
 

@@ -47,6 +47,15 @@ def test_the_mpi_that_launched_is_the_one_that_is_loaded(tmp_path: Path) -> None
     (tmp_path / "lib" / MPI.name).touch()
     found = told(Rank(0, 1, 0, 1, "hydra"), {"I_MPI_ROOT": str(tmp_path)})
     assert found["CCL_MPI_LIBRARY_PATH"] == str(tmp_path / "lib" / MPI.name)
+    assert "I_MPI_OFI_LIBRARY" not in found  # oneAPI has libfabric elsewhere, and its environment says where
+
+
+def test_intel_mpi_is_told_of_the_libfabric_beside_it(tmp_path: Path) -> None:
+    for name in (MPI.name, FABRIC.name):
+        (tmp_path / name).touch()
+    intel = Rank(0, 1, 0, 1, "hydra"), {"I_MPI_HYDRA_UUID": "1"}
+    found = settings(*intel, FABRIC, tmp_path / MPI.name, "eth0")
+    assert found["I_MPI_OFI_LIBRARY"] == str(tmp_path / FABRIC.name)
 
 
 def test_it_talks_over_the_interface_of_the_run() -> None:

@@ -47,15 +47,19 @@ def settings(
         mpi: Intel MPI's library.
         interface: The network interface to talk over.
     """
+    used = _of_launcher(environ, mpi)
     known = _FIXED | {
         "CCL_OFI_LIBRARY_PATH": str(fabric),
-        "CCL_MPI_LIBRARY_PATH": str(_of_launcher(environ, mpi)),
+        "CCL_MPI_LIBRARY_PATH": str(used),
         "FI_PROVIDER_PATH": str(fabric.parent),
         "CCL_KVS_IFACE": interface,
         "FI_TCP_IFACE": interface,
     }
     if is_intel_mpi(rank, environ):
-        return known | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALIKE}
+        # Intel MPI looks for libfabric where the system's libraries are, and impi-rt has it beside MPI's own.
+        beside = used.with_name(fabric.name)
+        of_mpi = {"I_MPI_OFI_LIBRARY": str(beside)} if beside.exists() else {}
+        return known | of_mpi | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALIKE}
     return known | {
         "CCL_ATL_TRANSPORT": "ofi",
         "CCL_PROCESS_LAUNCHER": "none",

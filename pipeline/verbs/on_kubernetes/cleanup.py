@@ -6,13 +6,13 @@ from typing import cast
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.ledger.configmap import expired
-from manycpu.pipeline.pod import client
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.transfer import TransferError
 from manycpu.pipeline.verbs.context import ClusterContext, reopen
 from manycpu.pipeline.verbs.on_kubernetes.gone import named, present, wait_until_gone
 from manycpu.pipeline.verbs.on_kubernetes.helper import helper
+from manycpu.pipeline.verbs.on_kubernetes.report import remove_forgotten
 
 __all__ = ["keep", "owns", "remove", "remove_expired"]
 
@@ -49,6 +49,8 @@ def remove_expired(ctx: ClusterContext, now: float) -> list[str]:
         with suppress(ManycpuError):  # the next run tries again
             remove(cast("ClusterContext", reopen(ledger.read(), access=ctx.access)))
             names.append(ledger.name)
+    with suppress(ManycpuError):
+        remove_forgotten(ctx.cluster)
     return names
 
 
@@ -56,10 +58,9 @@ def _remove_folder(ctx: ClusterContext) -> list[str]:
     """Delete the run's folder on a claim that was there before the run; its own claim goes as a whole."""
     if ctx.target.claim is None or ctx.ledger.read().attempt == 0:
         return []
-    request = {"folder": ctx.directory}
     try:
         with helper(ctx, "cleanup", ctx.claim, lambda *_: None) as pod:
-            pod.run("remove", lambda channel: client.ask(channel, **request))
+            pod.ask("remove", folder=ctx.directory)
     except (TransferError, ManycpuError) as error:
         return [f"{ctx.directory} on claim {ctx.target.namespace}/{ctx.claim}: {error}"]
     return []

@@ -33,7 +33,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
 
 def _publish(ctx: ClusterContext, pod: Helper, source: str, _: Progress) -> Manifest:
     request = {"source": source, "url": ctx.run.output, "key": ctx.key}
-    return manifest_of(pod.run("publish", lambda channel: client.ask(channel, **request)))
+    return manifest_of(pod.ask("publish", **request))
 
 
 def _pull(ctx: ClusterContext, pod: Helper, source: str, progress: Progress) -> Manifest:

@@ -1,5 +1,6 @@
 """Helper pods: a pod of ours beside the volume, for as long as a verb needs it."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -8,8 +9,9 @@ from typing import Any, Final, TypeVar
 from manycpu.pipeline.adapters import cluster_exec
 from manycpu.pipeline.adapters.cluster_exec import Exec
 from manycpu.pipeline.launchers import pods
-from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError
-from manycpu.pipeline.spec.errors import ClusterError, DeadlineError
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.pod.channel import Channel, LostError, Message, RemoteError
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -28,12 +30,16 @@ IDLE: Final = 600  # seconds after which a pod that nobody asks for anything end
 LIFE: Final = 604_800  # seconds after which Kubernetes ends it
 STALL: Final = 300.0  # seconds of breaks without progress after which it is given up
 _LOOK: Final = 0.25  # seconds
+_NO_SECRET: Final = re.compile(r'^CreateContainerConfigError: secret "([^"]+)" not found')
+_PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
 _PASSING: Final = frozenset({0, 401, 404, 408, 409, 429, 500, 502, 503, 504})
 _SIGNALS: Final = 128  # exit codes above: ended by a signal
 _TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
 
 
-def manifest(ctx: ClusterContext, verb: str, claim: str, image: str, owners: list[Manifest]) -> Manifest:
+def manifest(
+    ctx: ClusterContext, verb: str, claim: str | None, image: str, owners: list[Manifest]
+) -> Manifest:
     """Build the pod of a verb: no privileges, no API token, the claim mounted, secrets as the run says."""
     run, target = ctx.run, ctx.target
     container: Manifest = {
@@ -47,7 +53,7 @@ def manifest(ctx: ClusterContext, verb: str, claim: str, image: str, owners: lis
             "limits": {"cpu": "2", "memory": "2Gi"},
         },
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [{"name": "data", "mountPath": target.mount_path}],
+        "volumeMounts": [{"name": "data", "mountPath": target.mount_path}] if claim else [],
     }
     if target.pull_policy:
         container["imagePullPolicy"] = target.pull_policy
@@ -67,7 +73,7 @@ def manifest(ctx: ClusterContext, verb: str, claim: str, image: str, owners: lis
             "enableServiceLinks": False,
             "securityContext": pods.security(),
             "containers": [container],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else [],
             # As the training's: a volume that is bound to its first pod's node must be in reach of them.
             **pods.on_nodes(target),
         },
@@ -82,7 +88,7 @@ def _environment(run: TrainingRun) -> dict[str, str]:
 
 
 @contextmanager
-def helper(ctx: ClusterContext, verb: str, claim: str, progress: Progress) -> Iterator["Helper"]:
+def helper(ctx: ClusterContext, verb: str, claim: str | None, progress: Progress) -> Iterator["Helper"]:
     """Have a helper pod for a verb; it is deleted at the end, however that comes.
 
     Raises:
@@ -99,9 +105,11 @@ def helper(ctx: ClusterContext, verb: str, claim: str, progress: Progress) -> It
 class Helper:
     """A verb's pod, which is made again when it is lost."""
 
-    def __init__(self, ctx: ClusterContext, verb: str, claim: str, progress: Progress) -> None:
+    def __init__(self, ctx: ClusterContext, verb: str, claim: str | None, progress: Progress) -> None:
         self._ctx, self._cluster, self._progress = ctx, ctx.cluster, progress
-        self._manifest = manifest(ctx, verb, claim, images.helper(ctx), ctx.ledger.owner())
+        # The last word on a run is written when its ledger is gone.
+        owners = ctx.ledger.owner() if ctx.ledger.exists() else []
+        self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
         self.name = str(self._manifest["metadata"]["name"])
         self._best, self._moved = 0, time.monotonic()
 
@@ -138,6 +146,16 @@ class Helper:
             time.sleep(pause)
             pause = min(2 * pause, 10.0)
 
+    def ask(self, command: str, **request: Any) -> Message:
+        """Have a command do something by itself, and return its answer.
+
+        Raises:
+            RemoteError: The pod could not do it.
+            DeadlineError: It broke again and again, or the pod did not start.
+            ClusterError: The cluster refuses it.
+        """
+        return self.run(command, lambda channel: client.ask(channel, **request))
+
     def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
         running = cluster_exec.start(self._cluster, self.name, CONTAINER, [*PROGRAM, command])
         try:
@@ -159,11 +177,15 @@ class Helper:
         """Wait until the pod runs; one that has ended is replaced.
 
         Raises:
+            BadInputError: A secret of ``run.env_from`` is not there.
             DeadlineError: It did not start within ``run.start_timeout``; with the reason.
         """
-        deadline = time.monotonic() + self._ctx.run.start_timeout
+        deadline, lacking = time.monotonic() + self._ctx.run.start_timeout, 0
         while not _runs(pod := self._present()):
             reason, hopeless = pending(pod)
+            lacking = lacking + 1 if _NO_SECRET.search(reason) else 0
+            if lacking > _PATIENCE:
+                raise self._lacks(_NO_SECRET.findall(reason)[0])
             if hopeless or time.monotonic() > deadline:
                 raise DeadlineError(
                     f"pod {self.name} did not start: {self._why(reason)}",
@@ -179,6 +201,14 @@ class Helper:
         if found["status"].get("phase") in {"Succeeded", "Failed"} and not _leaving(found):
             self._cluster.delete("Pod", self.name, uid=found["metadata"]["uid"], grace=0)
         return found
+
+    def _lacks(self, secret: str) -> BadInputError:
+        namespace = self._ctx.target.namespace
+        return BadInputError(
+            f"pod {self.name} cannot start: there is no secret {secret!r} in namespace {namespace}",
+            field="run.env_from",
+            fix=f"Create it: kubectl -n {namespace} create secret generic {secret} --from-literal=NAME=value",
+        )
 
     def _why(self, reason: str) -> str:
         events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")

@@ -3,15 +3,19 @@
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from manycpu.pipeline import report as reports
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
-from manycpu.pipeline.spec.errors import StageError
+from manycpu.pipeline.spec.errors import ExportError, StageError
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.transfer import Progress, TransferError
 from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes import report
 from manycpu.pipeline.verbs.on_kubernetes.helper import Helper, helper
 from manycpu.pipeline.verbs.on_kubernetes.volume import ensure_claim
+from manycpu.pipeline.verbs.report import in_the_cluster
 from manycpu.pipeline.verbs.stage import Copied
 
 __all__ = ["stage"]
@@ -22,14 +26,31 @@ def stage(ctx: ClusterContext, wanted: Mapping[str, str], progress: Progress) ->
 
     Raises:
         StageError: The source changed, cannot be read, or the volume is full.
+        BadInputError: The output is a URL, and holds what the run did not make.
+        ExportError: The output is a URL that pods cannot write to.
         ClusterError: There is no such claim, or the cluster refuses the pod.
         DeadlineError: The pod did not start, or was lost again and again.
     """
     claim = ensure_claim(ctx)
-    if not wanted:
+    if not wanted and not in_the_cluster(ctx):
         return {}
     with helper(ctx, "stage", claim, progress) as pod:
+        if in_the_cluster(ctx):
+            _begin_report(ctx, pod)
         return {name: _stage_one(ctx, pod, name, url) for name, url in wanted.items()}
+
+
+def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
+    """Have an output that only pods can reach looked at and written to, before anything is trained for it."""
+    begun = reports.draft(ctx.ledger.read(), reports.Observed(), RunState.RUNNING)
+    try:
+        report.put(ctx, pod, reports.as_json(begun))
+    except TransferError as error:
+        raise ExportError(
+            f"{ctx.run.output} cannot be written from inside the cluster: {error}",
+            field="run.output",
+            fix=_FIXES["output"],
+        ) from error
 
 
 def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
@@ -37,8 +58,7 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
     folder = f"{ctx.target.home}/{name}"
     try:
         if is_remote(url):
-            request = {"url": url, "folder": folder, "field": field}
-            done = pod.run("fetch", lambda channel: client.ask(channel, **request))
+            done = pod.ask("fetch", url=url, folder=folder, field=field)
             return Copied(done["path"], done["sha256"], done["reused"])
         return _push(pod, Location.of(url, field), folder)
     except (TransferError, OSError) as error:
@@ -65,5 +85,6 @@ _FIXES = {
     "full": "Make room on the claim, or name a larger one in target.claim or target.claim_size",
     "forbidden": "Let user 1000 of the pods write there: see fsGroup of the claim's storage class",
     "image": "See that target.helper_image has Python 3.11 or later and manycpu's dependencies",
+    "output": "See that the pods can write to it: run.env_from names the secrets that they are given",
     "other": "See that the pods can read it: run.env_from names the secrets that they are given",
 }

@@ -1,0 +1,36 @@
+"""The command ``manycpu``: the verbs without Airflow."""
+
+import sys
+
+import click
+
+from manycpu.pipeline.cli import begun, described
+from manycpu.pipeline.spec.errors import ManycpuError
+
+__all__ = ["cli", "main"]
+
+_INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="manycpu")
+def cli() -> None:
+    """Train PyTorch models on many CPUs: on this machine, on hosts of a hostfile, on Kubernetes."""
+
+
+for _command in (*described.COMMANDS, *begun.COMMANDS):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """Run the command; errors are one message and an exit code: 2 for bad input, otherwise 1."""
+    try:
+        cli(standalone_mode=False)
+    except ManycpuError as error:
+        click.echo(f"manycpu: {error}", err=True)
+        sys.exit(_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(_INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)

@@ -1,0 +1,5 @@
+"""``python -m manycpu.pipeline.cli``."""
+
+from manycpu.pipeline.cli import main
+
+main()

@@ -1,0 +1,121 @@
+"""Commands for runs that have begun."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.cli.options import place as with_place
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.verbs import launch, runs, wait
+from manycpu.pipeline.verbs.cancel import cancel as end_run
+from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.context import RunContext, home
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@click.argument("name", required=False)
+@with_place
+def status(name: str | None, **place: str | None) -> None:
+    """List the runs of this machine or of a namespace, or look at one."""
+    table = Table("run", "state", "attempt", "begun", "reason")
+    for ctx in [_find(name, place)] if name else _runs(place):
+        entry = ctx.ledger.read()
+        handle = launch.present_handle(ctx, entry)
+        seen = launch.status(ctx, handle, entry) if handle else None
+        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
+        state, reason = (str(seen.state), seen.reason) if seen else ("not launched", "")
+        table.add_row(entry.name, state, str(entry.attempt), begun, reason)
+    Console().print(table)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the training ends.")
+@with_place
+def logs(name: str, *, follow: bool, **place: str | None) -> None:
+    """Print the log of a run's present attempt."""
+    ctx = _find(name, place)
+    handle = launch.present_handle(ctx, ctx.ledger.read())
+    if handle is None:
+        raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
+    if follow:
+        wait.wait(ctx, handle, lambda line: click.echo(events.readable(line)))
+        return
+    for line in wait.watch(ctx, handle).look()[0]:
+        click.echo(events.readable(line))
+
+
+@click.command()
+@click.argument("name")
+@with_place
+def cancel(name: str, **place: str | None) -> None:
+    """End a run's training."""
+    ctx = _find(name, place)
+    ended = end_run(ctx, by="manycpu cancel")
+    click.echo(f"{ctx.name}: {'ended' if ended else 'nothing was running'}")
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--data", is_flag=True, help="On this machine, also staged data, models and code that no run uses."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@with_place
+def clean(name: str | None, *, data: bool, yes: bool, **place: str | None) -> None:
+    """Remove what older runs left: shown first, and asked about. Running ones are left alone."""
+    found = [_find(name, place)] if name else _runs(place)
+    ended = [ctx for ctx in found if not _running(ctx)]
+    here = place["namespace"] is None and len(ended) == len(found)
+    folders = list(_unused(home(place["directory"]))) if data and here else []
+    for what in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
+        click.echo(what)
+    if not ended and not folders:
+        click.echo("nothing to remove")
+        return
+    if not yes:
+        click.confirm("remove these?", abort=True)
+    for ctx in ended:
+        cleanup(ctx, keep=False)
+    for folder in folders:
+        transfer.discard(folder)
+
+
+def _runs(place: dict[str, str | None]) -> list[RunContext]:
+    if place["namespace"] is not None:
+        return runs.in_namespace(place["namespace"], place["connection"])
+    return runs.on_this_machine(home(place["directory"]))
+
+
+def _find(name: str, place: dict[str, str | None]) -> RunContext:
+    known = _runs(place)
+    found = [ctx for ctx in known if ctx.ledger.read().name.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(ctx.name for ctx in (found or known)) or "none"
+    said = f"{len(found)} runs begin with {name!r}" if found else f"there is no run {name!r}"
+    where = place["namespace"] or home(place["directory"])
+    raise BadInputError(f"{said} in {where}", fix=f"Runs there: {names}")
+
+
+def _running(ctx: RunContext) -> bool:
+    entry = ctx.ledger.read()
+    handle = launch.present_handle(ctx, entry)
+    return handle is not None and not launch.status(ctx, handle, entry).state.terminal
+
+
+def _unused(place: Path) -> Iterator[Path]:
+    for part in ("data", "model", "code"):
+        folder = place / part
+        yield from sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else ()
+
+
+COMMANDS = (status, logs, cancel, clean)

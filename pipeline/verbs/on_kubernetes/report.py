@@ -1,0 +1,58 @@
+"""report.json behind a URL: written and read by a pod, which has the run's secrets and a way there.
+
+The last word is written when all else of the run is gone. Nothing owns that pod, and only a claim that was
+there before the run is mounted in it; it is deleted at once, and where its worker was killed, by a later run.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Final
+
+from manycpu.pipeline import report as reports
+from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.spec.errors import raise_findings
+from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes.helper import Helper, helper
+from manycpu.pipeline.verbs.report import occupied
+
+__all__ = ["put", "read", "remove_forgotten", "write"]
+
+_VERB: Final = "report"
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+
+def write(ctx: ClusterContext, text: str) -> None:
+    """Write report.json, unless the output holds what the run did not make."""
+    with _pod(ctx) as pod:
+        put(ctx, pod, text)
+
+
+def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
+    """Write report.json by a pod that is there.
+
+    Raises:
+        BadInputError: The output holds what the run did not make.
+        RemoteError: The output cannot be read or written.
+    """
+    where = {"url": ctx.run.output, "name": reports.REPORT}
+    there = pod.ask("read", **where)
+    found = occupied(ctx, there["names"], there["text"])
+    raise_findings([found] if found else [])
+    pod.ask("write", **where, text=text)
+
+
+def read(ctx: ClusterContext) -> str | None:
+    """Read report.json; None where there is none."""
+    with _pod(ctx) as pod:
+        text: str | None = pod.ask("read", url=ctx.run.output, name=reports.REPORT)["text"]
+        return text
+
+
+def remove_forgotten(cluster: Cluster) -> None:
+    """Delete the pods that killed workers left and nothing owns, once they have ended by themselves."""
+    for pod in cluster.list("Pod", {"manycpu/verb": _VERB}):
+        if not pod["metadata"].get("ownerReferences") and pod["status"].get("phase") in _ENDED:
+            cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace=0)
+
+
+def _pod(ctx: ClusterContext) -> AbstractContextManager[Helper]:
+    return helper(ctx, _VERB, ctx.target.claim, lambda *_: None)

@@ -1,0 +1,123 @@
+"""The report of a run whose output only pods can reach: here a folder of the claim, behind a URL."""
+
+# ruff: noqa: S108 - paths inside pods, where nobody else is
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from claims import no_pod_is_left, quiet, shell
+from cluster.command import wait_for
+from cluster.space import Space
+
+from manycpu.pipeline import train, transfer
+from manycpu.pipeline.report import REPORT, Report
+from manycpu.pipeline.spec.errors import ExportError, TrainingFailedError
+from manycpu.pipeline.verbs import report
+from manycpu.pipeline.verbs.context import ClusterContext, open_context
+from manycpu.pipeline.verbs.on_kubernetes import cleanup, helper, volume
+
+pytestmark = pytest.mark.pod_security("restricted")
+Fields = dict[str, Any]
+Open = Callable[..., ClusterContext]
+OUTPUT = "dir://published::file:///tmp/pvc-mount"
+FAILS = "raise SystemExit('there is no cheese')"
+LOCKS = f"import os; os.chmod('/tmp/pvc-mount/published/{REPORT}', 0o400); {FAILS}"
+
+
+@pytest.fixture
+def maker(a_context: Open) -> ClusterContext:
+    """Have a run that owns the claim on which the others publish."""
+    ctx = a_context("maker")
+    volume.ensure_claim(ctx)
+    return ctx
+
+
+@pytest.fixture
+def remote(target: Fields, maker: ClusterContext, script: Callable[..., str], tmp_path: Path) -> Open:
+    """Describe a run with one rank, whose output is a URL."""
+
+    def make(name: str, text: str | None = None, **run: Any) -> ClusterContext:
+        fields = {"program": script(text) if text else script(), "output": OUTPUT, **run}
+        ctx = open_context(fields, target | {"claim": maker.claim}, "cli", name, base=tmp_path)
+        assert isinstance(ctx, ClusterContext)
+        return ctx
+
+    return make
+
+
+def trained(ctx: ClusterContext, name: str) -> Report:
+    return train(ctx.run, ctx.target, run_id=name)
+
+
+def test_it_is_written_and_read_inside_the_cluster(
+    remote: Open, maker: ClusterContext, namespace: Space
+) -> None:
+    ctx = remote("done")
+    told = trained(ctx, "done")
+    with shell(maker, namespace) as run:
+        written = json.loads(run("cat", f"/tmp/pvc-mount/published/{REPORT}"))
+        assert run("cat", "/tmp/pvc-mount/published/model.txt") == "sum 1"
+        assert run("ls", "/tmp/pvc-mount/published").split() == [transfer.MANIFEST, "model.txt", REPORT]
+    assert (written["state"], written["verbs"]["cleanup"]["result"]) == ("succeeded", "done")
+    assert report.read_report(ctx) == told == Report.model_validate(written)
+    assert report.report_path(ctx) == f"{OUTPUT}/{REPORT}"
+    assert not Path("/tmp/pvc-mount").exists()
+    no_pod_is_left(ctx)
+
+
+def test_that_of_a_run_that_failed_says_why(remote: Open) -> None:
+    ctx = remote("fails", FAILS)
+    with pytest.raises(TrainingFailedError, match="there is no cheese"):
+        trained(ctx, "fails")
+    written = report.read_report(ctx)
+    assert written.state == "failed"
+    assert "there is no cheese" in str(written.error)
+    no_pod_is_left(ctx)
+
+
+def test_one_that_cannot_be_written_is_an_error_that_says_how_the_run_ended(remote: Open) -> None:
+    ctx = remote("locked", LOCKS)
+    with pytest.raises(ExportError, match=r"(?s)^run\.output: report\.json cannot be written .*no cheese"):
+        trained(ctx, "locked")
+    assert report.read_report(ctx).state == "running"
+    no_pod_is_left(ctx)
+
+
+def test_an_output_that_pods_cannot_write_to_is_found_before_anything_is_trained(remote: Open) -> None:
+    ctx = remote("nowhere", output="dir://published::file:///proc")
+    with pytest.raises(
+        ExportError, match=r"cannot be written to .*; run\.output: .* from inside the cluster"
+    ):
+        trained(ctx, "nowhere")
+    no_pod_is_left(ctx)
+
+
+def test_an_output_that_holds_something_else_is_refused_before_anything_is_trained(
+    remote: Open, maker: ClusterContext, namespace: Space
+) -> None:
+    with shell(maker, namespace) as run:
+        run("sh", "-c", "mkdir /tmp/pvc-mount/published; echo mine >/tmp/pvc-mount/published/thesis")
+    ctx = remote("occupied")
+    with pytest.raises(ExportError, match=r"(?s)^run\.output: .* is not empty: thesis is in it"):
+        trained(ctx, "occupied")
+    with shell(maker, namespace) as run:
+        assert run("ls", "/tmp/pvc-mount/published").split() == ["thesis"]
+    no_pod_is_left(ctx)
+
+
+def test_a_pod_that_a_killed_worker_forgot_goes_with_a_later_run(
+    remote: Open, maker: ClusterContext, namespace: Space
+) -> None:
+    ctx, image = remote("killed"), str(maker.target.helper_image)
+    forgotten = helper.manifest(ctx, "report", None, image, [])
+    forgotten["spec"]["containers"][0]["command"] = ["true"]
+    name = namespace.create(forgotten)["metadata"]["name"]
+    namespace.wait_pod(name, "Succeeded")
+    with helper.helper(remote("at-work"), "report", None, quiet) as pod:
+        pod.wait_ready()
+        cleanup.remove_expired(maker, 0)
+        wait_for("the pod to be gone", lambda: ctx.cluster.get("Pod", name) is None, seconds=30)
+        assert ctx.cluster.get("Pod", pod.name) is not None
