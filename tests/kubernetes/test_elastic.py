@@ -8,6 +8,7 @@ import pytest
 from cluster.space import Space
 
 from manycpu.pipeline import train
+from manycpu.pipeline.report import Report
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.events import RankLine
 
@@ -31,6 +32,7 @@ metrics({"begun_at": begun, "ended_at": step})
 pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text("trained")
 """
 
+A_QUARTER = {"cpu": 0.4, "memory": "1Gi"}  # two workers on each node
 pytestmark = pytest.mark.pod_security("restricted")
 
 
@@ -44,6 +46,7 @@ class Killer:
     def end(self, verb: str, seconds: float, result: str) -> None: ...
     def progress(self, done: int, total: int) -> None: ...
     def finding(self, finding: Finding) -> None: ...
+    def report(self, written: Report, path: str) -> None: ...
 
     def line(self, line: RankLine) -> None:
         self.there += line.text == "reached step 5"
@@ -59,7 +62,7 @@ def test_of_four_workers_one_is_killed_and_the_others_go_on_from_the_checkpoint(
     target: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
 ) -> None:
     killer = Killer(namespace)
-    run = a_run(SCRIPT, nnodes="1:4", max_restarts=3, spread="prefer")
+    run = a_run(SCRIPT, nnodes="1:4", max_restarts=3, spread="prefer", resources=A_QUARTER)
     report = train(run, target, run_id="elastic", listener=killer)
     assert killer.there > 4
     assert (report.state, report.attempts, report.left_behind) == ("succeeded", 1, [])
