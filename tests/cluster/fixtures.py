@@ -168,13 +168,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on the cluster come after the quick ones, one after the other; those that end it come last."""
+    """Tests on the cluster come after the quick ones, and those that end the cluster come last."""
     items.sort(key=_rank)
     for item in items:
-        if not _rank(item):
-            continue
-        item.add_marker(pytest.mark.xdist_group("cluster"))  # one after the other: some cause faults
-        if not item.get_closest_marker("timeout"):
+        if _rank(item) and not item.get_closest_marker("timeout"):
             # Of the test alone: one of them pays for the start, whose steps have limits of their own.
             item.add_marker(pytest.mark.timeout(func_only=True))
 
