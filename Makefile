@@ -21,7 +21,7 @@ ui: $(INSTALLED)  ## Airflow's web UI on loopback, with the DAGs ready to trigge
 
 test: $(INSTALLED) lint  ## everything that guards main
 	@sh tests/system-packages
-	@$(BIN)/python -m pytest --numprocesses 2
+	@$(BIN)/python -m pytest
 
 test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an environment of its own
 	@MANYCPU_LEGACY=$(LEGACY) $(BIN)/python -m pytest tests/legacy

@@ -5,26 +5,9 @@ from pathlib import Path
 
 import pytest
 from helpers import processes_of
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
-# One Airflow of several processes for e2e, ui and kubernetes; one in this process for dags and kubernetes.
+# One Airflow for tests/e2e and tests/ui, one in this process for tests/dags and tests/kubernetes.
 pytest_plugins = ["standalone", "dag_runs"]
-
-ON_THE_CLUSTER = ("tests/cluster/", "tests/kubernetes/")
-
-
-class _Beside(LoadFileScheduling):  # type: ignore[misc]  # it has no types
-    """Of two processes one has the tests on the cluster, some of which cause faults, in their order."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "cluster" if nodeid.startswith(ON_THE_CLUSTER) else str(super()._split_scope(nodeid))
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    """Hand out tests by file; `make test` has two processes."""
-    return _Beside(config, log)
-
 
 ALL_REDUCE = """
 import os, torch, torch.distributed as dist

@@ -178,5 +178,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _rank(item: pytest.Item) -> int:
     if item.get_closest_marker("ends_cluster"):
-        return 2
-    return int("cluster" in getattr(item, "fixturenames", ()))
+        return 3
+    used = getattr(item, "fixturenames", ())
+    if "cluster" not in used:
+        return 0
+    return 2 if "airflow" in used else 1  # an Airflow takes its share of the cores until the session ends
