@@ -19,7 +19,7 @@ from unittest import mock
 
 from bench._measure import SkippedError, rounds, spread
 
-TURNS = (5, 1)
+TURNS = (3, 1)
 LASTS = 14  # seconds: longer than a trigger keeps an event back because of the deferral before
 SCRIPT = f"""import os, pathlib, time
 time.sleep({LASTS})

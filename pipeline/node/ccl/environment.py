@@ -4,6 +4,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Final
 
@@ -31,12 +32,13 @@ def apply() -> None:
     """Set what is not set; what the user set stays."""
     rank = ranks.of(os.environ)
     fabric, mpi = toolchain.library("libfabric.so.1"), toolchain.library("libmpi.so.12")
-    for name, value in settings(rank, os.environ, fabric, mpi, interface()).items():
+    there = find_library("fabric") is not None
+    for name, value in settings(rank, os.environ, fabric, mpi, interface(), there=there).items():
         os.environ.setdefault(name, value)
 
 
-def settings(
-    rank: ranks.Rank, environ: Mapping[str, str], fabric: Path, mpi: Path, interface: str
+def settings(  # noqa: PLR0913 - all that they depend on
+    rank: ranks.Rank, environ: Mapping[str, str], fabric: Path, mpi: Path, interface: str, *, there: bool
 ) -> dict[str, str]:
     """Build oneCCL's variables for a rank.
 
@@ -46,6 +48,7 @@ def settings(
         fabric: libfabric, with its providers in the same folder.
         mpi: Intel MPI's library.
         interface: The network interface to talk over.
+        there: Whether the system has a libfabric, which Intel MPI then takes.
     """
     used = _of_launcher(environ, mpi)
     known = _FIXED | {
@@ -58,7 +61,7 @@ def settings(
     if is_intel_mpi(rank, environ):
         # Intel MPI looks for libfabric where the system's libraries are, and impi-rt has it beside MPI's own.
         beside = used.with_name(fabric.name)
-        of_mpi = {"I_MPI_OFI_LIBRARY": str(beside)} if beside.exists() else {}
+        of_mpi = {"I_MPI_OFI_LIBRARY": str(beside)} if beside.exists() and not there else {}
         return known | of_mpi | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALIKE}
     return known | {
         "CCL_ATL_TRANSPORT": "ofi",
