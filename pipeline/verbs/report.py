@@ -67,7 +67,8 @@ def read_report(ctx: RunContext) -> Report:
         TrainingFailedError: No report was ever written.
     """
     try:
-        text: Any = on_target(ctx, "report").read(ctx) if in_the_cluster(ctx) else _read(ctx)
+        inside = in_the_cluster(ctx)
+        text: Any = on_target(ctx, "report").read(ctx) if inside else ctx.output.read_text(reports.REPORT)
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
         raise ExportError(
@@ -81,10 +82,6 @@ def read_report(ctx: RunContext) -> Report:
             "the run ended without a report: it never got past prepare", fix="See the first step that failed"
         )
     return written
-
-
-def _read(ctx: RunContext) -> str | None:
-    return ctx.output.read_text(reports.REPORT)
 
 
 def conclude(written: Report) -> Report:

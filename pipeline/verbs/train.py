@@ -24,7 +24,7 @@ from manycpu.pipeline.verbs.report import read_report, report_path
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 
-__all__ = ["Listener", "new_run_id", "perform", "train"]
+__all__ = ["Listener", "Silent", "new_run_id", "perform", "train"]
 
 
 class Listener(Protocol):
@@ -49,7 +49,9 @@ class Listener(Protocol):
         """Hear what the run did, and the path or URL of report.json."""
 
 
-class _Silent:
+class Silent:
+    """A listener that does nothing; whoever derives from it hears only what it overrides."""
+
     def begin(self, verb: str) -> None: ...
     def end(self, verb: str, seconds: float, result: str) -> None: ...
     def progress(self, done: int, total: int) -> None: ...
@@ -83,7 +85,7 @@ def train(
         ManycpuError: A verb failed. The report says so too.
     """
     ctx = open_context(run, target, "cli", run_id or new_run_id(), base=base or Path.cwd())
-    return perform(ctx, listener or _Silent())
+    return perform(ctx, listener or Silent())
 
 
 def new_run_id() -> str:

@@ -27,6 +27,7 @@ from manycpu.pipeline.verbs.context import RunContext, open_context
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.stage import stage
+from manycpu.pipeline.verbs.train import Silent
 from manycpu.pipeline.verbs.wait import wait
 
 pytestmark = pytest.mark.usefixtures("home", "no_process_left")
@@ -279,12 +280,7 @@ def test_a_full_disk_is_named_and_the_next_try_goes_on(script: Script, tmp_path:
 
 
 def test_an_interrupted_run_leaves_nothing(script: Script, tmp_path: Path, home: Path) -> None:
-    class Interrupts:
-        def begin(self, verb: str) -> None: ...
-        def end(self, verb: str, seconds: float, result: str) -> None: ...
-        def progress(self, done: int, total: int) -> None: ...
-        def finding(self, finding: object) -> None: ...
-        def report(self, written: object, path: str) -> None: ...
+    class Interrupts(Silent):
         def line(self, line: Any) -> None:
             if line.text == "waiting":
                 raise KeyboardInterrupt

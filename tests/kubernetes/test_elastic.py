@@ -8,9 +8,8 @@ import pytest
 from cluster.space import Space
 
 from manycpu.pipeline import train
-from manycpu.pipeline.report import Report
-from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.verbs.train import Silent
 
 # Counts the steps of all four, for ever; begun anew at step 5 or later, it takes 5 more and ends.
 SCRIPT = """
@@ -36,17 +35,11 @@ A_QUARTER = {"cpu": 0.4, "memory": "1Gi"}  # two workers on each node
 pytestmark = pytest.mark.pod_security("restricted")
 
 
-class Killer:
+class Killer(Silent):
     """Listens to a run, and kills a pod when all four ranks have come far enough."""
 
     def __init__(self, namespace: Space) -> None:
         self.namespace, self.there = namespace, 0
-
-    def begin(self, verb: str) -> None: ...
-    def end(self, verb: str, seconds: float, result: str) -> None: ...
-    def progress(self, done: int, total: int) -> None: ...
-    def finding(self, finding: Finding) -> None: ...
-    def report(self, written: Report, path: str) -> None: ...
 
     def line(self, line: RankLine) -> None:
         self.there += line.text == "reached step 5"
