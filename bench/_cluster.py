@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from cluster import cluster as own
-from cluster import settings, space
+from cluster import images, settings, space
 from cluster.cluster import Cluster
 from cluster.space import Space
 
-__all__ = ["namespace"]
+__all__ = ["namespace", "target"]
 
 
 @contextmanager
@@ -34,3 +35,16 @@ def namespace(prefix: str) -> Iterator[tuple[Cluster, Space]]:
     finally:
         if not there:
             own.down()
+
+
+def target(where: Space, **more: Any) -> dict[str, Any]:
+    """Give the fields of a target: a namespace, and the images that are there."""
+    return {
+        "kind": "kubernetes",
+        "namespace": where.name,
+        "connection": str(where.kubeconfig),
+        "registry": f"{settings.REGISTRY}/bench",
+        "image": images.reference("torch"),
+        "helper_image": images.reference("helper"),
+        **more,
+    }

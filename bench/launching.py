@@ -14,12 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import builder_image
-from cluster import images, settings
 from cluster.cluster import Cluster
 from cluster.command import MissingError, wait_for
 from cluster.space import Space, beside
 
-from bench._cluster import namespace
+from bench._cluster import namespace, target
 from bench._measure import SkippedError, by_turns, ratio, rounds, spread
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.render import as_yaml
@@ -79,17 +78,9 @@ class _Bench:
         program = self._folder / "code" / "train.py"
         program.parent.mkdir(exist_ok=True)
         program.write_text(SCRIPT.format(number=self._number, mark=self._space.name))
-        target = {
-            "kind": "kubernetes",
-            "namespace": self._space.name,
-            "connection": str(self._space.kubeconfig),
-            "registry": f"{settings.REGISTRY}/bench",
-            "image": images.reference("torch"),
-            "helper_image": images.reference("helper"),
-            "claim": CLAIM if self._number > 1 else None,
-        }
+        where = target(self._space, claim=CLAIM if self._number > 1 else None)
         run = {"program": str(program), "output": str(self._folder / "out"), "resources": {"cpu": 1.5}}
-        ctx = open_context(run, target | more, "bench", self._number, base=self._folder)
+        ctx = open_context(run, where | more, "bench", self._number, base=self._folder)
         assert isinstance(ctx, ClusterContext)  # noqa: S101 - for the type checker
         return ctx
 

@@ -48,22 +48,12 @@ def figures(space: Any, folder: Path) -> dict[str, Any]:
 
 
 def _times(space: Any, folder: Path) -> dict[str, dict[str, list[float]]]:
-    from cluster import images, settings
-
+    from bench._cluster import target
     from manycpu.pipeline import train
 
     (folder / "bench").mkdir()
     for name in FILES:
         shutil.copy(Path(__file__).with_name(name), folder / "bench")
-    target = {
-        "kind": "kubernetes",
-        "namespace": space.name,
-        "connection": str(space.kubeconfig),
-        "registry": f"{settings.registry()}/bench",
-        "image": images.reference("torch"),
-        "helper_image": images.reference("helper"),
-        "claim_size": "1Gi",
-    }
     run = {
         "program": "-m bench.pods",
         "args": ["{output}/figures.json"],
@@ -74,7 +64,7 @@ def _times(space: Any, folder: Path) -> dict[str, dict[str, list[float]]]:
         "resources": {"cpu": 1, "memory": "2Gi"},
         "env": {name: value for name, value in os.environ.items() if name.startswith("MANYCPU_BENCH")},
     }
-    train(run, target, base=folder)
+    train(run, target(space, claim_size="1Gi"), base=folder)
     found: dict[str, dict[str, list[float]]] = json.loads((folder / "out" / "figures.json").read_text())
     return found
 
