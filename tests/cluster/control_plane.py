@@ -41,8 +41,14 @@ def start_controllers(namespace: Namespace, kubernetes: Module) -> None:
 def start_api_server(namespace: Namespace, kubernetes: Module) -> None:
     """Start the API server alone, and wait until it answers."""
     namespace.start("apiserver", [kubernetes.program("kube-apiserver"), *_api_server()])
+
+    def answers() -> bool:
+        if not namespace.alive("apiserver"):
+            raise ClusterError("the API server ended")
+        return ready(kubernetes)
+
     try:
-        wait_for("the API server to be ready", lambda: ready(kubernetes), seconds=60)
+        wait_for("the API server to be ready", answers, seconds=120)
     except ClusterError as error:
         raise ClusterError(f"{error}\n{namespace.log('apiserver')}") from None
 

@@ -156,9 +156,11 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed and report.when == "call":
-        for made in item.stash.get(_SPACES, []):
-            report.sections.append((f"namespace {made.name}", made.dump()))
+    spaces = item.stash.get(_SPACES, [])
+    if report.failed and report.when == "call" and spaces:
+        report.sections += [(f"namespace {made.name}", made.dump()) for made in spaces]
+        if there := own.running():
+            report.sections.append(("API server", there.namespace.log("apiserver")))
     return report
 
 

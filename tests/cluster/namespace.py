@@ -56,11 +56,12 @@ class Namespace:
         wait_for(f"{name} to start", (run_folder() / "pids" / name).exists, seconds=10, every=0.02)
 
     def alive(self, name: str) -> bool:
+        """Whether it runs, or has ended and still has threads that hold its ports."""
         try:
-            state = self.run("cat", f"/proc/{self.process(name)}/stat")
+            self.run("test", "-e", f"/proc/{self.process(name)}")
         except (ClusterError, FileNotFoundError):
             return False
-        return state.rpartition(") ")[2][0] != "Z"
+        return True
 
     def signal(self, name: str, number: signal.Signals) -> None:
         self.run("kill", f"-{number.value}", str(self.process(name)))
@@ -72,8 +73,13 @@ class Namespace:
             try:
                 wait_for(f"{name} to end", lambda: not self.alive(name), seconds=seconds, every=0.05)
             except ClusterError:
-                self.signal(name, signal.SIGKILL)
-                wait_for(f"{name} to be killed", lambda: not self.alive(name), seconds=10, every=0.05)
+                self.kill(name)
+        (run_folder() / "pids" / name).unlink(missing_ok=True)
+
+    def kill(self, name: str) -> None:
+        """End a background program at once."""
+        self.signal(name, signal.SIGKILL)
+        wait_for(f"{name} to be killed", lambda: not self.alive(name), seconds=30, every=0.05)
         (run_folder() / "pids" / name).unlink(missing_ok=True)
 
     def log(self, name: str, lines: int = 30) -> str:

@@ -14,6 +14,7 @@ from cluster.settings import PROJECT
 from kubernetes import client, config, utils
 from kubernetes.client import ApiClient, ApiException
 from kubernetes.stream import stream
+from urllib3.exceptions import HTTPError
 
 ACCOUNT = "manycpu"
 TOKEN_SECONDS = 3600
@@ -114,8 +115,11 @@ class Space:
         return wait_for(f"{kind} {name} to end", ended, seconds=seconds, every=0.3)
 
     def dump(self) -> str:
-        """Pods, events and logs, for the report of a failed test."""
-        return "\n".join([*_pods(self), *_events(self), *_logs(self)])
+        """Pods, events and logs, for the report of a failed test; or why the cluster told nothing."""
+        try:
+            return "\n".join([*_pods(self), *_events(self), *_logs(self)])
+        except (ApiException, HTTPError) as error:
+            return f"(the cluster did not tell: {error})"
 
 
 def read_log(core: client.CoreV1Api, pod: str, namespace: str, **options: Any) -> str:
