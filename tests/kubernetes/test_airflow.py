@@ -62,14 +62,6 @@ class Training:
     def log(self, attempt: int = 1) -> list[str]:
         return self.airflow.log(self.run, attempt=attempt)
 
-    def marked(self, state: str) -> None:
-        self.airflow.api("PATCH", f"{self.run}/taskInstances/training.train", {"new_state": state})
-
-    def cleared(self) -> None:
-        dag, _, run_id = self.run.partition("/dagRuns/")
-        body = {"dry_run": False, "only_failed": False, "task_ids": ["training.train"], "dag_run_id": run_id}
-        self.airflow.api("POST", f"{dag}/clearTaskInstances", body)
-
     def attaches(self, job: Manifest) -> None:
         """Wait until the next try waits for a job, which is the same as before."""
         until(lambda: self.task["try_number"] == 2 and self.task["state"] == "running", WAIT)
@@ -159,7 +151,7 @@ def test_marking_the_task_failed_ends_the_job(begin: Callable[..., list[Training
     jobs = [training.speaks() for training in trainings]
     for training in trainings:
         training.waits()
-        training.marked("failed")
+        training.airflow.mark(training.run, "failed")
     for training, job in zip(trainings, jobs, strict=True):
         training.loses(job)
         assert training.airflow.end(training.run, WAIT) == "failed"
@@ -175,7 +167,7 @@ def test_clearing_the_task_ends_the_job_and_the_next_attempt_follows(
     (training,) = begin("form", "pytorchjob")
     job = training.speaks()
     training.waits()
-    training.cleared()
+    training.airflow.clear(training.run)
     training.loses(job)
     training.goes_on(training.speaks(attempt=2))
     assert training.airflow.end(training.run, WAIT) == "success"
