@@ -143,7 +143,7 @@ def _stuck(registry: str) -> dict[str, Stuck]:
             {"start_timeout": 45, "max_restarts": 9},
             {"restart": "OnFailure", "change": lambda job: of_rank(job).update(command=broken)},
             starting,
-            r"ended with exit code 3.*started [3-9]",
+            r"started [3-9] .*ended with exit code 3",
         ),
     }
 
