@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["Block", "Item", "Location", "Reading", "blocks", "is_remote", "item_of"]
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 16
 Block = bytes | memoryview
 
 

@@ -21,10 +21,10 @@ __all__ = ["Channel", "Content", "LostError", "Message", "Reader", "RemoteError"
 
 BEAT: Final = 5.0  # seconds between signs of life
 SILENCE: Final = 60.0  # seconds without any after which the other end is given up
-BLOCK: Final = 1 << 20  # bytes of files in a frame, about
+BLOCK: Final = 1 << 16  # bytes of files in a frame, about
 _HEADER: Final = struct.Struct(">cI")
 _MESSAGE, _CONTENT = b"M", b"C"
-_WAITING: Final = 8  # frames that are read ahead
+_WAITING: Final = 32  # frames that are read ahead
 _LOOK: Final = 0.5  # seconds between two looks at how far the other end is
 
 Message = dict[str, Any]
