@@ -107,10 +107,9 @@ class Exec:
         Raises:
             OSError: It has ended, or the connection is broken.
         """
+        frame = b"".join((_head(1 + sum(map(len, parts))), bytes([_STDIN]), *parts))
         with self._socket.lock:
-            self._connection.sendall(_head(1 + sum(map(len, parts))) + bytes([_STDIN]))
-            for part in parts:
-                self._connection.sendall(part)
+            self._connection.sendall(frame)
 
     def flush(self) -> None:
         """Do nothing: what is written is sent."""
