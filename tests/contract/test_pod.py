@@ -14,7 +14,7 @@ from helpers import until
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Block, Location
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.pod.channel import Channel, Content, LostError, RemoteError
+from manycpu.pipeline.pod.channel import BLOCK, Channel, Content, LostError, RemoteError
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 
 LARGE = 8 << 20
@@ -102,7 +102,7 @@ def test_a_break_in_the_middle_of_a_file_is_taken_up_there(source: Path, tmp_pat
 
         def breaking(block: Block) -> None:
             whole(block)
-            if len(block) == 1 << 20:
+            if len(block) == BLOCK:
                 channel.flush()
                 until(lambda: large.exists() and large.stat().st_size)
                 process.kill()
