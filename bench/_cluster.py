@@ -9,7 +9,10 @@ from typing import Any
 from cluster import cluster as own
 from cluster import images, settings, space
 from cluster.cluster import Cluster
+from cluster.command import MissingError
 from cluster.space import Space
+
+from bench._measure import SkippedError
 
 __all__ = ["namespace", "target"]
 
@@ -19,10 +22,13 @@ def namespace(prefix: str) -> Iterator[tuple[Cluster, Space]]:
     """Have a namespace of the benchmark's own.
 
     Raises:
-        MissingError: This machine cannot run the cluster.
+        SkippedError: This machine cannot run the cluster.
     """
-    there = own.running()
-    cluster = there or own.up()
+    try:
+        there = own.running()
+        cluster = there or own.up()
+    except MissingError as error:
+        raise SkippedError(str(error)) from None
     try:
         with (
             own.in_use(),

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-from bench._measure import SkippedError, rounds, spread
+from bench._measure import rounds, spread
 
 TURNS = (3, 1)
 LASTS = 14  # seconds: longer than a trigger keeps an event back because of the deferral before
@@ -54,24 +54,19 @@ ending()
 def main() -> dict[str, Any]:
     """Measure, in a process that has an Airflow of its own."""
     from cluster import images, settings
-    from cluster.command import MissingError
 
-    from bench._cluster import namespace
+    from bench._cluster import namespace, target
 
-    try:
-        with namespace("bench-ending") as (_, space), TemporaryDirectory() as folder:
-            known = {
-                "namespace": space.name,
-                "admin": str(settings.kubeconfig()),
-                "kubeconfig": str(space.kubeconfig),
-                "registry": f"{settings.REGISTRY}/bench",
-                "images": {name: images.reference(name) for name in ("torch", "helper", "base")},
-                "folder": folder,
-                "turns": rounds(*TURNS),
-            }
-            return _side(known)
-    except MissingError as error:
-        raise SkippedError(str(error)) from None
+    with namespace("bench-ending") as (_, space), TemporaryDirectory() as folder:
+        known = {
+            "target": target(space, connection="ours", claim_size="1Gi"),
+            "admin": str(settings.kubeconfig()),
+            "kubeconfig": str(space.kubeconfig),
+            "base": images.reference("base"),
+            "folder": folder,
+            "turns": rounds(*TURNS),
+        }
+        return _side(known)
 
 
 def _side(known: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +98,7 @@ def _child(known: dict[str, Any]) -> None:
     db.initdb()
     bag = DagBag(dags)
     assert bag.import_errors == {}, bag.import_errors  # noqa: S101 - or it measures nothing
-    with _watching(known["admin"], known["namespace"]) as ended, _timing() as events:
+    with _watching(known["admin"], known["target"]["namespace"]) as ended, _timing() as events:
         run = bag.dags["ending"].test()
         tasks = {task.task_id: task.end_date.timestamp() for task in run.get_task_instances()}
         assert str(run.state) == "success", run.state  # noqa: S101 - or it measures nothing
@@ -115,19 +110,10 @@ def _dag(known: dict[str, Any]) -> str:
     script = Path(known["folder"], "code", "train.py")
     script.parent.mkdir()
     script.write_text(SCRIPT)
-    images = known["images"]
-    target = {
-        "kind": "kubernetes",
-        "namespace": known["namespace"],
-        "connection": "ours",
-        "registry": known["registry"],
-        "image": images["torch"],
-        "helper_image": images["helper"],
-        "claim_size": "1Gi",
-    }
+    target = known["target"]
     rival = {
-        "namespace": known["namespace"],
-        "image": images["base"],
+        "namespace": target["namespace"],
+        "image": known["base"],
         "cmds": ["sleep", str(LASTS)],
         "deferrable": True,
         "random_name_suffix": False,

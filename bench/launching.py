@@ -15,11 +15,11 @@ from typing import Any
 
 import builder_image
 from cluster.cluster import Cluster
-from cluster.command import MissingError, wait_for
+from cluster.command import wait_for
 from cluster.space import Space, beside
 
 from bench._cluster import namespace, target
-from bench._measure import SkippedError, by_turns, ratio, rounds, spread
+from bench._measure import by_turns, ratio, rounds, spread
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.naming import labels
@@ -41,11 +41,8 @@ STARTED = ("Running", "Succeeded")
 
 def main() -> dict[str, Any]:
     """Measure."""
-    try:
-        with namespace("bench-launching") as (cluster, space), TemporaryDirectory() as folder:
-            return _Bench(cluster, space, Path(folder)).measure()
-    except MissingError as error:
-        raise SkippedError(str(error)) from None
+    with namespace("bench-launching") as (cluster, space), TemporaryDirectory() as folder:
+        return _Bench(cluster, space, Path(folder)).measure()
 
 
 class _Bench:

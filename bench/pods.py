@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench._measure import SkippedError, agree, by_turns, ratio, rounds, spread
+from bench._measure import agree, by_turns, ratio, rounds, spread
 
 SIZES = {"1 KiB": 1 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "25 MiB": 25 << 20}
 TARGETS = {"1 KiB": 8, "1 MiB": 1.6, "25 MiB": 1}
@@ -21,15 +21,10 @@ FILES = ("pods.py", "_measure.py")
 
 def main() -> dict[str, Any]:
     """Measure; sides take turns within one run of two pods with a core each."""
-    from cluster.command import MissingError
-
     from bench._cluster import namespace
 
-    try:
-        with namespace("bench-pods") as (_, space), TemporaryDirectory() as folder:
-            return figures(space, Path(folder))
-    except MissingError as error:
-        raise SkippedError(str(error)) from error
+    with namespace("bench-pods") as (_, space), TemporaryDirectory() as folder:
+        return figures(space, Path(folder))
 
 
 def figures(space: Any, folder: Path) -> dict[str, Any]:

@@ -14,12 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster import images, settings
 from cluster.cluster import Cluster
-from cluster.command import MissingError
 from cluster.space import Space
 
-from bench._cluster import namespace
+from bench._cluster import namespace, target
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client
@@ -34,11 +32,8 @@ Figures = dict[str, Any]
 
 def main() -> Figures:
     """Measure; each ratio is the median of pairs that ran one after the other."""
-    try:
-        with namespace("bench-transfer") as (cluster, space), TemporaryDirectory() as folder:
-            return _measure(cluster, space, Path(folder))
-    except MissingError as error:
-        return {"skipped": str(error)}
+    with namespace("bench-transfer") as (cluster, space), TemporaryDirectory() as folder:
+        return _measure(cluster, space, Path(folder))
 
 
 def _measure(cluster: Cluster, space: Space, folder: Path) -> Figures:
@@ -56,15 +51,8 @@ def _measure(cluster: Cluster, space: Space, folder: Path) -> Figures:
 
 
 def _context(space: Space, folder: Path) -> ClusterContext:
-    target = {
-        "kind": "kubernetes",
-        "namespace": space.name,
-        "connection": str(space.kubeconfig),
-        "registry": f"{settings.REGISTRY}/bench",
-        "helper_image": images.reference("helper"),
-        "claim_size": "6Gi",
-    }
-    ctx = open_context({"program": "x", "output": "out"}, target, space.name, base=folder)
+    run = {"program": "x", "output": "out"}
+    ctx = open_context(run, target(space, claim_size="6Gi"), space.name, base=folder)
     assert isinstance(ctx, ClusterContext)  # noqa: S101 - for the type checker
     ctx.ledger.open(ctx.new_entry(time.time()))
     return ctx

@@ -1,14 +1,15 @@
 """A command in a running container, with its streams, over one websocket.
 
-The websocket is that of the client's own stream; what is large goes around two things of it that cost more
-than the transfer itself: masking in Python, and gathering all that comes (see bench/transfer.py).
+The websocket is opened as the client's own stream opens it. Its frames are read and written here, straight
+from and to the socket: masking and gathering them in Python costs more than the transfer itself.
 """
 
-import io
 import json
 import ssl
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
+from io import BufferedReader
 from typing import Any, Final, cast
 from urllib.parse import urlsplit, urlunsplit
 
@@ -17,7 +18,6 @@ from websocket import (
     ABNF,
     WebSocket,
     WebSocketBadStatusException,
-    WebSocketConnectionClosedException,
     WebSocketException,
 )
 
@@ -26,11 +26,15 @@ from manycpu.pipeline.spec.errors import ClusterError
 
 __all__ = ["Exec", "start"]
 
-_STDOUT, _STDERR, _STATUS = 1, 2, 3
+_STDIN, _STDOUT, _STDERR, _STATUS = range(4)
 _PROTOCOLS: Final = f"{ws_client.V5_CHANNEL_PROTOCOL},{ws_client.V4_CHANNEL_PROTOCOL}"
 _OPEN: Final = 30.0  # seconds
 _LAST: Final = 4000  # bytes of what it said on stderr
-_LARGE: Final = 1 << 16
+_KEPT: Final = 1 << 16  # bytes of what is said beside stdout
+_BUFFER: Final = 1 << 16  # bytes
+_DATA: Final = (ABNF.OPCODE_CONT, ABNF.OPCODE_BINARY)
+# RFC 6455, 5.2: the first byte of a frame that is a whole message, and what the second may be.
+_WHOLE, _MASKED, _IN_TWO, _IN_EIGHT = 0x80 | ABNF.OPCODE_BINARY, 0x80, 126, 127
 
 
 def start(cluster: Cluster, pod: str, container: str, argv: Sequence[str]) -> "Exec":
@@ -87,34 +91,25 @@ def _refused(error: WebSocketBadStatusException, pod: str) -> ClusterError:
     return refused
 
 
-class _Large(ABNF):
-    """A frame with a mask of zeros: masks guard proxies against what web pages send, and this is none."""
-
-    def format(self) -> bytes:
-        header = struct.pack("!BBQ", 0x80 | ABNF.OPCODE_BINARY, 0x80 | 127, len(self.data))
-        return b"".join((header, bytes(4), cast("bytes", self.data)))
-
-
 class Exec:
     """A command that runs: its stdin and stdout, and how it ended."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
-        self.stdout = io.BufferedReader(_Stdout(self), 1 << 18)
-        self._stderr = b""
-        self._status: dict[str, Any] = {}
+        self._connection = cast("ssl.SSLSocket", socket.sock)
+        self._frames = cast("BufferedReader", self._connection.makefile("rb", _BUFFER))
+        self._channel, self._left = _STDOUT, 0  # of the frame that is read: bytes that were not read yet
+        self._said: dict[int, bytes] = {}  # by channel
 
-    def write(self, data: bytes | bytearray) -> None:
-        """Write to its stdin.
+    def writelines(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Write to its stdin, in one frame.
 
         Raises:
-            BrokenPipeError: It has ended, or the connection is broken.
+            OSError: It has ended, or the connection is broken.
         """
-        kind = _Large if len(data) > _LARGE else ABNF
-        try:
-            self._socket.send_frame(kind(1, 0, 0, 0, ABNF.OPCODE_BINARY, 1, b"\0" + data))
-        except (WebSocketException, OSError) as error:
-            raise BrokenPipeError(str(error)) from error
+        frame = b"".join((_head(1 + sum(map(len, parts))), bytes([_STDIN]), *parts))
+        with self._socket.lock:
+            self._connection.sendall(frame)
 
     def flush(self) -> None:
         """Do nothing: what is written is sent."""
@@ -125,55 +120,72 @@ class Exec:
 
     def release(self) -> None:
         """Give the socket back, when no thread uses it any more."""
+        self._frames.close()
         self._socket.shutdown()
 
     @property
     def exit_code(self) -> int | None:
         """The command's exit code; None while it runs, and when nobody knows."""
-        if self._status.get("status") == "Success":
+        status = json.loads(self._said.get(_STATUS) or b"{}")
+        if status.get("status") == "Success":
             return 0
-        causes = (self._status.get("details") or {}).get("causes") or []
+        causes = (status.get("details") or {}).get("causes") or []
         return next((int(cause["message"]) for cause in causes if cause.get("reason") == "ExitCode"), None)
 
     @property
     def last_words(self) -> str:
         """The end of what it wrote to stderr."""
-        return self._stderr.decode(errors="replace").strip()
+        return self._said.get(_STDERR, b"")[-_LAST:].decode(errors="replace").strip()
 
-    def receive(self) -> memoryview:
-        """Wait for the next bytes of its stdout; empty at the end."""
-        while True:
-            try:
-                opcode, frame = self._socket.recv_data_frame(control_frame=True)
-            except (WebSocketConnectionClosedException, OSError):
-                return memoryview(b"")
+    def read(self, size: int) -> memoryview:
+        """Read from its stdout: exactly this much, less only at the end."""
+        content, done = memoryview(bytearray(size)), 0
+        with suppress(OSError, EOFError, ValueError, WebSocketException):  # ValueError: the socket was closed
+            while done < size and (self._left or self._await()):
+                count = self._frames.readinto(content[done : done + self._left])
+                if not count:
+                    break
+                done, self._left = done + count, self._left - count
+        return content[:done]
+
+    def _await(self) -> bool:
+        """Wait for the next bytes of its stdout; False at the end."""
+        while not self._left:
+            opcode, size = self._head()
             if opcode == ABNF.OPCODE_CLOSE:
-                return memoryview(b"")
-            if opcode != ABNF.OPCODE_BINARY or len(frame.data) < 2:  # noqa: PLR2004 - a channel, and content
-                continue
-            channel, content = frame.data[0], memoryview(frame.data)[1:]
-            if channel == _STDOUT:
-                return content
-            self._note(channel, bytes(content))
-
-    def _note(self, channel: int, content: bytes) -> None:
-        if channel == _STDERR:
-            self._stderr = (self._stderr + content)[-_LAST:]
-        elif channel == _STATUS:
-            self._status = json.loads(content)
-
-
-class _Stdout(io.RawIOBase):
-    def __init__(self, command: Exec) -> None:
-        self._command, self._rest = command, memoryview(b"")
-
-    def readable(self) -> bool:
+                return False
+            if opcode == ABNF.OPCODE_BINARY and size:
+                self._channel, size = self._take(1)[0], size - 1
+            if opcode in _DATA and self._channel == _STDOUT:
+                self._left = size
+            else:
+                self._note(opcode, self._take(size))
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if not self._rest:
-            self._rest = self._command.receive()
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
+    def _head(self) -> tuple[int, int]:
+        """Read what the next frame is, and its length; servers do not mask."""
+        first, size = self._take(2)
+        if size >= _IN_TWO:
+            size = int.from_bytes(self._take(2 if size == _IN_TWO else 8))
+        return first & 0x0F, size
+
+    def _note(self, opcode: int, content: bytes) -> None:
+        if opcode == ABNF.OPCODE_PING:
+            self._socket.pong(content)
+        elif opcode in _DATA:
+            self._said[self._channel] = (self._said.get(self._channel, b"") + content)[-_KEPT:]
+
+    def _take(self, size: int) -> bytes:
+        found: bytes = self._frames.read(size)
+        if len(found) < size:
+            raise EOFError
+        return found
+
+
+def _head(size: int) -> bytes:
+    """Spell a frame's head, with a mask of zeros: masks guard proxies against web pages, and this is none."""
+    if size < _IN_TWO:
+        return struct.pack("!BB4x", _WHOLE, _MASKED | size)
+    if size <= 0xFFFF:  # noqa: PLR2004 - what two bytes hold
+        return struct.pack("!BBH4x", _WHOLE, _MASKED | _IN_TWO, size)
+    return struct.pack("!BBQ4x", _WHOLE, _MASKED | _IN_EIGHT, size)

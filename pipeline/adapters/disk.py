@@ -3,7 +3,6 @@
 import ctypes
 import os
 from pathlib import Path
-from typing import BinaryIO
 
 __all__ = ["free", "start_writing", "sync"]
 
@@ -31,11 +30,10 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def start_writing(file: BinaryIO, start: int, size: int) -> None:
+def start_writing(descriptor: int, start: int, size: int) -> None:
     """Have the disk begin with some bytes of a file, so that little is left to :func:`sync`; no waiting."""
     if _sync_file_range is not None:
-        file.flush()
-        _sync_file_range(file.fileno(), ctypes.c_int64(start), ctypes.c_int64(size), _WRITE)
+        _sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _WRITE)
 
 
 # Python has os.sync for all file systems, and os.fsync for one file; Linux has the one between.

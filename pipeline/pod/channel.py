@@ -10,24 +10,25 @@ import queue
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, Self
 
 from manycpu.pipeline.adapters.storage import Block
 from manycpu.pipeline.transfer import Progress, TransferError
 
-__all__ = ["Channel", "LostError", "Message", "Reader", "RemoteError", "Writer"]
+__all__ = ["Channel", "Content", "LostError", "Message", "Reader", "RemoteError", "Writer"]
 
 BEAT: Final = 5.0  # seconds between signs of life
 SILENCE: Final = 60.0  # seconds without any after which the other end is given up
-BLOCK: Final = 1 << 20  # bytes of files in a frame
+BLOCK: Final = 1 << 16  # bytes of files in a frame, about
 _HEADER: Final = struct.Struct(">cI")
 _MESSAGE, _CONTENT = b"M", b"C"
-_WAITING: Final = 8  # frames that are read ahead
+_WAITING: Final = 32  # frames that are read ahead
 _LOOK: Final = 0.5  # seconds between two looks at how far the other end is
 
 Message = dict[str, Any]
+Content = Block | bytearray
 
 
 class LostError(ConnectionError):
@@ -45,15 +46,15 @@ class RemoteError(TransferError):
 class Reader(Protocol):
     """What frames are read from."""
 
-    def read(self, size: int, /) -> bytes:
+    def read(self, size: int, /) -> Content:
         """Read exactly this much, less only at the end."""
 
 
 class Writer(Protocol):
     """What frames are written to."""
 
-    def write(self, data: bytes | bytearray, /) -> object:
-        """Write all of it, now or at the next flush."""
+    def writelines(self, parts: Sequence[Content], /) -> object:
+        """Write all of them, now or at the next flush."""
 
     def flush(self) -> None:
         """Write what is left."""
@@ -80,10 +81,10 @@ class Channel:
     ) -> None:
         self._reader, self._writer, self._close = reader, writer, close
         self._progress, self._silence = progress, silence
-        self._frames: queue.Queue[Message | bytes | Exception] = queue.Queue(_WAITING)
+        self._frames: queue.Queue[Message | Content | Exception] = queue.Queue(_WAITING)
         self._writing = threading.Lock()
         self._ended = threading.Event()
-        self._content = bytearray(_HEADER.size)
+        self._small = bytearray()
         self._heard = time.monotonic()
         self._failure: Exception | None = None
         self._done: tuple[int, int] | None = None
@@ -111,7 +112,7 @@ class Channel:
             RemoteError: It has failed.
         """
         self.flush()
-        self._send(_MESSAGE, bytearray(_HEADER.size) + json.dumps({"kind": kind, **fields}).encode())
+        self._send(_MESSAGE, json.dumps({"kind": kind, **fields}).encode())
 
     def pour(self, block: Block) -> None:
         """Send bytes of files.
@@ -120,9 +121,13 @@ class Channel:
             LostError: The other end is gone.
             RemoteError: It has failed.
         """
-        self._content += block
-        if len(self._content) > BLOCK:
+        if len(block) >= BLOCK:
             self.flush()
+            self._send(_CONTENT, block)
+        else:
+            self._small += block
+            if len(self._small) >= BLOCK:
+                self.flush()
         self._tell()
 
     def flush(self) -> None:
@@ -132,9 +137,9 @@ class Channel:
             LostError: The other end is gone.
             RemoteError: It has failed.
         """
-        if len(self._content) > _HEADER.size:
-            frame, self._content = self._content, bytearray(_HEADER.size)
-            self._send(_CONTENT, frame)
+        if self._small:
+            content, self._small = self._small, bytearray()
+            self._send(_CONTENT, content)
 
     def hear(self, *kinds: str) -> Message:
         """Wait for a message of one of these kinds.
@@ -144,11 +149,11 @@ class Channel:
             RemoteError: It has failed.
         """
         frame = self._next()
-        if isinstance(frame, bytes) or frame["kind"] not in kinds:
+        if not isinstance(frame, dict) or frame["kind"] not in kinds:
             raise LostError(f"the other end was to say {' or '.join(kinds)}, and sent {str(frame)[:80]}")
         return frame
 
-    def take(self) -> bytes:
+    def take(self) -> Content:
         """Wait for the next bytes of files.
 
         Raises:
@@ -156,11 +161,11 @@ class Channel:
             RemoteError: It has failed.
         """
         frame = self._next()
-        if not isinstance(frame, bytes):
+        if isinstance(frame, dict):
             raise LostError(f"the other end was to send files, and said {str(frame)[:80]}")
         return frame
 
-    def _next(self) -> Message | bytes:
+    def _next(self) -> Message | Content:
         while True:
             self._tell()
             try:
@@ -178,13 +183,12 @@ class Channel:
         if done is not None:
             self._progress(*done)
 
-    def _send(self, kind: bytes, frame: bytearray) -> None:
+    def _send(self, kind: bytes, content: Content) -> None:
         if self._failure is not None:
             raise self._failure
-        _HEADER.pack_into(frame, 0, kind, len(frame) - _HEADER.size)
         try:
             with self._writing:
-                self._writer.write(frame)
+                self._writer.writelines((_HEADER.pack(kind, len(content)), content))
                 self._writer.flush()
         except (OSError, ValueError) as error:  # ValueError: the stream was closed by the watch
             raise self._why(error) from error
@@ -214,7 +218,7 @@ class Channel:
         if kind == _CONTENT:
             self._frames.put(content)
             return
-        message = json.loads(content)
+        message = json.loads(bytes(content))
         if message["kind"] == "progress":
             self._done = message["done"], message["total"]
         elif message["kind"] == "error":
@@ -222,17 +226,16 @@ class Channel:
         elif message["kind"] != "alive":
             self._frames.put(message)
 
-    def _exactly(self, size: int) -> bytes:
+    def _exactly(self, size: int) -> Content:
         found = self._reader.read(size)
         if len(found) < size:
             raise LostError("the stream ended")
         return found
 
     def _beat(self) -> None:
-        alive = bytearray(_HEADER.size) + b'{"kind": "alive"}'
         while not self._ended.wait(BEAT) and self._failure is None:
             try:
-                self._send(_MESSAGE, bytearray(alive))
+                self._send(_MESSAGE, b'{"kind": "alive"}')
             except (OSError, TransferError):
                 return
 

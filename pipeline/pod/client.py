@@ -6,7 +6,7 @@ from typing import Any
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod.channel import Channel, Message
-from manycpu.pipeline.pod.stream import Incoming, manifest_of, pour, spelled
+from manycpu.pipeline.pod.stream import Incoming, items_of, pour, spelled
 from manycpu.pipeline.transfer import Manifest, Progress
 
 __all__ = ["ask", "pull", "push"]
@@ -20,11 +20,11 @@ def push(channel: Channel, source: Location, manifest: Manifest, destination: st
         RemoteError: The pod could not write it.
         LostError: The pod is gone: ask another.
     """
-    channel.say("request", destination=destination, files=spelled(manifest))
+    items = spelled(manifest)
+    channel.say("request", destination=destination, files=items, sha256=manifest.digest)
     said = channel.hear("have", "done")
     if said["kind"] == "have":
-        pour(channel, source, manifest, said)
-        channel.flush()
+        pour(channel, source, items, said)
         said = channel.hear("done")
     return said
 
@@ -33,16 +33,16 @@ def pull(channel: Channel, source: str, destination: Path, key: str, progress: P
     """Copy a folder of the volume to this machine's disk; see :func:`transfer.save`.
 
     Raises:
-        TransferError: A file changed meanwhile, or reads back otherwise.
-        RemoteError: The pod could not read it.
+        TransferError: A file reads back otherwise than the pod read it.
+        RemoteError: The pod could not read it, or it changed meanwhile.
         LostError: The pod is gone: ask another.
         OSError: The destination cannot be written.
     """
     channel.say("request", source=source)
-    manifest = manifest_of(channel.hear("manifest"))
-    if not manifest.files:
-        return manifest
-    return transfer.save(Incoming(channel, manifest), destination, key, progress)
+    items = items_of(channel.hear("files"))
+    if not items:
+        return Manifest(files=())
+    return transfer.save(Incoming(channel, items), destination, key, progress)
 
 
 def ask(channel: Channel, **request: Any) -> Message:

@@ -13,7 +13,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.lock import leased
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod.channel import Channel
-from manycpu.pipeline.pod.stream import Incoming, manifest_of, pour, spelled
+from manycpu.pipeline.pod.stream import Incoming, items_of, pour, spelled
 from manycpu.pipeline.transfer import Manifest, Progress
 
 __all__ = ["COMMANDS", "answer"]
@@ -35,12 +35,12 @@ def answer(channel: Channel, command: str) -> bool:
     return True
 
 
-def receive(channel: Channel, destination: str, files: list[list[Any]]) -> None:
+def receive(channel: Channel, destination: str, files: list[list[Any]], sha256: str) -> None:
     """Take a folder from the other end."""
-    folder, manifest = Path(destination), manifest_of({"files": files})
+    folder, items = Path(destination), items_of({"files": files})
     reused = transfer.staged(folder) is not None
-    found = transfer.fetch(Incoming(channel, manifest), folder, _progress(channel), leased)
-    if found.digest != manifest.digest:
+    found = transfer.fetch(Incoming(channel, items), folder, _progress(channel), leased)
+    if found.digest != sha256:
         raise transfer.TransferError(f"{folder} holds other files than its name says: delete it")
     _done(channel, found, reused=reused)
 
@@ -48,10 +48,10 @@ def receive(channel: Channel, destination: str, files: list[list[Any]]) -> None:
 def send(channel: Channel, source: str) -> None:
     """Give a folder to the other end."""
     location = Location.of(source, "run.output")
-    manifest = transfer.scan(location) if location.exists() else Manifest(files=())
-    channel.say("manifest", files=spelled(manifest))
-    pour(channel, location, manifest, channel.hear("have"))
-    channel.flush()
+    items = location.items() if location.exists() else []
+    channel.say("files", files=items)
+    if items:
+        pour(channel, transfer.Hashing(location), items, channel.hear("have"))
 
 
 def fetch(channel: Channel, url: str, folder: str, field: str) -> None:

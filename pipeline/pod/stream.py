@@ -1,21 +1,37 @@
-"""Folders over a channel: a manifest goes ahead, the other end says what it has, and gets the rest."""
+"""Folders over a channel: a list of files goes ahead, the other end says what it has, and gets the rest.
+
+The rest of each file is followed by the sha256 of all of it, as its sender saw it.
+"""
 
 from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
-from typing import Any
+from typing import Final
 
-from manycpu.pipeline.adapters.storage import Block, Item, Location
+from manycpu.pipeline.adapters.storage import Block, Item, Reading
 from manycpu.pipeline.pod.channel import Channel, Message
-from manycpu.pipeline.transfer import Manifest, TransferError
+from manycpu.pipeline.transfer import File, Manifest, Source, TransferError
 
-__all__ = ["Incoming", "manifest_of", "pour", "spelled"]
+__all__ = ["Incoming", "items_of", "manifest_of", "pour", "spelled"]
 
 _Wanted = Sequence[tuple[Item, int]]
+_DIGEST: Final = 32  # bytes
 
 
-def spelled(manifest: Manifest) -> list[list[Any]]:
-    """Spell a manifest for a message."""
-    return [[file.path, file.size, file.sha256] for file in manifest.files]
+def items_of(message: Message) -> list[Item]:
+    """Read a list of files from a message.
+
+    Raises:
+        TransferError: A path leads out of the folder.
+    """
+    items = [Item(*each) for each in message["files"]]
+    for item in items:
+        if item.path.startswith("/") or ".." in item.path.split("/"):
+            raise TransferError(f"the path {item.path!r} leads out of its folder")
+    return items
+
+
+def spelled(manifest: Manifest) -> list[Item]:
+    """Spell a manifest for a message: what a file's content is, is its version."""
+    return [Item(file.path, file.size, file.sha256) for file in manifest.files]
 
 
 def manifest_of(message: Message) -> Manifest:
@@ -24,31 +40,26 @@ def manifest_of(message: Message) -> Manifest:
     Raises:
         TransferError: A path leads out of the folder.
     """
-    for path, _, _ in message["files"]:
-        pure = PurePosixPath(path)
-        if pure.is_absolute() or ".." in pure.parts:
-            raise TransferError(f"the path {path!r} leads out of its folder")
-    return Manifest.model_validate(
-        {"files": [{"path": path, "size": size, "sha256": digest} for path, size, digest in message["files"]]}
-    )
+    items = items_of(message)
+    return Manifest(files=tuple(File(path=i.path, size=i.size, sha256=i.version) for i in items))
 
 
 class Incoming:
-    """The files of a manifest as they come from the other end: a source to copy from."""
+    """Listed files as they come from the other end: a source to copy from."""
 
-    def __init__(self, channel: Channel, manifest: Manifest) -> None:
-        self._channel, self._manifest = channel, manifest
+    def __init__(self, channel: Channel, items: list[Item]) -> None:
+        self._channel, self._items = channel, items
         self._rest = memoryview(b"")
 
     def items(self) -> list[Item]:
-        """List every file, with what it must turn out to be."""
-        return [Item(file.path, file.size, file.sha256, file.sha256) for file in self._manifest.files]
+        """List every file."""
+        return self._items
 
-    def read(self, wanted: _Wanted) -> Iterator[Iterator[Block]]:
+    def read(self, wanted: _Wanted) -> Iterator[Reading]:
         """Say how much of each file is there, and take the rest of each in turn."""
         starts = {str(number): start for number, (_, start) in enumerate(wanted) if start}
         self._channel.say("have", starts=starts)
-        return (self._take(item.size - start) for item, start in wanted)
+        return (Reading(self._take(item.size - start), self._digest) for item, start in wanted)
 
     def _take(self, size: int) -> Iterator[Block]:
         while size:
@@ -58,23 +69,31 @@ class Incoming:
             size -= len(block)
             yield block
 
+    def _digest(self) -> str:
+        return b"".join(self._take(_DIGEST)).hex()
 
-def pour(channel: Channel, source: Location, manifest: Manifest, have: Message) -> None:
+
+def pour(channel: Channel, source: Source, items: Sequence[Item], have: Message) -> None:
     """Send what the other end does not have.
 
+    Args:
+        channel: Leads to the other end.
+        source: What it is read from.
+        items: The files that the other end was told of; of a source that tells no sha256, it is the version.
+        have: What it has of them.
+
     Raises:
-        TransferError: A file is longer or shorter than the manifest says.
+        TransferError: A file is longer or shorter than was listed, or changed otherwise.
     """
-    starts = have["starts"]
-    wanted = [
-        (Item(file.path, file.size, file.sha256), starts.get(str(number), 0))
-        for number, file in enumerate(manifest.files)
-    ]
-    for (item, start), blocks in zip(wanted, source.read(wanted), strict=True):
+    wanted = [(item, have["starts"].get(str(number), 0)) for number, item in enumerate(items)]
+    for (item, start), reading in zip(wanted, source.read(wanted), strict=True):
         size = start
-        for block in blocks:
+        for block in reading.blocks:
             size += len(block)
-            if size <= item.size:
-                channel.pour(block)
+            if size > item.size:
+                break
+            channel.pour(block)
         if size != item.size:
-            raise TransferError(f"{item.path} had {item.size} bytes when it was hashed and {size} when sent")
+            raise TransferError(f"{item.path} had {item.size} bytes when it was listed and {size} when sent")
+        channel.pour(bytes.fromhex(reading.sha256() or item.version))
+    channel.flush()

@@ -1,6 +1,7 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
 from manycpu.pipeline.transfer.fetch import discard, fetch, staged
+from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
     MANIFEST,
@@ -18,6 +19,7 @@ __all__ = [
     "DIGITS",
     "MANIFEST",
     "File",
+    "Hashing",
     "Manifest",
     "Progress",
     "Source",

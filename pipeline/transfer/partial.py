@@ -1,14 +1,15 @@
-"""A copy on its way: what a broken one left is hashed and kept, the rest is read and hashed as it comes."""
+"""A copy on its way: what a broken one left is kept, the rest is written as it comes, all is read back."""
 
 import errno
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from manycpu.pipeline.adapters import disk
-from manycpu.pipeline.adapters.storage import Block, Item, blocks
+from manycpu.pipeline.adapters.storage import Block, Item, Reading
 from manycpu.pipeline.transfer.manifest import File, Manifest, Progress, TransferError
 
 __all__ = ["Source", "Wanted", "copy"]
@@ -16,25 +17,26 @@ __all__ = ["Source", "Wanted", "copy"]
 Wanted = tuple[Item, int]
 """A file, and the byte to read it from."""
 
-_WRITE_BEHIND = 32 << 20  # bytes that may wait for the disk
-_JOURNAL = ".journal"
+_STRETCH: Final = 8 << 20  # bytes that may wait for the disk, and to be read back
+_BLOCK: Final = 1 << 18  # bytes that are read back at once: what a core's cache holds
+_JOURNAL: Final = ".journal"
 
 
 class Source(Protocol):
-    """What can be copied: a location, or the other end of a stream."""
+    """What can be copied: a location, a folder that is hashed as it is read, or the other end of a stream."""
 
     def items(self) -> list[Item]:
         """List every file."""
 
-    def read(self, wanted: Sequence[Wanted]) -> Iterator[Iterator[Block]]:
+    def read(self, wanted: Sequence[Wanted]) -> Iterator[Reading]:
         """Read each file from its byte on; each is read to its end before the next is asked for."""
 
 
 def copy(source: Source, partial: Path, progress: Progress) -> Manifest:
-    """Copy a source to a folder that may hold the beginning of it.
+    """Copy a source to a folder that may hold the beginning of it; the manifest is of what is on disk then.
 
     Raises:
-        TransferError: A file is not what was listed.
+        TransferError: A file reads back otherwise than the source tells, or has another size than was listed.
     """
     items = source.items()
     tally = _Tally(progress, sum(item.size for item in items))
@@ -42,8 +44,8 @@ def copy(source: Source, partial: Path, progress: Progress) -> Manifest:
     _see_room(partial, sum(item.size - kept for item, kept in wanted))
     places = _places(partial, items)
     files = [
-        _copy_file(place, item, kept, rest, tally)
-        for place, (item, kept), rest in zip(places, wanted, source.read(wanted), strict=True)
+        _copy_file(place, item, kept, reading, tally)
+        for place, (item, kept), reading in zip(places, wanted, source.read(wanted), strict=True)
     ]
     (partial / _JOURNAL).unlink()
     return Manifest(files=tuple(files))
@@ -67,35 +69,52 @@ class _Tally:
         self._progress(self._done, self._total)
 
 
-def _copy_file(path: str, item: Item, kept: int, rest: Iterator[Block], tally: _Tally) -> File:
-    """Copy one file; the first ``kept`` bytes are there, and are hashed like the others."""
-    digest, size = hashlib.sha256(), 0
-    with open(path, "r+b" if kept else "wb") as file:  # noqa: PTH123 - one of very many
-        for there in blocks(file) if kept else ():
-            digest.update(there)
-            size += len(there)
-            tally.add(len(there))
-        begun = size
-        for block in rest:
-            digest.update(block)
-            file.write(block)
-            size += len(block)
+def _copy_file(path: str, item: Item, kept: int, reading: Reading, tally: _Tally) -> File:
+    """Copy one file, of which the first ``kept`` bytes are there."""
+    tally.add(kept)
+    with FileIO(path, "r+" if kept else "w+") as file:
+        copy = _Copy(file, kept)
+        for block in reading.blocks:
+            copy.write(block)
             tally.add(len(block))
-            if size - begun >= _WRITE_BEHIND:
-                disk.start_writing(file, begun, size - begun)
-                begun = size
-    copied = File(path=item.path, size=size, sha256=digest.hexdigest())
-    if fault := _fault(item, copied):
+        copied = File(path=item.path, size=copy.read_back(), sha256=copy.digest.hexdigest())
+    if fault := _fault(item, copied, reading.sha256()):
         Path(path).unlink()
         raise TransferError(f"{item.path} {fault}")
     return copied
 
 
-def _fault(item: Item, copied: File) -> str | None:
+class _Copy:
+    """A file that is written, and read back beside that: what counts is what is there, not what came."""
+
+    def __init__(self, file: FileIO, kept: int) -> None:
+        self.digest = hashlib.sha256()
+        self._file, self._size, self._seen = file, kept, 0
+        file.seek(kept)
+
+    def write(self, block: Block) -> None:
+        self._size += len(block)
+        while (written := self._file.write(block)) < len(block):
+            block = memoryview(block)[written:]
+        if self._size - self._seen >= _STRETCH:
+            disk.start_writing(self._file.fileno(), self._seen, self._size - self._seen)
+            self.read_back()
+
+    def read_back(self) -> int:
+        """Hash what was not hashed yet, to the end of the file; how long it is."""
+        self._file.seek(self._seen)
+        buffer = memoryview(bytearray(min(_BLOCK, self._size - self._seen + 1)))
+        while count := self._file.readinto(buffer):
+            self.digest.update(buffer[:count])
+            self._seen += count
+        return self._seen
+
+
+def _fault(item: Item, copied: File, told: str | None) -> str | None:
     if copied.size != item.size:
         return f"had {item.size} bytes when it was listed and {copied.size} when it was copied"
-    if item.sha256 not in (None, copied.sha256):
-        return f"had sha256 {item.sha256} when it was listed and {copied.sha256} when it was copied"
+    if told not in (None, copied.sha256):
+        return f"had sha256 {told} where it was read, and the copy has {copied.sha256}"
     return None
 
 

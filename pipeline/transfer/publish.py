@@ -5,6 +5,7 @@ from pathlib import Path
 
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import MANIFEST, File, Manifest, Progress, TransferError, scan
 from manycpu.pipeline.transfer.partial import Source, copy
 
@@ -22,7 +23,7 @@ def publish(source: Path, destination: Location, key: str, progress: Progress = 
     """
     origin = Location.of(str(source), "run.output")
     if destination.local is not None:
-        return save(origin, destination.local, key, progress)
+        return save(Hashing(origin), destination.local, key, progress)
     manifest = scan(origin)
     there = {item.path: item.size for item in destination.items()} if destination.exists() else {}
     if MANIFEST in there:  # of an earlier export of this run: incomplete until the new one stands there
@@ -38,10 +39,10 @@ def publish(source: Path, destination: Location, key: str, progress: Progress = 
 
 
 def save(source: Source, destination: Path, key: str, progress: Progress = lambda *_: None) -> Manifest:
-    """Copy a source to a folder on disk, read it back, and have it appear in one step with its manifest.
+    """Copy a source to a folder on disk, and have it appear in one step with its manifest.
 
     Args:
-        source: What to copy.
+        source: What to copy; what is read back is compared with what it tells.
         destination: Its folder; what is there is replaced.
         key: The run's key: a copy of this run that broke is taken up where it stopped.
         progress: Called with bytes done and bytes in all.
@@ -52,9 +53,6 @@ def save(source: Source, destination: Path, key: str, progress: Progress = lambd
     partial = destination.with_name(f".{destination.name}.{key}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     manifest = copy(source, partial, progress)
-    saved = Location.of(str(partial), "run.output")
-    for file in manifest.files:
-        _verify(saved, file)
     (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1))
     disk.sync(partial)
     if destination.exists():  # empty, or an earlier export of this run: preflight has seen to that
@@ -67,10 +65,6 @@ def _upload(origin: Location, destination: Location, file: File) -> None:
     destination.fs.makedirs(f"{destination.root}/{file.path}".rsplit("/", 1)[0], exist_ok=True)
     with origin.open(file.path) as read, destination.open(file.path, "wb") as write:
         shutil.copyfileobj(read, write, 1 << 20)
-    _verify(destination, file)
-
-
-def _verify(where: Location, file: File) -> None:
-    seen = where.sha256(file.path)
+    seen = destination.sha256(file.path)
     if seen != file.sha256:
         raise TransferError(f"{file.path} reads back as sha256 {seen}, written was {file.sha256}")

@@ -63,8 +63,16 @@ def _source(url: str | None, field: str) -> Findings:
         return
     if not source.exists():
         yield Finding(field, f"there is nothing at {url}", "Give the path of a folder or file, or a URL")
-    elif not any(item.size for item in source.items()):
-        yield Finding(field, f"{url} is empty", "Give a folder with files that are not empty")
+        return
+    try:
+        if not any(item.size for item in source.items()):
+            yield Finding(field, f"{url} is empty", "Give a folder with files that are not empty")
+    except OSError as error:
+        yield _unreadable(field, error)
+
+
+def _unreadable(field: str, error: OSError) -> Finding:
+    return Finding(field, f"not all of it can be read: {error}", "See that it can, from here")
 
 
 def _squad(ctx: RunContext) -> Findings:
@@ -84,6 +92,9 @@ def _output(ctx: RunContext) -> Findings:
         items = output.items() if output.exists() else []
     except BadInputError as error:
         yield Finding("run.output", error.message, error.fix or "")
+        return
+    except OSError as error:
+        yield _unreadable("run.output", error)
         return
     if output.is_file():
         yield Finding("run.output", f"{ctx.run.output} is a file", "Give a folder, or a URL of one")

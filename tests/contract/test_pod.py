@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,10 +14,12 @@ from helpers import until
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Block, Location
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError
-from manycpu.pipeline.transfer import Manifest, TransferError
+from manycpu.pipeline.pod.channel import BLOCK, Channel, Content, LostError, RemoteError
+from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 
 LARGE = 8 << 20
+AHEAD = 64 << 20  # more than is under way between both ends
+DIGEST = 32
 
 
 @contextmanager
@@ -100,7 +102,7 @@ def test_a_break_in_the_middle_of_a_file_is_taken_up_there(source: Path, tmp_pat
 
         def breaking(block: Block) -> None:
             whole(block)
-            if len(block) == 1 << 20:
+            if len(block) == BLOCK:
                 channel.flush()
                 until(lambda: large.exists() and large.stat().st_size)
                 process.kill()
@@ -123,7 +125,7 @@ def test_a_break_in_the_middle_of_a_file_is_taken_up_there(source: Path, tmp_pat
 
         channel.pour = counting  # type: ignore[method-assign]
         client.push(channel, location(source), manifest, str(volume / "x"))
-    assert sent == manifest.size - kept.st_size - len(b"alpha")
+    assert sent == manifest.size - kept.st_size - len(b"alpha") + DIGEST * len(manifest.files)
     assert (volume / "x" / "deep er" / "große\nDatei.bin").stat().st_ino == kept.st_ino
     assert contents(volume / "x") == contents(source)
 
@@ -184,20 +186,91 @@ def test_a_folder_comes_back_whole_with_its_manifest(source: Path, tmp_path: Pat
 
 def test_coming_back_goes_on_after_a_break(source: Path, tmp_path: Path) -> None:
     large = tmp_path / ".model.key.partial" / "deep er" / "große\nDatei.bin"
-    with pod("send") as (channel, _):
-
-        def breaking(done: int, _: int) -> None:
-            if done > LARGE // 2:
-                raise LostError
-
-        with pytest.raises(LostError):
-            client.pull(channel, str(source), tmp_path / "model", "key", breaking)
+    with pod("send") as (channel, _), pytest.raises(LostError):
+        client.pull(channel, str(source), tmp_path / "model", "key", _break_at(LARGE // 2))
     kept = large.stat()
     assert kept.st_size > 0
     assert not (tmp_path / "model").exists()
     pull(source, tmp_path / "model")
     assert (tmp_path / "model" / "deep er" / "große\nDatei.bin").stat().st_ino == kept.st_ino
     assert contents(tmp_path / "model").items() >= contents(source).items()
+
+
+def test_only_what_is_missing_comes_after_a_break(source: Path, tmp_path: Path) -> None:
+    partial = tmp_path / ".model.key.partial"
+    with pod("send") as (channel, _), pytest.raises(LostError):
+        client.pull(channel, str(source), tmp_path / "model", "key", _break_at(LARGE // 2))
+    kept = sum(
+        path.stat().st_size for path in partial.rglob("*") if path.name != ".journal" and path.is_file()
+    )
+    came = 0
+    with pod("send") as (channel, _):
+        whole = channel.take
+
+        def counting() -> Content:
+            nonlocal came
+            content = whole()
+            came += len(content)
+            return content
+
+        channel.take = counting  # type: ignore[method-assign]
+        manifest = client.pull(channel, str(source), tmp_path / "model", "key", lambda *_: None)
+    assert came == manifest.size - kept + DIGEST * len(manifest.files)
+
+
+def _break_at(size: int) -> Progress:
+    def breaking(done: int, _: int) -> None:
+        if done > size:
+            raise LostError
+
+    return breaking
+
+
+def _append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+def _overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"other")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_append, f"had {AHEAD} bytes when it was listed"),
+        (lambda path: os.truncate(path, AHEAD - 1), "was written to after it had been listed"),
+        (_overwrite, "was written to after it had been listed"),
+    ],
+    ids=["longer", "shorter", "other"],
+)
+def test_a_file_that_changes_while_it_comes_is_refused(
+    tmp_path: Path, change: Callable[[Path], None], said: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    large = tmp_path / "source" / "large.bin"
+    large.touch()
+    os.truncate(large, AHEAD)
+    changed: list[int] = []
+
+    def meanwhile(done: int, _: int) -> None:
+        if not changed and done:
+            changed.append(done)
+            change(large)
+
+    with pod("send") as (channel, _), pytest.raises(RemoteError, match=rf"large\.bin {said}"):
+        client.pull(channel, str(large.parent), tmp_path / "model", "key", meanwhile)
+    assert not (tmp_path / "model").exists()
+
+
+def test_what_changes_on_its_way_is_refused(source: Path, tmp_path: Path) -> None:
+    with pod("send") as (channel, _):
+        whole = channel.take
+        channel.take = lambda: bytes(byte ^ 1 for byte in whole())  # type: ignore[method-assign]
+        with pytest.raises(TransferError, match=r"a\.txt had sha256"):
+            client.pull(channel, str(source), tmp_path / "model", "key", lambda *_: None)
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_folder_that_nobody_wrote_has_no_files(tmp_path: Path) -> None:
@@ -250,7 +323,7 @@ def test_small_files_are_read_and_written_at_the_output(tmp_path: Path) -> None:
 
 def test_a_pod_whose_worker_is_gone_ends(tmp_path: Path) -> None:
     with pod("receive") as (channel, process):
-        channel.say("request", destination=str(tmp_path / "x"), files=[["a", 1, "0"]])
+        channel.say("request", destination=str(tmp_path / "x"), files=[["a", 1, "0"]], sha256="0")
         channel.hear("have")
         assert process.stdin
         process.stdin.close()

@@ -162,6 +162,60 @@ def test_publishing_again_replaces_what_this_run_published(source: Path, tmp_pat
     assert "a.txt" not in contents(tmp_path / "out")
 
 
+def test_a_file_that_is_written_to_while_it_is_published_is_an_error(source: Path, tmp_path: Path) -> None:
+    written = source / "deep" / "er" / "b.bin"
+
+    def meanwhile(*_: int) -> None:
+        with written.open("r+b") as file:
+            file.write(b"another")
+
+    with pytest.raises(transfer.TransferError, match=r"b\.bin was written to"):
+        transfer.publish(source, location(tmp_path / "out"), "key", meanwhile)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_reads_back_otherwise_is_an_error_and_is_copied_anew(source: Path, tmp_path: Path) -> None:
+    copy = tmp_path / ".out.key.partial" / "deep" / "er" / "b.bin"
+
+    def rot(*_: int) -> None:
+        if copy.exists() and copy.stat().st_size == 3 << 20:
+            with copy.open("r+b") as file:
+                file.write(b"rotten")
+
+    with pytest.raises(transfer.TransferError, match=r"b\.bin had sha256 .* the copy has"):
+        transfer.publish(source, location(tmp_path / "out"), "key", rot)
+    assert not (tmp_path / "out").exists()
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    assert contents(tmp_path / "out").items() >= contents(source).items()
+
+
+def test_a_rotten_beginning_of_a_broken_copy_is_an_error(source: Path, tmp_path: Path) -> None:
+    class BrokenError(OSError):
+        pass
+
+    def breaking(done: int, _: int) -> None:
+        if done > 2 << 20:
+            raise BrokenError
+
+    with pytest.raises(BrokenError):
+        transfer.publish(source, location(tmp_path / "out"), "key", breaking)
+    with (tmp_path / ".out.key.partial" / "deep" / "er" / "b.bin").open("r+b") as file:
+        file.write(b"rotten")
+    with pytest.raises(transfer.TransferError, match=r"b\.bin had sha256"):
+        transfer.publish(source, location(tmp_path / "out"), "key")
+
+
+def test_files_are_listed_by_path_and_links_are_followed(source: Path) -> None:
+    (source / "link").symlink_to(source / "a.txt")
+    (source / "lost").symlink_to(source / "nowhere")
+    listed = location(source).items()
+    assert [item.path for item in listed] == ["a.txt", "deep/er/b.bin", "empty", "link", "lost"]
+    assert listed[3].size == len(b"alpha")
+    assert listed[3].version == listed[0].version
+    with pytest.raises(FileNotFoundError, match="lost"):
+        transfer.scan(location(source))
+
+
 def test_a_protocol_that_nobody_knows_is_named() -> None:
     with pytest.raises(BadInputError, match=r"^run\.data: 'nope://x' cannot be opened"):
         Location.of("nope://x", "run.data")

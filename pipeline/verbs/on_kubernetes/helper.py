@@ -159,7 +159,7 @@ class Helper:
     def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
         running = cluster_exec.start(self._cluster, self.name, CONTAINER, [*PROGRAM, command])
         try:
-            with Channel(running.stdout, running, running.close, self._told) as channel:
+            with Channel(running, running, running.close, self._told) as channel:
                 return talk(channel)
         except LostError as error:
             if running.exit_code is not None:

@@ -99,7 +99,10 @@ def _resume(ctx: MachineContext) -> Findings:
 
 def _disk(ctx: MachineContext) -> Findings:
     data = [url for url in (ctx.run.data, ctx.run.model) if url and Path(url).exists()]
-    needed = sum(item.size for url in data for item in Location.of(url, "run.data").items())
+    try:
+        needed = sum(item.size for url in data for item in Location.of(url, "run.data").items())
+    except OSError:  # what cannot be read is found where the data is looked at
+        return
     folder = next(path for path in [ctx.home, *ctx.home.parents] if path.exists())
     free = shutil.disk_usage(folder).free
     if free < needed:

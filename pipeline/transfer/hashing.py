@@ -1,0 +1,50 @@
+"""A folder on disk, for whoever copies it and must know what was read."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from manycpu.pipeline.adapters.storage import Block, Item, Location, Reading, blocks, item_of
+from manycpu.pipeline.transfer.manifest import TransferError
+from manycpu.pipeline.transfer.partial import Wanted
+
+__all__ = ["Hashing"]
+
+
+class Hashing:
+    """A folder on disk as a source that hashes while it reads: each file once, and all of it.
+
+    Of a file whose beginning is at the other end already, that too is read and hashed, and not given.
+    """
+
+    def __init__(self, folder: Location) -> None:
+        self._folder = folder
+
+    def items(self) -> list[Item]:
+        """List every file; the version is when it was written to."""
+        return self._folder.items()
+
+    def read(self, wanted: Sequence[Wanted]) -> Iterator[Reading]:
+        """Read each file from its byte on.
+
+        Raises:
+            TransferError: It is not what was listed.
+        """
+        for item, start in wanted:
+            digest = hashlib.sha256()
+            yield Reading(self._blocks(item, start, digest), digest.hexdigest)
+
+    def _blocks(self, item: Item, start: int, digest: Any) -> Iterator[Block]:
+        with self._folder.open(item.path) as file:
+            for block in blocks(file):
+                digest.update(block)
+                if not start:
+                    yield block
+                    continue
+                rest = memoryview(block)[start:]
+                start -= len(block) - len(rest)
+                if rest:
+                    yield rest
+            if item_of(item.path, os.fstat(file.fileno())) != item:
+                raise TransferError(f"{item.path} was written to after it had been listed")
