@@ -8,7 +8,7 @@ import pytest
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.verbs.context import ClusterContext, open_context
 from manycpu.pipeline.verbs.on_kubernetes.builder_pod import manifest
-from manycpu.pipeline.verbs.on_kubernetes.builders import Build
+from manycpu.pipeline.verbs.on_kubernetes.building import Build
 from manycpu.pipeline.verbs.on_kubernetes.recipe import Stage, recipe
 
 
@@ -66,7 +66,9 @@ def test_logins_come_from_a_secret_alone(tmp_path: Path) -> None:
 
 def test_its_own_authority_is_given_to_buildah(tmp_path: Path) -> None:
     container = pod(context(tmp_path), "ca.crt")["spec"]["containers"][0]
-    assert "--cert-dir" in container["command"]
+    env = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert env["CERTIFICATES"] == container["volumeMounts"][1]["mountPath"]
+    assert container["command"][2].count('--cert-dir "$CERTIFICATES"') == 2
 
 
 @pytest.mark.parametrize("stage", ["helper", "train"])

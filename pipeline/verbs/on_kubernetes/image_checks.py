@@ -14,7 +14,9 @@ from manycpu.pipeline.adapters.registry_http import Connection, TransientError
 from manycpu.pipeline.adapters.registry_login import from_secret
 from manycpu.pipeline.spec.errors import Finding, ManycpuError
 from manycpu.pipeline.spec.image import Image, Reference
+from manycpu.pipeline.verbs.on_kubernetes.builders import PODS, WORKERS
 from manycpu.pipeline.verbs.on_kubernetes.dependencies import given
+from manycpu.pipeline.verbs.on_kubernetes.recipe import STAGES, recipe
 from manycpu.pipeline.verbs.on_kubernetes.registries import (
     Registries,
     own_repository,
@@ -116,15 +118,19 @@ def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     target = ctx.target
     if own_repository(ctx) is None or given(ctx, "train"):
         return
-    if target.builder != "pod":
-        if shutil.which(target.builder) is None:
-            yield Finding(
-                "target.builder",
-                f"there is no program {target.builder} on this machine",
-                f"Install {target.builder}, or set target.builder to pod",
-            )
-    elif target.build_namespace and target.build_namespace != target.namespace:
-        yield from _rights(ctx, target.build_namespace)
+    if target.builder in PODS:
+        if target.build_namespace and target.build_namespace != target.namespace:
+            yield from _rights(ctx, target.build_namespace)
+    elif shutil.which(target.builder) is None:
+        yield Finding(
+            "target.builder",
+            f"there is no program {target.builder} on this machine",
+            f"Install {target.builder}, or set target.builder to pod",
+        )
+    else:
+        for stage in STAGES:
+            if given(ctx, stage) is None:
+                WORKERS[target.builder].check(recipe(ctx, stage))
 
 
 def _rights(ctx: "ClusterContext", namespace: str) -> Iterator[Finding]:
