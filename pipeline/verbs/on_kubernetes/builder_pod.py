@@ -16,7 +16,7 @@ from manycpu.pipeline.spec.errors import BadInputError, ClusterError
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.verbs.on_kubernetes.appending import append
-from manycpu.pipeline.verbs.on_kubernetes.builders import ACCESS, CERTIFICATE, CONTEXT, PODS, access
+from manycpu.pipeline.verbs.on_kubernetes.builders import ACCESS, CONTEXT, PODS, access
 from manycpu.pipeline.verbs.on_kubernetes.building import TIMEOUT, Build, LastLines
 from manycpu.pipeline.verbs.on_kubernetes.layers import tree
 from manycpu.pipeline.verbs.on_kubernetes.registries import Registries, own_repository
@@ -54,33 +54,29 @@ def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
     there = ctx.cluster.in_namespace(namespace) if away else ctx.cluster
     owners = [] if away else ctx.ledger.owner()
     files = access(ctx, wanted, opened)
-    pod = manifest(ctx, wanted, _image(ctx, wanted, opened), tuple(files), owners)
+    pod = manifest(ctx, wanted, _image(ctx, wanted, opened), owners)
     name = pod["metadata"]["name"]
     with _made(ctx, there, [_secret(ctx, name, files, owners), pod]):
         _wait(there, name, wanted)
 
 
-def manifest(
-    ctx: "ClusterContext", wanted: Build, image: str, files: tuple[str, ...], owners: list[Manifest]
-) -> Manifest:
+def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[Manifest]) -> Manifest:
     """Make the builder's pod, within the builder's Pod Security level.
 
     Args:
         ctx: The run.
         wanted: What is built.
         image: The builder's image, with the context in it.
-        files: Names of the Secret's files.
         owners: The pod's owners.
     """
     name = f"{ctx.name}-build-{wanted.recipe.stage}"
     builder = PODS[ctx.target.builder]
-    env = {"CONTEXT": CONTEXT, "CERTIFICATES": ACCESS if CERTIFICATE in files else "", **builder.env}
     options = map(literal, builder.options(wanted.recipe))
     container = {
         "name": "build",
         "image": image,
         "command": ["sh", "-c", builder.script, "build", str(wanted.reference), *options],
-        "env": [{"name": key, "value": value} for key, value in sorted(env.items())],
+        "env": [{"name": key, "value": value} for key, value in builder.env.items()],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
         "securityContext": dict(builder.security),
         "volumeMounts": [

@@ -25,6 +25,8 @@ CONTEXT: Final = "/opt/manycpu/build"
 CERTIFICATE: Final = "ca.crt"
 Commands = tuple[list[list[str]], dict[str, str]]
 """What to run, and the environment that it needs."""
+Settings = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
+"""Writes a builder's file on registries: those that speak plain HTTP, and those of the target's authority."""
 
 
 class Place(NamedTuple):
@@ -45,6 +47,7 @@ class Place(NamedTuple):
 class OnWorker(NamedTuple):
     """A program of the worker, which leaves the image in a file."""
 
+    settings: Settings
     commands: Callable[[Recipe, Place], Commands]
     check: Callable[[Recipe], None] = lambda _: None
     """Raises BadInputError where the program does not build such a Dockerfile."""
@@ -57,6 +60,7 @@ class InPod(NamedTuple):
     """The image with the builder, where the target gives none."""
     level: Literal["baseline", "privileged"]
     """The Pod Security level that takes the pod."""
+    settings: Settings
     script: str
     """Gets the image's name and the options."""
     options: Callable[[Recipe], list[str]]
@@ -72,7 +76,7 @@ class InPod(NamedTuple):
 def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str, str]:
     """Write what a builder must know to reach the registries of a build: file name -> content.
 
-    `config.json` has the logins, `registries.conf` says what speaks plain HTTP, `ca.crt` is the authority.
+    `config.json` has the logins, `ca.crt` is the authority; a file of the builder's own says how to ask whom.
     """
     names = [Reference.parse(base, "target.build_args") for base in build.recipe.bases]
     hosts = {reference.registry: reference for reference in (*names, build.reference)}
@@ -81,23 +85,39 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
         if login := opened.login(host):
             auths |= login.as_config(host)["auths"]
     plain = [host for host, name in hosts.items() if opened.repository(name).connection.plain]
-    files = {"config.json": json.dumps({"auths": auths}), "registries.conf": _registries(plain)}
+    files = {"config.json": json.dumps({"auths": auths})}
     if ctx.target.registry_ca:
         files[CERTIFICATE] = Path(ctx.target.registry_ca).read_text()
-    return files
+    trusted = [host for host in hosts if CERTIFICATE in files and host not in plain]
+    return files | BUILDERS[ctx.target.builder].settings(plain, trusted)
 
 
-def _registries(plain: Sequence[str]) -> str:
+def _of_buildah(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
     lines = ['unqualified-search-registries = ["docker.io"]']
     for host in plain:
         lines += ["[[registry]]", f'location = "{host}"', "insecure = true"]
-    return "\n".join((*lines, ""))
+    return {"registries.conf": "\n".join((*lines, ""))}
+
+
+def _of_buildkit(plain: Sequence[str], trusted: Sequence[str]) -> dict[str, str]:
+    known = dict.fromkeys(plain, "http = true") | dict.fromkeys(trusted, f'ca = ["{ACCESS}/{CERTIFICATE}"]')
+    return {"buildkitd.toml": "".join(f'[registry."{host}"]\n{how}\n' for host, how in known.items())}
+
+
+def _of_docker(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
+    return {}  # its daemon's, which no client can change
 
 
 def _options(recipe: Recipe) -> list[str]:
     """What docker and buildah alike are told of a recipe."""
     arguments = [word for name, value in recipe.arguments for word in ("--build-arg", f"{name}={value}")]
     return [*(("--target", recipe.target) if recipe.target else ()), *arguments]
+
+
+def _buildkit_options(recipe: Recipe) -> list[str]:
+    words = [f"target={recipe.target}"] if recipe.target else []
+    words += [f"build-arg:{name}={value}" for name, value in recipe.arguments]
+    return [part for word in words for part in ("--opt", word)]
 
 
 def _buildah(recipe: Recipe, place: Place) -> Commands:
@@ -135,25 +155,26 @@ def _check_docker(recipe: Recipe) -> None:
 
 
 WORKERS: Final[Mapping[str, OnWorker]] = {
-    "buildah": OnWorker(_buildah),
-    "docker": OnWorker(_docker, _check_docker),
+    "buildah": OnWorker(_of_buildah, _buildah),
+    "docker": OnWorker(_of_docker, _docker, _check_docker),
 }
 
 PODS: Final[Mapping[str, InPod]] = {
     "pod": InPod(
         image="quay.io/buildah/stable:latest",
         level="baseline",
+        settings=_of_buildah,
         # Overlay where the node's kernel lets a user namespace mount it; vfs, which copies, where not.
-        script="""
+        script=f"""
 set -eu
 name=$1; shift
 export STORAGE_DRIVER=overlay
 buildah info >/dev/null 2>&1 || STORAGE_DRIVER=vfs
 echo "$(buildah --version), storage $STORAGE_DRIVER"
-[ -z "$CERTIFICATES" ] || set -- --cert-dir "$CERTIFICATES" "$@"
-buildah bud --format oci "$@" -t "$name" "$CONTEXT"
-set -- ${CERTIFICATES:+--cert-dir "$CERTIFICATES"}
-buildah push --quiet "$@" "$name" "docker://$name"
+trust=
+[ ! -e {ACCESS}/{CERTIFICATE} ] || trust="--cert-dir {ACCESS}"
+buildah bud --format oci $trust "$@" -t "$name" {CONTEXT}
+buildah push --quiet $trust "$name" "docker://$name"
 """,
         options=_options,
         env={
@@ -167,5 +188,34 @@ buildah push --quiet "$@" "$name" "docker://$name"
         storage="/var/lib/containers",
         readable=0o400,
     ),
+    # As BuildKit's documentation of its rootless mode has it: user 1000, no privileges, and no profiles of
+    # seccomp and AppArmor, which would forbid to make a user namespace and to mount in it.
+    "buildkit": InPod(
+        image="docker.io/moby/buildkit:rootless",
+        level="privileged",
+        settings=_of_buildkit,
+        script=f"""
+set -eu
+name=$1; shift
+buildkitd --version
+set -- --local context={CONTEXT} --local dockerfile={CONTEXT} "$@"
+set -- "$@" --output "type=image,name=$name,push=true,oci-mediatypes=true"
+exec buildctl-daemonless.sh build --progress plain --frontend dockerfile.v0 "$@"
+""",
+        options=_buildkit_options,
+        env={
+            "BUILDCTL_CONNECT_RETRIES_MAX": "60",  # which is 40 s
+            "BUILDKITD_FLAGS": f"--config {ACCESS}/buildkitd.toml --oci-worker-no-process-sandbox",
+            "DOCKER_CONFIG": ACCESS,
+        },
+        security={
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "seccompProfile": {"type": "Unconfined"},
+            "appArmorProfile": {"type": "Unconfined"},
+        },
+        storage="/home/user/.local/share/buildkit",
+        readable=0o444,
+    ),
 }
-"""The rest is in a pod of :mod:`builder_pod`."""
+BUILDERS: Final[Mapping[str, OnWorker | InPod]] = {**WORKERS, **PODS}
