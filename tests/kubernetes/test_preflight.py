@@ -67,6 +67,7 @@ def test_each_right_to_build_that_is_missing_is_named(target: Fields, builds: Sp
         is_missing(ctx, check_images, f"{verb} {resource} in namespace {builds.name}")
 
 
+@pytest.mark.pod_security("restricted")
 def test_a_level_that_refuses_the_builder_is_a_warning(
     target: Fields, namespace: Space, builds: Space, tmp_path: Path
 ) -> None:
