@@ -101,10 +101,10 @@ class Waiting:
         return f"{handle.name}-worker-{number}"
 
 
-def begin(target: dict[str, Any], image: str, folder: Path, **run: Any) -> Waiting:
+def begin(target: dict[str, Any], image: str, folder: Path, name: str = "wait", **run: Any) -> Waiting:
     """Begin a run: its ledger is there, its job is not."""
     fields = {"program": "question_answering", "output": str(folder / "out"), **run}
-    ctx = open_context(fields, target, "wait", str(folder), base=folder)
+    ctx = open_context(fields, target, name, str(folder), base=folder)
     assert isinstance(ctx, ClusterContext)
     ctx.ledger.open(ctx.new_entry(time.time()))
     return Waiting(ctx, image, ctx.run.nodes[1])

@@ -55,6 +55,16 @@ class Airflow:
         found: dict[str, Any] = self.api("GET", f"{run}/taskInstances/{task}")
         return found
 
+    def mark(self, run: str, state: str, task: str = "training.train") -> None:
+        """Mark a task as a person does in the web UI."""
+        self.api("PATCH", f"{run}/taskInstances/{task}", {"new_state": state})
+
+    def clear(self, run: str, task: str = "training.train") -> None:
+        """Clear a task as a person does in the web UI."""
+        dag, _, run_id = run.partition("/dagRuns/")
+        body = {"dry_run": False, "only_failed": False, "task_ids": [task], "dag_run_id": run_id}
+        self.api("POST", f"{dag}/clearTaskInstances", body)
+
     def log(self, run: str, task: str = "training.train", attempt: int = 1) -> list[str]:
         """Read the log of a try of a task, as the web UI shows it."""
         content = self.api("GET", f"{run}/taskInstances/{task}/logs/{attempt}?full_content=true")["content"]

@@ -39,12 +39,11 @@ def start_controllers(namespace: Namespace, kubernetes: Module) -> None:
 
 
 def start_api_server(namespace: Namespace, kubernetes: Module) -> None:
-    """Start the API server alone, and wait until it answers."""
-    namespace.start("apiserver", [kubernetes.program("kube-apiserver"), *_api_server()])
+    """Start the API server alone, and wait until it answers; one that ends meanwhile is started again."""
 
     def answers() -> bool:
         if not namespace.alive("apiserver"):
-            raise ClusterError("the API server ended")
+            namespace.start("apiserver", [kubernetes.program("kube-apiserver"), *_api_server()])
         return ready(kubernetes)
 
     try:

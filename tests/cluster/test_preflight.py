@@ -63,7 +63,7 @@ def test_debian_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 3 * 2**30))
     assert (
-        "26 GiB of disk are needed below /var/empty-cache/cluster, 3.0 GiB are free" in preflight.missing()[0]
+        "17 GiB of disk are needed below /var/empty-cache/cluster, 3.0 GiB are free" in preflight.missing()[0]
     )
 
 

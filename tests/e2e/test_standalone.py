@@ -103,7 +103,7 @@ def test_marking_the_task_failed_ends_the_training(airflow: Airflow, tmp_path: P
     handle = _handle(airflow, tmp_path)
     _deferred(airflow, run, handle)
     processes = _ranks(handle)
-    airflow.api("PATCH", f"{run}/taskInstances/training.train", {"new_state": "failed"})
+    airflow.mark(run, "failed")
     until(lambda: _gone(processes), END)
     assert airflow.end(run) == "failed"
     assert _report(tmp_path)["state"] == "cancelled"
@@ -115,7 +115,7 @@ def test_marking_the_task_failed_in_the_worker_ends_the_training(airflow: Airflo
     handle = _handle(airflow, tmp_path)
     _said(handle, "line 2")
     processes = _ranks(handle)
-    airflow.api("PATCH", f"{run}/taskInstances/training.train", {"new_state": "failed"})
+    airflow.mark(run, "failed")
     until(lambda: _gone(processes), END)
     assert airflow.end(run) == "failed"
     assert _report(tmp_path)["state"] == "cancelled"
@@ -126,9 +126,7 @@ def test_clearing_the_task_ends_the_training_and_starts_the_next(airflow: Airflo
     handle = _handle(airflow, tmp_path)
     _deferred(airflow, run, handle)
     processes = _ranks(handle)
-    dag, _, run_id = run.partition("/dagRuns/")
-    body = {"dry_run": False, "only_failed": False, "task_ids": ["training.train"], "dag_run_id": run_id}
-    airflow.api("POST", f"{dag}/clearTaskInstances", body)
+    airflow.clear(run)
     until(lambda: _gone(processes), END)
     second = _handle(airflow, tmp_path, attempt=2)
     assert second["pid"] != handle["pid"]

@@ -1,5 +1,6 @@
 """Jobs in a real Airflow: what becomes of one whose worker is killed or whose task is ended."""
 
+import itertools
 import json
 import os
 import re
@@ -62,14 +63,6 @@ class Training:
     def log(self, attempt: int = 1) -> list[str]:
         return self.airflow.log(self.run, attempt=attempt)
 
-    def marked(self, state: str) -> None:
-        self.airflow.api("PATCH", f"{self.run}/taskInstances/training.train", {"new_state": state})
-
-    def cleared(self) -> None:
-        dag, _, run_id = self.run.partition("/dagRuns/")
-        body = {"dry_run": False, "only_failed": False, "task_ids": ["training.train"], "dag_run_id": run_id}
-        self.airflow.api("POST", f"{dag}/clearTaskInstances", body)
-
     def attaches(self, job: Manifest) -> None:
         """Wait until the next try waits for a job, which is the same as before."""
         until(lambda: self.task["try_number"] == 2 and self.task["state"] == "running", WAIT)
@@ -80,6 +73,13 @@ class Training:
     def loses(self, job: Manifest) -> None:
         """Wait until a job and its pods are gone."""
         until(lambda: self._uid(job) is None and self._pods(job) == [], WAIT)
+
+    def was_ended(self, *by: str) -> None:
+        """See that the DAG run failed, and that the report says who ended the training."""
+        assert self.airflow.end(self.run, WAIT) == "failed"
+        report = self.report()
+        assert (report.state, report.left_behind) == ("cancelled", [])
+        assert any(words in str(report.error) for words in by), report.error
 
     def report(self) -> Report:
         return Report.model_validate_json((self.output / "report.json").read_text())
@@ -114,9 +114,10 @@ def begin(
     airflow: Airflow, connected: dict[str, Any], namespace: Space, tmp_path: Path
 ) -> Callable[..., list[Training]]:
     """Start a DAG for each of some launch kinds."""
+    numbers = itertools.count()
 
     def start(dag: str, launch: str) -> Training:
-        output = tmp_path / launch
+        output = tmp_path / str(next(numbers))
         where = {f"kubernetes_{name}": value for name, value in connected.items() if name != "kind"}
         conf = {
             "program": str(PROGRAM),
@@ -154,41 +155,25 @@ def test_a_retry_attaches_to_the_job_of_a_worker_that_was_killed(
         assert (training.report().attempts, training.report().left_behind) == (1, [])
 
 
-def test_marking_the_task_failed_ends_the_job(begin: Callable[..., list[Training]]) -> None:
-    trainings = begin("form", *JOBS)
-    jobs = [training.speaks() for training in trainings]
-    for training in trainings:
+def test_ending_a_deferred_task_ends_its_job(begin: Callable[..., list[Training]]) -> None:
+    marked, (cleared,), (late,) = (
+        begin("form", *JOBS),
+        begin("form", "pytorchjob"),
+        begin("form_hurried", "pytorchjob"),
+    )
+    jobs = {training.run: training.job() for training in (*marked, cleared, late)}
+    for training in (*marked, cleared, late):
         training.waits()
-        training.marked("failed")
-    for training, job in zip(trainings, jobs, strict=True):
-        training.loses(job)
-        assert training.airflow.end(training.run, WAIT) == "failed"
-        report = training.report()
-        assert (report.state, report.left_behind) == ("cancelled", [])
+    for training in marked:
+        training.airflow.mark(training.run, "failed")
+    cleared.airflow.clear(cleared.run)
+    for training in (*marked, cleared, late):
+        training.loses(jobs[training.run])
+    cleared.goes_on(cleared.speaks(attempt=2))
+    assert cleared.airflow.end(cleared.run, WAIT) == "success"
+    assert (cleared.report().attempts, cleared.report().left_behind) == (2, [])
+    for training in marked:
         # By the triggerer, or by the task that cleans up: Airflow starts both at once.
-        assert str(report.error).startswith(("ended by task training.train, try 1", "ended by cleanup"))
-
-
-def test_clearing_the_task_ends_the_job_and_the_next_attempt_follows(
-    begin: Callable[..., list[Training]],
-) -> None:
-    (training,) = begin("form", "pytorchjob")
-    job = training.speaks()
-    training.waits()
-    training.cleared()
-    training.loses(job)
-    training.goes_on(training.speaks(attempt=2))
-    assert training.airflow.end(training.run, WAIT) == "success"
-    assert (training.report().attempts, training.report().left_behind) == (2, [])
-
-
-def test_the_execution_timeout_of_a_deferred_task_ends_the_job(begin: Callable[..., list[Training]]) -> None:
-    (training,) = begin("form_hurried", "pytorchjob")
-    job = training.job()
-    training.waits()
-    training.loses(job)
-    assert training.airflow.end(training.run, WAIT) == "failed"
-    assert training.task["state"] == "failed"
-    report = training.report()
-    assert (report.state, report.left_behind) == ("cancelled", [])
-    assert "ended by execution_timeout" in str(report.error)
+        training.was_ended("ended by task training.train, try 1", "ended by cleanup")
+    late.was_ended("ended by execution_timeout")
+    assert late.task["state"] == "failed"

@@ -1,9 +1,10 @@
 """Waiting for jobs on the cluster: what is said while they wait, how they end, and that no line is lost."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from cluster.command import wait_for
@@ -16,7 +17,7 @@ from kubernetes_jobs import Looker, Waiting, begin
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.wait import observed_of
+from manycpu.pipeline.verbs.wait import observed_of, outcome
 
 Begin = Callable[..., Waiting]
 COUNT = "for n in range({n}): say(f'line {{n}}'); time.sleep({pause})"
@@ -100,46 +101,73 @@ def test_an_expired_token_is_renewed(
     assert looker.said("0: line ") == [f"0: line {n}" for n in range(200)]
 
 
-def test_pods_without_a_node_are_named_with_the_scheduler_s_words(
-    a_job: Begin, look: Callable[..., Looker]
+class Stuck(NamedTuple):
+    """A job that never runs: fields of its run and of the job, the budget that ends it, and what is said."""
+
+    run: dict[str, Any]
+    job: dict[str, Any]
+    budget: str
+    reason: str
+
+
+def _stuck(registry: str) -> dict[str, Stuck]:
+    lacking = f"{registry}/no-such-image:1"
+    keys = {"volumes": [{"name": "keys", "secret": {"secretName": "no-such-secret"}}]}
+    mounted = {"volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}
+    data = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "no-such-claim"}}]}
+    broken = ["python3", "-u", "-c", "print('broken'); raise SystemExit(3)"]
+    queued, starting = "run.queue_timeout", "run.start_timeout"
+    return {
+        "node": Stuck(
+            {"nnodes": 2, "queue_timeout": 8},
+            {"pods": {"nodeSelector": {"disk": "punched-cards"}}},
+            queued,
+            r"0/2 nodes are available.*\(\S+-worker-0, \S+-worker-1\)",
+        ),
+        "claim": Stuck(
+            {"queue_timeout": 8}, {"pods": data}, queued, 'persistentvolumeclaim "no-such-claim" not found'
+        ),
+        "image": Stuck(
+            {"start_timeout": 15},
+            {"change": lambda job: of_rank(job).update(image=lacking)},
+            starting,
+            f"image {lacking} of container pytorch cannot be pulled.*not found",
+        ),
+        "volume": Stuck(
+            {"start_timeout": 15},
+            {"pods": keys, "change": lambda job: of_rank(job).update(mounted)},
+            starting,
+            'volume: MountVolume.SetUp failed for volume "keys"',
+        ),
+        "crashes": Stuck(
+            {"start_timeout": 45, "max_restarts": 9},
+            {"restart": "OnFailure", "change": lambda job: of_rank(job).update(command=broken)},
+            starting,
+            r"started [3-9] .*ended with exit code 3",
+        ),
+    }
+
+
+def test_what_keeps_a_job_from_running_is_named(
+    a_job: Begin, look: Callable[..., Looker], cluster: TestCluster
 ) -> None:
-    waiting = a_job(nnodes=2, queue_timeout=8)
-    handle = waiting.create(pods={"nodeSelector": {"disk": "punched-cards"}})
-    seen = look(waiting, handle).to_the_end()
-    assert (seen.state, seen.budget) == (RunState.FAILED, "run.queue_timeout")
-    assert "0/2 nodes are available" in seen.reason
-    assert f"({waiting.pod_of(handle, 0)}, {waiting.pod_of(handle, 1)})" in seen.reason
-    is_gone(waiting)
+    jobs = _stuck(cluster.registry)
+    waiting = {name: a_job(name=name, **job.run) for name, job in jobs.items()}
+    lookers = {name: look(begun, begun.create(**jobs[name].job)) for name, begun in waiting.items()}
+    wait_for("all to end", lambda: {ended(looker) for looker in lookers.values()} == {True}, seconds=120)
+    for name, (_, _, budget, reason) in jobs.items():
+        seen = outcome(waiting[name].ctx, lookers[name].handle, lookers[name].seen)
+        assert (name, seen.state, seen.budget) == (name, RunState.FAILED, budget)
+        assert re.search(reason, seen.reason, re.DOTALL), (name, seen.reason)
+    assert lookers["image"].said("cannot be pulled")  # also while it waited
+    starts = int(lookers["crashes"].seen.reason.split("started ")[1].split()[0])
+    assert len(lookers["crashes"].said("/pytorch] broken")) == starts >= 3
+    for begun in waiting.values():
+        is_gone(begun)
 
 
-def test_an_image_that_is_not_there(a_job: Begin, look: Callable[..., Looker], cluster: TestCluster) -> None:
-    waiting = a_job(start_timeout=15)
-    image = f"{cluster.registry}/no-such-image:1"
-    handle = waiting.create(change=lambda job: of_rank(job).update(image=image))
-    looker = look(waiting, handle)
-    seen = looker.to_the_end()
-    assert seen.budget == "run.start_timeout"
-    assert f"image {image} of container pytorch cannot be pulled" in seen.reason
-    assert "not found" in seen.reason
-    assert looker.said("cannot be pulled")  # also while it waited
-    is_gone(waiting)
-
-
-def test_a_volume_that_cannot_be_mounted(a_job: Begin, look: Callable[..., Looker]) -> None:
-    waiting = a_job(start_timeout=15)
-    volume = {"name": "keys", "secret": {"secretName": "no-such-secret"}}
-    mount = {"volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}
-    handle = waiting.create(pods={"volumes": [volume]}, change=lambda job: of_rank(job).update(mount))
-    seen = look(waiting, handle).to_the_end()
-    assert seen.budget == "run.start_timeout"
-    assert 'volume: MountVolume.SetUp failed for volume "keys"' in seen.reason
-
-
-def test_a_claim_that_is_not_there(a_job: Begin, look: Callable[..., Looker]) -> None:
-    waiting = a_job(queue_timeout=8)
-    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "no-such-claim"}}
-    handle = waiting.create(pods={"volumes": [volume]})
-    assert 'persistentvolumeclaim "no-such-claim" not found' in look(waiting, handle).to_the_end().reason
+def ended(looker: Looker) -> bool:
+    return looker.seen.state.terminal or looker.look().state.terminal
 
 
 def test_a_quota_that_refuses_the_pods(a_job: Begin, look: Callable[..., Looker], namespace: Space) -> None:
@@ -184,24 +212,6 @@ def test_an_mpijob_that_its_operator_refuses(a_job: Begin, look: Callable[..., L
     assert seen.state is RunState.FAILED
     assert "the operator refuses the job" in seen.reason
     is_gone(waiting)
-
-
-def test_every_start_of_a_crashing_pod_is_told_and_the_loop_is_named(
-    a_job: Begin, look: Callable[..., Looker]
-) -> None:
-    waiting = a_job(start_timeout=45, max_restarts=9)
-    script = "print('broken', flush=True); sys.exit(3)"
-    handle = waiting.create(
-        restart="OnFailure",
-        change=lambda job: of_rank(job)["command"].__setitem__(3, f"import sys; {script}"),
-    )
-    looker = look(waiting, handle)
-    seen = looker.to_the_end()
-    assert seen.budget == "run.start_timeout"
-    assert "ended with exit code 3" in seen.reason
-    starts = int(seen.reason.split("started ")[1].split()[0])
-    assert starts >= 3
-    assert len(looker.said("/pytorch] broken")) == starts
 
 
 def test_a_rank_that_is_killed_is_named_with_its_last_lines(

@@ -120,6 +120,11 @@ def test_a_data_set_without_a_needed_column_is_told(env: dict[str, str], hub: Pa
         run(env | {"MANYCPU_DATA": str(hub)})
 
 
-def test_a_data_set_of_the_hub_that_cannot_be_had_is_told(env: dict[str, str]) -> None:
+def test_a_data_set_of_the_hub_that_cannot_be_had_is_told(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As HF_HUB_OFFLINE=1 does before the import: without it the Hub's client tries for 23 s.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(BadInputError, match=r"run\.args: the data set 'no/such' cannot be loaded.*HF_TOKEN"):
         run(env, "--dataset_name", "no/such")
