@@ -209,6 +209,16 @@ def test_the_users_docker_settings_are_kept_but_for_the_login(
 
 
 @docker
+def test_a_base_that_docker_has_may_be_older(context: Context, host: str) -> None:
+    base = f"{host}/base:moved"
+    push_base(host, LOGIN, "moved", labels={"age": "old"}, shell=docker_daemon.busybox())
+    _configure(LOGIN.as_config(host))
+    subprocess.run(["docker", "pull", "--quiet", base], check=True)
+    push_base(host, LOGIN, "moved", labels={"age": "new"}, shell=docker_daemon.busybox())
+    assert pull(str(build(context(build_args={"BASE": base}))), LOGIN).labels["age"] == "new"
+
+
+@docker
 def test_dockers_classic_builder_builds_what_it_can(
     context: Context, builder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def _run(program: str, wanted: Build, place: Place) -> None:
     builder, lines = WORKERS[program], LastLines()
     try:
         builder.check(wanted.recipe)
-        commands, env = builder.commands(wanted.recipe, place)
+        commands, env = builder.commands(wanted, place)
         for command in commands:
             if code := process.follow(command, lines, timeout=TIMEOUT, env=env):
                 raise lines.failed(wanted, f"{command[0]} {command[1]} ended with {code}")

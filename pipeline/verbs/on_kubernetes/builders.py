@@ -48,7 +48,7 @@ class OnWorker(NamedTuple):
     """A program of the worker, which leaves the image in a file."""
 
     settings: Settings
-    commands: Callable[[Recipe, Place], Commands]
+    commands: Callable[[Build, Place], Commands]
     check: Callable[[Recipe], None] = lambda _: None
     """Raises BadInputError where the program does not build such a Dockerfile."""
 
@@ -88,7 +88,7 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
     files = {"config.json": json.dumps({"auths": auths})}
     if ctx.target.registry_ca:
         files[CERTIFICATE] = Path(ctx.target.registry_ca).read_text()
-    trusted = [host for host in hosts if CERTIFICATE in files and host not in plain]
+    trusted = [host for host in hosts if CERTIFICATE in files and host == opened.own and host not in plain]
     return files | BUILDERS[ctx.target.builder].settings(plain, trusted)
 
 
@@ -120,27 +120,31 @@ def _buildkit_options(recipe: Recipe) -> list[str]:
     return [part for word in words for part in ("--opt", word)]
 
 
-def _buildah(recipe: Recipe, place: Place) -> Commands:
+def _buildah(build: Build, place: Place) -> Commands:
     env = {
         "REGISTRY_AUTH_FILE": str(place.known / "config.json"),
         "CONTAINERS_REGISTRIES_CONF": str(place.known / "registries.conf"),
         "BUILDAH_ISOLATION": "chroot",
     }
     trusted = ["--cert-dir", str(place.known)] if (place.known / CERTIFICATE).exists() else []
-    make = ["buildah", "bud", "--format", "oci", *trusted, *_options(recipe), "-t", place.name]
+    make = ["buildah", "bud", "--format", "oci", *trusted, *_options(build.recipe), "-t", place.name]
     save = ["buildah", "push", "--quiet", place.name, f"oci-archive:{place.archive}"]
     return [[*make, str(place.context)], save], env
 
 
-def _docker(recipe: Recipe, place: Place) -> Commands:
+def _docker(build: Build, place: Place) -> Commands:
     settings = place.known / "docker"
     docker.write_settings(settings, json.loads((place.known / "config.json").read_text())["auths"])
     # An attestation would make the image an index of several.
     env = {"DOCKER_CONFIG": str(settings), "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     if buildkit := docker.has_buildkit():
         env["DOCKER_BUILDKIT"] = "1"
-    tidy = [] if buildkit else ["--force-rm"]  # BuildKit leaves no containers, and knows no such option
-    make = ["docker", "build", *tidy, *_options(recipe), "-t", place.name, str(place.context)]
+    options = _options(build.recipe)
+    if build.from_registry:
+        options.append("--pull")  # what docker has by that name may be older
+    if not buildkit:
+        options.append("--force-rm")  # BuildKit leaves no containers, and knows no such option
+    make = ["docker", "build", *options, "-t", place.name, str(place.context)]
     return [make, ["docker", "save", "-o", str(place.archive), place.name]], env
 
 

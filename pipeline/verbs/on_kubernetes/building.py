@@ -21,6 +21,8 @@ class Build(NamedTuple):
     recipe: Recipe
     reference: Reference
     """The image's name, with its tag."""
+    from_registry: bool = False
+    """Whether registries have all that it starts from; its tag is made from those digests."""
 
 
 class LastLines:

@@ -60,7 +60,8 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
 def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
     """Say what would be built, and name it by all that goes into it."""
     made = recipe(ctx, stage)
-    return Build(made, ours.at(made.tag(_digests(ctx, made))))
+    digests = _digests(ctx, made)
+    return Build(made, ours.at(made.tag(digests)), all(digests.get(base) for base in made.bases))
 
 
 def _digests(ctx: "ClusterContext", made: Recipe) -> dict[str, str]:
