@@ -64,7 +64,7 @@ def test_buildkits_pod_goes_beyond_baseline_by_two_profiles_alone(tmp_path: Path
 
 def test_buildkit_is_told_how_to_ask_each_registry() -> None:
     (text,) = PODS["buildkit"].settings(["10.0.0.1:5000"], ["a.test", "b.test:443"]).values()
-    trusting = {"ca": ["/run/manycpu/ca.crt"]}
+    trusting = {"http": False, "ca": ["/run/manycpu/ca.crt"]}
     known = {"10.0.0.1:5000": {"http": True}, "a.test": trusting, "b.test:443": trusting}
     assert tomllib.loads(text) == {"registry": known}
 

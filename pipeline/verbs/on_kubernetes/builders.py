@@ -100,7 +100,8 @@ def _of_buildah(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
 
 
 def _of_buildkit(plain: Sequence[str], trusted: Sequence[str]) -> dict[str, str]:
-    known = dict.fromkeys(plain, "http = true") | dict.fromkeys(trusted, f'ca = ["{ACCESS}/{CERTIFICATE}"]')
+    secure = f'http = false\nca = ["{ACCESS}/{CERTIFICATE}"]'
+    known = dict.fromkeys(plain, "http = true") | dict.fromkeys(trusted, secure)
     return {"buildkitd.toml": "".join(f'[registry."{host}"]\n{how}\n' for host, how in known.items())}
 
 
