@@ -1,6 +1,5 @@
 """Jobs in a real Airflow: what becomes of one whose worker is killed or whose task is ended."""
 
-import itertools
 import json
 import os
 import re
@@ -114,10 +113,9 @@ def begin(
     airflow: Airflow, connected: dict[str, Any], namespace: Space, tmp_path: Path
 ) -> Callable[..., list[Training]]:
     """Start a DAG for each of some launch kinds."""
-    numbers = itertools.count()
 
     def start(dag: str, launch: str) -> Training:
-        output = tmp_path / str(next(numbers))
+        output = tmp_path / launch
         where = {f"kubernetes_{name}": value for name, value in connected.items() if name != "kind"}
         conf = {
             "program": str(PROGRAM),
@@ -155,25 +153,35 @@ def test_a_retry_attaches_to_the_job_of_a_worker_that_was_killed(
         assert (training.report().attempts, training.report().left_behind) == (1, [])
 
 
-def test_ending_a_deferred_task_ends_its_job(begin: Callable[..., list[Training]]) -> None:
-    marked, (cleared,), (late,) = (
-        begin("form", *JOBS),
-        begin("form", "pytorchjob"),
-        begin("form_hurried", "pytorchjob"),
-    )
-    jobs = {training.run: training.job() for training in (*marked, cleared, late)}
-    for training in (*marked, cleared, late):
+def test_marking_the_task_failed_ends_the_job(begin: Callable[..., list[Training]]) -> None:
+    trainings = begin("form", *JOBS)
+    jobs = [training.speaks() for training in trainings]
+    for training in trainings:
         training.waits()
-    for training in marked:
         training.airflow.mark(training.run, "failed")
-    cleared.airflow.clear(cleared.run)
-    for training in (*marked, cleared, late):
-        training.loses(jobs[training.run])
-    cleared.goes_on(cleared.speaks(attempt=2))
-    assert cleared.airflow.end(cleared.run, WAIT) == "success"
-    assert (cleared.report().attempts, cleared.report().left_behind) == (2, [])
-    for training in marked:
+    for training, job in zip(trainings, jobs, strict=True):
+        training.loses(job)
         # By the triggerer, or by the task that cleans up: Airflow starts both at once.
         training.was_ended("ended by task training.train, try 1", "ended by cleanup")
-    late.was_ended("ended by execution_timeout")
-    assert late.task["state"] == "failed"
+
+
+def test_clearing_the_task_ends_the_job_and_the_next_attempt_follows(
+    begin: Callable[..., list[Training]],
+) -> None:
+    (training,) = begin("form", "pytorchjob")
+    job = training.speaks()
+    training.waits()
+    training.airflow.clear(training.run)
+    training.loses(job)
+    training.goes_on(training.speaks(attempt=2))
+    assert training.airflow.end(training.run, WAIT) == "success"
+    assert (training.report().attempts, training.report().left_behind) == (2, [])
+
+
+def test_the_execution_timeout_of_a_deferred_task_ends_the_job(begin: Callable[..., list[Training]]) -> None:
+    (training,) = begin("form_hurried", "pytorchjob")
+    job = training.job()
+    training.waits()
+    training.loses(job)
+    training.was_ended("ended by execution_timeout")
+    assert training.task["state"] == "failed"

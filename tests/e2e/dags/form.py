@@ -20,4 +20,4 @@ def form(name: str, **options: Any) -> None:
 
 form("form", retries=1)
 form("form_sync", retries=1, deferrable=False)
-form("form_hurried", retries=0, execution_timeout=timedelta(seconds=60))
+form("form_hurried", retries=0, execution_timeout=timedelta(seconds=40))
