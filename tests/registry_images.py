@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import tarfile
+from pathlib import Path
 
 from manycpu.pipeline.adapters.registry import Repository, of_bytes
 from manycpu.pipeline.adapters.registry_http import Connection
@@ -19,11 +20,11 @@ def push_base(
     tag: str = "1",
     labels: dict[str, str] | None = None,
     env: list[str] | None = None,
+    shell: Path | None = None,
 ) -> None:
-    """Push an image `base` with an empty layer."""
-    tar = io.BytesIO()
-    tarfile.open(fileobj=tar, mode="w").close()
-    layer = Layer(gzip.compress(tar.getvalue(), mtime=0), sha256(tar.getvalue()), "a test")
+    """Push an image `base` with one layer: empty, or with a program that is a shell."""
+    tar = _tar(shell)
+    layer = Layer(gzip.compress(tar, 1, mtime=0), sha256(tar), "a test")
     settings: dict[str, object] = {"Env": ["PATH=/bin", "PYTHONPATH=/theirs", *(env or [])], "User": "1000"}
     settings["Labels"] = labels or {}
     rootfs = {"type": "layers", "diff_ids": []}
@@ -39,6 +40,21 @@ def push_base(
     repository.push(of_bytes(image.config_bytes, sha256(image.config_bytes)))
     repository.push_image(image, tag)
     connection.close()
+
+
+def _tar(shell: Path | None) -> bytes:
+    content: dict[str, bytes | None] = {}  # None: a folder
+    if shell:
+        content = {"bin": None, "bin/sh": shell.read_bytes(), "etc": None}
+        content |= {"etc/passwd": b"tester:x:1000:1000::/:/bin/sh\n", "etc/group": b"tester:x:1000:\n"}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for path, data in content.items():
+            info = tarfile.TarInfo(path)
+            info.mode, info.size = 0o755, len(data or b"")
+            info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
+            tar.addfile(info, io.BytesIO(data or b""))
+    return stream.getvalue()
 
 
 def pull(reference: str, login: Login | None = None) -> Image:

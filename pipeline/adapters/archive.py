@@ -1,4 +1,7 @@
-"""An image as one file: the OCI image layout in a tar, which `ctr images import` and `podman load` take."""
+"""An image as one file: the OCI image layout in a tar, which `ctr images import` and `podman load` take.
+
+What docker before version 25 and podman's docker save has another layout, which is read as well.
+"""
 
 import hashlib
 import io
@@ -10,11 +13,13 @@ from typing import Any, BinaryIO, Final
 
 from manycpu.pipeline.adapters.registry import Content
 from manycpu.pipeline.spec.errors import BuildError
-from manycpu.pipeline.spec.image import INDEXES, Image, check_platform, choose
+from manycpu.pipeline.spec.image import INDEXES, OCI, Image, check_platform, choose, sha256
 
 __all__ = ["Archive", "write"]
 
 _LAYOUT: Final = b'{"imageLayoutVersion":"1.0.0"}'
+_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
+_TAR: Final = "application/vnd.oci.image.layer.v1.tar"
 
 
 class Archive:
@@ -29,31 +34,45 @@ class Archive:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self._places: dict[str, str] = {}
         try:
-            self._index()
+            with tarfile.open(file) as tar:
+                self.image = self._oci(tar) if "index.json" in tar.getnames() else self._docker(tar)
         except (KeyError, OSError, ValueError, tarfile.TarError) as error:
-            raise BuildError(f"{file} is no OCI archive: {error}") from error
+            raise BuildError(f"{file} is no archive of an image: {error}") from error
+        check_platform(self.image, str(file))
 
     def content(self, descriptor: Mapping[str, Any]) -> Content:
         """Name one of its blobs."""
         digest = descriptor["digest"]
         return Content(digest, descriptor["size"], lambda: self._open(digest))
 
-    def _index(self) -> None:
-        with tarfile.open(self.file) as tar:
-            index = json.loads(_read(tar, "index.json"))
-            (descriptor,) = index["manifests"]
-            content = _read(tar, _path(descriptor["digest"]))
-            if descriptor.get("mediaType") in INDEXES:
-                content = _read(tar, _path(choose(json.loads(content), str(self.file))))
-            manifest = json.loads(content)
-            config = _read(tar, _path(manifest["config"]["digest"]))
-        self.image = Image(content, config, manifest.get("mediaType", descriptor["mediaType"]))
-        check_platform(self.image, str(self.file))
+    def _oci(self, tar: tarfile.TarFile) -> Image:
+        (descriptor,) = json.loads(_read(tar, "index.json"))["manifests"]
+        content = _read(tar, _path(descriptor["digest"]))
+        if descriptor.get("mediaType") in INDEXES:
+            content = _read(tar, _path(choose(json.loads(content), str(self.file))))
+        manifest = json.loads(content)
+        config = _read(tar, _path(manifest["config"]["digest"]))
+        return Image(content, config, manifest.get("mediaType", descriptor["mediaType"]))
+
+    def _docker(self, tar: tarfile.TarFile) -> Image:
+        """Read docker's own layout: layers are not compressed, so that their digests are in the config."""
+        (entry,) = json.loads(_read(tar, "manifest.json"))
+        config = _read(tar, entry["Config"])
+        layers = []
+        for digest, path in zip(json.loads(config)["rootfs"]["diff_ids"], entry["Layers"], strict=True):
+            if tar.getmember(path).isfile():  # a layer that is there twice is a link the second time
+                self._places[digest] = path
+            size = tar.getmember(self._places[digest]).size
+            layers.append({"mediaType": _TAR, "digest": digest, "size": size})
+        described = {"mediaType": _CONFIG, "digest": sha256(config), "size": len(config)}
+        manifest = {"schemaVersion": 2, "mediaType": OCI, "config": described, "layers": layers}
+        return Image(json.dumps(manifest).encode(), config)
 
     def _open(self, digest: str) -> BinaryIO:
         with tarfile.open(self.file) as tar:
-            member = tar.getmember(_path(digest))
+            member = tar.getmember(self._places.get(digest) or _path(digest))
         stream = self.file.open("rb")
         stream.seek(member.offset_data)
         return stream

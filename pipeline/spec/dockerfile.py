@@ -1,13 +1,14 @@
-"""What a Dockerfile starts from."""
+"""What a Dockerfile starts from, and what builds it."""
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-__all__ = ["bases"]
+__all__ = ["bases", "needs_buildkit"]
 
 _ARGUMENT: Final = re.compile(r"(?i)^\s*ARG\s+(\w+)(?:=(.*))?$")
 _FROM: Final = re.compile(r"(?i)^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$")
+_NEWER: Final = re.compile(r"(?i)^\s*(?:RUN|COPY|ADD)\s+(?:--\S+\s+)*--(?:mount|chmod|link)\b")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 
@@ -34,6 +35,15 @@ def bases(text: str, arguments: Mapping[str, str]) -> list[str]:
             default = _replaced((argument[2] or "").strip().strip("\"'"), known)
             known[argument[1]] = arguments.get(argument[1], default)
     return found
+
+
+def needs_buildkit(text: str) -> bool:
+    r"""Whether a Dockerfile has an option that docker's classic builder does not know.
+
+    >>> needs_buildkit("FROM a\nRUN --mount=type=cache,target=/c make"), needs_buildkit("FROM a\nRUN make")
+    (True, False)
+    """
+    return any(_NEWER.match(line) for line in _lines(text))
 
 
 def _lines(text: str) -> Iterator[str]:

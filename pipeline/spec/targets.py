@@ -169,20 +169,22 @@ class Kubernetes(BaseModel):
         "built from the Dockerfile.",
         json_schema_extra=_section("Image"),
     )
-    builder: Literal["pod", "docker", "buildah"] = Field(
+    builder: Literal["pod", "buildkit", "docker", "buildah"] = Field(
         "pod",
-        description="What builds images: an unprivileged pod, or docker or buildah on the worker.",
+        description="What builds images: buildah in an unprivileged pod (`pod`), rootless BuildKit in one "
+        "(`buildkit`), or docker or buildah on the worker.",
         json_schema_extra=_section("Image"),
     )
     builder_image: str | None = Field(
         None,
-        description="Image with buildah for the builder pod.",
+        description="Image of the builder pod: with buildah, or with rootless BuildKit.",
         json_schema_extra=_section("Image"),
     )
     build_namespace: str | None = Field(
         None,
         pattern=_NAME,
-        description="Namespace of builder pods, which need Pod Security level baseline; default: the run's.",
+        description="Namespace of builder pods, which need Pod Security level baseline (`pod`) or privileged "
+        "(`buildkit`); default: the run's.",
         json_schema_extra=_section("Image"),
     )
     pull_policy: Literal["IfNotPresent", "Always", "Never"] | None = Field(

@@ -6,6 +6,7 @@ touch nothing.
 
 import platform
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.command import ClusterError, MissingError, log, run
@@ -19,50 +20,51 @@ def release() -> str:
     return platform.freedesktop_os_release().get("VERSION_CODENAME", "unknown")
 
 
-def unpacked() -> Path:
-    return cache() / "debian" / release()
+def unpacked(what: str = "debian") -> Path:
+    """Where packages are unpacked: the cluster's, or others that a test has use for."""
+    return cache() / what / release()
 
 
-def program(name: str) -> Path:
-    """A program from the unpacked packages."""
-    for folder in ("usr/bin", "usr/sbin"):
-        path = unpacked() / folder / name
+def program(name: str, what: str = "debian") -> Path:
+    """A program from unpacked packages."""
+    for folder in ("usr/bin", "usr/sbin", "bin"):
+        path = unpacked(what) / folder / name
         if path.exists():
             return path
-    raise ClusterError(f"no {name} in {unpacked()}: remove that folder, and it is made anew")
+    raise ClusterError(f"no {name} in {unpacked(what)}: remove that folder, and it is made anew")
 
 
 def cni_plugins() -> Path:
     return unpacked() / "usr" / "lib" / "cni"
 
 
-def ensure() -> None:
-    """Fetch and unpack the packages, unless that was done."""
-    if unpacked().exists():
+def ensure(packages: Sequence[str] = PACKAGES, what: str = "debian") -> None:
+    """Fetch and unpack packages, unless that was done."""
+    if unpacked(what).exists():
         return
-    log.info("unpacking %s", " ".join(PACKAGES))
-    part = unpacked().with_suffix(".part")
+    log.info("unpacking %s", " ".join(packages))
+    part = unpacked(what).with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        _fetch(part)
+        _fetch(part, packages)
     except ClusterError as error:
-        raise MissingError(f"Debian's packages {' '.join(PACKAGES)} cannot be had: {error}") from error
+        raise MissingError(f"Debian's packages {' '.join(packages)} cannot be had: {error}") from error
     for package in part.glob("*.deb"):
         run(["dpkg", "-x", package, part])
         package.unlink()
-    part.rename(unpacked())
+    part.rename(unpacked(what))
 
 
-def _fetch(folder: Path) -> None:
+def _fetch(folder: Path, packages: Sequence[str]) -> None:
     """Download the packages, with a new list of what there is if need be."""
     try:
-        _download(folder)
+        _download(folder, packages)
     except ClusterError:
         run(["apt-get", "update", "-qq"], seconds=300)
-        _download(folder)
+        _download(folder, packages)
 
 
-def _download(folder: Path) -> None:
+def _download(folder: Path, packages: Sequence[str]) -> None:
     as_root = ["-o", "APT::Sandbox::User=root"]  # apt's own user cannot write into the cache
-    run(["apt-get", "download", "-qq", *as_root, *PACKAGES], cwd=folder, seconds=300)
+    run(["apt-get", "download", "-qq", *as_root, *packages], cwd=folder, seconds=300)

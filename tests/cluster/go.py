@@ -68,15 +68,16 @@ def uv() -> Path:
     return Path(found)
 
 
-def working_folders() -> tuple[Path, Path]:
-    """Go's downloads and its compiled packages."""
-    return cache() / "go" / "mod", cache() / "go" / "build"
+def working_folders(folder: Path | None = None) -> tuple[Path, Path]:
+    """Go's downloads and its compiled packages, below a folder."""
+    root = folder or cache() / "go"
+    return root / "mod", root / "build"
 
 
-def environment(bin_folder: Path) -> dict[str, str]:
+def environment(bin_folder: Path, folder: Path | None = None) -> dict[str, str]:
     """Static programs, and all of Go's own files below the cache."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("GO") or k in {"GOPROXY", "GONOSUMDB"}}
-    downloads, compiled = working_folders()
+    downloads, compiled = working_folders(folder)
     compiled.mkdir(parents=True, exist_ok=True)
     own = {"GOMODCACHE": downloads, "GOCACHE": compiled, "GOTMPDIR": compiled, "GOBIN": bin_folder}
     return (
@@ -98,8 +99,8 @@ def _linker_flags(module: Module) -> str:
     return flags
 
 
-def install(module: Module, bin_folder: Path) -> None:
-    """Build all programs of a module into a folder."""
+def install(module: Module, bin_folder: Path, folder: Path | None = None) -> None:
+    """Build all programs of a module into a folder, with Go's own files below another."""
     started = time.monotonic()
     log.info("building %s %s (the first time takes minutes)", module.component, module.minor)
     go = find(module.go_version) or fetch()
@@ -107,14 +108,14 @@ def install(module: Module, bin_folder: Path) -> None:
     run(
         [go, "install", *options, *module.packages],
         seconds=BUILD_SECONDS,
-        env=environment(bin_folder),
+        env=environment(bin_folder, folder),
         cwd=module.folder,
     )
     log.info("built %s %s in %.0f s", module.component, module.minor, time.monotonic() - started)
 
 
-def source(module: Module, path: str) -> Path:
+def source(module: Module, path: str, folder: Path | None = None) -> Path:
     """The folder with the source of a module that this one depends on."""
     go = find(module.go_version) or fetch()
     command = ["list", "-m", "-f", "{{.Dir}}", path]
-    return Path(run([go, *command], env=environment(cache()), cwd=module.folder).strip())
+    return Path(run([go, *command], env=environment(cache(), folder), cwd=module.folder).strip())

@@ -4,11 +4,13 @@ import base64
 import io
 import json
 import logging
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import docker_daemon
 import pytest
 import registry_program
 from registry_images import files, pull, push_base
@@ -22,40 +24,70 @@ from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.verbs.context import Access, ClusterContext, open_context
 from manycpu.pipeline.verbs.on_kubernetes import dependencies
+from manycpu.pipeline.verbs.on_kubernetes.image_checks import check_images
 from manycpu.pipeline.verbs.on_kubernetes.registries import registries
 from manycpu.pipeline.verbs.on_kubernetes.save import save
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("buildah"), reason="no buildah here (tests/system-packages installs it)"
-)
 Context = Callable[..., ClusterContext]
+LOGIN = Login(USER, PASSWORD)
+DOCKERFILE = """
+ARG BASE
+FROM ${BASE}
+ARG WORD=none
+COPY hello /hello
+RUN --mount=type=bind,source=.,target=/context read -r hello </context/hello; echo "so it says $hello"
+LABEL word=${WORD}
+"""
+both = pytest.mark.parametrize("builder", ["buildah", "docker"], indirect=True)
+docker = pytest.mark.parametrize("builder", ["docker"], indirect=True)
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run a registry that asks for a login, with an image `base:1`."""
+    """Run a registry that asks for a login, with an image `base:1` that has a shell."""
     folder = tmp_path_factory.mktemp("registry")
     with registry_program.running(folder, registry_program.basic(folder)) as found:
-        push_base(found, Login(USER, PASSWORD))
+        push_base(found, LOGIN, shell=docker_daemon.busybox())
+        yield found
+
+
+@pytest.fixture(scope="module")
+def daemon(host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run docker's daemon."""
+    with docker_daemon.running(tmp_path_factory.mktemp("docker"), host) as found:
         yield found
 
 
 @pytest.fixture
-def context(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """Describe a run that has a Dockerfile in `docker/`."""
+def builder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have a builder on this machine that leaves nothing on it: buildah, unless a test names another."""
+    name = getattr(request, "param", "buildah")
+    settings = tmp_path / "settings"
+    settings.mkdir()
+    (settings / "config.json").write_text(json.dumps({"cliPluginsExtraDirs": docker_daemon.plugins()}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(settings))
+    if name == "docker":
+        monkeypatch.setenv("DOCKER_HOST", request.getfixturevalue("daemon"))
+        monkeypatch.setenv("PATH", f"{docker_daemon.client()}:{os.environ['PATH']}")
+    elif not shutil.which("buildah"):
+        pytest.skip("no buildah here (tests/system-packages installs it)")
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
     (tmp_path / "storage.conf").write_text(
         f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n'
     )
+    return name
+
+
+@pytest.fixture
+def context(host: str, builder: str, tmp_path: Path) -> Context:
+    """Describe a run that has a Dockerfile in `docker/`."""
     folder = tmp_path / "docker"
     folder.mkdir()
-    (folder / "Dockerfile").write_text(
-        f"ARG BASE={host}/base:1\nFROM ${{BASE}}\nARG WORD=none\nCOPY hello /hello\nLABEL word=${{WORD}}\n"
-    )
-    (folder / "hello").write_text("one")
+    (folder / "Dockerfile").write_text(DOCKERFILE.replace("BASE\n", f"BASE={host}/base:1\n"))
+    (folder / "hello").write_text("one\n")
 
     def make(**target: object) -> ClusterContext:
-        fields: dict[str, object] = {"kind": "kubernetes", "builder": "buildah", "registry": f"{host}/built"}
+        fields: dict[str, object] = {"kind": "kubernetes", "builder": builder, "registry": f"{host}/built"}
         fields |= {"dockerfile": "docker/Dockerfile", **target}
         run = {"program": "question_answering", "output": str(tmp_path / "out")}
         access = Access(registry_login={"username": USER, "password": PASSWORD})
@@ -72,21 +104,33 @@ def build(ctx: ClusterContext) -> Reference:
         return dependencies.image(ctx, "train", opened)
 
 
-def test_what_the_dockerfile_says_is_in_the_registry(context: Context) -> None:
-    login = Login(USER, PASSWORD)
-    reference = build(context(build_args={"WORD": "given"}))
-    image = pull(str(reference), login)
-    assert image.labels["word"] == "given"
-    assert files(str(reference), -1, login) == {"hello": b"one"}
+def left(builder: str) -> str:
+    """List a builder's containers, and what it has of ours."""
+    names = {"buildah": ("containers", "images"), "docker": ("ps", "images")}[builder]
+    every = {"buildah": [], "docker": ["--all"]}[builder]
+    commands = ([names[0], "-q", *every], [names[1], "-q", "--filter", "reference=localhost/manycpu"])
+    return "".join(subprocess.check_output([builder, *command], text=True) for command in commands)
 
 
-def test_the_login_is_in_no_image_and_in_no_log(context: Context, caplog: pytest.LogCaptureFixture) -> None:
+@both
+def test_what_the_dockerfile_says_is_in_the_registry(context: Context, builder: str) -> None:
+    reference = build(context(build_args={"WORD": f"of-{builder}"}))
+    image = pull(str(reference), LOGIN)
+    assert image.labels["word"] == f"of-{builder}"
+    layers = [files(str(reference), number, LOGIN) for number in range(len(image.layers))]
+    assert any(layer.get("hello") == b"one\n" for layer in layers)
+    assert left(builder) == ""
+
+
+@both
+def test_the_login_is_in_no_image_and_in_no_log(
+    context: Context, builder: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "manycpu")
-    login = Login(USER, PASSWORD)
-    reference = str(build(context(build_args={"WORD": "secretive"})))
-    assert "STEP" in caplog.text
-    image = pull(reference, login)
-    parts = [b"".join(files(reference, number, login).values()) for number in range(len(image.layers))]
+    reference = str(build(context(build_args={"WORD": f"secretive-{builder}"})))
+    assert "so it says one" in caplog.text
+    image = pull(reference, LOGIN)
+    parts = [b"".join(files(reference, number, LOGIN).values()) for number in range(len(image.layers))]
     told = b"\n".join([*parts, image.config_bytes, caplog.text.encode()])
     for word in (PASSWORD.encode(), base64.b64encode(f"{USER}:{PASSWORD}".encode())):
         assert word not in told
@@ -115,20 +159,26 @@ def test_what_is_there_needs_no_builder(context: Context, monkeypatch: pytest.Mo
     assert build(context()) == first
 
 
-def test_a_build_that_fails_tells_its_last_lines_and_leaves_nothing(context: Context, tmp_path: Path) -> None:
+@both
+def test_a_build_that_fails_tells_its_last_lines_and_leaves_nothing(
+    context: Context, builder: str, tmp_path: Path
+) -> None:
     dockerfile = tmp_path / "docker" / "Dockerfile"
-    dockerfile.write_text(dockerfile.read_text() + "COPY nothing /nothing\n")
-    with pytest.raises(BuildError, match=r"(?s)^target\.dockerfile: .*buildah bud ended with.*nothing"):
+    dockerfile.write_text(dockerfile.read_text() + "RUN echo so it ends && exit 3\n")
+    with pytest.raises(
+        BuildError, match=rf"(?s)^target\.dockerfile: .*{builder} bu\w+ ended with.*so it ends.* 3\b"
+    ):
         build(context())
-    for command in (["containers", "-q"], ["images", "-q", "--filter", "reference=localhost/manycpu"]):
-        left = subprocess.run(["buildah", *command], check=True, capture_output=True, text=True)
-        assert left.stdout == ""
+    assert left(builder) == ""
 
 
-def test_a_builder_that_is_not_there_is_named(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+@both
+def test_a_builder_that_is_not_there_is_named(
+    context: Context, builder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(BuildError, match="'buildah' cannot be run"):
-        build(context(build_args={"WORD": "absent"}))
+    with pytest.raises(BuildError, match=f"'{builder}' cannot be run"):
+        build(context(build_args={"WORD": f"absent-{builder}"}))
 
 
 def test_an_argument_that_the_dockerfile_does_not_know_is_refused(context: Context) -> None:
@@ -136,12 +186,67 @@ def test_an_argument_that_the_dockerfile_does_not_know_is_refused(context: Conte
         build(context(dockerfile=None, build_args={"TORCHES": "2"}))
 
 
+@both
 def test_what_is_built_here_needs_no_registry_to_be_saved(
-    host: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: str, context: Context, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(Login(USER, PASSWORD).as_config(host)))
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    _configure(LOGIN.as_config(host))
     name = save(context(registry=None, build_args={"WORD": "saved"}), tmp_path / "image.tar")
     assert name.startswith("manycpu.local/train:")
-    image = Archive(tmp_path / "image.tar").image
-    assert (image.labels["word"], len(image.layers)) == ("saved", 3)
+    assert Archive(tmp_path / "image.tar").image.labels["word"] == "saved"
+
+
+@docker
+def test_the_users_docker_settings_are_kept_but_for_the_login(
+    host: str, daemon: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _configure({"auths": {host: {"auth": "bm86bm8="}}, "credHelpers": {host: "absent"}})
+    monkeypatch.delenv("DOCKER_HOST")
+    subprocess.run(["docker", "context", "create", "mine", "--docker", f"host={daemon}"], check=True)
+    monkeypatch.setenv("DOCKER_CONTEXT", "mine")
+    assert pull(str(build(context(build_args={"WORD": "mine"}))), LOGIN).labels["word"] == "mine"
+    assert _configure({}) == before
+
+
+@docker
+def test_a_base_that_docker_has_may_be_older(context: Context, host: str) -> None:
+    base = f"{host}/base:moved"
+    push_base(host, LOGIN, "moved", labels={"age": "old"}, shell=docker_daemon.busybox())
+    _configure(LOGIN.as_config(host))
+    subprocess.run(["docker", "pull", "--quiet", base], check=True)
+    push_base(host, LOGIN, "moved", labels={"age": "new"}, shell=docker_daemon.busybox())
+    assert pull(str(build(context(build_args={"BASE": base}))), LOGIN).labels["age"] == "new"
+
+
+@docker
+def test_dockers_classic_builder_builds_what_it_can(
+    context: Context, builder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_BUILDKIT", "0")
+    dockerfile = tmp_path / "docker" / "Dockerfile"
+    dockerfile.write_text(dockerfile.read_text().replace("--mount=type=bind,source=.,target=/context ", ""))
+    dockerfile.write_text(dockerfile.read_text().replace("/context/hello", "/hello"))
+    image = pull(str(build(context(build_args={"WORD": "classic"}))), LOGIN)
+    assert image.labels["word"] == "classic"
+    dockerfile.write_text(dockerfile.read_text() + "RUN exit 3\n")
+    with pytest.raises(BuildError, match=r"(?s)docker build ended with.*exit 3"):
+        build(context())
+    assert left(builder) == ""
+
+
+@docker
+def test_a_docker_without_buildkit_is_told_what_to_install(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_BUILDKIT", "0")
+    with pytest.raises(BadInputError, match=r"^target\.builder: .*needs BuildKit.*Install.*buildx"):
+        build(context(build_args={"WORD": "without"}))
+    found = [finding for finding in check_images(context(dockerfile=None)) if finding.fatal]
+    assert [finding.field for finding in found] == ["target.builder"]
+
+
+def _configure(more: dict[str, object]) -> dict[str, object]:
+    """Put more into docker's settings; all that is there now."""
+    file = Path(os.environ["DOCKER_CONFIG"], "config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    return dict(json.loads(file.read_text()))

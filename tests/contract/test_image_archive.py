@@ -104,5 +104,5 @@ def test_what_only_a_pod_could_build_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"nothing")
-    with pytest.raises(BuildError, match=r"x\.tar is no OCI archive"):
+    with pytest.raises(BuildError, match=r"x\.tar is no archive of an image"):
         Archive(tmp_path / "x.tar")

@@ -1,4 +1,4 @@
-"""Images are built by an unprivileged pod in a namespace of its own, which is as it was afterwards."""
+"""Images are built by a pod without privileges in a namespace of its own, which is as it was afterwards."""
 
 import secrets
 import subprocess
@@ -10,7 +10,7 @@ from typing import Any
 import builder_image
 import pytest
 from cluster import jobs
-from cluster.fixtures import TestCluster
+from cluster.fixtures import POD_SECURITY, TestCluster
 from cluster.space import Space
 from kubernetes import client
 from registry_images import pull
@@ -20,11 +20,13 @@ from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.verbs import context
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes import dependencies, images
+from manycpu.pipeline.verbs.on_kubernetes.builders import PODS
 from manycpu.pipeline.verbs.on_kubernetes.registries import registries
 
 Fields = dict[str, Any]
 pytestmark = pytest.mark.pod_security("restricted")
 PROJECT = Path(__file__).parents[2]
+both = pytest.mark.parametrize("builder", ["pod", "buildkit"], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -45,10 +47,20 @@ def _python() -> str:
 
 
 @pytest.fixture
-def build(target: Fields, builds: Space, tmp_path: Path) -> Callable[..., ClusterContext]:
+def builder(request: pytest.FixtureRequest, builds: Space) -> str:
+    """What builds, buildah unless a test names another, in a namespace of the level that it needs."""
+    name = getattr(request, "param", "pod")
+    labels = {POD_SECURITY: PODS[name].level}
+    client.CoreV1Api(builds.admin).patch_namespace(builds.name, {"metadata": {"labels": labels}})
+    return name
+
+
+@pytest.fixture
+def build(target: Fields, builder: str, builds: Space, tmp_path: Path) -> Callable[..., ClusterContext]:
     """Describe a run whose images are built, in a namespace of its own."""
     del target["image"], target["helper_image"]
-    fields = {"builder_image": builder_image.reference(), "build_namespace": builds.name}
+    fields = {"builder": builder, "builder_image": builder_image.reference(builder)}
+    fields["build_namespace"] = builds.name
 
     def make(**more: Any) -> ClusterContext:
         run = {"program": "question_answering", "output": str(tmp_path / "out")}
@@ -89,6 +101,7 @@ def test_the_helper_image_is_built_from_our_dockerfile(
     assert images.helper(ctx) == reference
 
 
+@both
 def test_the_users_own_dockerfile_is_built_in_the_cluster(
     build: Callable[..., ClusterContext], builds: Space, tmp_path: Path
 ) -> None:
@@ -105,6 +118,7 @@ def test_the_users_own_dockerfile_is_built_in_the_cluster(
     assert left(builds) == []
 
 
+@both
 def test_a_build_that_fails_tells_why_and_leaves_nothing(
     build: Callable[..., ClusterContext], builds: Space, tmp_path: Path
 ) -> None:
@@ -112,7 +126,9 @@ def test_a_build_that_fails_tells_why_and_leaves_nothing(
         f"FROM {builder_image.with_history('base')}\nRUN echo so it ends && exit 3\n"
     )
     ctx = build(dockerfile=str(tmp_path / "Dockerfile"))
-    with pytest.raises(BuildError, match=r"(?s)^target\.dockerfile: .*ended with.*so it ends.*exit status 3"):
+    with pytest.raises(
+        BuildError, match=r"(?s)^target\.dockerfile: .*ended with.*so it ends.*exit (status|code:) 3"
+    ):
         dependency(ctx)
     assert left(builds) == []
     assert ctx.ledger.read().elsewhere == {}

@@ -67,6 +67,21 @@ def test_each_right_to_build_that_is_missing_is_named(target: Fields, builds: Sp
         is_missing(ctx, check_images, f"{verb} {resource} in namespace {builds.name}")
 
 
+@pytest.mark.pod_security("restricted")
+def test_a_level_that_refuses_the_builder_is_a_warning(
+    target: Fields, namespace: Space, builds: Space, tmp_path: Path
+) -> None:
+    run = {"program": "question_answering", "output": "out"}
+    for builder, where, level in (("pod", namespace, "baseline"), ("buildkit", builds, "privileged")):
+        fields = {**target, "image": None, "builder": builder, "build_namespace": where.name}
+        ctx = context.open_context(run, fields, "test", base=tmp_path)
+        assert isinstance(ctx, ClusterContext)
+        (finding,) = check_images(ctx)
+        assert (finding.field, finding.fatal) == ("target.build_namespace", False)
+        assert "violates PodSecurity" in finding.message
+        assert finding.fix.endswith(f"level {level}")
+
+
 def is_missing(ctx: ClusterContext, check: Callable[[ClusterContext], Findings], right: str) -> None:
     """See that a check names this right alone, as soon as the cluster knows that it was taken away."""
 

@@ -1,5 +1,7 @@
-"""The builder's pod: what it runs, what it is given, and that Pod Security `baseline` takes it."""
+"""The builder's pod: what it runs, what it is given, and that its Pod Security level takes it."""
 
+import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,11 @@ import pytest
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.verbs.context import ClusterContext, open_context
 from manycpu.pipeline.verbs.on_kubernetes.builder_pod import manifest
-from manycpu.pipeline.verbs.on_kubernetes.builders import Build
+from manycpu.pipeline.verbs.on_kubernetes.builders import PODS
+from manycpu.pipeline.verbs.on_kubernetes.building import Build
 from manycpu.pipeline.verbs.on_kubernetes.recipe import Stage, recipe
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def context(folder: Path, **target: Any) -> ClusterContext:
@@ -20,29 +25,17 @@ def context(folder: Path, **target: Any) -> ClusterContext:
     return made
 
 
-def pod(ctx: ClusterContext, *files: str, stage: Stage = "train") -> dict[str, Any]:
+def pod(ctx: ClusterContext, stage: Stage = "train") -> dict[str, Any]:
     """Make the builder's pod."""
     wanted = Build(recipe(ctx, stage), Reference("a.test", "ml/manycpu", "train-1"))
-    return manifest(ctx, wanted, "a.test/builder@sha256:1", files, [])
+    return manifest(ctx, wanted, "a.test/builder@sha256:1", [])
 
 
-def test_it_builds_the_stage_with_its_arguments(tmp_path: Path) -> None:
-    ctx = context(
-        tmp_path, build_args={"TORCH": "2.8.0", "HELPER_REQUIREMENTS": "s3fs", "PACKAGES": "$(HOME)"}
-    )
-    made = pod(ctx)
-    assert made["metadata"]["name"] == f"{ctx.name}-build-train"
-    assert made["metadata"]["labels"]["manycpu/run"] == ctx.name
-    command = made["spec"]["containers"][0]["command"]
-    assert command[4:] == [
-        "a.test/ml/manycpu:train-1",
-        "--target",
-        "train",
-        "--build-arg",
-        "PACKAGES=$$(HOME)",
-        "--build-arg",
-        "TORCH=2.8.0",
-    ]
+@pytest.mark.parametrize("builder", PODS)
+def test_the_pod_is_as_agreed(builder: str) -> None:
+    arguments = {"TORCH": "2.8.0", "HELPER_REQUIREMENTS": "s3fs", "PACKAGES": "$(HOME)"}
+    ctx = context(Path("/"), builder=builder, build_args=arguments, node_selector={"pool": "cpu"})
+    assert pod(ctx) == json.loads((GOLDEN / f"builder-{builder}.json").read_text())
 
 
 def test_pod_security_baseline_takes_it(tmp_path: Path) -> None:
@@ -55,18 +48,33 @@ def test_pod_security_baseline_takes_it(tmp_path: Path) -> None:
     assert spec["activeDeadlineSeconds"] > 0
 
 
+def test_buildkits_pod_goes_beyond_baseline_by_two_profiles_alone(tmp_path: Path) -> None:
+    spec = pod(context(tmp_path, builder="buildkit"))["spec"]
+    (container,) = spec["containers"]
+    unconfined = {"type": "Unconfined"}
+    assert container["securityContext"] == {
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "seccompProfile": unconfined,
+        "appArmorProfile": unconfined,
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC", "hostUsers", "securityContext"} & set(spec)
+    assert all(set(volume) <= {"name", "emptyDir", "secret"} for volume in spec["volumes"])
+
+
+def test_buildkit_is_told_how_to_ask_each_registry() -> None:
+    (text,) = PODS["buildkit"].settings(["10.0.0.1:5000"], ["a.test", "b.test:443"]).values()
+    trusting = {"http": False, "ca": ["/run/manycpu/ca.crt"]}
+    known = {"10.0.0.1:5000": {"http": True}, "a.test": trusting, "b.test:443": trusting}
+    assert tomllib.loads(text) == {"registry": known}
+
+
 def test_logins_come_from_a_secret_alone(tmp_path: Path) -> None:
-    made = pod(context(tmp_path), "config.json", "registries.conf")
+    made = pod(context(tmp_path))
     env = {entry["name"]: entry["value"] for entry in made["spec"]["containers"][0]["env"]}
     assert env["REGISTRY_AUTH_FILE"].endswith("/config.json")
-    assert env["CERTIFICATES"] == ""
     secrets = [volume["secret"]["secretName"] for volume in made["spec"]["volumes"] if "secret" in volume]
     assert secrets == [made["metadata"]["name"]] == [made["spec"]["imagePullSecrets"][0]["name"]]
-
-
-def test_its_own_authority_is_given_to_buildah(tmp_path: Path) -> None:
-    container = pod(context(tmp_path), "ca.crt")["spec"]["containers"][0]
-    assert "--cert-dir" in container["command"]
 
 
 @pytest.mark.parametrize("stage", ["helper", "train"])

@@ -1,4 +1,4 @@
-"""Building in a pod: buildah without privileges, in a namespace of its own if need be.
+"""Building in a pod without privileges, in a namespace of its own if need be.
 
 The context is a layer upon the builder's image, pushed as the code is; the pod pushes what it built. Owners
 do not reach into another namespace: there the ledger knows the pod and its Secret, and both are deleted here.
@@ -16,20 +16,17 @@ from manycpu.pipeline.spec.errors import BadInputError, ClusterError
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.verbs.on_kubernetes.appending import append
-from manycpu.pipeline.verbs.on_kubernetes.builders import TIMEOUT, Build, LastLines, access
+from manycpu.pipeline.verbs.on_kubernetes.builders import ACCESS, CONTEXT, PODS, access
+from manycpu.pipeline.verbs.on_kubernetes.building import TIMEOUT, Build, LastLines
 from manycpu.pipeline.verbs.on_kubernetes.layers import tree
 from manycpu.pipeline.verbs.on_kubernetes.registries import Registries, own_repository
 
 if TYPE_CHECKING:
     from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["BUILDER", "build", "manifest"]
+__all__ = ["build", "manifest"]
 
 Manifest = dict[str, Any]
-BUILDER: Final = "quay.io/buildah/stable:latest"
-"""The image with buildah where the target gives none."""
-CONTEXT: Final = "/opt/manycpu/build"
-ACCESS: Final = "/run/manycpu"
 _LARGEST: Final = 512 << 20
 _START: Final = 600.0  # seconds for the pod to start
 _HOPELESS: Final = 60.0  # seconds for which a pod may fail to start
@@ -43,18 +40,6 @@ _STUCK: Final = frozenset(
         "InvalidImageName",
     }
 )
-# Overlay where the node's kernel lets a user namespace mount it; vfs, which copies, where not.
-SCRIPT: Final = """
-set -eu
-name=$1; shift
-export STORAGE_DRIVER=overlay
-buildah info >/dev/null 2>&1 || STORAGE_DRIVER=vfs
-echo "$(buildah --version), storage $STORAGE_DRIVER"
-buildah bud --format oci "$@" -t "$name" "$CONTEXT"
-[ -z "$CERTIFICATES" ] || set -- --cert-dir "$CERTIFICATES"
-[ -n "$CERTIFICATES" ] || set --
-buildah push --quiet "$@" "$name" "docker://$name"
-"""
 
 
 def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
@@ -69,45 +54,33 @@ def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
     there = ctx.cluster.in_namespace(namespace) if away else ctx.cluster
     owners = [] if away else ctx.ledger.owner()
     files = access(ctx, wanted, opened)
-    pod = manifest(ctx, wanted, _image(ctx, wanted, opened), tuple(files), owners)
+    pod = manifest(ctx, wanted, _image(ctx, wanted, opened), owners)
     name = pod["metadata"]["name"]
     with _made(ctx, there, [_secret(ctx, name, files, owners), pod]):
         _wait(there, name, wanted)
 
 
-def manifest(
-    ctx: "ClusterContext", wanted: Build, image: str, files: tuple[str, ...], owners: list[Manifest]
-) -> Manifest:
-    """Make the builder's pod, within the Pod Security level baseline.
+def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[Manifest]) -> Manifest:
+    """Make the builder's pod, within the builder's Pod Security level.
 
     Args:
         ctx: The run.
         wanted: What is built.
         image: The builder's image, with the context in it.
-        files: Names of the Secret's files.
         owners: The pod's owners.
     """
     name = f"{ctx.name}-build-{wanted.recipe.stage}"
-    certificates = ACCESS if "ca.crt" in files else ""
-    options = [*(("--cert-dir", certificates) if certificates else ()), *wanted.options]
-    env = {
-        "BUILDAH_ISOLATION": "chroot",
-        "CERTIFICATES": certificates,
-        "CONTAINERS_REGISTRIES_CONF": f"{ACCESS}/registries.conf",
-        "CONTEXT": CONTEXT,
-        "REGISTRY_AUTH_FILE": f"{ACCESS}/config.json",
-        "TMPDIR": "/var/lib/containers",
-    }
+    builder = PODS[ctx.target.builder]
+    options = map(literal, builder.options(wanted.recipe))
     container = {
         "name": "build",
         "image": image,
-        "command": ["sh", "-c", SCRIPT, "build", str(wanted.reference), *map(literal, options)],
-        "env": [{"name": key, "value": value} for key, value in env.items()],
+        "command": ["sh", "-c", builder.script, "build", str(wanted.reference), *options],
+        "env": [{"name": key, "value": value} for key, value in builder.env.items()],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
-        # root of a user namespace that buildah makes itself: it needs what containers have by default.
-        "securityContext": {"runAsUser": 0, "runAsGroup": 0},
+        "securityContext": dict(builder.security),
         "volumeMounts": [
-            {"name": "storage", "mountPath": "/var/lib/containers"},
+            {"name": "storage", "mountPath": builder.storage},
             {"name": "access", "mountPath": ACCESS, "readOnly": True},
         ],
     }
@@ -127,7 +100,7 @@ def manifest(
             "containers": [container],
             "volumes": [
                 {"name": "storage", "emptyDir": {}},
-                {"name": "access", "secret": {"secretName": name, "defaultMode": 0o400}},
+                {"name": "access", "secret": {"secretName": name, "defaultMode": builder.readable}},
             ],
         },
     }
@@ -155,7 +128,9 @@ def _image(ctx: "ClusterContext", wanted: Build, opened: Registries) -> str:
             fix="Leave out what the Dockerfile does not copy",
         )
     context = tree(((f"{CONTEXT}/{path}", file) for path, file in files), "context", "target.context")
-    builder = Reference.parse(ctx.target.builder_image or BUILDER, "target.builder_image")
+    builder = Reference.parse(
+        ctx.target.builder_image or PODS[ctx.target.builder].image, "target.builder_image"
+    )
     ours = own_repository(ctx)
     if ours is None:
         raise BadInputError("a builder pod needs a registry", field="target.registry")

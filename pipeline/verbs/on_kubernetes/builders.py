@@ -1,70 +1,82 @@
-"""Building on the worker, with buildah or docker; and what every builder is given of the registries."""
+"""What builds images, by the names of `target.builder`: all in which one builder differs from another."""
 
 import json
-import logging
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from manycpu.pipeline.adapters import process
-from manycpu.pipeline.adapters.archive import Archive
-from manycpu.pipeline.adapters.registry import of_bytes
-from manycpu.pipeline.spec.errors import BuildError, LaunchError
+from manycpu.pipeline.adapters import docker
+from manycpu.pipeline.spec import dockerfile
+from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Reference
+from manycpu.pipeline.verbs.on_kubernetes.building import Build
 from manycpu.pipeline.verbs.on_kubernetes.recipe import Recipe
 from manycpu.pipeline.verbs.on_kubernetes.registries import Registries
 
 if TYPE_CHECKING:
     from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["TIMEOUT", "Build", "LastLines", "access", "archived", "build_here", "log"]
+__all__ = ["ACCESS", "CERTIFICATE", "CONTEXT", "PODS", "WORKERS", "InPod", "OnWorker", "Place", "access"]
 
-TIMEOUT: Final = 3600.0  # seconds for a build
-log: Final = logging.getLogger("manycpu.build")
-_LINES: Final = 30
+ACCESS: Final = "/run/manycpu"
+"""Where a pod has the files of :func:`access`."""
+CONTEXT: Final = "/opt/manycpu/build"
+"""Where a pod has the build's context."""
+CERTIFICATE: Final = "ca.crt"
+Commands = tuple[list[list[str]], dict[str, str]]
+"""What to run, and the environment that it needs."""
+Settings = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
+"""Writes a builder's file on registries: those that speak plain HTTP, and those of the target's authority."""
 
 
-class Build(NamedTuple):
-    """An image to build, and where it goes."""
+class Place(NamedTuple):
+    """Where a worker builds."""
 
-    recipe: Recipe
-    reference: Reference
-    """The image's name, with its tag."""
+    name: str
+    """The image's name until it is pushed."""
+    context: Path
+    known: Path
+    """The folder with the files of :func:`access`."""
 
     @property
-    def options(self) -> list[str]:
-        """What docker and buildah alike are told of the recipe."""
-        arguments = [
-            word for name, value in self.recipe.arguments for word in ("--build-arg", f"{name}={value}")
-        ]
-        return [*(("--target", self.recipe.target) if self.recipe.target else ()), *arguments]
+    def archive(self) -> Path:
+        """The file that the image is left in."""
+        return self.known / "image.tar"
 
 
-class LastLines:
-    """Logs lines, and keeps the last for an error."""
+class OnWorker(NamedTuple):
+    """A program of the worker, which leaves the image in a file."""
 
-    def __init__(self) -> None:
-        self._lines: deque[str] = deque(maxlen=_LINES)
+    settings: Settings
+    commands: Callable[[Build, Place], Commands]
+    check: Callable[[Recipe], None] = lambda _: None
+    """Raises BadInputError where the program does not build such a Dockerfile."""
 
-    def __call__(self, line: str) -> None:
-        """Log a line."""
-        self._lines.append(line)
-        log.info(line)
 
-    def failed(self, build: Build, why: str) -> BuildError:
-        """Say that a build failed."""
-        said = "\n".join(self._lines)
-        field = "target.image" if build.recipe.target else "target.dockerfile"
-        return BuildError(f"image {build.reference} could not be built: {why}\n{said}", field=field)
+class InPod(NamedTuple):
+    """What a pod builds with, and pushes itself."""
+
+    image: str
+    """The image with the builder, where the target gives none."""
+    level: Literal["baseline", "privileged"]
+    """The Pod Security level that takes the pod."""
+    settings: Settings
+    script: str
+    """Gets the image's name and the options."""
+    options: Callable[[Recipe], list[str]]
+    env: Mapping[str, str]
+    security: Mapping[str, Any]
+    """The container's securityContext."""
+    storage: str
+    """Folder that is to be a volume."""
+    readable: int
+    """Mode of the files of :func:`access`, which are root's."""
 
 
 def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str, str]:
     """Write what a builder must know to reach the registries of a build: file name -> content.
 
-    `config.json` has the logins, `registries.conf` says what speaks plain HTTP, `ca.crt` is the authority.
+    `config.json` has the logins, `ca.crt` is the authority; a file of the builder's own says how to ask whom.
     """
     names = [Reference.parse(base, "target.build_args") for base in build.recipe.bases]
     hosts = {reference.registry: reference for reference in (*names, build.reference)}
@@ -73,93 +85,142 @@ def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str,
         if login := opened.login(host):
             auths |= login.as_config(host)["auths"]
     plain = [host for host, name in hosts.items() if opened.repository(name).connection.plain]
-    files = {"config.json": json.dumps({"auths": auths}), "registries.conf": _conf(plain)}
+    files = {"config.json": json.dumps({"auths": auths})}
     if ctx.target.registry_ca:
-        files["ca.crt"] = Path(ctx.target.registry_ca).read_text()
-    return files
+        files[CERTIFICATE] = Path(ctx.target.registry_ca).read_text()
+    trusted = [host for host in hosts if CERTIFICATE in files and host == opened.own and host not in plain]
+    return files | BUILDERS[ctx.target.builder].settings(plain, trusted)
 
 
-def _conf(plain: Sequence[str]) -> str:
+def _of_buildah(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
     lines = ['unqualified-search-registries = ["docker.io"]']
     for host in plain:
         lines += ["[[registry]]", f'location = "{host}"', "insecure = true"]
-    return "\n".join((*lines, ""))
+    return {"registries.conf": "\n".join((*lines, ""))}
 
 
-def build_here(ctx: "ClusterContext", build: Build, opened: Registries) -> None:
-    """Build with buildah or docker on this machine, and push.
-
-    Raises:
-        BuildError: It failed; the message has its last lines.
-        RegistryError: A registry refuses a call.
-    """
-    with archived(ctx, build, opened) as archive:
-        image, target = archive.image, opened.repository(build.reference)
-        for layer in image.layers:
-            target.push(archive.content(layer))
-        target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
-        target.push_image(image, build.reference.version)
+def _of_buildkit(plain: Sequence[str], trusted: Sequence[str]) -> dict[str, str]:
+    secure = f'http = false\nca = ["{ACCESS}/{CERTIFICATE}"]'
+    known = dict.fromkeys(plain, "http = true") | dict.fromkeys(trusted, secure)
+    return {"buildkitd.toml": "".join(f'[registry."{host}"]\n{how}\n' for host, how in known.items())}
 
 
-@contextmanager
-def archived(ctx: "ClusterContext", build: Build, opened: Registries) -> Iterator[Archive]:
-    """Build with buildah or docker on this machine, and have the image as a file.
-
-    Raises:
-        BuildError: It failed; the message has its last lines.
-    """
-    with _files(ctx, build, opened) as known, build.recipe.folder() as context:
-        name, file = f"localhost/manycpu:{build.reference.tag}", known / "image.tar"
-        commands, env = _BUILDERS[ctx.target.builder](build, name, context, known)
-        last = [ctx.target.builder, "rmi", "--force", name]
-        _run(build, commands, last, env)
-        yield Archive(file)
+def _of_docker(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
+    return {}  # its daemon's, which no client can change
 
 
-Commands = tuple[list[list[str]], dict[str, str]]
+def _options(recipe: Recipe) -> list[str]:
+    """What docker and buildah alike are told of a recipe."""
+    arguments = [word for name, value in recipe.arguments for word in ("--build-arg", f"{name}={value}")]
+    return [*(("--target", recipe.target) if recipe.target else ()), *arguments]
 
 
-def _buildah(build: Build, name: str, context: Path, known: Path) -> Commands:
+def _buildkit_options(recipe: Recipe) -> list[str]:
+    words = [f"target={recipe.target}"] if recipe.target else []
+    words += [f"build-arg:{name}={value}" for name, value in recipe.arguments]
+    return [part for word in words for part in ("--opt", word)]
+
+
+def _buildah(build: Build, place: Place) -> Commands:
     env = {
-        "REGISTRY_AUTH_FILE": str(known / "config.json"),
-        "CONTAINERS_REGISTRIES_CONF": str(known / "registries.conf"),
+        "REGISTRY_AUTH_FILE": str(place.known / "config.json"),
+        "CONTAINERS_REGISTRIES_CONF": str(place.known / "registries.conf"),
         "BUILDAH_ISOLATION": "chroot",
     }
-    certificates = ["--cert-dir", str(known)] if (known / "ca.crt").exists() else []
-    make = ["buildah", "bud", "--format", "oci", *certificates, *build.options, "-t", name, str(context)]
-    return [make, ["buildah", "push", "--quiet", name, f"oci-archive:{known / 'image.tar'}"]], env
+    trusted = ["--cert-dir", str(place.known)] if (place.known / CERTIFICATE).exists() else []
+    make = ["buildah", "bud", "--format", "oci", *trusted, *_options(build.recipe), "-t", place.name]
+    save = ["buildah", "push", "--quiet", place.name, f"oci-archive:{place.archive}"]
+    return [[*make, str(place.context)], save], env
 
 
-def _docker(build: Build, name: str, context: Path, known: Path) -> Commands:
-    env = {"DOCKER_BUILDKIT": "1"}
-    if json.loads((known / "config.json").read_text())["auths"]:
-        env["DOCKER_CONFIG"] = str(known)
-    make = ["docker", "build", "--progress", "plain", *build.options, "-t", name, str(context)]
-    return [make, ["docker", "save", "-o", str(known / "image.tar"), name]], env
+def _docker(build: Build, place: Place) -> Commands:
+    settings = place.known / "docker"
+    docker.write_settings(settings, json.loads((place.known / "config.json").read_text())["auths"])
+    # An attestation would make the image an index of several.
+    env = {"DOCKER_CONFIG": str(settings), "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+    if buildkit := docker.has_buildkit():
+        env["DOCKER_BUILDKIT"] = "1"
+    options = _options(build.recipe)
+    if build.from_registry:
+        options.append("--pull")  # what docker has by that name may be older
+    if not buildkit:
+        options.append("--force-rm")  # BuildKit leaves no containers, and knows no such option
+    make = ["docker", "build", *options, "-t", place.name, str(place.context)]
+    return [make, ["docker", "save", "-o", str(place.archive), place.name]], env
 
 
-_BUILDERS: Final = {"buildah": _buildah, "docker": _docker}
+def _check_docker(recipe: Recipe) -> None:
+    if dockerfile.needs_buildkit(recipe.text) and not docker.has_buildkit():
+        raise BadInputError(
+            "the Dockerfile needs BuildKit, and docker on this machine builds without it",
+            field="target.builder",
+            fix="Install docker's component buildx (and unset DOCKER_BUILDKIT=0), or set target.builder to "
+            "buildah or pod",
+        )
 
 
-@contextmanager
-def _files(ctx: "ClusterContext", build: Build, opened: Registries) -> Iterator[Path]:
-    """Have what a builder must know in a folder that only this user can read."""
-    with TemporaryDirectory(prefix="manycpu-build-") as folder:
-        for name, content in access(ctx, build, opened).items():
-            Path(folder, name).write_text(content)
-        yield Path(folder)
+WORKERS: Final[Mapping[str, OnWorker]] = {
+    "buildah": OnWorker(_of_buildah, _buildah),
+    "docker": OnWorker(_of_docker, _docker, _check_docker),
+}
 
-
-def _run(
-    build: Build, commands: Sequence[Sequence[str]], last: Sequence[str], env: Mapping[str, str]
-) -> None:
-    lines = LastLines()
-    try:
-        for command in commands:
-            if code := process.follow(command, lines, timeout=TIMEOUT, env=env):
-                raise lines.failed(build, f"{command[0]} {command[1]} ended with {code}")
-    except LaunchError as error:
-        raise lines.failed(build, error.message) from error
-    finally:
-        with suppress(LaunchError):
-            process.run(last, timeout=60)
+PODS: Final[Mapping[str, InPod]] = {
+    "pod": InPod(
+        image="quay.io/buildah/stable:latest",
+        level="baseline",
+        settings=_of_buildah,
+        # Overlay where the node's kernel lets a user namespace mount it; vfs, which copies, where not.
+        script=f"""
+set -eu
+name=$1; shift
+export STORAGE_DRIVER=overlay
+buildah info >/dev/null 2>&1 || STORAGE_DRIVER=vfs
+echo "$(buildah --version), storage $STORAGE_DRIVER"
+trust=
+[ ! -e {ACCESS}/{CERTIFICATE} ] || trust="--cert-dir {ACCESS}"
+buildah bud --format oci $trust "$@" -t "$name" {CONTEXT}
+buildah push --quiet $trust "$name" "docker://$name"
+""",
+        options=_options,
+        env={
+            "BUILDAH_ISOLATION": "chroot",
+            "CONTAINERS_REGISTRIES_CONF": f"{ACCESS}/registries.conf",
+            "REGISTRY_AUTH_FILE": f"{ACCESS}/config.json",
+            "TMPDIR": "/var/lib/containers",
+        },
+        # root of a user namespace that buildah makes itself: it needs what containers have by default.
+        security={"runAsUser": 0, "runAsGroup": 0},
+        storage="/var/lib/containers",
+        readable=0o400,
+    ),
+    # As BuildKit's documentation of its rootless mode has it: user 1000, no privileges, and no profiles of
+    # seccomp and AppArmor, which would forbid to make a user namespace and to mount in it.
+    "buildkit": InPod(
+        image="docker.io/moby/buildkit:rootless",
+        level="privileged",
+        settings=_of_buildkit,
+        script=f"""
+set -eu
+name=$1; shift
+buildkitd --version
+set -- --local context={CONTEXT} --local dockerfile={CONTEXT} "$@"
+set -- "$@" --output "type=image,name=$name,push=true,oci-mediatypes=true"
+exec buildctl-daemonless.sh build --progress plain --frontend dockerfile.v0 "$@"
+""",
+        options=_buildkit_options,
+        env={
+            "BUILDCTL_CONNECT_RETRIES_MAX": "60",  # which is 40 s
+            "BUILDKITD_FLAGS": f"--config {ACCESS}/buildkitd.toml --oci-worker-no-process-sandbox",
+            "DOCKER_CONFIG": ACCESS,
+        },
+        security={
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "seccompProfile": {"type": "Unconfined"},
+            "appArmorProfile": {"type": "Unconfined"},
+        },
+        storage="/home/user/.local/share/buildkit",
+        readable=0o444,
+    ),
+}
+BUILDERS: Final[Mapping[str, OnWorker | InPod]] = {**WORKERS, **PODS}

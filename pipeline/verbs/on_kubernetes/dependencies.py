@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Final
 
 from manycpu.pipeline.spec.errors import BadInputError, BuildError, RegistryError
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.verbs.on_kubernetes import builder_pod
-from manycpu.pipeline.verbs.on_kubernetes.builders import Build, build_here, log
+from manycpu.pipeline.verbs.on_kubernetes import builder_pod, builder_worker
+from manycpu.pipeline.verbs.on_kubernetes.builders import PODS
+from manycpu.pipeline.verbs.on_kubernetes.building import Build, log
 from manycpu.pipeline.verbs.on_kubernetes.recipe import Recipe, Stage, recipe
 from manycpu.pipeline.verbs.on_kubernetes.registries import Registries, own_repository, registries
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["given", "image", "plan"]
 
-BUILDERS: Final = {"pod": builder_pod.build, "docker": build_here, "buildah": build_here}
 _LOOK: Final = 5.0  # seconds to ask for the digest of an image that a Dockerfile starts from
 
 
@@ -48,7 +48,8 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
     repository = opened.repository(ours)
     if repository.digest(wanted.reference.version) is None:
         log.info("building %s", wanted.reference)
-        BUILDERS[ctx.target.builder](ctx, wanted, opened)
+        where = builder_pod if ctx.target.builder in PODS else builder_worker
+        where.build(ctx, wanted, opened)
         if repository.digest(wanted.reference.version) is None:
             raise BuildError(
                 f"{wanted.reference} was built, and the registry does not have it", field="target.builder"
@@ -59,7 +60,8 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
 def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
     """Say what would be built, and name it by all that goes into it."""
     made = recipe(ctx, stage)
-    return Build(made, ours.at(made.tag(_digests(ctx, made))))
+    digests = _digests(ctx, made)
+    return Build(made, ours.at(made.tag(digests)), all(digests.get(base) for base in made.bases))
 
 
 def _digests(ctx: "ClusterContext", made: Recipe) -> dict[str, str]:

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
+from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.registry import Repository
 from manycpu.pipeline.adapters.registry_http import Connection, TransientError
 from manycpu.pipeline.adapters.registry_login import from_secret
-from manycpu.pipeline.spec.errors import Finding, ManycpuError
+from manycpu.pipeline.spec.errors import ClusterError, Finding, ManycpuError
 from manycpu.pipeline.spec.image import Image, Reference
+from manycpu.pipeline.verbs.on_kubernetes.builder_pod import manifest
+from manycpu.pipeline.verbs.on_kubernetes.builders import PODS, WORKERS
+from manycpu.pipeline.verbs.on_kubernetes.building import Build
 from manycpu.pipeline.verbs.on_kubernetes.dependencies import given
+from manycpu.pipeline.verbs.on_kubernetes.recipe import STAGES, recipe
 from manycpu.pipeline.verbs.on_kubernetes.registries import (
     Registries,
     own_repository,
@@ -113,22 +118,43 @@ def _push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
 
 def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
     """What builds is there, where something may have to be built."""
-    target = ctx.target
-    if own_repository(ctx) is None or given(ctx, "train"):
+    target, ours = ctx.target, own_repository(ctx)
+    if ours is None or given(ctx, "train"):
         return
-    if target.builder != "pod":
-        if shutil.which(target.builder) is None:
-            yield Finding(
-                "target.builder",
-                f"there is no program {target.builder} on this machine",
-                f"Install {target.builder}, or set target.builder to pod",
-            )
-    elif target.build_namespace and target.build_namespace != target.namespace:
-        yield from _rights(ctx, target.build_namespace)
+    if target.builder in PODS:
+        yield from _pod(ctx, ours)
+    elif shutil.which(target.builder) is None:
+        yield Finding(
+            "target.builder",
+            f"there is no program {target.builder} on this machine",
+            f"Install {target.builder}, or set target.builder to pod",
+        )
+    else:
+        for stage in STAGES:
+            if given(ctx, stage) is None:
+                WORKERS[target.builder].check(recipe(ctx, stage))
 
 
-def _rights(ctx: "ClusterContext", namespace: str) -> Iterator[Finding]:
+def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
+    """The namespace takes a builder's pod, which is created as a dry run."""
+    namespace = ctx.target.build_namespace or ctx.target.namespace
     there = ctx.cluster.in_namespace(namespace)
+    if namespace != ctx.target.namespace and (missing := list(_rights(there, namespace))):
+        yield from missing
+        return
+    try:
+        there.create(manifest(ctx, Build(recipe(ctx, "train"), ours), "preflight", []), dry_run=True)
+    except ClusterError as error:
+        level = PODS[ctx.target.builder].level
+        yield Finding(
+            "target.build_namespace",
+            f"namespace {namespace} refuses a pod of the builder {ctx.target.builder}: {error.message}",
+            f"Where images have yet to be built, name a namespace of Pod Security level {level}",
+            fatal=False,  # they may be there already
+        )
+
+
+def _rights(there: Cluster, namespace: str) -> Iterator[Finding]:
     for rule in yaml.safe_load(RIGHTS.read_text())["rules"]:
         for resource, verb in product(rule["resources"], rule["verbs"]):
             plural, _, subresource = resource.partition("/")

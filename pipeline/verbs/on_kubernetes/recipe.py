@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from manycpu.pipeline.spec import dockerfile
 from manycpu.pipeline.spec.errors import BadInputError
@@ -17,9 +17,10 @@ from manycpu.pipeline.spec.errors import BadInputError
 if TYPE_CHECKING:
     from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["Recipe", "Stage", "recipe"]
+__all__ = ["STAGES", "Recipe", "Stage", "recipe"]
 
 Stage = Literal["helper", "train"]
+STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 PACKAGE: Final = Path(__file__).resolve().parents[2]
 OWN: Final = PACKAGE.parent / "docker"
 _DIGITS: Final = 12
@@ -68,11 +69,13 @@ class Recipe:
     def folder(self) -> Iterator[Path]:
         """Have the context as a folder, with its Dockerfile."""
         with TemporaryDirectory(prefix="manycpu-build-") as made:
+            folder = Path(made, "context")  # the one above is this user's alone, and a build may have another
+            folder.mkdir()
             for path, file in self.files:
-                place = Path(made, path)
+                place = folder / path
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, place)
-            yield Path(made)
+            yield folder
 
 
 def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:

@@ -10,9 +10,10 @@ from manycpu.pipeline.adapters.registry import Content, of_blob, of_bytes
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Image, Reference
 from manycpu.pipeline.verbs.build import program_of
-from manycpu.pipeline.verbs.on_kubernetes import builders, dependencies
+from manycpu.pipeline.verbs.on_kubernetes import builder_worker, dependencies
 from manycpu.pipeline.verbs.on_kubernetes.appending import tag_of
 from manycpu.pipeline.verbs.on_kubernetes.build import code_tree
+from manycpu.pipeline.verbs.on_kubernetes.builders import PODS
 from manycpu.pipeline.verbs.on_kubernetes.images import change
 from manycpu.pipeline.verbs.on_kubernetes.layers import library
 from manycpu.pipeline.verbs.on_kubernetes.registries import Registries, registries
@@ -50,11 +51,11 @@ def _base(ctx: "ClusterContext", opened: Registries) -> Iterator[tuple[Image, Se
         image = source.pull(given.version)
         yield image, [of_blob(source, layer) for layer in image.layers]
         return
-    if ctx.target.builder == "pod":
+    if ctx.target.builder in PODS:
         raise BadInputError(
             "what a pod builds goes to a registry, not into a file",
             field="target.builder",
             fix="Set target.builder to buildah or docker, or name an image in target.image",
         )
-    with builders.archived(ctx, dependencies.plan(ctx, "train", _HERE), opened) as built:
+    with builder_worker.archived(ctx, dependencies.plan(ctx, "train", _HERE), opened) as built:
         yield built.image, [built.content(layer) for layer in built.image.layers]

@@ -1,0 +1,179 @@
+"""A docker daemon for tests, in namespaces of its own, and a shell in an image for what it builds from.
+
+Debian's packages are unpacked and never installed: no service starts. The daemon's mounts, processes and
+network end with its first process; it writes to its folder alone.
+"""
+
+import os
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import cgroups, debian
+from cluster.command import MissingError, tail
+from helpers import until
+
+_CLIENT = {"trixie": ("docker-cli", "docker-buildx")}  # before, the client is with the daemon
+_PLUGINS = ("usr/libexec/docker/cli-plugins", "usr/lib/docker/cli-plugins")
+# /etc gets docker's key, /opt containerd's folder and /run the sockets: these are the namespace's own.
+_FIRST_PROCESS = """
+mount -t tmpfs tmpfs /run
+for folder in etc opt; do
+    mkdir /run/$folder /run/$folder.work
+    mount -t overlay -o lowerdir=/$folder,upperdir=/run/$folder,workdir=/run/$folder.work overlay /$folder
+done
+ip link set lo up
+dockerd "$@"
+"""
+_LISTEN = """
+import socket, sys
+listening = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+socket.send_fds(socket.socket(fileno=0), [b"."], [listening.fileno()])
+"""
+
+
+def ensure() -> None:
+    """Unpack docker and busybox; skips the test where they cannot be had."""
+    try:
+        debian.ensure()
+        packages = ("busybox-static", "docker.io", "libdevmapper1.02.1", *_CLIENT.get(debian.release(), ()))
+        debian.ensure(packages, "docker")
+    except MissingError as error:
+        pytest.skip(f"no docker here: {error}")
+
+
+def busybox() -> Path:
+    """A shell that needs nothing else."""
+    ensure()
+    return debian.program("busybox", "docker")
+
+
+def client() -> Path:
+    """The folder with the program `docker`."""
+    ensure()
+    return debian.program("docker", "docker").parent
+
+
+def plugins() -> list[str]:
+    """Folders with the client's components."""
+    return [str(debian.unpacked("docker") / folder) for folder in _PLUGINS]
+
+
+@contextmanager
+def running(folder: Path, registry: str) -> Iterator[str]:
+    """Run a daemon; yields what clients have in DOCKER_HOST.
+
+    Args:
+        folder: All its files go there.
+        registry: host:port on this machine's loopback, which the daemon finds under the same name.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("a docker daemon needs root")
+    ensure()
+    group = f"manycpu-{folder.name}"
+    host = f"unix://{folder}/docker.sock"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(_command(folder, host, group), env=_env(), stdout=log, stderr=log)
+    try:
+        until(lambda: process.poll() is not None or _answers(host), 60)
+        assert process.poll() is None, tail((folder / "log").read_text())
+        (first,) = psutil.Process(process.pid).children()
+        with _reachable(registry, first.pid):
+            yield host
+    finally:
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children():
+                child.kill()  # and with it the whole namespace
+        process.wait(30)
+        _remove_groups(group)
+
+
+def _command(folder: Path, host: str, group: str) -> list[str]:
+    apart = ["--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--mount-proc", "--kill-child"]
+    options = {
+        "host": host,
+        "data-root": folder / "data",
+        "exec-root": folder / "exec",
+        "pidfile": folder / "pid",
+        "config-file": folder / "daemon.json",
+        "cgroup-parent": f"/{group}",
+        "exec-opt": "native.cgroupdriver=cgroupfs",
+        "storage-driver": "vfs",
+        "iptables": "false",
+        "ip6tables": "false",
+        "ip-forward": "false",
+    }
+    (folder / "daemon.json").write_text("{}")
+    words = [f"--{name}={value}" for name, value in options.items()]
+    # Whoever kills the tests ends the daemon.
+    ends = ["setpriv", "--pdeathsig", "KILL"]
+    return [*ends, "unshare", *apart, "--propagation", "private", "sh", "-ec", _FIRST_PROCESS, "sh", *words]
+
+
+def _env() -> dict[str, str]:
+    mine, theirs = debian.unpacked("docker"), debian.unpacked()
+    programs = [f"{root}/usr/{folder}" for root in (mine, theirs) for folder in ("sbin", "bin")]
+    libraries = [f"{mine}/{folder}/x86_64-linux-gnu" for folder in ("lib", "usr/lib")]
+    return {
+        "PATH": ":".join((*programs, os.environ["PATH"])),
+        "LD_LIBRARY_PATH": ":".join(libraries),
+    }
+
+
+def _answers(host: str) -> bool:
+    asked = [str(client() / "docker"), "--host", host, "version"]
+    return subprocess.run(asked, check=False, capture_output=True).returncode == 0
+
+
+def _remove_groups(group: str) -> None:
+    for hierarchy in cgroups.hierarchies():
+        folders = [path for path in (hierarchy / group).rglob("*") if path.is_dir()]
+        for folder in (*sorted(folders, reverse=True), hierarchy / group):
+            with suppress(FileNotFoundError):
+                folder.rmdir()
+
+
+@contextmanager
+def _reachable(registry: str, pid: int) -> Iterator[None]:
+    """Relay what a process's network has at the registry's address to the registry."""
+    address, _, port = registry.partition(":")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-I", "-c", _LISTEN, port]
+        subprocess.run(command, stdin=theirs.fileno(), check=True)
+        _, (listening,), _, _ = socket.recv_fds(ours, 1, 1)
+
+    class Relay(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection((address, int(port))) as there:
+                back = threading.Thread(target=_pump, args=(there, self.request))
+                back.start()
+                _pump(self.request, there)
+                back.join()
+
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Relay, bind_and_activate=False)
+    server.daemon_threads = True  # they end with the daemon, which keeps connections open
+    server.socket.close()
+    server.socket = socket.socket(fileno=listening)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while block := source.recv(1 << 16):
+            target.sendall(block)
+        target.shutdown(socket.SHUT_WR)
