@@ -1,29 +1,33 @@
-"""Allreduce of ccl beside gloo's: two ranks, alternating in one run, medians; and the memory's own limit."""
+"""Allreduce of two ranks on one host: over ccl, over gloo, and beside a copy in memory of as many bytes."""
 
 import json
 import os
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-ROUNDS = 7
-SIZES = (1 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20)
+from bench._measure import Turns, agree, by_turns, in_ranks, ratio, rounds
+
+RANKS = 2
+SIZES = (1 << 10, 64 << 10, 256 << 10, 1 << 20, 25 << 20, 100 << 20)
+TARGETS = {
+    "float32 1024 KiB: ccl over gloo": 5.0,
+    "float32 25600 KiB: ccl over gloo": 3.5,
+    "float32 102400 KiB: ccl over gloo": 2.5,
+}
 
 
-def main() -> dict[str, object]:
-    """Run it under torchrun; for each dtype and size how many times as fast ccl is."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "figures.json")
-        rank = [sys.executable, "-m", "manycpu.pipeline.node", __file__, str(out)]
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        subprocess.run(
-            [*launch, "--no-python", *rank], check=True, env=os.environ | {"MANYCPU_BACKEND": "ccl"}
-        )
-        found: dict[str, object] = json.loads(out.read_text())
-    return found
+def main() -> dict[str, Any]:
+    """Measure; both ranks copy at the same time, as both reduce."""
+    seen = in_ranks(__file__, RANKS, MANYCPU_BACKEND="ccl")
+    figures: dict[str, Any] = {}
+    for name, (times, _) in seen.items():
+        figures[f"{name}: ccl over gloo"] = ratio(times["gloo"], times["ccl"])
+        figures[f"{name}: ccl, part of a memory copy's speed"] = ratio(times["copy"], times["ccl"])
+    others = {name: share for name, (_, share) in seen.items()}
+    return figures | {"others' part of the cores": max(others.values()), "target": TARGETS}
 
 
 def _rank(out: Path) -> None:
@@ -32,43 +36,42 @@ def _rank(out: Path) -> None:
 
     dist.init_process_group()
     groups = {"ccl": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    figures: dict[str, object] = {"loadavg": os.getloadavg()[0]}
+    pids: list[int] = [0] * RANKS
+    dist.all_gather_object(pids, os.getpid())
+    found: dict[str, Turns] = {}
     for dtype in (torch.float32, torch.bfloat16):
         for size in SIZES:
-            tensor = torch.zeros(size // dtype.itemsize, dtype=dtype)
-            medians = _medians(groups, tensor)
             name = f"{str(dtype).removeprefix('torch.')} {size >> 10} KiB"
-            figures[f"{name}: ccl over gloo"] = round(medians["gloo"] / medians["ccl"], 2)
-            figures[f"{name}: ccl, part of a memory copy's speed"] = round(_copy(tensor) / medians["ccl"], 3)
+            found[name] = _measured(groups, torch.zeros(size // dtype.itemsize, dtype=dtype), pids)
     if dist.get_rank() == 0:
-        out.write_text(json.dumps(figures))
+        out.write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def _medians(groups: dict[str, object], tensor: object) -> dict[str, float]:
+def _measured(groups: dict[str, Any], tensor: Any, pids: list[int]) -> Turns:
     import torch.distributed as dist
 
-    times: dict[str, list[float]] = {name: [] for name in groups}
-    repeats = max(2, min(200, (8 << 20) // max(1, tensor.nbytes)))  # type: ignore[attr-defined]
-    for _ in range(ROUNDS):
-        for name, group in groups.items():
-            dist.barrier(group=group)  # type: ignore[arg-type]
-            begun = time.perf_counter()
-            for _ in range(repeats):
-                dist.all_reduce(tensor, group=group)  # type: ignore[arg-type]
-            times[name].append((time.perf_counter() - begun) / repeats)
-    return {name: statistics.median(seen) for name, seen in times.items()}
+    copy = tensor.clone()
+    calls = {name: lambda group=group: dist.all_reduce(tensor, group=group) for name, group in groups.items()}
+    calls["copy"] = lambda: copy.copy_(tensor)
+    sides = {
+        name: _side(call, max(4, min(200, (200 << 20) // tensor.nbytes))) for name, call in calls.items()
+    }
+    by_turns(sides, 1)  # the first allreduces of a size connect, and get memory
+    return by_turns(sides, rounds(16, 4), pids, agree)
 
 
-def _copy(tensor: object) -> float:
-    """Time a copy of as many bytes."""
-    target = tensor.clone()  # type: ignore[attr-defined]
-    times = []
-    for _ in range(ROUNDS):
+def _side(call: Callable[[], object], repeats: int) -> Callable[[], float]:
+    import torch.distributed as dist
+
+    def measure() -> float:
+        dist.barrier()
         begun = time.perf_counter()
-        target.copy_(tensor)
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - begun) / repeats
+
+    return measure
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ CASES = (
     "dead_peer:3",
     "dead_first:2",
     "dead_peer_with_a_child:2",
+    "dead_in_the_middle:3",
     "peer_that_exits:2",
     "late_peer:2",
     "impatient_wait:2",
@@ -48,6 +49,10 @@ CASES = (
     "subsets:3",
     "futures:2",
     "overlap:2",
+    "in_memory:2",
+    "in_memory:3",
+    "in_memory:4",
+    "unlike:2",
     "hybrid:4",
     "refusals:2",
     "average:2",
@@ -113,6 +118,30 @@ def test_a_dead_peer_is_named_by_every_survivor_within_seconds(found: Found, cas
         assert result["codes"][int(rank)] == 0  # it can still end
 
 
+def test_a_peer_that_dies_in_the_middle_of_an_allreduce_is_named(found: Found) -> None:
+    result = found("dead_in_the_middle:3")
+    assert result["codes"] == [0, 0, -9]
+    for rank in ("0", "1"):
+        seen = result["results"][rank]
+        assert "rank 2 on here died" in seen["error"]
+        assert seen["seconds"] < 3
+        assert seen["again"] == seen["error"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_of_one_host_reduce_in_memory_to_the_same_bits(found: Found, size: int) -> None:
+    result = found(f"in_memory:{size}")
+    assert result["codes"] == [0] * size
+    for rank in result["results"].values():
+        assert rank == {"wrong": [], "shared": True, "kept": False}
+
+
+def test_sizes_that_differ_are_named(found: Found) -> None:
+    for rank in found("unlike:2")["results"].values():
+        assert "of the group reduces 1000" in rank["error"]
+        assert rank["again"] == rank["error"]
+
+
 def test_a_peer_that_leaves_in_order_is_an_error_to_those_who_wait(found: Found) -> None:
     result = found("peer_that_exits:2")
     assert result["codes"] == [3, 0]
@@ -126,6 +155,7 @@ def test_a_timeout_poisons_the_group(found: Found) -> None:
     assert seen["error"].startswith("ccl: allreduce timed out after 4000 ms")
     assert 3.9 < seen["seconds"] < 8
     assert seen["again"] == seen["error"]
+    assert seen["large"].startswith("ccl: allreduce timed out after 4000 ms")
 
 
 def test_a_wait_may_time_out_and_be_repeated(found: Found) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import ccl_matrix
@@ -12,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 LIMIT = timedelta(seconds=4)
+LARGE = 1_000_003
+OVER_ONECCL = torch.float16  # also where the ranks share memory
 
 
 def start(seconds: float = 60) -> tuple[int, int]:
@@ -20,26 +23,26 @@ def start(seconds: float = 60) -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def ones(group: dist.ProcessGroup | None = None, count: int = 10) -> float:
-    tensor = torch.ones(count)
+def ones(group: dist.ProcessGroup | None = None, count: int = 10, dtype: torch.dtype | None = None) -> float:
+    tensor = torch.ones(count, dtype=dtype)
     dist.all_reduce(tensor, group=group)
     return float(tensor[-1])
 
 
+def first_line(call: Callable[[], object]) -> str | None:
+    """See what a call raises."""
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
 def error_of_all_reduce() -> dict[str, object]:
-    """See how a collective fails, and that the next one fails at once."""
+    """See how a collective of oneCCL fails, and that the next one of the group fails at once."""
     begun = time.monotonic()
-    try:
-        ones()
-    except dist.DistBackendError as error:
-        first, seconds = str(error).splitlines()[0], time.monotonic() - begun
-    else:
-        return {"error": None}
-    try:
-        ones()
-    except dist.DistBackendError as error:
-        return {"error": first, "seconds": seconds, "again": str(error).splitlines()[0]}
-    return {"error": first, "again": None}
+    error = first_line(lambda: ones(dtype=OVER_ONECCL))
+    return {"error": error, "seconds": time.monotonic() - begun, "again": first_line(ones)}
 
 
 def matrix() -> dict[str, object]:
@@ -81,11 +84,14 @@ def peer_that_exits() -> dict[str, object]:
 
 
 def late_peer() -> dict[str, object]:
+    """Wait in vain for a small allreduce, and for a large one of another group meanwhile."""
     rank, _ = start(LIMIT.total_seconds())
+    other = dist.new_group(timeout=LIMIT)
     if rank == 0:  # never comes; ends when the others are through
         time.sleep(LIMIT.total_seconds() + 2)
         return {}
-    return error_of_all_reduce()
+    work = dist.all_reduce(torch.ones(LARGE), group=other, async_op=True)
+    return error_of_all_reduce() | {"large": first_line(work.wait)}  # type: ignore[union-attr]
 
 
 def impatient_wait() -> dict[str, object]:

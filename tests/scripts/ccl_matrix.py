@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+SHARED = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
 REDUCED = (*FLOATS, *INTS, torch.bool)
 MOVED = (*REDUCED, torch.complex64, torch.complex128)
 Op = dist.ReduceOp
@@ -29,6 +31,20 @@ def values(dtype: torch.dtype, size: int, seed: int) -> Tensor:
     if dtype.is_floating_point:
         return (torch.rand(size, generator=made) + 0.5).to(dtype)
     return torch.randint(0, 4, (size,), generator=made).to(dtype)
+
+
+def extremes(dtype: torch.dtype, size: int, seed: int) -> Tensor:
+    """Make numbers of every magnitude, also such that their sum overflows; none is negative or NaN."""
+    made = torch.Generator().manual_seed(seed)
+    if not dtype.is_floating_point:
+        return torch.randint(
+            torch.iinfo(dtype).min, torch.iinfo(dtype).max, (size,), generator=made, dtype=dtype
+        )
+    signed = torch.randn(size, generator=made, dtype=torch.float64)
+    limits = torch.finfo(dtype)
+    exponents = torch.rand(size, generator=made, dtype=torch.float64)
+    low, high = math.log2(limits.smallest_normal) - 5, math.log2(limits.max)
+    return (signed * torch.exp2(low + (high - low) * exponents)).to(dtype).abs()
 
 
 def strided(tensor: Tensor) -> Tensor:
@@ -58,6 +74,19 @@ def combined(op: object, inputs: list[Tensor]) -> Tensor:
         Op.MAX: lambda: wide.amax(0),
     }[op]()
     return found.to(dtype)
+
+
+def in_order(op: object, inputs: list[Tensor]) -> Tensor:
+    """Reduce rank by rank; what is narrow is rounded once, at the end."""
+    dtype = inputs[0].dtype
+    wide = torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
+    combine = torch.add if op == Op.SUM else torch.maximum
+    return functools.reduce(combine, [tensor.to(wide) for tensor in inputs]).to(dtype)
+
+
+def is_same(found: Tensor, expected: Tensor) -> bool:
+    """Compare bit by bit."""
+    return found.dtype == expected.dtype and torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
 def all_reduce(op: object) -> tuple[Call, Expected]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from manycpu.pipeline.node.ccl import build, environment, leftovers, peers, vendor
+from manycpu.pipeline.node.ccl import build, environment, leftovers, memory, peers, vendor
 
 __all__ = ["register"]
 
@@ -47,7 +47,8 @@ def _creator(module: ModuleType) -> Callable[..., Any]:
         messages = None
         if size > 1:
             messages = dist.ProcessGroupGloo(PrefixStore("messages", own), rank, size, timeout)
+        shared = memory.share(own, rank, size, timeout, module.PART)
         descriptors = [connection.detach() for connection in met.connections]
-        return module.create(own, rank, size, timeout, descriptors, met.names, messages)
+        return module.create(own, rank, size, timeout, descriptors, met.names, shared, messages)
 
     return create

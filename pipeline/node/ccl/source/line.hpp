@@ -68,10 +68,12 @@ class Line {
     return true;
   }
 
-  // Whether its collective is overdue, so that the core is better left to others for a moment.
+  // Whether the core is better left to others for a moment: its collective is overdue, or nothing moves.
   bool is_waiting_for_others() {
     const auto op = head();
-    return op && op->started && Clock::now() > op->patience;
+    if (!op || !op->started) return false;
+    const bool is_exchange = !op->events.empty() && std::holds_alternative<Exchange>(op->events.back());
+    return is_exchange ? comm_->shared->is_still() : Clock::now() > op->patience;
   }
 
   // Everything in line ends with this, and everything that is posted from now on.
@@ -167,7 +169,7 @@ class Line {
 
   static bool is_done(Op& op) {
     while (!op.events.empty()) {
-      if (!op.events.back().test()) return false;
+      if (!std::visit([](auto& event) { return event.test(); }, op.events.back())) return false;
       op.events.pop_back();
     }
     return true;

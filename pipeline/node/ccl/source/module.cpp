@@ -35,7 +35,7 @@ std::unique_ptr<Comm> connected(const StorePtr& store, int rank, int size, Milli
   auto result = promise->get_future();
   std::thread([=] {
     try {
-      promise->set_value(new Comm(ccl::create_communicator(size, rank, meeting_point(*store, rank))));
+      promise->set_value(new Comm{ccl::create_communicator(size, rank, meeting_point(*store, rank)), nullptr});
     } catch (...) {
       promise->set_exception(std::current_exception());
     }
@@ -53,7 +53,7 @@ std::unique_ptr<Comm> connected(const StorePtr& store, int rank, int size, Milli
 
 BackendPtr create(
     const StorePtr& store, int rank, int size, Milliseconds timeout, std::vector<int> connections,
-    std::vector<std::string> names, BackendPtr messages) {
+    std::vector<std::string> names, std::optional<int> memory, BackendPtr messages) {
   static std::once_flag once;
   std::call_once(once, [] {
     const char* level = std::getenv("CCL_LOG_LEVEL");
@@ -61,7 +61,9 @@ BackendPtr create(
     ccl::init();
   });
   auto peers = std::make_shared<Peers>(rank == 0, std::move(connections), std::move(names));
+  auto shared = memory ? std::make_unique<Shared>(*memory, rank, size) : nullptr;
   auto comm = connected(store, rank, size, timeout, *peers);
+  comm->shared = std::move(shared);
   auto line = std::make_shared<Line>(std::move(comm), std::move(peers), rank, size);
   return c10::make_intrusive<Group>(rank, size, timeout, std::move(line), std::move(messages));
 }
@@ -83,4 +85,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("create", &manycpu::create, released());
   m.def("stop", &manycpu::stop, released());
   m.def("version", &manycpu::version);
+  m.attr("PART") = manycpu::Shared::kPart;
 }

@@ -3,12 +3,21 @@
 // Nothing is read or copied before its turn: an earlier collective of the group may still write there.
 #pragma once
 #include <functional>
+#include <variant>
+#include "shared.hpp"
 #include "types.hpp"
 
 namespace manycpu {
-using Events = std::vector<ccl::event>;
+using Events = std::vector<std::variant<ccl::event, Exchange>>;
 using Counts = ccl::vector_class<size_t>;
-using Comm = ccl::communicator;
+
+// What carries the collectives of a group: oneCCL and, where all ranks are on one host, memory that they share.
+struct Comm {
+  ccl::communicator ccl;
+  std::unique_ptr<Shared> shared;
+
+  operator const ccl::communicator&() const { return ccl; }
+};
 
 struct Plan {
   Tensors outputs;
@@ -93,6 +102,20 @@ inline Plan bitwise(const at::Tensor& tensor, const ReduceOp& op, int size, bool
       }};
 }
 
+inline void start_allreduce(Comm& comm, Events& events, const at::Tensor& row, const ReduceOp& op) {
+  const auto type = row.scalar_type();
+  const auto how = reduction(op, type);
+  const size_t count = row.numel();
+  const auto combine = comm.shared ? combination(type, how) : nullptr;
+  if (!combine) {
+    events.push_back(ccl::allreduce(row.data_ptr(), row.data_ptr(), count, arithmetic(type), how, comm));
+    return;
+  }
+  const auto kind = count << 16 | static_cast<uint64_t>(type) << 8 | static_cast<uint64_t>(how);
+  auto* data = static_cast<char*>(row.data_ptr());
+  events.push_back(Exchange(*comm.shared, {data, count, static_cast<size_t>(row.element_size()), combine, kind}));
+}
+
 inline Plan allreduce_one(const at::Tensor& given, const ReduceOp& op, int size) {
   const auto tensor = as_real(given);
   checked(op, tensor);
@@ -103,10 +126,7 @@ inline Plan allreduce_one(const at::Tensor& given, const ReduceOp& op, int size)
       tensor.nbytes(),
       [=](Comm& comm, Events& events) {
         *buffer = row_of_values(tensor);
-        const auto type = tensor.scalar_type();
-        if (!tensor.numel()) return;
-        events.push_back(ccl::allreduce(
-            address(*buffer), address(*buffer), tensor.numel(), arithmetic(type), reduction(op, type), comm));
+        if (tensor.numel()) start_allreduce(comm, events, *buffer, op);
       },
       [=] {
         average(op, *buffer, size);

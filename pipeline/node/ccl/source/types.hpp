@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <ATen/ATen.h>
 #include <oneapi/ccl.hpp>
+#include "rows.hpp"
 
 namespace manycpu {
 using c10d::ReduceOp;
@@ -46,6 +47,31 @@ inline ccl::datatype arithmetic(at::ScalarType type) {
     case at::kByte:
     case at::kBool: return ccl::datatype::uint8;
     default: TORCH_CHECK(false, "ccl: cannot reduce tensors of dtype ", type);
+  }
+}
+
+template <typename Stored>
+rows::Combine combination(ccl::reduction how) {
+  switch (how) {
+    case ccl::reduction::sum: return rows::best<Stored, rows::Sum>();
+    case ccl::reduction::min: return rows::best<Stored, rows::Least>();
+    case ccl::reduction::max: return rows::best<Stored, rows::Greatest>();
+    default: return nullptr;
+  }
+}
+
+// How the ranks of one host reduce in the memory that they share; nullptr for what they leave to oneCCL, which
+// has instructions for halves, and for what is rare.
+inline rows::Combine combination(at::ScalarType type, ccl::reduction how) {
+  switch (type) {
+    case at::kFloat: return combination<float>(how);
+    case at::kDouble: return combination<double>(how);
+    case at::kBFloat16: return combination<rows::Bfloat>(how);
+    case at::kInt: return combination<int32_t>(how);
+    case at::kLong: return combination<int64_t>(how);
+    case at::kByte:
+    case at::kBool: return combination<uint8_t>(how);
+    default: return nullptr;
   }
 }
 

@@ -1,0 +1,126 @@
+"""Memory that all ranks of a group share, where they are processes of one host.
+
+It has no name in any file system: it needs no room in /dev/shm, and the kernel frees it when the last of its
+ranks ends, however they end.
+"""
+
+import ctypes
+import os
+import secrets
+import socket
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from manycpu.pipeline.node.speak import warn
+
+__all__ = ["share"]
+
+_OFFER: Final = "offer"
+_VERDICT: Final = "verdict"
+_ELSEWHERE: Final = "elsewhere"
+_YES: Final = "yes"
+_CLOEXEC: Final = 1  # MFD_CLOEXEC
+
+
+def share(store: Store, rank: int, size: int, timeout: timedelta, part: int) -> int | None:
+    """Have all ranks open the same memory; none has it if one of them cannot.
+
+    Args:
+        store: The group's own part of torch's store.
+        rank: This process' rank in the group.
+        size: How many ranks the group has.
+        timeout: How long to wait for the others.
+        part: Bytes of each rank.
+
+    Returns:
+        A descriptor, of ``size`` times ``part`` bytes, or None.
+    """
+    if size == 1:
+        return None
+    ours = PrefixStore("memory", store)
+    if rank == 0:
+        return _offer(ours, size, timeout, part)
+    return _accept(ours, rank, timeout, part)
+
+
+def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None:
+    memory, said = None, _YES
+    try:
+        memory = _nameless(f"manycpu-{secrets.token_hex(8)}")
+        os.ftruncate(memory, size * part)
+        _reserve(memory, 0, part)
+        place = Path(f"/proc/{os.getpid()}/fd/{memory}")
+        store.set(_OFFER, f"{_host()}\n{place}\n{place.readlink()}")
+    except OSError as error:
+        said = str(error)
+        store.set(_OFFER, _ELSEWHERE)
+    answers = [str(rank) for rank in range(1, size)]
+    store.wait(answers, timeout)
+    heard = {said, *(store.get(rank).decode() for rank in answers)}
+    store.set(_VERDICT, _YES if heard == {_YES} else _ELSEWHERE)
+    faults = heard - {_YES, _ELSEWHERE}
+    if faults:
+        _warn(f"ccl: the ranks of this host share no memory, so that allreduce is slower: {min(faults)}")
+    return _agreed(store, memory)
+
+
+def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | None:
+    memory, said = None, _ELSEWHERE
+    store.wait([_OFFER], timeout)
+    offer = store.get(_OFFER).decode().split("\n")
+    if offer[0] == _host():
+        try:
+            memory, said = _opened(Path(offer[1]), offer[2]), _YES
+            _reserve(memory, rank * part, part)
+        except OSError as error:
+            said = str(error)
+    store.set(str(rank), said)
+    store.wait([_VERDICT], timeout)
+    return _agreed(store, memory)
+
+
+@cache
+def _warn(message: str) -> None:
+    """Say it once, for all groups."""
+    warn(message)
+
+
+def _nameless(label: str) -> int:
+    # Not os.memfd_create, which a Python has not that was built where older systems count.
+    libc = ctypes.CDLL(None, use_errno=True)
+    memory: int = libc.memfd_create(label.encode(), _CLOEXEC)
+    if memory < 0:
+        raise OSError(ctypes.get_errno(), f"memfd_create: {os.strerror(ctypes.get_errno())}")
+    return memory
+
+
+def _host() -> str:
+    """Name what has one numbering of processes."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
+    return f"{socket.gethostname()} {os.getpid()}"
+
+
+def _opened(place: Path, target: str) -> int:
+    # No other memory has that name: whatever else is at that place is left alone.
+    if str(place.readlink()) != target:
+        raise FileNotFoundError(f"{place} is not {target}")
+    return os.open(place, os.O_RDWR | os.O_CLOEXEC)
+
+
+def _reserve(memory: int, start: int, size: int) -> None:
+    """Have the memory now: on the NUMA node of who uses it most, and an error where there is none left."""
+    os.posix_fallocate(memory, start, size)
+
+
+def _agreed(store: Store, memory: int | None) -> int | None:
+    if memory is None or store.get(_VERDICT).decode() == _YES:
+        return memory
+    os.close(memory)
+    return None
