@@ -1,11 +1,13 @@
 """What tests of real processes share."""
 
+import os
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from helpers import processes_of, until
+from pod_process import LARGE
 
 
 @pytest.fixture
@@ -25,3 +27,17 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Make a folder with all kinds of files, to be copied."""
+    folder = tmp_path / "source"
+    (folder / "deep er").mkdir(parents=True)
+    (folder / "a.txt").write_bytes(b"alpha")
+    (folder / "deep er" / "große\nDatei.bin").write_bytes(os.urandom(LARGE))
+    (folder / "deep er" / "z.bin").write_bytes(os.urandom(LARGE // 2))
+    (folder / "empty").write_bytes(b"")
+    (folder / "link").symlink_to(folder / "a.txt")
+    (folder / "nothing in it").mkdir()
+    return folder

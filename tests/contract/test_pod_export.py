@@ -1,0 +1,124 @@
+"""Models on their way back from a volume through a helper pod, which is a process of this machine here."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pod_process import LARGE, contents, pod, pull
+
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.pod.channel import Content, LostError, RemoteError
+from manycpu.pipeline.transfer import Manifest, Progress, TransferError
+
+AHEAD = 64 << 20  # more than is under way between both ends
+DIGEST = 32
+
+
+def test_a_folder_comes_back_whole_with_its_manifest(source: Path, tmp_path: Path) -> None:
+    manifest = pull(source, tmp_path / "out" / "model")
+    found = contents(tmp_path / "out" / "model")
+    assert Manifest.model_validate_json(found.pop("manifest.json")) == manifest
+    assert found == contents(source)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
+
+
+def test_coming_back_goes_on_after_a_break(source: Path, tmp_path: Path) -> None:
+    large = tmp_path / ".model.key.partial" / "deep er" / "große\nDatei.bin"
+    with pod("send") as (channel, _), pytest.raises(LostError):
+        client.pull(channel, str(source), tmp_path / "model", "key", _break_at(LARGE // 2))
+    kept = large.stat()
+    assert kept.st_size > 0
+    assert not (tmp_path / "model").exists()
+    pull(source, tmp_path / "model")
+    assert (tmp_path / "model" / "deep er" / "große\nDatei.bin").stat().st_ino == kept.st_ino
+    assert contents(tmp_path / "model").items() >= contents(source).items()
+
+
+def test_only_what_is_missing_comes_after_a_break(source: Path, tmp_path: Path) -> None:
+    partial = tmp_path / ".model.key.partial"
+    with pod("send") as (channel, _), pytest.raises(LostError):
+        client.pull(channel, str(source), tmp_path / "model", "key", _break_at(LARGE // 2))
+    kept = sum(
+        path.stat().st_size for path in partial.rglob("*") if path.name != ".journal" and path.is_file()
+    )
+    came = 0
+    with pod("send") as (channel, _):
+        whole = channel.take
+
+        def counting() -> Content:
+            nonlocal came
+            content = whole()
+            came += len(content)
+            return content
+
+        channel.take = counting  # type: ignore[method-assign]
+        manifest = client.pull(channel, str(source), tmp_path / "model", "key", lambda *_: None)
+    assert came == manifest.size - kept + DIGEST * len(manifest.files)
+
+
+def _break_at(size: int) -> Progress:
+    def breaking(done: int, _: int) -> None:
+        if done > size:
+            raise LostError
+
+    return breaking
+
+
+def _append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+def _overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"other")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_append, f"had {AHEAD} bytes when it was listed"),
+        (lambda path: os.truncate(path, AHEAD - 1), "was written to after it had been listed"),
+        (_overwrite, "was written to after it had been listed"),
+    ],
+    ids=["longer", "shorter", "other"],
+)
+def test_a_file_that_changes_while_it_comes_is_refused(
+    tmp_path: Path, change: Callable[[Path], None], said: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    large = tmp_path / "source" / "large.bin"
+    large.touch()
+    os.truncate(large, AHEAD)
+    changed: list[int] = []
+
+    def meanwhile(done: int, _: int) -> None:
+        if not changed and done:
+            changed.append(done)
+            change(large)
+
+    with pod("send") as (channel, _), pytest.raises(RemoteError, match=rf"large\.bin {said}"):
+        client.pull(channel, str(large.parent), tmp_path / "model", "key", meanwhile)
+    assert not (tmp_path / "model").exists()
+
+
+def test_what_changes_on_its_way_is_refused(source: Path, tmp_path: Path) -> None:
+    with pod("send") as (channel, _):
+        whole = channel.take
+        channel.take = lambda: bytes(byte ^ 1 for byte in whole())  # type: ignore[method-assign]
+        with pytest.raises(TransferError, match=r"a\.txt had sha256"):
+            client.pull(channel, str(source), tmp_path / "model", "key", lambda *_: None)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_that_nobody_wrote_has_no_files(tmp_path: Path) -> None:
+    assert pull(tmp_path / "none", tmp_path / "model").files == ()
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_file_that_cannot_be_read_is_named(source: Path, tmp_path: Path) -> None:
+    (source / "broken").symlink_to(source / "broken")
+    (source / "a.txt").unlink()  # the link to it leads nowhere now
+    with pytest.raises(RemoteError, match="link"):
+        pull(source, tmp_path / "model")

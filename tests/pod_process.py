@@ -1,0 +1,53 @@
+"""A helper pod's program as a process of this machine, over the same streams."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.pod.channel import Channel
+from manycpu.pipeline.transfer import Manifest
+
+__all__ = ["LARGE", "contents", "location", "pod", "pull", "push"]
+
+LARGE = 8 << 20
+"""Bytes of the largest file of the fixture `source`."""
+
+
+@contextmanager
+def pod(command: str, **options: object) -> Iterator[tuple[Channel, "subprocess.Popen[bytes]"]]:
+    """Start what an exec into a helper pod starts."""
+    words = [sys.executable, "-m", "manycpu.pipeline.pod", command]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            with Channel(process.stdout, process.stdin, process.kill, **options) as channel:  # type: ignore[arg-type]
+                yield channel, process
+        finally:
+            process.kill()
+            with suppress(BrokenPipeError):  # what was on its way to a pod that is gone
+                process.stdin.close()
+
+
+def location(path: Path) -> Location:
+    return Location.of(str(path), "run.data")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def push(source: Path, destination: Path, manifest: Manifest | None = None) -> dict[str, object]:
+    manifest = manifest or transfer.scan(location(source))
+    with pod("receive") as (channel, _):
+        return client.push(channel, location(source), manifest, str(destination))
+
+
+def pull(source: Path, destination: Path) -> Manifest:
+    with pod("send") as (channel, _):
+        return client.pull(channel, str(source), destination, "key", lambda *_: None)
