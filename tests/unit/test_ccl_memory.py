@@ -2,8 +2,8 @@
 
 import mmap
 import os
-import resource
-from collections.abc import Iterator
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -44,22 +44,22 @@ def test_a_rank_alone_has_none() -> None:
     assert memory.share(HashStore(), 0, 1, LONG, PART) is None
 
 
-@pytest.fixture
-def no_room() -> Iterator[None]:
-    """Let no file be longer than one part."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (PART, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+NO_ROOM = """
+import resource, sys
+from test_ccl_memory import PART, HashStore, descriptors, shared
+resource.setrlimit(resource.RLIMIT_FSIZE, (PART, PART))
+before = descriptors()
+assert [shared(HashStore(), 2) for _ in range(2)] == [[None, None]] * 2
+assert descriptors() == before
+"""
 
 
-@pytest.mark.usefixtures("no_room")
-def test_without_room_none_has_it_and_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    before = descriptors()
-    for _ in range(2):
-        assert shared(HashStore(), 2) == [None, None]
-    assert descriptors() == before
-    assert capsys.readouterr().out.count("share no memory, so that allreduce is slower: [Errno 27]") == 1
+def test_without_room_none_has_it_and_it_is_said_once() -> None:
+    # A process of its own: no file may be longer there than one part, and its output is a pipe.
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    words = [sys.executable, "-c", NO_ROOM]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.count("share no memory, so that allreduce is slower: [Errno 27]") == 1
 
 
 def test_with_a_rank_elsewhere_none_has_it(capsys: pytest.CaptureFixture[str]) -> None:
