@@ -13,15 +13,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from manycpu.pipeline.adapters import mpi
-from manycpu.pipeline.node.backends import UnavailableError
-from manycpu.pipeline.node.ccl import build, toolchain
+import ccl_here
 
-try:
-    toolchain.find_oneccl()
-    MISSING = "" if toolchain.find_compiler() else "there is no C++ compiler"
-except UnavailableError as error:
-    MISSING = error.args[0]
+from manycpu.pipeline.adapters import mpi
+from manycpu.pipeline.node.ccl import build
+
+MISSING = ccl_here.missing()
 # The longer limit is for machines that do much else: quiet ones need a quarter of it.
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(600)]
 
