@@ -45,13 +45,12 @@ def test_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_packages_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MANYCPU_CACHE", str(tmp_path))
-    monkeypatch.setattr(debian, "PACKAGES", ("no-such-package",))
     monkeypatch.setattr(debian, "_fetch", _no_package)
     with pytest.raises(MissingError, match="Debian's packages no-such-package cannot be had: none"):
-        debian.ensure()
+        debian.ensure(["no-such-package"])
 
 
-def _no_package(_: Path) -> None:
+def _no_package(*_: object) -> None:
     raise ClusterError("none")
 
 
