@@ -54,7 +54,7 @@ def test_a_dag_run_trains_with_each_launch_kind(
         succeeded(tmp_path / launch, namespace)
 
 
-@pytest.mark.parametrize("launch", ["static"])  # the call has the others (test_runs.py)
+@pytest.mark.parametrize("launch", ENOUGH)
 def test_the_example_fine_tunes_on_both_nodes(
     launch: str,
     run_dag: RunDag,

@@ -17,7 +17,7 @@ Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]
 
 
-@pytest.mark.parametrize("launch", ["static"])  # a DAG run has the others (test_dag.py)
+@pytest.mark.parametrize("launch", ENOUGH)
 def test_a_plain_script_meets_on_both_nodes_and_leaves_nothing(
     launch: str, cluster: TestCluster, target: Fields, a_run: MakeRun, namespace: Space, tmp_path: Path
 ) -> None:
