@@ -49,7 +49,7 @@ def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
         BuildError: It failed; the message has its last lines.
         ClusterError: The cluster refuses the pod.
     """
-    namespace = ctx.target.build_namespace or ctx.target.namespace
+    namespace = ctx.target.builds_in
     away = namespace != ctx.target.namespace
     there = ctx.cluster.in_namespace(namespace) if away else ctx.cluster
     owners = [] if away else ctx.ledger.owner()

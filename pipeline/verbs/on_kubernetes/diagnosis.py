@@ -57,6 +57,8 @@ class Ending(NamedTuple):
     message: str
     previous: bool
     """Whether it was started again since: its log is the previous one."""
+    began: float
+    """Seconds since the epoch; 0 where it never did."""
 
     def __str__(self) -> str:
         memory = ": it used more memory than its limit" if self.reason == "OOMKilled" else ""
@@ -226,6 +228,7 @@ def _ending(container: Container) -> Ending:
         reason=last.get("reason", ""),
         message=last.get("message", "").strip(),
         previous=container.state("terminated") is None,
+        began=epoch(last.get("startedAt")),
     )
 
 

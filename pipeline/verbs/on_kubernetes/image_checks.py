@@ -137,7 +137,7 @@ def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 
 def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
     """The namespace takes a builder's pod, which is created as a dry run."""
-    namespace = ctx.target.build_namespace or ctx.target.namespace
+    namespace = ctx.target.builds_in
     there = ctx.cluster.in_namespace(namespace)
     if namespace != ctx.target.namespace and (missing := list(_rights(there, namespace))):
         yield from missing

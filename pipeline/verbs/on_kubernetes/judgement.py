@@ -103,8 +103,9 @@ def _endings(gang: Gang, failure: RankFailure | None) -> list[str]:
 
 
 def _spoke_of(record: Record, ending: Ending) -> bool:
-    """Whether a rank of the pod has told of its own end."""
-    return any('"event": "exit"' in line for line in record.tails.get(ending.pod, ()))
+    """Whether a rank of the container has told of its own end."""
+    told = record.kept.parted.get(ending.pod)
+    return told is not None and told >= ending.began
 
 
 def ended_at(gang: Gang) -> float:

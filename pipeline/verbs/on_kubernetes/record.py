@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.report import Observed, Observer
+from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RankFailure, Status
@@ -52,6 +53,8 @@ class Kept(BaseModel):
     """When the run had its nodes; seconds since the epoch, as below."""
     spoke: float = 0.0
     """When any rank spoke last."""
+    parted: dict[str, float] = Field(default_factory=dict)
+    """Pod -> when a rank of it last told of its own end."""
     ended: float = 0.0
     verdict: Status | None = None
     """How it ended, where this side ended it."""
@@ -101,6 +104,9 @@ class Record:
         if line.line.rank is not None:
             self.spoken = True
             self.kept.spoke = max(self.kept.spoke, line.time)
+        event = events.decode(line.line.text)
+        if event is not None and event["event"] == "exit":
+            self.kept.parted[line.pod] = line.time
         tail = self.tails.setdefault(line.pod, [])
         tail.append(line.line.text)
         del tail[:-TAIL]

@@ -1,0 +1,65 @@
+"""What of a job failed first: a rank that said so, or a container that ended in silence."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kubernetes_objects import T0, Object, at, container, gang, handle, job, pod
+
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.state import RankFailure, RunState, Status
+from manycpu.pipeline.verbs.on_kubernetes.judgement import complete
+from manycpu.pipeline.verbs.on_kubernetes.record import TAIL, Heap, Line, Record
+
+FAILED = Status(state=RunState.FAILED, reason="the PyTorchJob has failed")
+
+
+@pytest.fixture
+def record() -> Record:
+    entry = Entry(key="k", name="qa", created=T0, run={}, target={}, attempt=1)
+    ctx: Any = SimpleNamespace(ledger=SimpleNamespace(read=lambda: entry))
+    return Record(ctx, handle(), None, "")
+
+
+def says(record: Record, seconds: float, *lines: str, rank: int | None = 0) -> None:
+    heard = [Line(events.RankLine(rank, "node-a", line), T0 + seconds, "a") for line in lines]
+    record.hear([Heap("a", heard, [])])
+
+
+def meets(record: Record) -> None:
+    proof = events.encode("proof", rank=0, world_size=1, host="node-a", hostname="a")
+    says(record, 5, proof)
+
+
+def ended(code: int = 1, reason: str = "Error", began: float = 3, end: float = 10) -> Object:
+    last = {"exitCode": code, "reason": reason, "startedAt": at(began), "finishedAt": at(end)}
+    return pod("a", phase="Failed", containerStatuses=[container(terminated=last)])
+
+
+def test_a_rank_that_told_of_its_end_is_believed_however_much_its_launcher_says_after_it(
+    record: Record,
+) -> None:
+    meets(record)
+    says(record, 10.2, "no cheese", events.encode("exit", rank=0, host="node-a", code=3))
+    says(record, 10.4, *(["a traceback of the launcher"] * (TAIL + 1)), rank=None)
+    seen = complete(gang(job("Failed"), [ended()]), record, FAILED)
+    assert seen.failure == RankFailure(rank=0, host="node-a", exit_code=3, last_lines=("no cheese",))
+
+
+def test_a_container_that_ended_in_silence_speaks_with_its_last_lines(record: Record) -> None:
+    meets(record)
+    says(record, 9, "step 7")
+    seen = complete(gang(job("Failed"), [ended(137, "OOMKilled")]), record, FAILED)
+    assert seen.failure is not None
+    assert (seen.failure.rank, seen.failure.host, seen.failure.exit_code) == (0, "node-a", -9)
+    assert seen.failure.last_lines[-1] == "step 7"
+    assert "used more memory than its limit" in seen.reason
+
+
+def test_what_was_told_before_a_restart_does_not_speak_for_the_container_after_it(record: Record) -> None:
+    meets(record)
+    says(record, 10, events.encode("exit", rank=0, host="node-a", code=0))
+    seen = complete(gang(job("Failed"), [ended(137, "OOMKilled", began=12, end=20)]), record, FAILED)
+    assert seen.failure is not None
+    assert seen.failure.exit_code == -9
