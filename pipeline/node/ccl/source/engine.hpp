@@ -172,7 +172,7 @@ class Engine {
 
   bool has_work() {
     return alone([this] {
-      return std::any_of(lines_.begin(), lines_.end(), [](const auto& line) { return !line->is_empty(); });
+      return std::any_of(lines_.begin(), lines_.end(), [](const auto& line) { return line->has_work(); });
     });
   }
 

@@ -101,6 +101,9 @@ class Line {
     return ops_.empty();
   }
 
+  // Whether something is in line, or it is closed and nothing more is to be heard before it leaves.
+  bool has_work() { return !is_empty() || (closed_ && comm_ && peers_->parting() != Peers::Parting::waiting); }
+
   bool is_poisoned() {
     std::lock_guard<std::mutex> lock(mutex_);
     return poison_.has_value();
