@@ -97,6 +97,28 @@ def ratio(slower: Sequence[float], faster: Sequence[float]) -> dict[str, float]:
     return spread([one / other for one, other in zip(slower, faster, strict=True)], digits=3)
 
 
+def in_a_row(call: Callable[[], object], repeats: int, meet: Callable[[], object]) -> Callable[[], float]:
+    """Make what times one of several calls in a row, in seconds; the ranks meet before the first."""
+
+    def measure() -> float:
+        meet()
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - begun) / repeats
+
+    return measure
+
+
+def pids_of_ranks() -> list[int]:
+    """Ask all ranks for their process ids."""
+    import torch.distributed as dist
+
+    pids: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    return pids
+
+
 def agree(over: bool) -> bool:
     """Have all ranks end when one of them thinks that it is time."""
     import torch

@@ -1,14 +1,11 @@
 """Allreduce of two ranks on one host: over ccl, over gloo, and beside a copy in memory of as many bytes."""
 
 import json
-import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench._measure import Turns, agree, by_turns, in_ranks, ratio, rounds
+from bench._measure import Turns, agree, by_turns, in_a_row, in_ranks, pids_of_ranks, ratio, rounds
 
 RANKS = 2
 SIZES = (1 << 10, 64 << 10, 256 << 10, 1 << 20, 25 << 20, 100 << 20)
@@ -36,8 +33,7 @@ def _rank(out: Path) -> None:
 
     dist.init_process_group()
     groups = {"ccl": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    pids: list[int] = [0] * RANKS
-    dist.all_gather_object(pids, os.getpid())
+    pids = pids_of_ranks()
     found: dict[str, Turns] = {}
     for dtype in (torch.float32, torch.bfloat16):
         for size in SIZES:
@@ -54,24 +50,10 @@ def _measured(groups: dict[str, Any], tensor: Any, pids: list[int]) -> Turns:
     copy = tensor.clone()
     calls = {name: lambda group=group: dist.all_reduce(tensor, group=group) for name, group in groups.items()}
     calls["copy"] = lambda: copy.copy_(tensor)
-    sides = {
-        name: _side(call, max(4, min(200, (200 << 20) // tensor.nbytes))) for name, call in calls.items()
-    }
+    repeats = max(4, min(200, (200 << 20) // tensor.nbytes))
+    sides = {name: in_a_row(call, repeats, dist.barrier) for name, call in calls.items()}
     by_turns(sides, 1)  # the first allreduces of a size connect, and get memory
     return by_turns(sides, rounds(16, 4), pids, agree)
-
-
-def _side(call: Callable[[], object], repeats: int) -> Callable[[], float]:
-    import torch.distributed as dist
-
-    def measure() -> float:
-        dist.barrier()
-        begun = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - begun) / repeats
-
-    return measure
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
 """A training step of BERT (67M) in bf16 on two ranks: over ccl, over gloo, and with no communication."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench._measure import agree, by_turns, in_ranks, ratio, rounds, spread
+from bench._measure import agree, by_turns, in_ranks, pids_of_ranks, ratio, rounds, spread
 
 RANKS = 2
 TARGETS = {"ccl over gloo": 1.05, "no communication over ccl": 1.2}
@@ -47,8 +46,7 @@ def _rank(out: Path) -> None:
     sides["no communication"] = _side(groups["gloo"], talks=False)
     if not rounds(0, 1):
         sides |= {f"{name} compressed": _side(group, compressed=True) for name, group in groups.items()}
-    pids: list[int] = [0] * RANKS
-    dist.all_gather_object(pids, os.getpid())
+    pids = pids_of_ranks()
     by_turns(sides, 1)
     times, others = by_turns(sides, rounds(24, 6), pids, agree)
     if dist.get_rank() == 0:

@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench._measure import agree, by_turns, ratio, rounds, spread
+from bench._measure import agree, by_turns, in_a_row, ratio, rounds, spread
 
 SIZES = {"1 KiB": 1 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "25 MiB": 25 << 20}
 TARGETS = {"1 KiB": 8, "1 MiB": 1.6, "25 MiB": 1}
@@ -86,15 +85,7 @@ def _side(tensor: Any, group: Any) -> Callable[[], float]:
 
     repeats = max(2, min(200, IN_ONE_TURN // tensor.nbytes))
     reduce = partial(dist.all_reduce, tensor, group=group)
-
-    def measure() -> float:
-        dist.barrier(group=group)
-        begun = time.perf_counter()
-        for _ in range(repeats):
-            reduce()
-        return (time.perf_counter() - begun) / repeats
-
-    return measure
+    return in_a_row(reduce, repeats, partial(dist.barrier, group=group))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Training steps of BERT (67M) in bf16 over ccl, in one process and in several, as far as the cores go."""
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from bench._measure import agree, by_turns, in_ranks, rounds, spread
+from bench._measure import agree, by_turns, in_ranks, pids_of_ranks, rounds, spread
 from manycpu.pipeline.spec.machine import Machine
 
 
@@ -46,8 +45,7 @@ def _rank(out: Path) -> None:
         dist.barrier()
         return time.perf_counter() - begun
 
-    pids: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(pids, os.getpid())
+    pids = pids_of_ranks()
     by_turns({"step": measure}, 1)
     times = by_turns({"step": measure}, rounds(12, 4), pids, agree).times["step"]
     if dist.get_rank() == 0:

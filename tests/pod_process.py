@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from folders import location
+
 from manycpu.pipeline import transfer
-from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.transfer import Manifest
 
-__all__ = ["LARGE", "contents", "location", "pod", "pull", "push"]
+__all__ = ["LARGE", "pod", "pull", "push"]
 
 LARGE = 8 << 20
 """Bytes of the largest file of the fixture `source`."""
@@ -32,14 +33,6 @@ def pod(command: str, **options: object) -> Iterator[tuple[Channel, "subprocess.
             process.kill()
             with suppress(BrokenPipeError):  # what was on its way to a pod that is gone
                 process.stdin.close()
-
-
-def location(path: Path) -> Location:
-    return Location.of(str(path), "run.data")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def push(source: Path, destination: Path, manifest: Manifest | None = None) -> dict[str, object]:

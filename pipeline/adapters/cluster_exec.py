@@ -107,7 +107,7 @@ class Exec:
         Raises:
             OSError: It has ended, or the connection is broken.
         """
-        frame = b"".join((_head(1 + sum(map(len, parts))), bytes([_STDIN]), *parts))
+        frame = b"".join((_spelled(1 + sum(map(len, parts))), bytes([_STDIN]), *parts))
         with self._socket.lock:
             self._connection.sendall(frame)
 
@@ -182,7 +182,7 @@ class Exec:
         return found
 
 
-def _head(size: int) -> bytes:
+def _spelled(size: int) -> bytes:
     """Spell a frame's head, with a mask of zeros: masks guard proxies against web pages, and this is none."""
     if size < _IN_TWO:
         return struct.pack("!BB4x", _WHOLE, _MASKED | size)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.adapters.registry_login import docker_config
+from manycpu.pipeline.adapters.registry_login import docker_config, docker_folder
 
 __all__ = ["has_buildkit", "write_settings"]
 
@@ -39,7 +39,7 @@ def write_settings(folder: Path, auths: Mapping[str, Any]) -> None:
         BadInputError: The user's config.json cannot be read.
     """
     folder.mkdir()
-    theirs = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser()
+    theirs = docker_folder()
     for entry in theirs.iterdir() if theirs.is_dir() else ():
         (folder / entry.name).symlink_to(entry.resolve())
     config = docker_config()

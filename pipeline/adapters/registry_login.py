@@ -11,7 +11,7 @@ from typing import Any, Final
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 
-__all__ = ["Login", "docker_config", "from_config", "from_secret"]
+__all__ = ["Login", "docker_config", "docker_folder", "from_config", "from_secret"]
 
 _DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _HELPER_SECONDS: Final = 30
@@ -37,14 +37,18 @@ class Login:
         return {"auths": dict.fromkeys(_keys(registry)[:1], entry)}
 
 
+def docker_folder() -> Path:
+    """Where docker has this user's settings."""
+    return Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser()
+
+
 def docker_config(path: str | None = None) -> dict[str, Any]:
     """Read docker's config.json: the one given, $DOCKER_CONFIG's or ~/.docker's; empty where there is none.
 
     Raises:
         BadInputError: The one given is not there, or it is no JSON.
     """
-    default = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker") / "config.json"
-    file = Path(path or default).expanduser()
+    file = Path(path).expanduser() if path else docker_folder() / "config.json"
     try:
         found: dict[str, Any] = json.loads(file.read_text())
     except FileNotFoundError:

@@ -239,6 +239,11 @@ class Kubernetes(BaseModel):
     )
 
     @property
+    def builds_in(self) -> str:
+        """The namespace of builder pods."""
+        return self.build_namespace or self.namespace
+
+    @property
     def home(self) -> str:
         """What manycpu has on the volume, as the pods see it."""
         return f"{self.mount_path}/manycpu"

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from folders import contents, location
 from helpers import until
-from pod_process import contents, location, pod
+from pod_process import pod
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.pod import client

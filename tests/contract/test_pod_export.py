@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pod_process import LARGE, contents, pod, pull
+from folders import contents
+from pod_process import LARGE, pod, pull
 
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Content, LostError, RemoteError

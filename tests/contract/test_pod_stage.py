@@ -4,8 +4,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from folders import contents, location
 from helpers import until
-from pod_process import LARGE, contents, location, pod, push
+from pod_process import LARGE, pod, push
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Block

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from folders import contents, location
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import storage
@@ -21,14 +22,6 @@ def source(tmp_path: Path) -> Path:
     (folder / "deep" / "er" / "b.bin").write_bytes(os.urandom(3 << 20))
     (folder / "empty").write_bytes(b"")
     return folder
-
-
-def location(path: Path) -> Location:
-    return Location.of(str(path), "run.data")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_a_folder_is_fetched_whole(source: Path, tmp_path: Path) -> None:
