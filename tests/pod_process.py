@@ -5,10 +5,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from folders import location
 
-from manycpu.pipeline import transfer
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.transfer import Manifest
@@ -35,10 +35,9 @@ def pod(command: str, **options: object) -> Iterator[tuple[Channel, "subprocess.
                 process.stdin.close()
 
 
-def push(source: Path, destination: Path, manifest: Manifest | None = None) -> dict[str, object]:
-    manifest = manifest or transfer.scan(location(source))
+def push(source: Path, folder: Path) -> dict[str, Any]:
     with pod("receive") as (channel, _):
-        return client.push(channel, location(source), manifest, str(destination))
+        return client.push(channel, location(source), str(folder))
 
 
 def pull(source: Path, destination: Path) -> Manifest:

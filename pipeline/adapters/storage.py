@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["Block", "Item", "Location", "Reading", "blocks", "is_remote", "item_of"]
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 18
 Block = bytes | memoryview
 
 
@@ -31,8 +31,8 @@ class Reading(NamedTuple):
     """A file that is read from a byte on."""
 
     blocks: Iterator[Block]
-    sha256: Callable[[], str | None]
-    """Of all of it, as whoever read it saw it, once the blocks are taken; None where that is not told."""
+    sha256: Callable[[], str]
+    """Of all of it, as whoever read it saw it, once the blocks are taken; empty where that is not told."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Location:
 
     def read(self, wanted: Sequence[tuple[Item, int]]) -> Iterator[Reading]:
         """Read each of some files from a byte on; nothing is told of what they were."""
-        return (Reading(self._from(item.path, start), lambda: None) for item, start in wanted)
+        return (Reading(self._from(item.path, start), str) for item, start in wanted)
 
     def write_text(self, path: str, text: str) -> None:
         """Write a small file below."""
@@ -180,6 +180,6 @@ def is_remote(url: str) -> bool:
 
 
 def blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Read a file to its end, a mebibyte at a time."""
+    """Read a file to its end, in blocks that a core's cache holds."""
     while block := file.read(_BLOCK):
         yield block

@@ -6,25 +6,28 @@ from typing import Any
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod.channel import Channel, Message
-from manycpu.pipeline.pod.stream import Incoming, items_of, pour, spelled
+from manycpu.pipeline.pod.stream import Incoming, items_of, pour
 from manycpu.pipeline.transfer import Manifest, Progress
 
 __all__ = ["ask", "pull", "push"]
 
 
-def push(channel: Channel, source: Location, manifest: Manifest, destination: str) -> Message:
-    """Send a folder to the volume; whether all of it was there is ``reused`` of the answer.
+def push(channel: Channel, source: Location, folder: str) -> Message:
+    """Send a folder to the volume; the answer tells its ``path``, and whether it was there (``reused``).
 
     Raises:
         TransferError: The source changed.
         RemoteError: The pod could not write it.
         LostError: The pod is gone: ask another.
     """
-    items = spelled(manifest)
-    channel.say("request", destination=destination, files=items, sha256=manifest.digest)
-    said = channel.hear("have", "done")
+    items = source.items()
+    channel.say("request", folder=folder, files=items)
+    said = channel.hear("alike", "have")
+    if said["kind"] == "alike":
+        channel.say("digest", sha256=transfer.scan(source).digest)
+        said = channel.hear("have", "done")
     if said["kind"] == "have":
-        pour(channel, source, items, said)
+        pour(channel, transfer.Hashing(source), items, said)
         said = channel.hear("done")
     return said
 

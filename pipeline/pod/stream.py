@@ -8,7 +8,7 @@ from typing import Final
 
 from manycpu.pipeline.adapters.storage import Block, Item, Reading
 from manycpu.pipeline.pod.channel import Channel, Message
-from manycpu.pipeline.transfer import File, Manifest, Source, TransferError
+from manycpu.pipeline.transfer import File, Hashing, Manifest, TransferError
 
 __all__ = ["Incoming", "items_of", "manifest_of", "pour", "spelled"]
 
@@ -73,13 +73,13 @@ class Incoming:
         return b"".join(self._take(_DIGEST)).hex()
 
 
-def pour(channel: Channel, source: Source, items: Sequence[Item], have: Message) -> None:
+def pour(channel: Channel, source: Hashing, items: Sequence[Item], have: Message) -> None:
     """Send what the other end does not have.
 
     Args:
         channel: Leads to the other end.
         source: What it is read from.
-        items: The files that the other end was told of; of a source that tells no sha256, it is the version.
+        items: The files that the other end was told of.
         have: What it has of them.
 
     Raises:
@@ -95,5 +95,5 @@ def pour(channel: Channel, source: Source, items: Sequence[Item], have: Message)
             channel.pour(block)
         if size != item.size:
             raise TransferError(f"{item.path} had {item.size} bytes when it was listed and {size} when sent")
-        channel.pour(bytes.fromhex(reading.sha256() or item.version))
+        channel.pour(bytes.fromhex(reading.sha256()))
     channel.flush()

@@ -1,6 +1,6 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
-from manycpu.pipeline.transfer.fetch import discard, fetch, staged
+from manycpu.pipeline.transfer.fetch import Stored, discard, fetch, staged, store
 from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
@@ -23,6 +23,7 @@ __all__ = [
     "Manifest",
     "Progress",
     "Source",
+    "Stored",
     "TransferError",
     "discard",
     "fetch",
@@ -31,4 +32,5 @@ __all__ = [
     "save",
     "scan",
     "staged",
+    "store",
 ]

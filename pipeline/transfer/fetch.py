@@ -1,18 +1,32 @@
 """Bring a source to a folder on disk, which is there whole or not at all."""
 
+import hashlib
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.lock import locked
-from manycpu.pipeline.transfer.manifest import Manifest, Progress
+from manycpu.pipeline.adapters.storage import Item
+from manycpu.pipeline.transfer.manifest import DIGITS, Manifest, Progress
 from manycpu.pipeline.transfer.partial import Source, copy
 
-__all__ = ["Lock", "discard", "fetch", "staged"]
+__all__ = ["Lock", "Stored", "discard", "fetch", "staged", "store"]
 
 Lock = Callable[[Path], AbstractContextManager[object]]
+_MARKER: Final = ".manifest.json"
+
+
+class Stored(NamedTuple):
+    """A complete folder on disk."""
+
+    path: Path
+    manifest: Manifest
+    reused: bool
+    """Whether it was there before."""
 
 
 def staged(destination: Path) -> Manifest | None:
@@ -47,12 +61,68 @@ def fetch(
             return complete
         partial = _partial(destination)
         manifest = copy(source, partial, progress)
-        if destination.exists():  # without its marker: whatever it is, it is not ours to trust
-            shutil.rmtree(destination)
-        disk.sync(partial)
-        partial.rename(destination)
-        _write_marker(destination, manifest)
+        _complete(partial, destination, manifest)
         return manifest
+
+
+def store(
+    source: Source,
+    folder: Path,
+    digest: Callable[[], str],
+    progress: Progress = lambda *_: None,
+    lock: Lock = locked,
+) -> Stored:
+    """Copy a source to a folder that is named by its content, unless that is there.
+
+    The content is known once it is copied. Only where a folder with the same paths and sizes is there, the
+    source's digest is asked for before that: so what is new is read once, and what is there is not sent.
+
+    Args:
+        source: What to copy.
+        folder: Where such folders are.
+        digest: Tells the source's digest, for which all of it has to be read.
+        progress: Called with bytes done and bytes in all.
+        lock: As of :func:`fetch`.
+
+    Raises:
+        TransferError: A file changed while it was copied.
+        OSError: The disk is full, or the source cannot be read.
+    """
+    items = source.items()
+    listing = folder / hashlib.sha256(json.dumps(items).encode()).hexdigest()[:DIGITS]
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(_lock(listing)):
+        if alike := list(_alike(folder, items)):
+            wanted = digest()
+            if same := next((found for found in alike if found.manifest.digest == wanted), None):
+                return same
+        manifest = copy(source, _partial(listing), progress)
+        destination = folder / manifest.digest[:DIGITS]
+        with lock(_lock(destination)):
+            if there := staged(destination):  # somebody else's was ready first, and may be read already
+                shutil.rmtree(_partial(listing))
+                return Stored(destination, there, reused=True)
+            _complete(_partial(listing), destination, manifest)
+        return Stored(destination, manifest, reused=False)
+
+
+def _alike(folder: Path, items: list[Item]) -> Iterator[Stored]:
+    """Find complete folders with these paths and sizes."""
+    wanted = sorted((item.path, item.size) for item in items)
+    for marker in folder.glob(f"*{_MARKER}"):
+        place = folder / marker.name.removesuffix(_MARKER)
+        manifest = staged(place)
+        if manifest and sorted((file.path, file.size) for file in manifest.files) == wanted:
+            yield Stored(place, manifest, reused=True)
+
+
+def _complete(partial: Path, destination: Path, manifest: Manifest) -> None:
+    """Have a copy appear in one step: beside its marker it is whole."""
+    if destination.exists():  # without its marker: whatever it is, it is not ours to trust
+        shutil.rmtree(destination)
+    disk.sync(partial)
+    partial.rename(destination)
+    _write_marker(destination, manifest)
 
 
 def discard(destination: Path) -> None:
@@ -69,7 +139,7 @@ def _partial(destination: Path) -> Path:
 
 
 def _marker(destination: Path) -> Path:
-    return destination.with_name(destination.name + ".manifest.json")
+    return destination.with_name(destination.name + _MARKER)
 
 
 def _write_marker(destination: Path, manifest: Manifest) -> None:

@@ -110,10 +110,10 @@ class _Copy:
         return self._seen
 
 
-def _fault(item: Item, copied: File, told: str | None) -> str | None:
+def _fault(item: Item, copied: File, told: str) -> str | None:
     if copied.size != item.size:
         return f"had {item.size} bytes when it was listed and {copied.size} when it was copied"
-    if told not in (None, copied.sha256):
+    if told not in ("", copied.sha256):
         return f"had sha256 {told} where it was read, and the copy has {copied.sha256}"
     return None
 

@@ -53,12 +53,12 @@ def test_small_files_are_read_and_written_at_the_output(tmp_path: Path) -> None:
 
 def test_a_pod_whose_worker_is_gone_ends(tmp_path: Path) -> None:
     with pod("receive") as (channel, process):
-        channel.say("request", destination=str(tmp_path / "x"), files=[["a", 1, "0"]], sha256="0")
+        channel.say("request", folder=str(tmp_path / "x"), files=[["a", 1, "0"]])
         channel.hear("have")
         assert process.stdin
         process.stdin.close()
         until(lambda: process.poll() is not None)
-    assert not (tmp_path / ".x.lock").exists()
+    assert list((tmp_path / "x").glob(".*.lock")) == []
 
 
 def test_a_silent_pod_is_given_up() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from manycpu.pipeline import report as reports
-from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
@@ -66,11 +65,11 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
 
 
 def _push(pod: Helper, source: Location, folder: str) -> Copied:
-    manifest = transfer.scan(source)
-    destination = PurePosixPath(folder, manifest.digest[: transfer.DIGITS])
-    done = pod.run("receive", lambda channel: client.push(channel, source, manifest, str(destination)))
-    path = destination / source.root.rsplit("/", 1)[-1] if source.is_file() else destination
-    return Copied(str(path), manifest.digest, done["reused"])
+    done = pod.run("receive", lambda channel: client.push(channel, source, folder))
+    path = PurePosixPath(done["path"])
+    if source.is_file():
+        path /= source.root.rsplit("/", 1)[-1]
+    return Copied(str(path), done["sha256"], done["reused"])
 
 
 def _fix(error: Exception) -> str:
