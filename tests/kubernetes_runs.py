@@ -27,6 +27,17 @@ LAUNCHES: Final[dict[str, tuple[Fields, Fields]]] = {
 """Name -> fields of the target and of the run."""
 # One MPI that the image has by itself, and one that another image brings.
 ENOUGH: Final = ("static", "elastic", "intel", "mpich")
+DAG: Final = """
+from airflow.sdk import dag
+from manycpu.operators import training_pipeline
+
+@dag(schedule=None)
+def cluster():
+    for launch, run, target in {groups!r}:
+        training_pipeline(run=run, target=target, group_id=launch, default_args={{"retries": 0}})
+
+cluster()
+"""
 
 
 def fields_of(name: str, cluster: TestCluster) -> tuple[Fields, Fields]:

@@ -1,5 +1,6 @@
 """The product on the test cluster: with the rights that it documents, under Pod Security `restricted`."""
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -37,6 +38,14 @@ def target(cluster: TestCluster, namespace: Space) -> dict[str, Any]:
         "registry": f"{cluster.registry}/product",
         "claim_size": "1Gi",
     }
+
+
+@pytest.fixture
+def connected(target: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Give the fields of a target that is reached by an Airflow connection."""
+    extra = {"kube_config_path": target["connection"], "namespace": target["namespace"]}
+    monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+    return target | {"connection": "cluster"}
 
 
 @pytest.fixture

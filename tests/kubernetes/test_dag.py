@@ -1,6 +1,5 @@
 """A DAG run that trains on Kubernetes: each launch kind from the operators, deferred and back."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,31 +8,12 @@ from typing import Any
 import pytest
 from cluster.fixtures import TestCluster
 from cluster.space import Space
-from kubernetes_runs import ENOUGH, fields_of, succeeded
+from kubernetes_runs import DAG, ENOUGH, fields_of, succeeded
 
-DAG = """
-from airflow.sdk import dag
-from manycpu.operators import training_pipeline
-
-@dag(schedule=None)
-def cluster():
-    for launch, run, target in {groups!r}:
-        training_pipeline(run=run, target=target, group_id=launch, default_args={{"retries": 0}})
-
-cluster()
-"""
 Fields = dict[str, Any]
 RunDag = Callable[..., SimpleNamespace]
 
 pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def connected(target: Fields, monkeypatch: pytest.MonkeyPatch) -> Fields:
-    """Give the fields of a target that is reached by an Airflow connection."""
-    extra = {"kube_config_path": target["connection"], "namespace": target["namespace"]}
-    monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps({"conn_type": "kubernetes", "extra": extra}))
-    return target | {"connection": "cluster"}
 
 
 def test_a_dag_run_trains_with_each_launch_kind(

@@ -5,12 +5,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from claims import no_pod_is_left, quiet, shell
 from cluster.command import wait_for
 from cluster.space import Space
+from kubernetes_runs import DAG
 
 from manycpu.pipeline import train, transfer
 from manycpu.pipeline.report import REPORT, Report
@@ -66,6 +68,23 @@ def test_it_is_written_and_read_inside_the_cluster(
     assert report.report_path(ctx) == f"{OUTPUT}/{REPORT}"
     assert not Path("/tmp/pvc-mount").exists()
     no_pod_is_left(ctx)
+
+
+def test_that_of_a_dag_run_is_its_last_task_s(
+    run_dag: Callable[..., SimpleNamespace],
+    connected: Fields,
+    a_run: Callable[..., Fields],
+    maker: ClusterContext,
+    namespace: Space,
+) -> None:
+    groups = [("train", a_run(output=OUTPUT), connected | {"claim": maker.claim})]
+    ran = run_dag("cluster", DAG.format(groups=groups))
+    assert (ran.state, set(ran.tasks.values())) == ("success", {"success"}), ran.said[-5000:]
+    with shell(maker, namespace) as run:
+        written = Report.model_validate_json(run("cat", f"/tmp/pvc-mount/published/{REPORT}"))
+        assert run("cat", "/tmp/pvc-mount/published/model.txt") == "sum 2"
+    assert (written.state, written.world_size, len(written.hosts)) == ("succeeded", 2, 2)
+    assert (written.verbs["cleanup"].result, written.left_behind) == ("done", [])
 
 
 def test_that_of_a_run_that_failed_says_why(remote: Open) -> None:
