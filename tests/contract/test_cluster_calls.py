@@ -1,0 +1,154 @@
+"""Calls to an API server that refuses some: what passes is tried again, what does not is told at once."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from manycpu.pipeline.adapters.cluster import Cluster, connect
+from manycpu.pipeline.spec.errors import ClusterError
+
+WEBHOOK = "Internal error occurred: failed calling webhook: connection refused"
+CLOSED = 0
+"""In place of a status: the connection ends without an answer."""
+
+
+class Server:
+    """An API server that answers with these statuses in turn, then with an empty object."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, str]] = []
+        self.tokens: list[str | None] = []
+        """Of the calls that came."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handler(server) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - self is the handler below
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.tokens.append(self.headers["Authorization"])
+                self.rfile.read(int(self.headers["Content-Length"] or 0))
+                status, message = server.answers.pop(0) if server.answers else (200, "")
+                if status == CLOSED:
+                    self.close_connection = True
+                    return
+                content = json.dumps({"message": message}).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_POST = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cluster(server: Server) -> Cluster:
+    """Open a namespace of it; each client that is made has another token."""
+    made: list[client.ApiClient] = []
+
+    def connect() -> client.ApiClient:
+        settings = client.Configuration(host=server.url, api_key={"BearerToken": f"Bearer {len(made)}"})
+        made.append(client.ApiClient(settings))
+        return made[-1]
+
+    return Cluster(connect, "ml")
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, CLOSED])
+def test_what_is_transient_is_tried_again(server: Server, cluster: Cluster, status: int) -> None:
+    server.answers = [(status, "try later")]
+    assert cluster.get("Pod", "a") is not None
+    assert len(server.tokens) == 2
+
+
+def test_a_webhook_that_is_not_back_yet_is_waited_for(server: Server, cluster: Cluster) -> None:
+    server.answers = [(500, WEBHOOK)] * 2
+    cluster.create({"kind": "PyTorchJob", "metadata": {"name": "a"}})
+    assert len(server.tokens) == 3
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+def test_what_is_refused_is_told_at_once(server: Server, cluster: Cluster, status: int) -> None:
+    server.answers = [(status, "not like that")]
+    with pytest.raises(ClusterError, match="not like that") as caught:
+        cluster.get("Pod", "a")
+    assert (caught.value.status, len(server.tokens)) == (status, 1)
+
+
+def test_a_token_that_is_refused_is_read_anew(server: Server, cluster: Cluster) -> None:
+    server.answers = [(401, "Unauthorized")]
+    assert cluster.get("Pod", "a") is not None
+    assert server.tokens == ["Bearer 0", "Bearer 1"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [((503, "overloaded"), "overloaded"), ((CLOSED, ""), "the API server does not answer")],
+    ids=["busy", "silent"],
+)
+def test_no_call_is_tried_for_ever(
+    server: Server, cluster: Cluster, answer: tuple[int, str], told: str
+) -> None:
+    server.answers = [answer] * 100
+    with pytest.raises(ClusterError, match=told):
+        cluster.call("GET", cluster.path("Pod"), deadline=0.5)
+
+
+def test_a_kubeconfig_s_token_is_used(server: Server, tmp_path: Path) -> None:
+    named = {"name": "x", "cluster": {"server": server.url}, "user": {"token": "of-the-file"}}
+    config: dict[str, Any] = {"kind": "Config", "clusters": [named], "users": [named]}
+    config |= {"contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}], "current-context": "x"}
+    path = tmp_path / "config"
+    path.write_text(json.dumps(config))
+    assert Cluster(lambda: connect(str(path)), "ml").get("Pod", "a") is not None
+    assert server.tokens == ["Bearer of-the-file"]
+
+
+def test_a_pod_s_own_account_comes_before_the_users_kubeconfig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_account: Callable[[str], None]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    own_account("of-the-pod")
+    settings = connect().configuration
+    assert settings.host == "https://10.0.0.1:443"
+    assert settings.get_api_key_with_prefix("BearerToken").lower() == "bearer of-the-pod"
+
+
+@pytest.fixture
+def own_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put the files of a service account where a pod has them."""
+    from kubernetes.config import incluster_config
+
+    def mount(token: str) -> None:
+        for name, text, constant in (
+            ("token", token, "SERVICE_TOKEN_FILENAME"),
+            ("ca.crt", "a certificate", "SERVICE_CERT_FILENAME"),
+        ):
+            (tmp_path / name).write_text(text)
+            monkeypatch.setattr(incluster_config, constant, str(tmp_path / name))
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+
+    return mount
