@@ -35,7 +35,7 @@ lint: $(INSTALLED)  ## style, types and the dependency rule
 bench: $(INSTALLED)  ## benchmarks, side by side, as ratios
 	@$(BIN)/python -m bench
 
-bench-quick: $(INSTALLED)  ## the same with few repetitions, in three minutes; results go to bench/quick
+bench-quick: $(INSTALLED)  ## those without a cluster, with few repetitions, in about three minutes; results go to bench/quick
 	@$(BIN)/python -m bench --quick
 
 cluster: $(INSTALLED)  ## a real two-node Kubernetes cluster on this machine; the first start takes minutes

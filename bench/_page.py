@@ -14,7 +14,7 @@ HEAD = """# Benchmarks
 Written by `make bench`, on the machine that each result names. Sides take turns within one run, so that what
 disturbs one disturbs the others too, and of the turns the quieter half is kept. A figure is the median, with
 the least and the greatest in parentheses; a ratio is that of neighbouring measurements. `make bench-quick`
-repeats less and leaves this page as it is; `python -m bench NAME` runs one.
+repeats less, starts no cluster and leaves this page as it is; `python -m bench NAME` runs one.
 
 What follows from the figures: [speed.md](speed.md).
 """

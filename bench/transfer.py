@@ -18,15 +18,16 @@ from cluster.cluster import Cluster
 from cluster.space import Space
 
 from bench._cluster import namespace, target
+from bench._measure import rounds
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.transfer import MANIFEST
 from manycpu.pipeline.verbs.context import ClusterContext, open_context
 from manycpu.pipeline.verbs.on_kubernetes import helper, volume
 
-ROUNDS = 6
+ROUNDS = (6, 2)
 MOUNT = "/tmp/pvc-mount"  # noqa: S108 - in the pod
-LARGE, MANY, SMALL = 1 << 30, 10_000, 4096
+LARGE, MANY, SMALL = (1 << 30, 1 << 27), (10_000, 1000), 4096
 Figures = dict[str, Any]
 
 
@@ -98,7 +99,7 @@ def _compare(
         "export": [_exporting(side, source) for side in sides],
     }
     times: dict[str, list[tuple[float, float]]] = {what: [] for what in works}
-    for number in range(ROUNDS):
+    for number in range(rounds(*ROUNDS)):
         for what, both in works.items():
             times[what].append(_turn(space, pod, both, first=number % 2))
         space.run(pod.name, "sh", "-c", f"rm -rf {MOUNT}/*")
@@ -143,12 +144,12 @@ def _exporting(side: _Ours | _Kubectl, source: Path) -> Callable[[], Path]:
 def _one_file(folder: Path) -> None:
     folder.mkdir()
     with (folder / "weights.bin").open("wb") as file:
-        for _ in range(LARGE >> 20):
+        for _ in range(rounds(*LARGE) >> 20):
             file.write(os.urandom(1 << 20))
 
 
 def _many_files(folder: Path) -> None:
-    for number in range(MANY):
+    for number in range(rounds(*MANY)):
         path = folder / f"{number // 100:03}" / f"{number:05}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.urandom(SMALL))

@@ -15,9 +15,11 @@ from typing import Any
 
 import psutil
 
+from bench._measure import rounds
+
 JOBS = 200
 SETTLE = 20.0  # seconds until all have begun
-IDLE = 30.0  # seconds in which CPU is measured
+IDLE = (30, 10)  # seconds in which CPU is measured
 LAUNCH = {"launch": "pytorchjob", "kind": "kubernetes"}
 
 
@@ -101,7 +103,7 @@ async def _measure(begin: Callable[[], list[AsyncIterator[Any]]], kubeconfig: st
     tasks = [asyncio.create_task(anext(aiter(events))) for events in begin()]  # type: ignore[arg-type]
     await asyncio.sleep(SETTLE)
     began, cpu = time.monotonic(), sum(process.cpu_times()[:2])
-    await asyncio.sleep(IDLE)
+    await asyncio.sleep(rounds(*IDLE))
     spent = (sum(process.cpu_times()[:2]) - cpu) / (time.monotonic() - began)
     there = [c for c in process.net_connections("tcp") if c.raddr and c.raddr.port == port]
     figures = {
