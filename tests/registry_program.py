@@ -23,6 +23,7 @@ from cluster.command import MissingError
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from helpers import until
+from web_server import served
 
 USER, PASSWORD = "tester", "not-a-secret"
 _BCRYPT = "$2b$05$abcdefghijklmnopqrstuuVPNOToLP9MHdthRCXkVoiIF0qNKnk2G"
@@ -180,15 +181,8 @@ def flaky(host: str, fails: Callable[[str, str], bool]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with served(Handler) as relay:
+        yield relay
 
 
 def _answers(host: str, ca: Path | None) -> bool:

@@ -90,19 +90,20 @@ def store(
     """
     items = source.items()
     listing = folder / hashlib.sha256(json.dumps(items).encode()).hexdigest()[:DIGITS]
+    partial = _partial(listing)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(_lock(listing)):
         if alike := list(_alike(folder, items)):
             wanted = digest()
             if same := next((found for found in alike if found.manifest.digest == wanted), None):
                 return same
-        manifest = copy(source, _partial(listing), progress)
+        manifest = copy(source, partial, progress)
         destination = folder / manifest.digest[:DIGITS]
         with lock(_lock(destination)):
             if there := staged(destination):  # somebody else's was ready first, and may be read already
-                shutil.rmtree(_partial(listing))
+                shutil.rmtree(partial)
                 return Stored(destination, there, reused=True)
-            _complete(_partial(listing), destination, manifest)
+            _complete(partial, destination, manifest)
         return Stored(destination, manifest, reused=False)
 
 

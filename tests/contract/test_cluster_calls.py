@@ -1,14 +1,15 @@
 """Calls to an API server that refuses some: what passes is tried again, what does not is told at once."""
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
+from kubernetes.config import incluster_config
+from web_server import served
 
 from manycpu.pipeline.adapters.cluster import Cluster, connect
 from manycpu.pipeline.spec.errors import ClusterError
@@ -25,15 +26,9 @@ class Server:
         self.answers: list[tuple[int, str]] = []
         self.tokens: list[str | None] = []
         """Of the calls that came."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self.url = ""
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def _handler(server) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - self is the handler below
+    def handler(server) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - self is the handler below
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.tokens.append(self.headers["Authorization"])
@@ -59,8 +54,9 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
-    yield made
-    made.close()
+    with served(made.handler()) as host:
+        made.url = f"http://{host}"
+        yield made
 
 
 @pytest.fixture
@@ -127,28 +123,14 @@ def test_a_kubeconfig_s_token_is_used(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_pod_s_own_account_comes_before_the_users_kubeconfig(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_account: Callable[[str], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    own_account("of-the-pod")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    for name, text in (("TOKEN", "of-the-pod"), ("CERT", "a certificate")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(incluster_config, f"SERVICE_{name}_FILENAME", str(tmp_path / name))
     settings = connect().configuration
     assert settings.host == "https://10.0.0.1:443"
     assert settings.get_api_key_with_prefix("BearerToken").lower() == "bearer of-the-pod"
-
-
-@pytest.fixture
-def own_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Put the files of a service account where a pod has them."""
-    from kubernetes.config import incluster_config
-
-    def mount(token: str) -> None:
-        for name, text, constant in (
-            ("token", token, "SERVICE_TOKEN_FILENAME"),
-            ("ca.crt", "a certificate", "SERVICE_CERT_FILENAME"),
-        ):
-            (tmp_path / name).write_text(text)
-            monkeypatch.setattr(incluster_config, constant, str(tmp_path / name))
-        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-
-    return mount

@@ -75,9 +75,7 @@ async def follows(handle: ProcessHandle) -> None:
     await asyncio.to_thread(until, lambda: any(int(told.read_text() or 0) for told in folder.glob("told.*")))
 
 
-def test_every_line_once_and_the_end_within_a_second(
-    training: Training, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_every_line_once_and_the_end_soon(training: Training, capfd: pytest.CaptureFixture[str]) -> None:
     _, handle, go = training
 
     async def moved() -> TriggerEvent:
