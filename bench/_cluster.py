@@ -49,7 +49,7 @@ def target(where: Space, **more: Any) -> dict[str, Any]:
         "kind": "kubernetes",
         "namespace": where.name,
         "connection": str(where.kubeconfig),
-        "registry": f"{settings.REGISTRY}/bench",
+        "registry": f"http://{settings.REGISTRY}/bench",
         "image": images.reference("torch"),
         "helper_image": images.reference("helper"),
         **more,

@@ -152,7 +152,7 @@ def _make(wanted: Builder) -> Sequence[Layer]:
 def with_history(name: str) -> str:
     """Name one of the cluster's images as Dockerfiles start from: with a history, which buildah asks for."""
     named = Reference.parse(images.reference(name), "test")
-    with closing(Connection(named.registry)) as connection:
+    with closing(Connection(named.registry, plain=True)) as connection:
         repository = Repository(connection, named.repository)
         plain = repository.pull(named.version)
         config = plain.config | {"history": [{"created_by": "a test"} for _ in plain.layers]}

@@ -25,7 +25,7 @@ _LEFT_OUT: Final = ("/usr/share/doc", "/usr/share/man", "/usr/share/lintian", "/
 def with_mpi(image: str, family: str) -> str:
     """Push the image with an MPI in it, whose programs come first on PATH; its name by digest."""
     source = Reference.parse(image, "image")
-    repository = Repository(Connection(source.registry, deadline=60), source.repository)
+    repository = Repository(Connection(source.registry, plain=True, deadline=60), source.repository)
     tree = _tree(family)
     change = Change([tree.layer], {"PATH": f"/opt/{family}/bin"}, {})
     made = repository.pull(source.version).changed(change)

@@ -34,7 +34,7 @@ def push_base(
     described["mediaType"] = "application/vnd.oci.image.config.v1+json"
     manifest = {"schemaVersion": 2, "mediaType": OCI, "config": described, "layers": []}
     image = Image(json.dumps(manifest).encode(), config_bytes).changed(Change([layer], {}, {}))
-    connection = Connection(host, login=login)
+    connection = Connection(host, login=login, plain=True)
     repository = Repository(connection, "base")
     repository.push(of_bytes(layer.content, layer.digest))
     repository.push(of_bytes(image.config_bytes, sha256(image.config_bytes)))
@@ -60,7 +60,7 @@ def _tar(shell: Path | None) -> bytes:
 def pull(reference: str, login: Login | None = None) -> Image:
     """Read an image."""
     named = Reference.parse(reference, "test")
-    connection = Connection(named.registry, login=login)
+    connection = Connection(named.registry, login=login, plain=True)
     try:
         return Repository(connection, named.repository).pull(named.version)
     finally:
@@ -70,7 +70,7 @@ def pull(reference: str, login: Login | None = None) -> Image:
 def files(reference: str, number: int, login: Login | None = None) -> dict[str, bytes]:
     """Read the files of one of an image's layers."""
     named = Reference.parse(reference, "test")
-    connection = Connection(named.registry, login=login)
+    connection = Connection(named.registry, login=login, plain=True)
     descriptor = pull(reference, login).layers[number]
     with Repository(connection, named.repository).open(descriptor["digest"]) as blob:
         content = blob.read()

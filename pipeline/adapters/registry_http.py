@@ -1,6 +1,5 @@
 """Calls of a registry: https or http, logins by basic auth and bearer tokens, and what is tried again."""
 
-import ipaddress
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -20,7 +19,6 @@ Scopes = tuple[str, ...]
 
 DEADLINE: Final = 60.0  # seconds that a call is tried for
 _TIMEOUT: Final = (5.0, 60.0)  # seconds to connect, and between two answers
-_PROBE_SECONDS: Final = 5.0
 _HOSTS: Final = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
 _TRANSIENT: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -38,7 +36,7 @@ class Connection:
         host: Host and port, as in an image's name.
         login: The user; None for nobody.
         ca: File with the certificate authority.
-        plain: Ask by plain HTTP; so is a registry on localhost or a private address that answers no other.
+        plain: Ask by plain HTTP, because the user wrote so; nothing else is a reason to.
         deadline: Seconds that a call is tried for.
     """
 
@@ -53,18 +51,13 @@ class Connection:
     ) -> None:
         self.host, self.deadline = host, deadline
         self._address = _HOSTS.get(host, host)
-        self._login, self._plain = login, plain
+        self.plain = plain
+        self._login = login
         self._basic = False
         self._tokens: dict[Scopes, str] = {}
-        self._url: str | None = None
         # With each call: the session's own gives way to REQUESTS_CA_BUNDLE.
         self._verify = ca or True
         self._session = requests.Session()
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is asked by plain HTTP."""
-        return self.url("").startswith("http:")
 
     def close(self) -> None:
         """Close its connections."""
@@ -104,9 +97,8 @@ class Connection:
 
     def url(self, path: str) -> str:
         """Make a URL of a path below ``/v2/`` or of what the registry gave as a location."""
-        if self._url is None:
-            self._url = self._reach()
-        return urljoin(f"{self._url}/v2/", path)
+        scheme = "http" if self.plain else "https"
+        return urljoin(f"{scheme}://{self._address}/v2/", path)
 
     def _ask(
         self, method: str, path: str, scopes: Scopes, fine: Collection[int], options: Mapping[str, Any]
@@ -172,23 +164,6 @@ class Connection:
         except (requests.ConnectionError, requests.Timeout) as error:
             raise self._away(error) from error
 
-    def _reach(self) -> str:
-        secure, plain = f"https://{self._address}", f"http://{self._address}"
-        if self._plain:
-            return plain
-        if not _private(self._address):
-            return secure
-        if not self._speaks(secure) and self._speaks(plain):
-            return plain
-        return secure
-
-    def _speaks(self, url: str) -> bool:
-        try:
-            asked = self._session.get(f"{url}/v2/", timeout=_PROBE_SECONDS, auth=_NOBODY, verify=self._verify)
-        except (requests.ConnectionError, requests.Timeout):
-            return False
-        return asked.ok or asked.status_code == _UNAUTHORIZED
-
     def _refused(self, response: requests.Response, method: str) -> RegistryError:
         status = response.status_code
         who = f"as {self._login.username or 'a token'}" if self._login else "without a login"
@@ -208,7 +183,8 @@ class Connection:
         return RegistryError(
             f"the certificate of registry {self.host} cannot be trusted: {_cause(error)}",
             field="target.registry_ca",
-            fix="Give the file of its certificate authority in target.registry_ca",
+            fix="Give the file of its certificate authority in target.registry_ca; if it speaks plain HTTP, "
+            "write http:// before its name",
         )
 
     def _away(self, error: Exception) -> TransientError:
@@ -232,14 +208,6 @@ class _Header(AuthBase):
 
 
 _NOBODY: Final = _Header("", None)
-
-
-def _private(address: str) -> bool:
-    host = urlsplit(f"//{address}").hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_private
-    except ValueError:
-        return host == "localhost"
 
 
 def _reason(response: requests.Response) -> str:

@@ -87,7 +87,11 @@ def context(host: str, builder: str, tmp_path: Path) -> Context:
     (folder / "hello").write_text("one\n")
 
     def make(**target: object) -> ClusterContext:
-        fields: dict[str, object] = {"kind": "kubernetes", "builder": builder, "registry": f"{host}/built"}
+        fields: dict[str, object] = {
+            "kind": "kubernetes",
+            "builder": builder,
+            "registry": f"http://{host}/built",
+        }
         fields |= {"dockerfile": "docker/Dockerfile", **target}
         run = {"program": "question_answering", "output": str(tmp_path / "out")}
         access = Access(registry_login={"username": USER, "password": PASSWORD})
@@ -191,7 +195,8 @@ def test_what_is_built_here_needs_no_registry_to_be_saved(
     host: str, context: Context, tmp_path: Path
 ) -> None:
     _configure(LOGIN.as_config(host))
-    name = save(context(registry=None, build_args={"WORD": "saved"}), tmp_path / "image.tar")
+    ctx = context(registry=None, helper_image=f"http://{host}/base:1", build_args={"WORD": "saved"})
+    name = save(ctx, tmp_path / "image.tar")
     assert name.startswith("manycpu.local/train:")
     assert Archive(tmp_path / "image.tar").image.labels["word"] == "saved"
 

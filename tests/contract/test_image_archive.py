@@ -41,7 +41,7 @@ def context(folder: Path, **target: object) -> ClusterContext:
 
 def test_an_archive_has_all_that_the_image_needs(host: str, tmp_path: Path) -> None:
     file = tmp_path / "image.tar"
-    name = save(context(tmp_path, image=f"{host}/base:1"), file)
+    name = save(context(tmp_path, image=f"http://{host}/base:1"), file)
     image = Archive(file).image
     assert len(image.layers) == 3
     with tarfile.open(file) as tar:
@@ -53,13 +53,13 @@ def test_an_archive_has_all_that_the_image_needs(host: str, tmp_path: Path) -> N
 
 
 def test_a_saved_image_is_known_by_its_tag_on_the_nodes(host: str, tmp_path: Path) -> None:
-    name = save(context(tmp_path, image=f"{host}/base:1"), tmp_path / "image.tar")
+    name = save(context(tmp_path, image=f"http://{host}/base:1"), tmp_path / "image.tar")
     built, reused = build.build(context(tmp_path, image=name, pull_policy="Never"))
     assert (built.image, reused) == (name, True)
 
 
 def test_containerd_loads_an_archive(host: str, tmp_path: Path) -> None:
-    name = save(context(tmp_path, image=f"{host}/base:1"), tmp_path / "image.tar")
+    name = save(context(tmp_path, image=f"http://{host}/base:1"), tmp_path / "image.tar")
     with containerd(tmp_path) as ctr:
         ctr("images", "import", "--no-unpack", str(tmp_path / "image.tar"))
         assert ctr("images", "ls", "-q").split() == [name]

@@ -48,18 +48,20 @@ def fatal(findings: list[Finding]) -> dict[str, str]:
 
 
 def test_pods_without_a_login_are_a_warning(host: str, find: Find) -> None:
-    (warning,) = find(KNOWN, registry=f"{host}/ml", image=f"{host}/base:1")
+    (warning,) = find(KNOWN, registry=f"http://{host}/ml", image=f"{host}/base:1")
     assert (warning.field, warning.fatal) == ("target.registry", False)
     assert "asks for a login, and the pods have none" in warning.message
 
 
 def test_an_image_that_is_not_there_is_named_by_its_field(host: str, find: Find) -> None:
-    found = fatal(find(KNOWN, registry=f"{host}/ml", image=f"{host}/base:1", helper_image=f"{host}/base:2"))
+    found = fatal(
+        find(KNOWN, registry=f"http://{host}/ml", image=f"{host}/base:1", helper_image=f"{host}/base:2")
+    )
     assert found == {"target.helper_image": f"there is no image {host}/base:2"}
 
 
 def test_an_image_that_is_too_old_is_refused(host: str, find: Find) -> None:
-    findings = find(KNOWN, registry=f"{host}/ml", image=f"{host}/base:old")
+    findings = find(KNOWN, registry=f"http://{host}/ml", image=f"{host}/base:old")
     python, torch = (finding.message for finding in findings if finding.field == "target.image")
     assert "has Python 3.9.18; manycpu's node part needs 3.11 or later" in python
     assert "has torch 2.4.1; manycpu's node part needs 2.6 or later" in torch
@@ -67,7 +69,7 @@ def test_an_image_that_is_too_old_is_refused(host: str, find: Find) -> None:
 
 @pytest.mark.parametrize("access", [None, Access(registry_login={"username": USER, "password": "no"})])
 def test_who_may_not_push_is_told_so(host: str, find: Find, access: Access | None) -> None:
-    found = fatal(find(access, registry=f"{host}/ml", image=f"{host}/base:1"))
+    found = fatal(find(access, registry=f"http://{host}/ml", image=f"{host}/base:1"))
     assert list(found) == ["target.registry"]
     assert "401" in found["target.registry"]
 
@@ -83,7 +85,7 @@ def test_neither_registry_nor_image_is_refused(find: Find) -> None:
 
 def test_a_docker_config_that_is_not_there_is_named(host: str, find: Find, tmp_path: Path) -> None:
     absent = str(tmp_path / "absent.json")
-    (found,) = find(registry=f"{host}/ml", image=f"{host}/base:1", registry_connection=absent)
+    (found,) = find(registry=f"http://{host}/ml", image=f"{host}/base:1", registry_connection=absent)
     assert found.field == "target.registry_connection"
     assert "there is no such file" in found.message
 
@@ -93,14 +95,14 @@ def test_dockers_own_login_is_used(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(Login(USER, PASSWORD).as_config(host)))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    assert fatal(find(registry=f"{host}/ml", image=f"{host}/base:1")) == {}
+    assert fatal(find(registry=f"http://{host}/ml", image=f"{host}/base:1")) == {}
 
 
 def test_a_builder_that_is_not_installed_is_named(
     host: str, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    found = fatal(find(KNOWN, registry=f"{host}/ml", builder="buildah"))
+    found = fatal(find(KNOWN, registry=f"http://{host}/ml", builder="buildah"))
     assert found == {"target.builder": "there is no program buildah on this machine"}
 
 

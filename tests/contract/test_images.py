@@ -49,7 +49,7 @@ def context(tmp_path: Path) -> Context:
 
 
 def test_code_and_manycpu_are_put_upon_the_image(host: str, context: Context) -> None:
-    built, reused = build.build(context(registry=f"{host}/ml", image=f"{host}/base:1"))
+    built, reused = build.build(context(registry=f"http://{host}/ml", image=f"{host}/base:1"))
     assert not reused
     assert (built.code, built.program) == (CODE, ("train.py",))
     assert built.image
@@ -66,14 +66,14 @@ def test_code_and_manycpu_are_put_upon_the_image(host: str, context: Context) ->
 
 
 def test_what_is_there_is_used_again(host: str, context: Context) -> None:
-    ctx = context(registry=f"{host}/again", image=f"{host}/base:1")
+    ctx = context(registry=f"http://{host}/again", image=f"{host}/base:1")
     first, second = build.build(ctx), build.build(ctx)
     assert second[0] == first[0]
     assert (first[1], second[1]) == (False, True)
 
 
 def test_a_change_of_the_code_changes_one_small_layer(host: str, context: Context, tmp_path: Path) -> None:
-    ctx = context(registry=f"{host}/change", image=f"{host}/base:1")
+    ctx = context(registry=f"http://{host}/change", image=f"{host}/base:1")
     before, _ = build.build(ctx)
     (tmp_path / "code" / "train.py").write_text("print('two')")
     after, reused = build.build(ctx)
@@ -86,17 +86,17 @@ def test_a_change_of_the_code_changes_one_small_layer(host: str, context: Contex
 
 def test_an_image_of_another_registry_is_brought_whole(host: str, context: Context, tmp_path: Path) -> None:
     with registry_program.running(tmp_path / "registry") as other:
-        built, _ = build.build(context(registry=f"{other}/ml", image=f"{host}/base:1"))
+        built, _ = build.build(context(registry=f"http://{other}/ml", image=f"http://{host}/base:1"))
         image = pull(built.image or "")
         named = Reference.parse(built.image or "", "test")
-        connection = Connection(other)
+        connection = Connection(other, plain=True)
         mine = Repository(connection, named.repository)
         assert all(mine.has(layer["digest"]) for layer in image.layers)
         connection.close()
 
 
 def test_helper_pods_have_manycpu_and_no_code(host: str, context: Context) -> None:
-    ctx = context(registry=f"{host}/ml", image="unused", helper_image=f"{host}/base:1")
+    ctx = context(registry=f"http://{host}/ml", image="unused", helper_image=f"{host}/base:1")
     reference = images.helper(ctx)
     assert reference == images.helper(ctx)
     image = pull(reference)
@@ -106,7 +106,7 @@ def test_helper_pods_have_manycpu_and_no_code(host: str, context: Context) -> No
 
 
 def test_a_recipe_needs_no_code(host: str, context: Context) -> None:
-    ctx = context(registry=f"{host}/ml", image=f"{host}/base:1", program="question_answering")
+    ctx = context(registry=f"http://{host}/ml", image=f"{host}/base:1", program="question_answering")
     built, _ = build.build(ctx)
     assert built.code is None
     assert len(pull(built.image or "").layers) == 2
@@ -115,8 +115,8 @@ def test_a_recipe_needs_no_code(host: str, context: Context) -> None:
 def test_without_a_registry_an_image_with_this_code_is_taken_as_it_is(
     host: str, context: Context, tmp_path: Path
 ) -> None:
-    built, _ = build.build(context(registry=f"{host}/done", image=f"{host}/base:1"))
-    finished = context(image=built.image)
+    built, _ = build.build(context(registry=f"http://{host}/done", image=f"{host}/base:1"))
+    finished = context(image=f"http://{built.image}")
     assert build.build(finished) == (built, True)
     assert images.helper(finished) == built.image
     (tmp_path / "code" / "train.py").write_text("print('two')")
@@ -125,7 +125,7 @@ def test_without_a_registry_an_image_with_this_code_is_taken_as_it_is(
 
 
 def test_without_a_registry_an_image_on_the_nodes_is_known_by_its_tag(host: str, context: Context) -> None:
-    ctx = context(registry=f"{host}/nodes", image=f"{host}/base:1")
+    ctx = context(registry=f"http://{host}/nodes", image=f"{host}/base:1")
     built, _ = build.build(ctx)
     image = pull(built.image or "")
     tag = "-".join(["ab" * 6, image.labels["manycpu.lib"][:12], image.labels["manycpu.code"][:12]])
@@ -139,7 +139,7 @@ def test_the_login_of_a_connection_is_used(context: Context, tmp_path: Path) -> 
     folder = tmp_path / "registry"
     with registry_program.running(folder, registry_program.basic(folder)) as host:
         push_base(host, Login(USER, PASSWORD))
-        target = {"registry": f"{host}/ml", "image": f"{host}/base:1"}
+        target = {"registry": f"http://{host}/ml", "image": f"{host}/base:1"}
         known = Access(registry_login={"username": USER, "password": PASSWORD})
         assert build.build(context(known, **target))[0].image
         config = tmp_path / "config.json"

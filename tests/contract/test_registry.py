@@ -35,7 +35,8 @@ def repository() -> Iterator[Open]:
     opened: list[Connection] = []
 
     def open_(host: str, name: str, login: Login | None = None, **more: object) -> Repository:
-        opened.append(Connection(host, login=login, **{"deadline": 10, **more}))  # type: ignore[arg-type]
+        known: dict[str, object] = {"deadline": 10, "plain": True, **more}
+        opened.append(Connection(host, login=login, **known))  # type: ignore[arg-type]
         return Repository(opened[-1], name)
 
     yield open_
@@ -196,9 +197,29 @@ def test_a_wrong_password_is_told_by_the_token_server(tmp_path: Path, repository
 def test_its_own_authority_must_be_given(tmp_path: Path, repository: Open) -> None:
     settings, authority = registry_program.tls(tmp_path / "tls")
     with registry_program.running(tmp_path, settings, authority) as host:
-        push(repository(host, "ml/train", ca=str(authority)), "one", b"x")
+        push(repository(host, "ml/train", plain=False, ca=str(authority)), "one", b"x")
         with pytest.raises(RegistryError, match=r"target\.registry_ca: .*certificate"):
-            repository(host, "ml/train").digest("one")
+            repository(host, "ml/train", plain=False).digest("one")
+
+
+@pytest.mark.parametrize("ca", [False, True], ids=["no-ca", "ca"])
+def test_nothing_is_said_in_plain_http_that_nobody_has_written(
+    tmp_path: Path, repository: Open, *, ca: bool
+) -> None:
+    authority = {"ca": str(registry_program.tls(tmp_path / "tls")[1])} if ca else {}
+    asked: list[str] = []
+
+    def note(method: str, path: str) -> bool:
+        asked.append(f"{method} {path}")
+        return False
+
+    with (
+        registry_program.running(tmp_path, registry_program.basic(tmp_path)) as host,
+        registry_program.flaky(host, note) as front,
+        pytest.raises(RegistryError, match="http://"),
+    ):
+        repository(front, "ml/train", KNOWN, plain=False, **authority).digest("one")
+    assert asked == []
 
 
 def test_whether_pushing_is_allowed_can_be_seen_without_a_trace(tmp_path: Path, repository: Open) -> None:
@@ -218,7 +239,7 @@ def test_a_connection_that_breaks_is_tried_again(host: str, repository: Open) ->
         return new
 
     with registry_program.flaky(host, first_time) as front:
-        to = repository(front, "ml/flaky", plain=True)
+        to = repository(front, "ml/flaky")
         made = push(to, "one", b"x")
         assert to.pull("one") == made
     assert {method for method, _ in broken} >= {"HEAD", "POST", "PUT", "GET"}
@@ -226,7 +247,7 @@ def test_a_connection_that_breaks_is_tried_again(host: str, repository: Open) ->
 
 def test_a_registry_that_is_away_is_given_up_at_the_deadline(repository: Open) -> None:
     with pytest.raises(RegistryError, match=r"does not answer: .*Connection refused.*http://") as caught:
-        repository("127.0.0.1:9", "ml/train", deadline=0.5).digest("one")
+        repository("127.0.0.1:9", "ml/train", plain=False, deadline=0.5).digest("one")
     assert caught.value.status == 0
 
 

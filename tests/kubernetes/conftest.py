@@ -35,7 +35,7 @@ def target(cluster: TestCluster, namespace: Space) -> dict[str, Any]:
         "connection": str(namespace.kubeconfig),
         "image": cluster.image("torch"),
         "helper_image": cluster.image("helper"),
-        "registry": f"{cluster.registry}/product",
+        "registry": f"http://{cluster.registry}/product",
         "claim_size": "1Gi",
     }
 

@@ -13,6 +13,7 @@ from manycpu.pipeline.verbs.on_kubernetes.builder_pod import manifest
 from manycpu.pipeline.verbs.on_kubernetes.builders import PODS
 from manycpu.pipeline.verbs.on_kubernetes.building import Build
 from manycpu.pipeline.verbs.on_kubernetes.recipe import Stage, recipe
+from manycpu.pipeline.verbs.on_kubernetes.registries import plain_hosts
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -67,6 +68,15 @@ def test_buildkit_is_told_how_to_ask_each_registry() -> None:
     trusting = {"http": False, "ca": ["/run/manycpu/ca.crt"]}
     known = {"10.0.0.1:5000": {"http": True}, "a.test": trusting, "b.test:443": trusting}
     assert tomllib.loads(text) == {"registry": known}
+
+
+def test_plain_http_is_for_registries_that_the_target_writes_so(tmp_path: Path) -> None:
+    ctx = context(
+        tmp_path, registry="10.0.0.1:5000/ml", image="http://10.0.0.2:5000/base", helper_image="a/b"
+    )
+    assert plain_hosts(ctx) == {"10.0.0.2:5000"}
+    assert plain_hosts(context(tmp_path, registry="http://10.0.0.1:5000/ml")) == {"10.0.0.1:5000"}
+    assert plain_hosts(context(tmp_path, registry="localhost:5000/ml")) == set()
 
 
 def test_logins_come_from_a_secret_alone(tmp_path: Path) -> None:

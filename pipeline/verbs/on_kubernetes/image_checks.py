@@ -23,6 +23,7 @@ from manycpu.pipeline.verbs.on_kubernetes.recipe import STAGES, recipe
 from manycpu.pipeline.verbs.on_kubernetes.registries import (
     Registries,
     own_repository,
+    plain_hosts,
     pull_secret,
     registries,
 )
@@ -198,7 +199,9 @@ def _pulled(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 def _asks_for_login(reference: Reference, ctx: "ClusterContext", opened: Registries) -> bool:
     """Whether nobody may pull without a login, as far as an image that need not be there can tell."""
     ca = ctx.target.registry_ca if reference.registry == opened.own else None
-    connection = Connection(reference.registry, ca=ca, plain=reference.plain, deadline=_DEADLINE)
+    connection = Connection(
+        reference.registry, ca=ca, plain=reference.registry in plain_hosts(ctx), deadline=_DEADLINE
+    )
     try:
         Repository(connection, reference.repository).digest(reference.version)
     except ManycpuError as error:

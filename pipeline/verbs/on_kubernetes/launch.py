@@ -82,7 +82,8 @@ def manifest(ctx: ClusterContext) -> dict[str, Any]:
     """Describe the job that would be created, with nothing staged or built yet."""
     _, arguments = program_of(ctx)
     staged = Staged(data=_example(ctx, "data"), model=_example(ctx, "model"))
-    built = Built(code=CODE, program=arguments, digest="", image=ctx.target.image or "IMAGE")
+    image = (ctx.target.image or "IMAGE").removeprefix("http://")  # which is for manycpu, not for nodes
+    built = Built(code=CODE, program=arguments, digest="", image=image)
     placement = place(ctx, staged, built, 1, owned=False)
     return LAUNCHERS[ctx.target.launch].manifest(ctx.run, ctx.target, placement)
 

@@ -14,7 +14,7 @@ from manycpu.pipeline.spec.image import Reference
 if TYPE_CHECKING:
     from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["Registries", "own_repository", "registries"]
+__all__ = ["Registries", "own_repository", "plain_hosts", "registries"]
 
 _REPOSITORY = "manycpu"
 
@@ -25,6 +25,7 @@ class Registries:
     def __init__(self, ctx: "ClusterContext", deadline: float) -> None:
         self._ctx, self._deadline = ctx, deadline
         self._open: dict[str, Connection] = {}
+        self._plain = plain_hosts(ctx)
 
     def repository(self, reference: Reference) -> Repository:
         """Open the repository of an image."""
@@ -34,7 +35,7 @@ class Registries:
                 host,
                 login=self.login(host),
                 ca=self._ctx.target.registry_ca if host == self.own else None,
-                plain=reference.plain,
+                plain=host in self._plain,
                 deadline=self._deadline,
             )
         return Repository(self._open[host], reference.repository)
@@ -76,6 +77,19 @@ def registries(ctx: "ClusterContext", deadline: float = DEADLINE) -> Iterator[Re
         yield found
     finally:
         found.close()
+
+
+def plain_hosts(ctx: "ClusterContext") -> frozenset[str]:
+    """Name the registries that are asked by plain HTTP: those of images with ``http://`` before their name.
+
+    Raises:
+        BadInputError: A field is no image's name.
+    """
+    target = ctx.target
+    images = {f"target.{name}": getattr(target, name) for name in ("image", "helper_image", "builder_image")}
+    named = [Reference.parse(text, field) for field, text in images.items() if text]
+    own = own_repository(ctx)
+    return frozenset(one.registry for one in (*named, *([own] if own else [])) if one.plain)
 
 
 def own_repository(ctx: "ClusterContext") -> Reference | None:
