@@ -1,4 +1,4 @@
-"""Train every week. Templates in the run are rendered for each DAG run."""
+"""Train every week, from when it is unpaused. Templates in the run are rendered for each DAG run."""
 
 from airflow.sdk import dag
 
@@ -6,7 +6,14 @@ from manycpu.operators import training_pipeline
 from manycpu.operators.examples import example_run
 
 
-@dag(schedule="@weekly", catchup=False, max_active_runs=1, tags=["manycpu", "example"], doc_md=__doc__)
+@dag(
+    schedule="@weekly",
+    catchup=False,
+    max_active_runs=1,
+    is_paused_upon_creation=True,  # or Airflow makes up for the last week at once
+    tags=["manycpu", "example"],
+    doc_md=__doc__,
+)
 def weekly_training() -> None:
     training_pipeline(run=example_run("weekly"))
 

@@ -1,4 +1,4 @@
-"""build: freeze the code that will run."""
+"""build: freeze the code that will run, and what it runs in."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["BuildImageOperator"]
 
 
 class BuildImageOperator(RunOperator):
-    """Make what stands for the image: locally, a snapshot of the code named by its content."""
+    """Snapshot the code, named by its content; on Kubernetes, put it upon the image and push that."""
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Build; returns what runs, and its digest.
+        """Build; returns the code's folder or the image, by digest.
 
         Raises:
             AirflowFailException: Bad input.
-            BuildError: The program's folder holds more than code.
+            BuildError: The code cannot be snapshotted, or the image not be built.
         """
         from manycpu.pipeline.verbs.build import build
 
         with explained():
             built = build(self.open(context))
-        self.log.info("code: %s, sha256 %s", built.code or "as installed", built.digest)
+        self.log.info("%s, code sha256 %s", built.image or built.code or "code as installed", built.digest)
         return built.model_dump(mode="json")

@@ -74,7 +74,7 @@ def run_dag(conf: str) -> int:
 
 async def _follow(console: Console, log: Path, conf: str) -> int:
     """Start the inner process, tell what it does, and wait for its end."""
-    process = await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(  # noqa: TID251 - the program of a command of ours
         *(sys.executable, "-m", "manycpu.operators.demo", conf),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

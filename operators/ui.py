@@ -76,7 +76,7 @@ async def _serve(home: Path, port: int, console: Console) -> int:
     log = home / "standalone.log"
     _say(console, f"starting Airflow in {home}; all it says is in {log}")
     with log.open("wb") as file:
-        process = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(  # noqa: TID251 - the program of a command of ours
             *(sys.executable, "-m", "airflow", "standalone"),
             stdout=file,
             stderr=asyncio.subprocess.STDOUT,

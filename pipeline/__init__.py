@@ -5,14 +5,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manycpu.pipeline.spec.errors import ManycpuError
-    from manycpu.pipeline.spec.targets import BareMetal, Local, Target
+    from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
     from manycpu.pipeline.spec.training_run import Resources, TrainingRun
     from manycpu.pipeline.verbs.train import train
 
-__all__ = ["BareMetal", "Local", "ManycpuError", "Resources", "Target", "TrainingRun", "train"]
+__all__ = [
+    "BareMetal",
+    "Kubernetes",
+    "Local",
+    "ManycpuError",
+    "Resources",
+    "Target",
+    "TrainingRun",
+    "train",
+]
 
 _HOMES = {
     "BareMetal": "spec.targets",
+    "Kubernetes": "spec.targets",
     "Local": "spec.targets",
     "ManycpuError": "spec.errors",
     "Resources": "spec.training_run",

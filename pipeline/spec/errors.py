@@ -42,7 +42,7 @@ class ManycpuError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions cross processes in Airflow; keyword arguments do not survive the default pickling.
-        return (_rebuild, (type(self), self.message, self.field, self.fix))
+        return (_rebuild, (type(self), self.message, self.field, self.fix), self.__dict__)
 
 
 class BadInputError(ManycpuError):

@@ -64,6 +64,12 @@ def test_the_model_is_an_asset(dags: dict[str, object]) -> None:
     assert [asset.name for asset in outlets] == ["question-answering-model"]
 
 
+def test_what_runs_by_the_clock_waits_until_somebody_wants_it(dags: dict[str, object]) -> None:
+    timed = [dag for dag in dags.values() if isinstance(dag.schedule, str)]  # type: ignore[attr-defined]
+    assert [dag.dag_id for dag in timed] == ["weekly_training"]  # type: ignore[attr-defined]
+    assert all(dag.is_paused_upon_creation for dag in timed)  # type: ignore[attr-defined]
+
+
 def test_airflow_lists_the_provider() -> None:
     command = [str(Path(sys.executable).with_name("airflow")), "providers", "list"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True)

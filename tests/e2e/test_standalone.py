@@ -55,6 +55,11 @@ def _report(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "output" / "report.json").read_text()))
 
 
+def test_nothing_trains_that_nobody_asked_for(airflow: Airflow) -> None:
+    assert airflow.api("GET", "dags/weekly_training")["is_paused"]
+    assert airflow.api("GET", "dags/weekly_training/dagRuns")["total_entries"] == 0
+
+
 def test_two_runs_at_once_from_the_api(airflow: Airflow, tmp_path: Path, script: Callable[..., str]) -> None:
     program, outputs = script(), [tmp_path / "a", tmp_path / "b"]
     confs = [{"program": program, "nproc_per_node": 2, "output": str(output)} for output in outputs]

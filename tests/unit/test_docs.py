@@ -1,0 +1,114 @@
+"""What the README and the pages of docs/ show is what the package takes."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from manycpu.pipeline.cli import cli
+from manycpu.pipeline.spec.validation import read_run, read_target
+
+ROOT = Path(__file__).parents[2]
+PAGES = {page.name: page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+CODE = re.compile(r"```(?P<language>[a-z]*)\n(?P<block>.*?)```|`(?P<span>[^`\n]+)`", re.DOTALL)
+OF_TESTS = ("cluster",)  # packages that a page on testing imports
+
+
+def blocks(language: str) -> list[Any]:
+    return [
+        pytest.param(found["block"], id=f"{name}-{number}")
+        for name, text in PAGES.items()
+        for number, found in enumerate(CODE.finditer(text))
+        if found["language"] == language
+    ]
+
+
+def code() -> str:
+    """All that stands as code, with wrapped commands joined."""
+    found = (one for text in PAGES.values() for one in CODE.finditer(text))
+    return "\n".join(one["block"] or one["span"] or "" for one in found).replace("\\\n", " ")
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_run_files_are_valid(text: str) -> None:
+    fields: dict[str, Any] = yaml.safe_load(text)
+    assert read_run(fields["run"]).output
+    assert read_target(fields["target"])
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_what_is_imported_can_be(text: str) -> None:
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    ours = [node for node in imports if not ast.unparse(node).split()[1].startswith(OF_TESTS)]
+    exec("\n".join(ast.unparse(node) for node in ours), {})  # noqa: S102 - the pages are ours
+    assert imports
+
+
+def test_names_that_prose_calls_can_be_imported_from_where_users_look() -> None:
+    import manycpu.pipeline
+
+    called = set(re.findall(r"(?:target|run)=(\w+)\(", code()))
+    assert called == {"Kubernetes", "Local", "TrainingRun"}
+    assert called <= set(manycpu.pipeline.__all__)
+    assert [name for name in manycpu.pipeline.__all__ if not hasattr(manycpu.pipeline, name)] == []
+
+
+def test_every_command_that_is_named_exists() -> None:
+    named = set(re.findall(r"(?:^|[\s(])manycpu ([a-z]+)", code(), re.MULTILINE))
+    assert named > {"preflight", "run"}
+    assert named <= set(cli.commands)
+
+
+def test_every_option_that_is_named_exists() -> None:
+    shown = re.findall(r"(?:^|[\s(])manycpu ([a-z]+)([^\n`#]*)", code(), re.MULTILINE)
+    known = {
+        name: {flag for one in command.params for flag in one.opts} for name, command in cli.commands.items()
+    }
+    unknown = [
+        f"manycpu {name} {option}"
+        for name, words in shown
+        for option in re.findall(r"--[a-z][\w-]*", words)
+        if option not in known[name]
+    ]
+    assert unknown == []
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"(?:^|\s)make ([a-z-]+)", code(), re.MULTILINE))
+    assert targets > {"demo", "test"}
+    assert [name for name in sorted(targets) if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_and_picture_is_there(name: str) -> None:
+    folder = ROOT if name == "README.md" else ROOT / "docs"
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGES[name])
+    assert [link for link in links if "://" not in link and not (folder / link).exists()] == []
+
+
+def test_every_file_that_a_message_or_comment_names_is_there() -> None:
+    sources = [
+        path for part in ("operators", "pipeline", "dags", "docker") for path in (ROOT / part).rglob("*.py")
+    ]
+    text = "\n".join(path.read_text() for path in sources)
+    named = set(re.findall(r"(?<![\w/])docs/\w[\w-]*\.\w+", text))
+    assert named
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+def test_the_reference_of_fields_is_up_to_date() -> None:
+    import runpy
+
+    page = runpy.run_path(str(ROOT / "docs" / "reference.py"))["page"]()
+    assert PAGES["fields.md"] == page, "run `make docs`"
+
+
+def test_the_page_of_benchmarks_shows_the_results_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    monkeypatch.syspath_prepend(str(ROOT))
+    assert importlib.import_module("bench._page").page() == PAGES["benchmarks.md"], "run `python -m bench`"
