@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from helpers import processes_of
+from programs import end_programs, take_signals
 
 # One Airflow for tests/e2e and tests/ui, one in this process for tests/dags and tests/kubernetes.
 pytest_plugins = ["standalone", "dag_runs"]
+take_signals()
 
 ALL_REDUCE = """
 import os, torch, torch.distributed as dist
@@ -19,6 +21,12 @@ if dist.get_rank() == 0:
     open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model.txt"), "w").write(f"sum {int(total)}")
 dist.destroy_process_group()
 """
+
+
+@pytest.fixture(autouse=True)
+def _programs() -> Iterator[None]:
+    with end_programs():
+        yield
 
 
 @pytest.fixture

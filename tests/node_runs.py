@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import Program
 
 from manycpu.pipeline.adapters import mpi
 from manycpu.pipeline.launchers import LAUNCHERS as MODULES
@@ -108,7 +109,7 @@ def by_hand(script: Path, *ranks: Mapping[str, str]) -> list[Ended]:
     common |= {"WORLD_SIZE": "2", "MANYCPU_START_TIMEOUT": "60"}
     argv = [sys.executable, "-m", "manycpu.pipeline.node", str(script)]
     started = [
-        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**common, **rank})
+        Program(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**common, **rank})
         for rank in ranks
     ]
     outs = [process.communicate(timeout=60)[0].decode() for process in started]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from folders import location
+from programs import Program
 
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel
@@ -20,10 +21,10 @@ LARGE = 8 << 20
 
 
 @contextmanager
-def pod(command: str, **options: object) -> Iterator[tuple[Channel, "subprocess.Popen[bytes]"]]:
+def pod(command: str, **options: object) -> Iterator[tuple[Channel, Program[bytes]]]:
     """Start what an exec into a helper pod starts."""
     words = [sys.executable, "-m", "manycpu.pipeline.pod", command]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with Program(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin
         assert process.stdout
         try:

@@ -12,6 +12,7 @@ from cluster.cgroups import ROOT
 from cluster.command import MissingError, run, wait_for
 from cluster.fixtures import TestCluster
 from cluster.settings import API, CGROUP, INNER, INTERFACE, NODES, PROJECT, cache, run_folder
+from programs import Program
 
 IDLE_MEMORY = 1.5 * 2**30
 
@@ -55,10 +56,8 @@ def nothing_left() -> bool:
     return not any(traces().values())
 
 
-def start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "cluster", "up"], cwd=PROJECT / "tests", stderr=subprocess.DEVNULL
-    )
+def start() -> Program[bytes]:
+    return Program([sys.executable, "-m", "cluster", "up"], cwd=PROJECT / "tests", stderr=subprocess.DEVNULL)
 
 
 def test_memory_of_the_idle_cluster(cluster: TestCluster) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import processes_of, until
+from programs import Program
 
 from manycpu.pipeline import cli
 
@@ -180,21 +181,19 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(manycpu: Type) -> 
     assert "Runs there: none" in printed
 
 
-def typed(*words: str) -> subprocess.Popen[str]:
+def typed(*words: str) -> Program[str]:
     """Type a command in a terminal of its own."""
     argv = [sys.executable, "-m", "manycpu.pipeline.cli", *words]
-    return subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    return Program(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 
 @pytest.fixture
-def waiting(script: Script, tmp_path: Path) -> subprocess.Popen[str]:
+def waiting(script: Script, tmp_path: Path) -> Program[str]:
     """Start a run that trains until it is ended."""
     return typed("run", run_file(tmp_path, program=script(WAITS), output="out"), "--run-id", "x")
 
 
-def read_until(process: subprocess.Popen[str], text: str) -> str:
+def read_until(process: Program[str], text: str) -> str:
     assert process.stdout is not None
     printed = ""
     while text not in printed:
@@ -207,7 +206,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("no_process_left")
 def test_ctrl_c_leaves_no_process_behind(
-    waiting: subprocess.Popen[str], tmp_path: Path, home: Path, number: int
+    waiting: Program[str], tmp_path: Path, home: Path, number: int
 ) -> None:
     read_until(waiting, "waiting")
     os.kill(waiting.pid, number)
@@ -220,7 +219,7 @@ def test_ctrl_c_leaves_no_process_behind(
 
 @pytest.mark.usefixtures("no_process_left")
 def test_a_killed_command_leaves_its_training_to_be_found_again(
-    waiting: subprocess.Popen[str], manycpu: Type, tmp_path: Path, home: Path
+    waiting: Program[str], manycpu: Type, tmp_path: Path, home: Path
 ) -> None:
     read_until(waiting, "waiting")
     waiting.kill()

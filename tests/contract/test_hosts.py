@@ -13,6 +13,7 @@ import hosts as made_hosts
 import pytest
 from conftest import ALL_REDUCE
 from helpers import until
+from programs import Program
 
 from manycpu.pipeline.adapters import hosts as on_hosts
 from manycpu.pipeline.adapters import mpi, ssh
@@ -96,12 +97,10 @@ def prepare(tmp_path: Path, target: BareMetal, script: str = ALL_REDUCE, **field
     return manifest
 
 
-def start(
-    tmp_path: Path, target: BareMetal, script: str = ALL_REDUCE, **fields: Any
-) -> "subprocess.Popen[str]":
+def start(tmp_path: Path, target: BareMetal, script: str = ALL_REDUCE, **fields: Any) -> Program[str]:
     """Start a script on the hosts from this machine."""
     manifest = prepare(tmp_path, target, script, **fields)
-    return subprocess.Popen(
+    return Program(
         manifest["argv"],
         env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]} | manifest["env"],
         cwd=manifest["cwd"],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import until
 from node_runs import PLAIN, Ended, alone, execute
+from programs import Program
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
 
@@ -123,7 +124,7 @@ def test_what_a_script_leaves_running_neither_hangs_nor_survives(write: Callable
     script = """
         import subprocess
         for session in (False, True):
-            child = subprocess.Popen(["sleep", "600"], start_new_session=session)
+            child = Program(["sleep", "600"], start_new_session=session)
             print("left", child.pid)
     """
     ended = alone(write(script))
@@ -146,7 +147,7 @@ def test_a_signal_reaches_the_script_once(write: Callable[[str], Path], tmp_path
     """
     log = tmp_path / "log"
     with log.open("wb") as out:
-        process = subprocess.Popen(
+        process = Program(
             [sys.executable, "-m", "manycpu.pipeline.node", str(write(script))],
             stdout=out,
             stderr=out,

@@ -9,6 +9,7 @@ import pytest
 from folders import contents, location
 from helpers import until
 from pod_process import pod
+from programs import Program
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.pod import client
@@ -71,7 +72,7 @@ def test_a_silent_pod_is_given_up() -> None:
 def test_an_idle_pod_ends_when_asked_to() -> None:
     program = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print(flush=True);"
     program += "from manycpu.pipeline.pod.__main__ import idle; raise SystemExit(idle(3600))"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+    with Program([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()
         process.terminate()

@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from conftest import ALL_REDUCE
 from helpers import until
 from node_runs import LAUNCHERS, MPIRUNS, PLAIN, by_hand, execute, launch, manifest_of
+from programs import Program
 
 from manycpu.pipeline.spec.cpu_plan import plan
 from manycpu.pipeline.spec.machine import Machine
@@ -158,9 +158,7 @@ def test_nothing_survives_the_launcher(
     log = tmp_path / "log"
     manifest = manifest_of("torchrun", script)
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            manifest["argv"], env=PLAIN | manifest["env"], stdout=out, stderr=out, cwd=tmp_path
-        )
+        process = Program(manifest["argv"], env=PLAIN | manifest["env"], stdout=out, stderr=out, cwd=tmp_path)
     until(lambda: log.read_text().count("ready") == 2, 60)
     process.send_signal(how)
     process.wait(60)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import processes_of
+from programs import Program
 
 PERFORM = """
 import json, sys
@@ -22,10 +23,10 @@ sys.exit(demo.perform(json.loads(sys.argv[2]), Path(sys.argv[1]), Console()))
 pytestmark = pytest.mark.usefixtures("no_process_left")
 
 
-def start(tmp_path: Path, program: str) -> "subprocess.Popen[str]":
+def start(tmp_path: Path, program: str) -> Program[str]:
     conf = {"program": program, "output": str(tmp_path / "out"), "nproc_per_node": 1, "dtype": "fp32"}
     empty = {"args": "", "data": None, "model": None}
-    return subprocess.Popen(
+    return Program(
         [sys.executable, "-c", PERFORM, str(tmp_path / "airflow"), json.dumps(conf | empty)],
         env={name: value for name, value in os.environ.items() if "AIRFLOW" not in name},
         stdout=subprocess.PIPE,

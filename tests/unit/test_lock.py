@@ -1,6 +1,5 @@
 """Locks hold across processes, also where the file is deleted by its holder."""
 
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import until
+from programs import Program
 
 from manycpu.pipeline.adapters.lock import leased, locked
 
@@ -44,7 +44,7 @@ def test_only_one_at_a_time_also_when_each_deletes_the_file(
 
 def test_a_lease_is_kept_while_its_holder_lives_and_free_after_its_death(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)])
+    holder = Program([sys.executable, "-c", HOLD, str(path)])
     entered = threading.Event()
 
     def enter() -> None:
