@@ -108,7 +108,7 @@ def by_hand(script: Path, *ranks: Mapping[str, str]) -> list[Ended]:
     common = PLAIN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"WORLD_SIZE": "2", "MANYCPU_START_TIMEOUT": "60"}
     argv = [sys.executable, "-m", "manycpu.pipeline.node", str(script)]
-    started = [
+    started: list[Program[bytes]] = [
         Program(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**common, **rank})
         for rank in ranks
     ]

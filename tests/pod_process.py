@@ -24,7 +24,8 @@ LARGE = 8 << 20
 def pod(command: str, **options: object) -> Iterator[tuple[Channel, Program[bytes]]]:
     """Start what an exec into a helper pod starts."""
     words = [sys.executable, "-m", "manycpu.pipeline.pod", command]
-    with Program(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    program: Program[bytes] = Program(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with program as process:
         assert process.stdin
         assert process.stdout
         try:

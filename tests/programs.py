@@ -4,7 +4,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import AnyStr
+from typing import TYPE_CHECKING, AnyStr
 from weakref import WeakSet
 
 import psutil
@@ -20,9 +20,11 @@ class Program(subprocess.Popen[AnyStr]):
     subprocess.Popen waits there, for ever: a failing test would neither end nor be ended by its time limit.
     """
 
-    def __init__(self, *args: object, **options: object) -> None:
-        super().__init__(*args, **options)  # type: ignore[call-overload]
-        _RUNNING.add(self)
+    if not TYPE_CHECKING:  # its overloads say which options give bytes and which text
+
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)
+            _RUNNING.add(self)
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -34,9 +36,11 @@ class Program(subprocess.Popen[AnyStr]):
     def end(self) -> None:
         """Kill it and what it started, and see it go."""
         if self.poll() is None:
-            for process in [*psutil.Process(self.pid).children(recursive=True), self]:
+            children = psutil.Process(self.pid).children(recursive=True)
+            self.kill()
+            for child in children:
                 with suppress(psutil.NoSuchProcess):
-                    process.kill()
+                    child.kill()
             self.wait(_END)
 
 
