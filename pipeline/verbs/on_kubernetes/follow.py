@@ -210,6 +210,7 @@ class Follower:
             await self._read_tail()
             seen = judgement.complete(self._gang, self._record, seen)
         kept = self._record.kept
+        judgement.note_ends(self._gang, kept.observed)
         kept.ended, kept.verdict = judgement.ended_at(self._gang) or self._watch.now(), seen
         if self._saving is not None:
             await self._saving

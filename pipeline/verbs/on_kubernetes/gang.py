@@ -148,6 +148,12 @@ class Gang:
         """The pods that have ranks: all but a launcher."""
         return [pod for pod in self.pods if role(pod) != "launcher"]
 
+    @property
+    def ranks(self) -> Iterator[Container]:
+        """The containers that have ranks, also of pods that are gone: as they were seen last."""
+        pods = [*self.departed.values(), *self.members]
+        return (one for pod in pods if role(pod) != "launcher" for one in containers(pod) if not one.init)
+
     def capacity(self, nodes: int) -> float | None:
         """Tell when so many pods had a node, as seconds since the epoch; None while fewer have."""
         times = sorted(time for pod in self.members if (time := scheduled(pod)) is not None)

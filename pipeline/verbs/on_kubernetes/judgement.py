@@ -2,6 +2,7 @@
 
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.report import Observed
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -11,7 +12,7 @@ from manycpu.pipeline.verbs.on_kubernetes.diagnosis import Ending
 from manycpu.pipeline.verbs.on_kubernetes.gang import Gang, condition, ended, epoch
 from manycpu.pipeline.verbs.on_kubernetes.record import Record, kept_of
 
-__all__ = ["complete", "concluded", "ended_at", "judge", "to_be_ended"]
+__all__ = ["complete", "concluded", "ended_at", "judge", "note_ends", "to_be_ended"]
 
 _CRASHES = 3  # restarts that need no explanation: a peer that is late, say
 
@@ -93,6 +94,18 @@ def complete(gang: Gang, record: Record, seen: Status) -> Status:
     failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent.code, last_lines=lines)
     record.fail(failure)
     return seen.model_copy(update={"reason": reason, "failure": failure})
+
+
+def note_ends(gang: Gang, observed: Observed) -> None:
+    """Note how ranks ended that could not say so: as their containers did, where those are the ranks' own."""
+    if gang.kind == "MPIJob":
+        return  # its workers run sshd
+    began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
+    last = {container.pod["metadata"]["name"]: container.last for container in gang.ranks}
+    for rank in observed.ranks:
+        ended = last.get(rank.hostname or "") or {}
+        if rank.exit_code is None and ended and epoch(ended.get("finishedAt")) >= began:
+            rank.exit_code = diagnosis.exit_code(ended)
 
 
 def _endings(gang: Gang, failure: RankFailure | None) -> list[str]:

@@ -86,8 +86,7 @@ class Record:
     @property
     def heard(self) -> Heard:
         """What the budgets depend on."""
-        ever = any(len(found["ranks"]) == found["world_size"] for found in self.kept.observed.rounds)
-        return Heard(ever, self.kept.spoke, self.kept.began)
+        return Heard(self.kept.observed.met, self.kept.spoke, self.kept.began)
 
     def hear(self, heaps: Iterable[Heap]) -> list[RankLine]:
         """Take note of lines that are being told."""
