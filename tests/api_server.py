@@ -34,6 +34,8 @@ class ApiServer:
         """Kinds of which nothing is told at present."""
         self.calls: Counter[str] = Counter()
         """How often was asked for: ``list KIND``, ``watch KIND``, ``get KIND``, ``log POD``."""
+        self.deleted: list[str] = []
+        """``kind/name`` of what was deleted."""
         self.url = ""
         self._watches: list[queue.Queue[Object | None]] = []
 
@@ -74,6 +76,13 @@ class ApiServer:
         while (one := told.get()) is not _END:
             handler.wfile.write(json.dumps(one).encode() + b"\n")
 
+    def delete(self, handler: BaseHTTPRequestHandler) -> None:
+        plural, name = handler.path.split("/namespaces/ml/")[1].split("/")
+        kind = _KIND[plural]
+        self.deleted.append(f"{kind}/{name}")
+        self.objects[kind] = [one for one in self.objects[kind] if one["metadata"]["name"] != name]
+        _send(handler, 200, "{}")
+
     def end_watches(self) -> None:
         for told in self._watches:
             told.put(_END)
@@ -87,6 +96,10 @@ def running() -> Iterator[ApiServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             made.answer(self)
+
+        def do_DELETE(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            made.delete(self)
 
         def log_message(self, *_: object) -> None:
             pass

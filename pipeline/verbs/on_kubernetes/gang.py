@@ -98,6 +98,11 @@ class Gang:
             self.known.add(kind)
         return first or before != after
 
+    def replace(self, job: Manifest | None, pods: Iterable[Manifest]) -> None:
+        """Take note of the job and all of its pods, as somebody asked for them."""
+        self.apply(self.kind, [job] if job else [], [], complete=True)
+        self.apply("Pod", pods, [], complete=True)
+
     def concerns(self, kind: str, found: Manifest) -> bool:
         """Whether an object belongs to this job."""
         meta = found["metadata"]

@@ -56,15 +56,16 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     """Look at an attempt."""
-    observed = observe(ctx, handle) | {"cancelled": handle.attempt in entry.cancelled}
+    job, pods = observe(ctx, handle)
+    observed = {"job": job, "pods": pods, "cancelled": handle.attempt in entry.cancelled}
     return LAUNCHERS[handle.launch].state(observed)
 
 
-def observe(ctx: ClusterContext, handle: JobHandle) -> dict[str, Any]:
-    """Read an attempt's job and its pods: ``job`` (None when it is gone) and ``pods``."""
+def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[Manifest | None, list[Manifest]]:
+    """Ask for an attempt's job (None when it is gone) and its pods."""
     job = ctx.cluster.get(JOBS[handle.launch], handle.name)
     pods = ctx.cluster.list("Pod", labels(handle.run, attempt=str(handle.attempt)))
-    return {"job": job if job and job["metadata"]["uid"] == handle.uid else None, "pods": pods}
+    return (job if job and job["metadata"]["uid"] == handle.uid else None), pods
 
 
 def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:

@@ -81,12 +81,14 @@ class Record:
         self.tails: dict[str, list[str]] = {}
         """Pod -> its last lines."""
         self.spoken = bool(self.kept.spoke)
+        self.since = 0.0
+        """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
         self._saved, self._pressing = time.monotonic(), False
 
     @property
     def heard(self) -> Heard:
         """What the budgets depend on."""
-        return Heard(self.kept.observed.met, self.kept.spoke, self.kept.began)
+        return Heard(self.kept.observed.met, self.kept.spoke, self.kept.began, self.since)
 
     def hear(self, heaps: Iterable[Heap]) -> list[RankLine]:
         """Take note of lines that are being told."""
