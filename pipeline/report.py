@@ -12,7 +12,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RankFailure, RunState
 
-__all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft", "observe", "parse"]
+__all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft", "met", "observe", "parse"]
 
 REPORT = "report.json"
 _LAST_LINES = 20
@@ -89,6 +89,12 @@ def observe(lines: Iterable[str]) -> Observed:
     for line in lines:
         observer.hear(events.split(line))
     return observer.observed
+
+
+def met(lines: Iterable[str]) -> bool:
+    """Whether all ranks of a meeting have introduced themselves; reads a log only until they have."""
+    observer = Observer()
+    return any(observer.hear(events.split(line)) and observer.observed.met for line in lines)
 
 
 class Observer:

@@ -21,8 +21,10 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.verbs.on_kubernetes import launch
 from manycpu.pipeline.verbs.on_kubernetes.follow import Follower
 from manycpu.pipeline.verbs.on_kubernetes.record import Record
+from manycpu.pipeline.verbs.wait import outcome
 
 HOUR = 3600
 WORKER = "qa-1-worker-0"
@@ -81,20 +83,28 @@ class Following:
         fields = {"program": "a.py", "output": "o", "stall_timeout": 600, "queue_timeout": 600, **run}
         self.ctx: Any
         self.ctx = SimpleNamespace(name="qa", run=TrainingRun.model_validate(fields), claim="data")
+        self.ctx.target = SimpleNamespace(launch="pytorchjob")
         self.ctx.ledger, self.ctx.cluster = ledger, Cluster(server.connect, "ml")
         self.connect = server.connect
         self.stream: asyncio.Queue[list[Changes]] = asyncio.Queue()
         self.notes: list[str] = []
         self.record = Record(self.ctx, handle(), None, "")
+        self._follower: Follower | None = None
 
     async def run(self, *told: Changes) -> Status:
         """Follow to the end; first the stream tells this."""
         self.stream.put_nowait(list(told))
         watch = ClusterWatch(self.connect, "ml")
+        self._follower = Follower(self.ctx, handle(), watch, self.record)
         try:
-            return await Follower(self.ctx, handle(), watch, self.record).run(self._told(), self._note)
+            return await self._follower.run(self._told(), self._note)
         finally:
             await watch.aclose()
+
+    @property
+    def status(self) -> Status:
+        """How the job is doing, by whoever follows it."""
+        return self._follower.status if self._follower else Status(state=RunState.PENDING)
 
     async def _told(self) -> AsyncGenerator[list[Changes]]:
         while True:
@@ -185,3 +195,66 @@ def test_silence_counts_while_somebody_listens(server: ApiServer, tmp_path: Path
     seen = asyncio.run(silent.run(*picture(server)))
     assert (seen.state, seen.budget) == (RunState.FAILED, "run.stall_timeout")
     assert server.deleted == ["PyTorchJob/qa-1"]
+
+
+def story(following: Following) -> Status:
+    """Tell what `manycpu status` says."""
+    return launch.status(following.ctx, handle(), following.ctx.ledger.read())
+
+
+def test_status_and_wait_say_the_same_of_a_job_that_goes_on(server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    proof, server.logs[WORKER] = server.logs[WORKER], ""
+    following = Following(server, tmp_path)
+
+    async def run() -> list[Status]:
+        task = asyncio.create_task(following.run(*picture(server)))
+        await asyncio.to_thread(until, lambda: following.status.reason)
+        starting = [following.status, await asyncio.to_thread(story, following)]
+        server.logs[WORKER] = proof
+        await asyncio.to_thread(until, lambda: following.status.state is RunState.RUNNING)
+        await asyncio.to_thread(until, lambda: following.ctx.ledger.read().observed)
+        running = [following.status, await asyncio.to_thread(story, following)]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return starting + running
+
+    starting, running = Status(state=RunState.PENDING, reason="starting"), Status(state=RunState.RUNNING)
+    assert asyncio.run(run()) == [starting, starting, running, running]
+
+
+def test_status_and_wait_say_the_same_of_a_job_whose_budget_was_used_up(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    healthy(server)
+    server.logs[WORKER] = ""
+    following = Following(server, tmp_path, stall_timeout=1)
+    seen = asyncio.run(following.run(*picture(server)))
+    assert (seen.budget, server.deleted) == ("run.stall_timeout", ["PyTorchJob/qa-1"])
+    assert story(following) == seen  # not: somebody deleted it
+
+
+def test_status_and_wait_say_the_same_of_a_success_without_its_proof(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    healthy(server)
+    ends(server)
+    following = Following(server, tmp_path, nnodes=2)
+    assert story(following).reason == "nobody has read its log to the end yet"
+    seen = asyncio.run(following.run(*picture(server)))
+    believed = outcome(following.ctx, handle(), seen, following.record.kept.observed)
+    assert story(following) == believed
+    assert (believed.state, "2 ranks were asked for, 1 met" in believed.reason) == (RunState.FAILED, True)
+
+
+def test_status_and_wait_say_the_same_of_a_job_that_was_cancelled_as_it_ended(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    healthy(server)
+    ends(server)
+    following = Following(server, tmp_path)
+    with following.ctx.ledger.update() as entry:
+        entry.cancelled[1] = "a person"
+    seen = asyncio.run(following.run(*picture(server)))
+    assert (seen.state, seen.reason) == (RunState.CANCELLED, "ended by a person")
+    assert story(following) == seen

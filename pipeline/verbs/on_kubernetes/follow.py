@@ -230,9 +230,8 @@ class Follower:
 
     async def _conclude(self, seen: Status) -> Status:
         """Complete a failure, write it down, and end what still runs of it."""
-        if seen.state is not RunState.SUCCEEDED:
-            entry = await self._surely(self._ctx.ledger.read)
-            seen = seen if entry is None else judgement.concluded(entry, self._handle, seen)
+        entry = await self._surely(self._ctx.ledger.read)
+        seen = seen if entry is None else judgement.concluded(entry, self._handle, seen)
         if seen.state is RunState.FAILED:
             await self._read_tail()
             seen = judgement.complete(self._gang, self._record, seen)

@@ -57,7 +57,12 @@ class Kept(BaseModel):
     """Pod -> when a rank of it last told of its own end."""
     ended: float = 0.0
     verdict: Status | None = None
-    """How it ended, where this side ended it."""
+    """How it ended, as whoever followed it to its end saw it."""
+
+    @property
+    def heard(self) -> Heard:
+        """What the budgets depend on."""
+        return Heard(self.observed.met, self.spoke, self.began)
 
 
 class Record:
@@ -88,7 +93,7 @@ class Record:
     @property
     def heard(self) -> Heard:
         """What the budgets depend on."""
-        return Heard(self.kept.observed.met, self.kept.spoke, self.kept.began, self.since)
+        return self.kept.heard._replace(since=self.since)
 
     def hear(self, heaps: Iterable[Heap]) -> list[RankLine]:
         """Take note of lines that are being told."""
