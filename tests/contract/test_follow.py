@@ -88,6 +88,7 @@ class Following:
         self.connect = server.connect
         self.stream: asyncio.Queue[list[Changes]] = asyncio.Queue()
         self.notes: list[str] = []
+        self.lines: list[str] = []
         self.record = Record(self.ctx, handle(), None, "")
         self._follower: Follower | None = None
 
@@ -112,6 +113,7 @@ class Following:
 
     async def _note(self, lines: list[RankLine]) -> None:
         self.notes += [line.text for line in lines if line.rank is None]
+        self.lines += [line.text for line in lines if line.rank is not None]
 
 
 async def followed(server: ApiServer, following: Following, *told: Changes) -> Status:
@@ -195,6 +197,43 @@ def test_silence_counts_while_somebody_listens(server: ApiServer, tmp_path: Path
     seen = asyncio.run(silent.run(*picture(server)))
     assert (seen.state, seen.budget) == (RunState.FAILED, "run.stall_timeout")
     assert server.deleted == ["PyTorchJob/qa-1"]
+
+
+def test_a_log_is_read_on_after_a_picture_without_its_pod(server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    following = Following(server, tmp_path)
+
+    async def run() -> Status:
+        ending = asyncio.create_task(following.run(*picture(server)))
+        await asyncio.to_thread(until, lambda: following.record.heard.met)
+        following.stream.put_nowait([Changes("Pod", [], [], complete=True)])
+        await asyncio.to_thread(
+            until, lambda: server.calls["get PyTorchJob"]
+        )  # it seems to be queued for long
+        server.logs[WORKER] += f"{at(HOUR - 5)[:-1]}.0Z {events.join(0, 'node', 'step 1')}\n"
+        await asyncio.to_thread(until, lambda: "step 1" in following.lines)
+        ends(server)
+        following.stream.put_nowait(picture(server))
+        return await ending
+
+    assert asyncio.run(run()).state is RunState.SUCCEEDED
+    assert following.lines.count("step 1") == 1
+
+
+def test_silence_counts_though_events_may_not_be_read(server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    server.logs[WORKER] = ""
+    following = Following(server, tmp_path, stall_timeout=2)
+
+    async def run() -> Status:
+        ending = asyncio.create_task(following.run(*picture(server)))
+        async with asyncio.timeout(60):
+            while not ending.done():
+                following.stream.put_nowait([Changes("Event", [], [], complete=False, trouble="403")])
+                await asyncio.wait([ending], timeout=0.5)
+        return await ending
+
+    assert asyncio.run(run()).budget == "run.stall_timeout"
 
 
 def story(following: Following) -> Status:

@@ -104,13 +104,15 @@ class Follower:
     def _take(self, change: Changes) -> None:
         if change.trouble:
             self._away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
+            if change.kind == "Pod":
+                self._record.since = self._watch.now()  # silence counts while somebody listens
             return
         if self._gang.apply(change.kind, change.objects, change.deleted, complete=change.complete):
             self._read_logs()
             self._wake.set()
 
     def _away(self, text: str) -> None:
-        self._record.since = now = self._watch.now()  # silence counts while somebody listens
+        now = self._watch.now()
         if now >= self._away_due:
             self._away_due = now + _AWAY_EVERY
             self._say(text)
@@ -163,7 +165,7 @@ class Follower:
 
     async def _unasked(self, seen: Status, error: BaseException) -> Status:
         """Go on as before where an end cannot be asked for; a budget is used up by the clock all the same."""
-        now = self._watch.now()
+        self._record.since = now = self._watch.now()
         self._unasked_since = self._unasked_since or now
         if seen.budget and now - self._unasked_since > _UNASKED:
             return seen
@@ -205,7 +207,7 @@ class Follower:
                 started = container.restarts or container.state("running") or container.state("terminated")
                 if container.init or not started:
                     continue
-                if key not in self._readers:
+                if key not in self._readers or self._readers[key][1].done():
                     reader = LogReader(self._watch, self._record.kept.cursor, self._put)
                     self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
                 self._readers[key][0].update(container)
