@@ -1,5 +1,6 @@
 """What a run did: read from its log and its ledger, written beside the exported model."""
 
+import bisect
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RankFailure, RunState
 
-__all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft", "observe", "parse"]
+__all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft", "met", "observe", "parse"]
 
 REPORT = "report.json"
 _LAST_LINES = 20
@@ -26,6 +27,8 @@ class Rank(BaseModel):
     cpus: float | None = None
     hostname: str | None = None
     """What it calls itself: on Kubernetes the pod."""
+    exit_code: int | None = None
+    """How it ended; None where nobody told."""
 
 
 class Observed(BaseModel):
@@ -39,7 +42,7 @@ class Observed(BaseModel):
     warnings: list[str] = Field(default_factory=list)
     failure: RankFailure | None = None
     introduced: list[str] = Field(default_factory=list)
-    """``rank@time`` of every introduction: a log that is read again tells nothing new."""
+    """``rank@time`` of every introduction at a meeting without a name: a log may be read again."""
     failed_at: float = 0.0
     """Seconds since the epoch; 0 where lines have no times."""
 
@@ -47,6 +50,11 @@ class Observed(BaseModel):
     def hosts(self) -> list[str]:
         """Distinct hosts, in the order of their first rank."""
         return list(dict.fromkeys(rank.host for rank in self.ranks))
+
+    @property
+    def met(self) -> bool:
+        """Whether all ranks of a meeting have introduced themselves."""
+        return any(len(found["ranks"]) == found["world_size"] for found in self.rounds)
 
 
 class Report(BaseModel):
@@ -81,6 +89,12 @@ def observe(lines: Iterable[str]) -> Observed:
     for line in lines:
         observer.hear(events.split(line))
     return observer.observed
+
+
+def met(lines: Iterable[str]) -> bool:
+    """Whether all ranks of a meeting have introduced themselves; reads a log only until they have."""
+    observer = Observer()
+    return any(observer.hear(events.split(line)) and observer.observed.met for line in lines)
 
 
 class Observer:
@@ -118,27 +132,55 @@ def _proof(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -
     rank = Rank(
         rank=event["rank"], host=event["host"], cpus=event.get("cpus"), hostname=event.get("hostname")
     )
-    number, world = int(event.get("round", 0)), event["world_size"]
-    if event["time"]:
-        if (known := f"{rank.rank}@{event['time']}") in observed.introduced:
-            return
-        observed.introduced.append(known)
-    found = next((one for one in observed.rounds if _misses(one, number, world, rank.rank)), None)
-    if found is None:
-        found = {"round": number, "world_size": world, "hosts": [], "ranks": []}
-        observed.rounds.append(found)
-        observed.ranks, observed.world_size = [], world
+    known = _known_meeting(observed, event)
+    if known is not None and rank.rank in known["ranks"]:
+        return  # a log that is read again
+    found = known or _new_meeting(observed, event)
     found["ranks"].append(rank.rank)
     if rank.host not in found["hosts"]:
         found["hosts"].append(rank.host)
     if found is observed.rounds[-1]:
-        observed.ranks.append(rank)
-        observed.ranks.sort(key=lambda rank: rank.rank)
+        bisect.insort(observed.ranks, rank, key=_number)
+
+
+def _known_meeting(observed: Observed, event: dict[str, Any]) -> dict[str, Any] | None:
+    """Find where a rank introduces itself; None where it is the first to be heard of."""
+    if "meeting" in event:
+        named = (one for one in observed.rounds if one.get("meeting") == event["meeting"])
+        return next(named, None)
+    # Of an image with an older manycpu: a restart has a number, a meeting has no name.
+    number, world, rank = int(event.get("round", 0)), event["world_size"], event["rank"]
+    if event["time"]:
+        if (introduction := f"{rank}@{event['time']}") in observed.introduced:
+            return {"ranks": [rank]}
+        observed.introduced.append(introduction)
+    return next((one for one in observed.rounds if _misses(one, number, world, rank)), None)
 
 
 def _misses(found: dict[str, Any], number: int, world: int, rank: int) -> bool:
     """Whether a rank is yet to come to this meeting; lines of several pods come in no particular order."""
     return found["round"] == number and found["world_size"] == world and rank not in found["ranks"]
+
+
+def _new_meeting(observed: Observed, event: dict[str, Any]) -> dict[str, Any]:
+    """Add a meeting where its time puts it; the last one counts."""
+    found: dict[str, Any] = {"round": int(event.get("round", 0)), "world_size": event["world_size"]}
+    found |= {"began": event["time"], "hosts": [], "ranks": []}
+    found |= {"meeting": event["meeting"]} if "meeting" in event else {}
+    observed.rounds.append(found)
+    observed.rounds.sort(key=_began)
+    if found is observed.rounds[-1]:
+        observed.ranks, observed.world_size = [], event["world_size"]
+    return found
+
+
+def _began(found: dict[str, Any]) -> float:
+    """Tell when a meeting was first heard of; 0 where lines have no times, and come in order."""
+    return float(found.get("began", 0.0))
+
+
+def _number(rank: Rank) -> int:
+    return rank.rank
 
 
 def _backend(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
@@ -161,6 +203,7 @@ def _error(_: Observed, event: dict[str, Any], tails: dict[int, list[str]]) -> N
 
 
 def _exit(observed: Observed, event: dict[str, Any], tails: dict[int, list[str]]) -> None:
+    _note_end(observed, event)
     # The first to fail is the one to look at: the launcher ends the others because of it.
     known = observed.failure is not None and observed.failed_at <= event["time"]
     if event["code"] == 0 or known:
@@ -169,6 +212,16 @@ def _exit(observed: Observed, event: dict[str, Any], tails: dict[int, list[str]]
     observed.failure = RankFailure(
         rank=rank, host=event["host"], exit_code=event["code"], last_lines=tuple(tails.get(rank, ()))
     )
+
+
+def _note_end(observed: Observed, event: dict[str, Any]) -> None:
+    """Note how a rank of the last meeting ended: not one of the same number that ended before it."""
+    place = bisect.bisect_left(observed.ranks, int(event["rank"]), key=_number)
+    for rank in observed.ranks[place : place + 1]:
+        same = rank.rank == event["rank"] and rank.host == event["host"]
+        same = same and event.get("hostname") in (None, rank.hostname)
+        if same and event["time"] >= _began(observed.rounds[-1]):
+            rank.exit_code = event["code"]
 
 
 def _append(tails: dict[int, list[str]], rank: int, text: str) -> None:

@@ -27,6 +27,9 @@ RELIST: Final = 240  # seconds after which a watch is begun anew, from a list
 _SILENCE: Final = (
     100.0  # seconds without a word, bookmarks included, after which a connection is taken for dead
 )
+_UNMARKED: Final = frozenset({"Event"})
+"""Kinds of which the API server keeps no cache: their watches get no bookmarks."""
+_BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 _CONNECT: Final = 5.0  # seconds to connect
 _PAGE: Final = 500  # objects of a list in one answer
 _LINE: Final = 1 << 18  # bytes of a log's line that are kept
@@ -161,13 +164,16 @@ class ClusterWatch:
             "timeoutSeconds": str(int(seconds)),
         }
         lines = _Lines(None)
-        async with self._answer(self._path(kind), asked) as answer:
-            async for block in answer.content.iter_any():
-                told = [json.loads(line) for line in lines.feed(block)]
-                if any(one["type"] == "ERROR" for one in told):
-                    return  # mostly 410: what is asked for is too old
-                if change := _change(kind, told):
-                    yield change
+        silence = _SILENCE + (seconds if kind in _UNMARKED else 0.0)
+        async with self._answer(self._path(kind), asked, silence) as answer:
+            # A break is no trouble yet, nor is silence: whether nothing is known, the next list tells.
+            with suppress(*_BROKEN):
+                async for block in answer.content.iter_any():
+                    told = [json.loads(line) for line in lines.feed(block)]
+                    if any(one["type"] == "ERROR" for one in told):
+                        return  # mostly 410: what is asked for is too old
+                    if change := _change(kind, told):
+                        yield change
 
     async def _list(self, kind: str, query: Mapping[str, str]) -> tuple[list[Manifest], str]:
         found: list[Manifest] = []
@@ -182,7 +188,9 @@ class ClusterWatch:
                 return found, page["metadata"]["resourceVersion"]
 
     @asynccontextmanager
-    async def _answer(self, path: str, query: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _answer(
+        self, path: str, query: Mapping[str, str], silence: float | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         used = self._settings
         if used is None:
             used = await self._renew(None)
@@ -194,7 +202,7 @@ class ClusterWatch:
             query_params=dict(query),
             headers=headers,
             _preload_content=False,
-            _request_timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=_SILENCE),
+            _request_timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=silence or _SILENCE),
         )
         async with answer:
             if answer.status >= _ERROR:

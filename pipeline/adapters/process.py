@@ -13,11 +13,21 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
-__all__ = ["Completed", "Job", "LogFollower", "boot_id", "cancel", "follow", "observe", "run", "start"]
+__all__ = [
+    "Completed",
+    "Job",
+    "LogFollower",
+    "boot_id",
+    "cancel",
+    "follow",
+    "lines",
+    "observe",
+    "run",
+    "start",
+]
 
 # A person who ends a run wants it gone within 5 s: the tree gets most of that to end by itself.
 END_TIMEOUT = 10.0
@@ -180,7 +190,7 @@ def read_handle(directory: Path) -> ProcessHandle | None:
 
 
 def observe(handle: ProcessHandle) -> dict[str, Any]:
-    """Look at a supervised process: ``alive``, ``exit`` (its record or None) and ``speaking``.
+    """Look at a supervised process: ``alive``, and ``exit`` (its record, or None).
 
     Raises:
         LaunchError: The process was started on another machine.
@@ -193,11 +203,16 @@ def observe(handle: ProcessHandle) -> dict[str, Any]:
     # Alive first: a process that ends in between has written its record by then.
     alive = _process(handle) is not None
     record = _read(Path(handle.directory) / EXIT)
-    return {
-        "alive": alive,
-        "exit": json.loads(record) if record else None,
-        "speaking": any(events.split(line).rank is not None for line in _lines(Path(handle.directory) / LOG)),
-    }
+    return {"alive": alive, "exit": json.loads(record) if record else None}
+
+
+def lines(handle: ProcessHandle) -> Iterator[str]:
+    """Read the log of a supervised process, so far."""
+    try:
+        with (Path(handle.directory) / LOG).open(errors="replace") as file:
+            yield from file
+    except FileNotFoundError:
+        return
 
 
 def cancel(handle: ProcessHandle) -> None:
@@ -300,14 +315,6 @@ def _process(handle: ProcessHandle) -> psutil.Process | None:
 
 def _text(output: bytes | str | None) -> str:
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open(errors="replace") as file:
-            yield from file
-    except FileNotFoundError:
-        return
 
 
 def _read(path: Path) -> str | None:

@@ -7,20 +7,22 @@ from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 
 __all__ = ["state"]
 
+_STARTING = Status(state=RunState.PENDING, reason="starting")
+
 
 def state(observed: Mapping[str, Any]) -> Status:
     """Read the state from what was observed of a supervised process.
 
     Args:
-        observed: ``alive`` (the supervisor lives), ``speaking`` (a rank has spoken), ``exit`` (the
-            supervisor's exit record, or None) and ``cancelled``.
+        observed: ``alive`` (the supervisor lives), ``met`` (all ranks have), ``exit`` (the supervisor's exit
+            record, or None) and ``cancelled``.
     """
     record = observed["exit"]
     if record is None:
         if not observed["alive"]:
             gone = "its supervisor is gone without an exit record: killed, or the machine restarted"
             return Status(state=RunState.FAILED, reason=gone)
-        return Status(state=RunState.RUNNING if observed["speaking"] else RunState.PENDING)
+        return Status(state=RunState.RUNNING) if observed["met"] else _STARTING
     if observed["cancelled"] or record["reason"] == "cancelled":
         return Status(state=RunState.CANCELLED, reason=record["reason"])
     if record["reason"]:

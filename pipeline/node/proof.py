@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import socket
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -43,7 +44,9 @@ def meet(rank: Rank, asked: Asked, plan: CpuPlan) -> Meeting:
     asked.check_meeting(records)
     # Each node counts its own restarts, a new one from nothing: who was there longest gives the number.
     me["round"] = max(record["round"] for record in records)
-    shown = ("rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round")
+    # Membership may change within a round: the meeting has a name of its own, which rank 0 brings.
+    me["meeting"] = next(record["meeting"] for record in records if record["rank"] == 0)
+    shown = ("rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round", "meeting")
     say("proof", **{name: me[name] for name in shown})
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
 
@@ -61,6 +64,7 @@ def _describe(rank: Rank, asked: Asked, plan: CpuPlan) -> dict[str, Any]:
         "threads": plan.threads,
         "backend": asked.backend,
         "round": _round(),
+        "meeting": secrets.token_hex(4),
     }
 
 

@@ -6,6 +6,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -66,7 +67,9 @@ def pump(child: int, stream: int, rank: int, host: str) -> NoReturn:
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OrphanedError):
         writer.read(stream)
-        writer.finish(events.encode("exit", code=code, rank=rank, host=host))
+        name = socket.gethostname()
+        where = {"host": host} | ({} if name == host else {"hostname": name})  # a host may have several pods
+        writer.finish(events.encode("exit", code=code, rank=rank, **where))
     if code:
         _abort(code if code > 0 else 128 - code)
     _exit_like(code)

@@ -10,13 +10,15 @@ from manycpu.pipeline.ledger import Result, VerbRecord
 from manycpu.pipeline.spec.errors import CancelledError, DeadlineError, ManycpuError, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
-from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 from manycpu.pipeline.verbs.context import ClusterContext, RunContext
 from manycpu.pipeline.verbs.place import on_target
 
 __all__ = ["POLL", "Watch", "conclude", "observed_of", "outcome", "wait", "watch"]
 
 POLL = 0.5  # seconds between looks: a training's end is seen within a second
+_VOUCHES = frozenset({"torchrun", "mpirun", "mpijob"})
+"""Launch kinds whose success is that of every rank: one launcher ends as the worst of them."""
 
 
 class Watch(Protocol):
@@ -122,7 +124,7 @@ def _lacking_proof(ctx: RunContext, observed: report.Observed) -> str:
         return f"{world} ranks met, but {len(observed.ranks)} introduced themselves"
     if observed.backend not in (None, ctx.run.backend):
         return f"backend {ctx.run.backend} was asked for, {observed.backend} was used"
-    return _lacking_spread(ctx, observed)
+    return _lacking_spread(ctx, observed) or _lacking_end(ctx, observed)
 
 
 def _lacking_spread(ctx: RunContext, observed: report.Observed) -> str:
@@ -133,3 +135,19 @@ def _lacking_spread(ctx: RunContext, observed: report.Observed) -> str:
     if ctx.run.spread == "require" and len(observed.hosts) < nodes:
         return f"run.spread requires {nodes} machines, and all ranks ran on {', '.join(observed.hosts)}"
     return ""
+
+
+def _lacking_end(ctx: RunContext, observed: report.Observed) -> str:
+    """Say which ranks of the last meeting did not end well, whatever the launcher is called."""
+    failed = next((rank for rank in observed.ranks if rank.exit_code), None)
+    if failed is not None and failed.exit_code is not None:
+        who = f"rank {failed.rank} on {failed.hostname or failed.host}"
+        how = describe_exit(failed.exit_code)
+        return f"the {ctx.target.launch} is called a success, but {who} ended with {how}"
+    silent = [rank.hostname or rank.host for rank in observed.ranks if rank.exit_code is None]
+    if ctx.target.launch in _VOUCHES or not silent:
+        return ""
+    return (
+        f"the {ctx.target.launch} is called a success, but nothing shows how the ranks on "
+        f"{', '.join(dict.fromkeys(silent))} ended: their pods are gone, or were restarted since"
+    )

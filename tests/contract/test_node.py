@@ -68,6 +68,13 @@ def test_the_exit_code_is_the_scripts_own(script: str, code: int, write: Callabl
     assert [event["code"] for event in ended.events("exit")] == [code]
 
 
+def test_a_rank_s_end_is_told_of_the_place_where_it_met_the_others(write: Callable[[str], Path]) -> None:
+    """On Kubernetes a host may have several pods of a run."""
+    ended = alone(write("print('trained')"), MANYCPU_HOST="machine-a")
+    (met,), (end,) = ended.events("proof"), ended.events("exit")
+    assert (end["host"], end["hostname"]) == ("machine-a", met["hostname"])
+
+
 def test_an_error_is_recorded_as_torchelastic_does(write: Callable[[str], Path], tmp_path: Path) -> None:
     """The traceback begins at the script, the event is short, the file is torchelastic's."""
     record = tmp_path / "error.json"

@@ -39,6 +39,7 @@ def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -
     proofs = sorted(ended.events("proof"), key=lambda event: int(event["rank"]))
     assert [event["by"] for event in proofs] == [0, 1]
     assert {event["host"] for event in proofs} == {host}
+    assert len({event["meeting"] for event in proofs}) == 1
     assert {(event["world_size"], event["threads"], event["backend"]) for event in proofs} == {(2, 1, "gloo")}
     used = [(event["asked"], event["observed"], event["world_size"]) for event in ended.events("backend")]
     assert used == [("gloo", "gloo", 2)] * 2

@@ -1,6 +1,6 @@
 """What a run's log tells."""
 
-from manycpu.pipeline.report import Observer, observe
+from manycpu.pipeline.report import Observed, Observer, observe
 from manycpu.pipeline.spec import events
 
 
@@ -8,8 +8,8 @@ def said(rank: int, host: str, event: str, **fields: object) -> str:
     return events.join(rank, host, events.encode(event, rank=rank, host=host, **fields))
 
 
-def met(rank: int, host: str, world: int, number: int = 0) -> str:
-    return said(rank, host, "proof", world_size=world, cpus=2.0, round=number)
+def met(rank: int, host: str, world: int, number: int = 0, **more: object) -> str:
+    return said(rank, host, "proof", world_size=world, cpus=2.0, round=number, **more)
 
 
 def test_ranks_and_hosts_are_those_that_introduced_themselves() -> None:
@@ -40,12 +40,58 @@ def test_ranks_that_meet_again_after_their_pods_were_restarted_make_a_new_round(
     assert (len(seen.ranks), seen.hosts) == (2, ["a", "c"])
 
 
+def hears(*told: tuple[str, float]) -> Observed:
+    """Hear lines, each with its time."""
+    observer = Observer()
+    for line, time in told:
+        observer.hear(events.split(line), time)
+    return observer.observed
+
+
+def test_a_meeting_whose_first_proof_was_never_read_does_not_take_one_of_the_next() -> None:
+    # Membership changed within the same round, to a world of the same size.
+    log = [(met(rank, "a", 4, meeting="first"), 1.0) for rank in (1, 2, 3)]
+    log += [(met(rank, "b", 4, meeting="second"), 5.0) for rank in (0, 1, 2, 3)]
+    seen = hears(*log)
+    assert [found["ranks"] for found in seen.rounds] == [[1, 2, 3], [0, 1, 2, 3]]
+    assert [rank.rank for rank in seen.ranks] == [0, 1, 2, 3]
+    assert seen.hosts == ["b"]
+
+
+def test_an_earlier_meeting_whose_lines_come_late_does_not_count_as_the_last() -> None:
+    late = [(met(0, "a", 2, meeting="second"), 5.0), (met(1, "b", 3, meeting="first"), 1.0)]
+    seen = hears(*late, (met(1, "c", 2, meeting="second"), 5.5))
+    assert [found["meeting"] for found in seen.rounds] == ["first", "second"]
+    assert (seen.world_size, seen.hosts) == (2, ["a", "c"])
+
+
 def test_a_log_that_is_read_again_tells_nothing_new() -> None:
     observer = Observer()
     for _ in range(2):
         for rank, time in ((0, 1.5), (1, 1.25)):
             observer.hear(events.split(met(rank, "a", 2)), time)
     assert len(observer.observed.rounds) == 1
+
+
+def test_each_rank_of_the_last_meeting_has_its_own_end() -> None:
+    # Two pods on one host, whose ranks change places: their lines come in no order.
+    def ends(rank: int, pod: str, code: int) -> str:
+        return said(rank, "a", "exit", code=code, hostname=pod)
+
+    one = [
+        (met(0, "a", 3, hostname="one", meeting="first"), 1.0),
+        (ends(0, "one", -15), 3.0),
+        (met(1, "a", 2, hostname="one", meeting="second"), 5.0),
+        (ends(1, "one", 3), 9.0),
+    ]
+    other = [
+        (met(1, "a", 3, hostname="other", meeting="first"), 1.1),
+        (ends(1, "other", -15), 3.1),
+        (met(0, "a", 2, hostname="other", meeting="second"), 5.1),
+    ]
+    for log in (one + other, other + one, one + other + one):
+        ended = [(rank.rank, rank.hostname, rank.exit_code) for rank in hears(*log).ranks]
+        assert ended == [(0, "other", None), (1, "one", 3)]
 
 
 def test_of_ranks_whose_logs_come_in_no_order_the_first_to_fail_counts() -> None:

@@ -85,7 +85,7 @@ _RECORD = {"code": 0, "reason": "", "started": 0.0, "ended": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("alive", "speaking", "record", "cancelled", "expected"),
+    ("alive", "met", "record", "cancelled", "expected"),
     [
         (True, False, None, False, RunState.PENDING),
         (True, True, None, False, RunState.RUNNING),
@@ -98,9 +98,9 @@ _RECORD = {"code": 0, "reason": "", "started": 0.0, "ended": 1.0}
     ],
 )
 def test_a_state_is_read_from_what_was_observed(
-    *, alive: bool, speaking: bool, record: dict[str, object] | None, cancelled: bool, expected: RunState
+    *, alive: bool, met: bool, record: dict[str, object] | None, cancelled: bool, expected: RunState
 ) -> None:
-    observed = {"alive": alive, "speaking": speaking, "exit": record, "cancelled": cancelled}
+    observed = {"alive": alive, "met": met, "exit": record, "cancelled": cancelled}
     assert state(observed).state is expected
 
 

@@ -20,6 +20,8 @@ class Heard(NamedTuple):
     """When any rank spoke last."""
     began: float = 0.0
     """When the run first had its nodes, where that is known from before."""
+    since: float = 0.0
+    """Since when somebody listens: before that, silence says nothing."""
 
 
 class Budget(NamedTuple):
@@ -60,10 +62,11 @@ def _running(run: TrainingRun, gang: Gang, heard: Heard) -> Iterator[Budget]:
     capacity = gang.capacity(run.nodes[0]) or began or 0.0
     if now == "starting":
         message = f"its ranks have not met within {run.start_timeout} s of its nodes being there"
-        yield Budget("start_timeout", capacity + run.start_timeout, message)
+        yield Budget("start_timeout", max(capacity, heard.since) + run.start_timeout, message)
     if run.stall_timeout is not None:
         message = f"no line from any rank for {run.stall_timeout} s"
-        yield Budget("stall_timeout", max(capacity, heard.last) + run.stall_timeout, message)
+        silent = max(capacity, heard.last, heard.since)
+        yield Budget("stall_timeout", silent + run.stall_timeout, message)
 
 
 def phase(run: TrainingRun, gang: Gang, heard: Heard) -> str:

@@ -5,7 +5,7 @@ from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
 from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
-from manycpu.pipeline.verbs.on_kubernetes.launch import present_handle, status
+from manycpu.pipeline.verbs.on_kubernetes.launch import has_ended, present_handle
 
 __all__ = ["cancel"]
 
@@ -23,7 +23,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
         if attempt is not None and entry.attempt != attempt:
             return False
         handle = present_handle(ctx, entry)
-        if handle is None or status(ctx, handle, entry).state.terminal:
+        if handle is None or has_ended(ctx, handle):
             return False
         entry.cancelled.setdefault(entry.attempt, by)
     ctx.cluster.delete(JOBS[handle.launch], handle.name, uid=handle.uid)

@@ -17,7 +17,18 @@ from manycpu.pipeline.verbs.on_kubernetes.gang import (
     scheduled,
 )
 
-__all__ = ["Ending", "Reason", "crashes", "endings", "explain", "hopeless", "losses", "pending", "restarts"]
+__all__ = [
+    "Ending",
+    "Reason",
+    "crashes",
+    "endings",
+    "exit_code",
+    "explain",
+    "hopeless",
+    "losses",
+    "pending",
+    "restarts",
+]
 
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -219,17 +230,22 @@ def endings(gang: Gang) -> list[Ending]:
 
 def _ending(container: Container) -> Ending:
     last = container.last or {}
-    code = int(last.get("exitCode", 0))
     return Ending(
         time=epoch(last.get("finishedAt")),
         pod=container.pod["metadata"]["name"],
         container=container.name,
-        code=_SIGNALS - code if code > _SIGNALS else code,
+        code=exit_code(last),
         reason=last.get("reason", ""),
         message=last.get("message", "").strip(),
         previous=container.state("terminated") is None,
         began=epoch(last.get("startedAt")),
     )
+
+
+def exit_code(terminated: Manifest) -> int:
+    """Read how a container ended: its exit code, negative for a signal."""
+    code = int(terminated.get("exitCode", 0))
+    return _SIGNALS - code if code > _SIGNALS else code
 
 
 def _about(gang: Gang, pod: Manifest, reasons: AbstractSet[str]) -> list[Manifest]:

@@ -22,6 +22,7 @@ from manycpu.pipeline.verbs.on_kubernetes import judgement
 from manycpu.pipeline.verbs.on_kubernetes.budgets import budgets
 from manycpu.pipeline.verbs.on_kubernetes.diagnosis import endings
 from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, Gang, containers, role
+from manycpu.pipeline.verbs.on_kubernetes.launch import observe
 from manycpu.pipeline.verbs.on_kubernetes.logs import Limit, parse
 from manycpu.pipeline.verbs.on_kubernetes.reader import LogReader
 from manycpu.pipeline.verbs.on_kubernetes.record import TAIL, Heap, Record
@@ -35,6 +36,7 @@ _NOTE_EVERY: Final = 10.0  # seconds between two notes on why a job waits
 _DRAIN: Final = 5.0  # seconds that the last lines have to come
 _STEP: Final = 0.1  # seconds between looks whether they have
 _PATIENCE: Final = 5.0  # seconds that a job may wait before it is said why
+_UNASKED: Final = 300.0  # seconds after which a budget ends the wait though nobody answers
 _AWAY_EVERY: Final = 60.0  # seconds between two notes that the cluster is away
 
 Found = TypeVar("Found")
@@ -66,6 +68,7 @@ class Follower:
         self._wake = asyncio.Event()
         self._noted, self._note_due = "", watch.now() + _PATIENCE
         self._away_due = 0.0
+        self._asking, self._unasked_since = Pauses(), 0.0
         self._saving: asyncio.Task[None] | None = None
         self._notes: list[RankLine] = []
         self.status = Status(state=RunState.PENDING)
@@ -79,11 +82,12 @@ class Follower:
             tell: Is given the lines, in order for each rank, as they come.
         """
         feeding = asyncio.create_task(self._feed(stream))
+        self._record.since = self._watch.now()
         try:
             while not self.status.state.terminal:
                 await self._pause(feeding)
                 await self._pass_on(tell)
-                self.status = self._judge()
+                self.status = await self._judge()
             await self._drain(tell)
             return await self._conclude(self.status)
         finally:
@@ -100,6 +104,8 @@ class Follower:
     def _take(self, change: Changes) -> None:
         if change.trouble:
             self._away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
+            if change.kind == "Pod":
+                self._record.since = self._watch.now()  # silence counts while somebody listens
             return
         if self._gang.apply(change.kind, change.objects, change.deleted, complete=change.complete):
             self._read_logs()
@@ -144,7 +150,31 @@ class Follower:
         self._notes.append(RankLine(None, None, text))
         self._wake.set()
 
-    def _judge(self) -> Status:
+    async def _judge(self) -> Status:
+        seen = self._view()
+        if not seen.state.terminal:
+            return seen
+        # A watch may be half dead, and tell an old picture: an end is asked for before it is believed.
+        try:
+            self._gang.replace(*await asyncio.to_thread(observe, self._ctx, self._handle))
+        except FAILURES as error:
+            return await self._unasked(seen, error)
+        self._unasked_since = 0.0
+        self._read_logs()
+        return self._view()
+
+    async def _unasked(self, seen: Status, error: BaseException) -> Status:
+        """Go on as before where an end cannot be asked for; a budget is used up by the clock all the same."""
+        self._record.since = now = self._watch.now()
+        self._unasked_since = self._unasked_since or now
+        if seen.budget and now - self._unasked_since > _UNASKED:
+            return seen
+        self._away(f"whether it has ended cannot be asked at present: {error}")
+        await asyncio.sleep(self._asking.next())
+        return self.status
+
+    def _view(self) -> Status:
+        """Judge by what is known."""
         if not {self._gang.kind, "Pod"} <= self._gang.known:
             return self.status
         self._begin()
@@ -177,11 +207,10 @@ class Follower:
                 started = container.restarts or container.state("running") or container.state("terminated")
                 if container.init or not started:
                     continue
-                if key not in self._readers:
+                if key not in self._readers or self._readers[key][1].done():
                     reader = LogReader(self._watch, self._record.kept.cursor, self._put)
                     self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
-                else:
-                    self._readers[key][0].update(container)
+                self._readers[key][0].update(container)
         present = {pod["metadata"]["uid"] for pod in self._gang.pods}
         for (uid, _), (reader, _) in self._readers.items():
             if uid not in present:
@@ -203,13 +232,13 @@ class Follower:
 
     async def _conclude(self, seen: Status) -> Status:
         """Complete a failure, write it down, and end what still runs of it."""
-        if seen.state is not RunState.SUCCEEDED:
-            entry = await self._surely(self._ctx.ledger.read)
-            seen = seen if entry is None else judgement.concluded(entry, self._handle, seen)
+        entry = await self._surely(self._ctx.ledger.read)
+        seen = seen if entry is None else judgement.concluded(entry, self._handle, seen)
         if seen.state is RunState.FAILED:
             await self._read_tail()
             seen = judgement.complete(self._gang, self._record, seen)
         kept = self._record.kept
+        judgement.note_ends(self._gang, kept.observed)
         kept.ended, kept.verdict = judgement.ended_at(self._gang) or self._watch.now(), seen
         if self._saving is not None:
             await self._saving

@@ -98,6 +98,11 @@ class Gang:
             self.known.add(kind)
         return first or before != after
 
+    def replace(self, job: Manifest | None, pods: Iterable[Manifest]) -> None:
+        """Take note of the job and all of its pods, as somebody asked for them."""
+        self.apply(self.kind, [job] if job else [], [], complete=True)
+        self.apply("Pod", pods, [], complete=True)
+
     def concerns(self, kind: str, found: Manifest) -> bool:
         """Whether an object belongs to this job."""
         meta = found["metadata"]
@@ -147,6 +152,12 @@ class Gang:
     def members(self) -> list[Manifest]:
         """The pods that have ranks: all but a launcher."""
         return [pod for pod in self.pods if role(pod) != "launcher"]
+
+    @property
+    def ranks(self) -> Iterator[Container]:
+        """The containers that have ranks, also of pods that are gone: as they were seen last."""
+        pods = [*self.departed.values(), *self.members]
+        return (one for pod in pods if role(pod) != "launcher" for one in containers(pod) if not one.init)
 
     def capacity(self, nodes: int) -> float | None:
         """Tell when so many pods had a node, as seconds since the epoch; None while fewer have."""

@@ -2,6 +2,7 @@
 
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.report import Observed
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -11,13 +12,13 @@ from manycpu.pipeline.verbs.on_kubernetes.diagnosis import Ending
 from manycpu.pipeline.verbs.on_kubernetes.gang import Gang, condition, ended, epoch
 from manycpu.pipeline.verbs.on_kubernetes.record import Record, kept_of
 
-__all__ = ["complete", "concluded", "ended_at", "judge", "to_be_ended"]
+__all__ = ["complete", "concluded", "ended_at", "judge", "look", "note_ends", "to_be_ended"]
 
 _CRASHES = 3  # restarts that need no explanation: a peer that is late, say
 
 
 def judge(run: TrainingRun, gang: Gang, heard: Heard, now: float) -> Status:
-    """Tell how a job is doing: what its operator says, and whether there is any use in waiting for it.
+    """Tell how a job is doing, and whether there is any use in waiting for it: its time budgets count.
 
     Args:
         run: The run.
@@ -25,28 +26,29 @@ def judge(run: TrainingRun, gang: Gang, heard: Heard, now: float) -> Status:
         heard: What its ranks have said.
         now: Seconds since the epoch, by the cluster's clock.
     """
+    seen = look(run, gang, heard)
+    if seen.state.terminal:
+        return seen
+    first = next(iter(budgets(run, gang, heard)), None)
+    if first is None or now < first.due:
+        return seen
+    reason = "\n".join(part for part in (first.message, diagnosis.explain(gang)) if part)
+    return Status(state=RunState.FAILED, reason=reason, budget=f"run.{first.field}")
+
+
+def look(run: TrainingRun, gang: Gang, heard: Heard) -> Status:
+    """Tell how a job is doing, at whatever time: what its operator says, and what its ranks have said."""
     seen = LAUNCHERS[gang.launch].state({"job": gang.job, "pods": gang.pods, "cancelled": False})
     if seen.state.terminal:
         return seen
-    if given_up := _given_up(run, gang, heard, now):
-        return given_up
+    if text := _hopeless(run, gang):
+        return Status(state=RunState.FAILED, reason=text)
     where = phase(run, gang, heard)
     if where == "running":
         told = [seen.reason, *diagnosis.crashes(gang), *diagnosis.losses(gang)]
         return Status(state=RunState.RUNNING, reason="\n".join(line for line in told if line))
     why = diagnosis.explain(gang)
     return Status(state=RunState.PENDING, reason=f"{where}: {why}" if why else where)
-
-
-def _given_up(run: TrainingRun, gang: Gang, heard: Heard, now: float) -> Status | None:
-    """Say why there is no use in waiting any longer; None where there is."""
-    if text := _hopeless(run, gang):
-        return Status(state=RunState.FAILED, reason=text)
-    first = next(iter(budgets(run, gang, heard)), None)
-    if first is None or now < first.due:
-        return None
-    reason = "\n".join(part for part in (first.message, diagnosis.explain(gang)) if part)
-    return Status(state=RunState.FAILED, reason=reason, budget=f"run.{first.field}")
 
 
 def to_be_ended(run: TrainingRun, gang: Gang, seen: Status) -> bool:
@@ -70,6 +72,8 @@ def concluded(entry: Entry, handle: JobHandle, seen: Status) -> Status:
     """Say how an attempt ended, where the ledger knows better: who cancelled it, or why it was ended."""
     if (by := entry.cancelled.get(handle.attempt)) is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
+    if seen.state is RunState.SUCCEEDED:
+        return seen
     return kept_of(entry, handle).verdict or seen
 
 
@@ -93,6 +97,18 @@ def complete(gang: Gang, record: Record, seen: Status) -> Status:
     failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent.code, last_lines=lines)
     record.fail(failure)
     return seen.model_copy(update={"reason": reason, "failure": failure})
+
+
+def note_ends(gang: Gang, observed: Observed) -> None:
+    """Note how ranks ended that could not say so: as their containers did, where those are the ranks' own."""
+    if gang.kind == "MPIJob":
+        return  # its workers run sshd
+    began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
+    last = {container.pod["metadata"]["name"]: container.last for container in gang.ranks}
+    for rank in observed.ranks:
+        ended = last.get(rank.hostname or "") or {}
+        if rank.exit_code is None and ended and epoch(ended.get("finishedAt")) >= began:
+            rank.exit_code = diagnosis.exit_code(ended)
 
 
 def _endings(gang: Gang, failure: RankFailure | None) -> list[str]:

@@ -11,15 +11,18 @@ from manycpu.pipeline.spec.errors import ClusterError, LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import CODE, Placement
-from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.verbs.build import Built, program_of
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.launch import goes_on
-from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, epoch
+from manycpu.pipeline.verbs.on_kubernetes import judgement
+from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, Gang, epoch
 from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
+from manycpu.pipeline.verbs.on_kubernetes.record import kept_of
 from manycpu.pipeline.verbs.stage import Staged
+from manycpu.pipeline.verbs.wait import outcome
 
-__all__ = ["launch", "manifest", "observe", "place", "present_handle", "status"]
+__all__ = ["has_ended", "launch", "manifest", "observe", "place", "present_handle", "status"]
 
 _CONFLICT = 409
 _ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
@@ -55,16 +58,33 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
 
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
-    """Look at an attempt."""
-    observed = observe(ctx, handle) | {"cancelled": handle.attempt in entry.cancelled}
-    return LAUNCHERS[handle.launch].state(observed)
+    """Look at an attempt, as whoever waits for it does; time budgets count only while somebody waits."""
+    gang = Gang(handle, (ctx.claim,))
+    gang.replace(*observe(ctx, handle))
+    gang.apply("Event", ctx.cluster.list("Event", fields="type=Warning"), [], complete=True)
+    kept = kept_of(entry, handle)
+    seen = judgement.look(ctx.run, gang, kept.heard)
+    if not seen.state.terminal:
+        return seen
+    seen = judgement.concluded(entry, handle, seen)
+    if seen.state is not RunState.SUCCEEDED:
+        return seen
+    if kept.verdict is None or kept.verdict.state is not RunState.SUCCEEDED:
+        return Status(state=seen.state, reason="nobody has read its log to the end yet")
+    return outcome(ctx, handle, seen, kept.observed)
 
 
-def observe(ctx: ClusterContext, handle: JobHandle) -> dict[str, Any]:
-    """Read an attempt's job and its pods: ``job`` (None when it is gone) and ``pods``."""
+def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
+    """Whether there is nothing to end: an attempt that is given up may still have its job."""
+    job, pods = observe(ctx, handle)
+    return LAUNCHERS[handle.launch].state({"job": job, "pods": pods, "cancelled": False}).state.terminal
+
+
+def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[Manifest | None, list[Manifest]]:
+    """Ask for an attempt's job (None when it is gone) and its pods."""
     job = ctx.cluster.get(JOBS[handle.launch], handle.name)
     pods = ctx.cluster.list("Pod", labels(handle.run, attempt=str(handle.attempt)))
-    return {"job": job if job and job["metadata"]["uid"] == handle.uid else None, "pods": pods}
+    return (job if job and job["metadata"]["uid"] == handle.uid else None), pods
 
 
 def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:

@@ -42,8 +42,8 @@ class LogReader:
         return self._over(self._now.restarts) and self._told < self._now.restarts and not self._gone
 
     def update(self, container: Container) -> None:
-        """Hear how the container is."""
-        self._container = container
+        """Hear how the container is, also after it was thought to be gone."""
+        self._container, self._gone = container, False
         self._changed.set()
 
     def leave(self) -> None:
@@ -84,6 +84,9 @@ class LogReader:
             except FAILURES:
                 pass  # it is tried again for as long as the pod is there
             await self._wait(pauses.next())
+        else:
+            if self._gone:
+                return  # an old picture may have said so
         await self._put(Heap(key, [], [*position.state, _DONE]))
 
     async def _pass(self, number: int, position: Position, *, over: bool) -> bool:

@@ -57,7 +57,12 @@ class Kept(BaseModel):
     """Pod -> when a rank of it last told of its own end."""
     ended: float = 0.0
     verdict: Status | None = None
-    """How it ended, where this side ended it."""
+    """How it ended, as whoever followed it to its end saw it."""
+
+    @property
+    def heard(self) -> Heard:
+        """What the budgets depend on."""
+        return Heard(self.observed.met, self.spoke, self.began)
 
 
 class Record:
@@ -81,13 +86,14 @@ class Record:
         self.tails: dict[str, list[str]] = {}
         """Pod -> its last lines."""
         self.spoken = bool(self.kept.spoke)
+        self.since = 0.0
+        """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
         self._saved, self._pressing = time.monotonic(), False
 
     @property
     def heard(self) -> Heard:
         """What the budgets depend on."""
-        ever = any(len(found["ranks"]) == found["world_size"] for found in self.kept.observed.rounds)
-        return Heard(ever, self.kept.spoke, self.kept.began)
+        return self.kept.heard._replace(since=self.since)
 
     def hear(self, heaps: Iterable[Heap]) -> list[RankLine]:
         """Take note of lines that are being told."""

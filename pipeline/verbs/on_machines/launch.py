@@ -5,19 +5,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from manycpu.pipeline import report
 from manycpu.pipeline.adapters import hosts as host_adapter
 from manycpu.pipeline.adapters import mpi, process
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.placement import Placement
-from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.verbs.build import Built
 from manycpu.pipeline.verbs.context import MachineContext
 from manycpu.pipeline.verbs.launch import goes_on
 from manycpu.pipeline.verbs.on_machines import hosts
 from manycpu.pipeline.verbs.stage import Staged
+from manycpu.pipeline.verbs.wait import outcome
 
 __all__ = ["launch", "manifest", "place", "present_handle", "status"]
 
@@ -51,14 +53,16 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
         return handle, False
 
 
-def status(ctx: MachineContext, handle: ProcessHandle, entry: Entry) -> Status:  # noqa: ARG001 - as everywhere
-    """Look at an attempt.
+def status(ctx: MachineContext, handle: ProcessHandle, entry: Entry) -> Status:
+    """Look at an attempt, as whoever waits for it does: a success counts once its ranks have proved it.
 
     Raises:
         LaunchError: It was started on another machine.
     """
     observed = process.observe(handle) | {"cancelled": handle.attempt in entry.cancelled}
-    return LAUNCHERS[entry.target["launch"]].state(observed)
+    met = observed["exit"] is None and report.met(process.lines(handle))
+    seen = LAUNCHERS[entry.target["launch"]].state(observed | {"met": met})
+    return outcome(ctx, handle, seen) if seen.state is RunState.SUCCEEDED else seen
 
 
 def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:

@@ -1,0 +1,299 @@
+"""What is believed of a job: an end is asked for, whatever a watch that is half dead tells."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kubernetes_objects
+import pytest
+from api_server import ApiServer, running
+from helpers import until
+from kubernetes_objects import T0, Object, at, container, handle, job, pod
+
+from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.adapters.cluster_watch import Changes, ClusterWatch
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.verbs.on_kubernetes import launch
+from manycpu.pipeline.verbs.on_kubernetes.follow import Follower
+from manycpu.pipeline.verbs.on_kubernetes.record import Record
+from manycpu.pipeline.verbs.wait import outcome
+
+HOUR = 3600
+WORKER = "qa-1-worker-0"
+
+
+@pytest.fixture(autouse=True)
+def an_hour_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the job have been created an hour ago, by the server's clock."""
+    monkeypatch.setattr(kubernetes_objects, "T0", int(time.time()) - HOUR)
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with running() as found:
+        yield found
+
+
+def worker(**state: Any) -> Object:
+    phase = "Running" if "running" in state else "Succeeded"
+    return pod(WORKER, placed=30, phase=phase, containerStatuses=[container(**state)])
+
+
+def said(seconds: float, event: str, **fields: Any) -> str:
+    """Write a rank's line as the API gives it."""
+    line = events.encode(event, rank=0, host="node", hostname=WORKER, **fields)
+    return f"{at(seconds)[:-1]}.0Z {events.join(0, 'node', line)}\n"
+
+
+def healthy(server: ApiServer) -> None:
+    """Have a job whose ranks have met, and which goes on."""
+    server.objects = {
+        "PyTorchJob": [job("Running")],
+        "Pod": [worker(running={"startedAt": at(HOUR - 20)})],
+    }
+    server.logs[WORKER] = said(HOUR - 10, "proof", world_size=1, round=0, meeting="m")
+
+
+def ends(server: ApiServer) -> None:
+    """Let it succeed."""
+    last = {"exitCode": 0, "startedAt": at(HOUR - 20), "finishedAt": at(HOUR)}
+    server.objects = {"PyTorchJob": [job("Succeeded")], "Pod": [worker(terminated=last)]}
+    server.logs[WORKER] += said(HOUR, "exit", code=0)
+
+
+def picture(server: ApiServer) -> list[Changes]:
+    """Tell what is there, as a list does."""
+    return [Changes(kind, found, [], complete=True) for kind, found in server.objects.items()]
+
+
+class Following:
+    """A follower of the job, and the stream that tells it of the namespace."""
+
+    def __init__(self, server: ApiServer, folder: Path, **run: Any) -> None:
+        ledger = FileLedger(folder / "qa")
+        ledger.open(Entry(key="k", name="qa", created=T0, run={}, target={}, attempt=1))
+        fields = {"program": "a.py", "output": "o", "stall_timeout": 600, "queue_timeout": 600, **run}
+        self.ctx: Any
+        self.ctx = SimpleNamespace(name="qa", run=TrainingRun.model_validate(fields), claim="data")
+        self.ctx.target = SimpleNamespace(launch="pytorchjob")
+        self.ctx.ledger, self.ctx.cluster = ledger, Cluster(server.connect, "ml")
+        self.connect = server.connect
+        self.stream: asyncio.Queue[list[Changes]] = asyncio.Queue()
+        self.notes: list[str] = []
+        self.lines: list[str] = []
+        self.record = Record(self.ctx, handle(), None, "")
+        self._follower: Follower | None = None
+
+    async def run(self, *told: Changes) -> Status:
+        """Follow to the end; first the stream tells this."""
+        self.stream.put_nowait(list(told))
+        watch = ClusterWatch(self.connect, "ml")
+        self._follower = Follower(self.ctx, handle(), watch, self.record)
+        try:
+            return await self._follower.run(self._told(), self._note)
+        finally:
+            await watch.aclose()
+
+    @property
+    def status(self) -> Status:
+        """How the job is doing, by whoever follows it."""
+        return self._follower.status if self._follower else Status(state=RunState.PENDING)
+
+    async def _told(self) -> AsyncGenerator[list[Changes]]:
+        while True:
+            yield await self.stream.get()
+
+    async def _note(self, lines: list[RankLine]) -> None:
+        self.notes += [line.text for line in lines if line.rank is None]
+        self.lines += [line.text for line in lines if line.rank is not None]
+
+
+async def followed(server: ApiServer, following: Following, *told: Changes) -> Status:
+    """Follow a healthy job that ends once its ranks were heard; first the stream tells this."""
+    ending = asyncio.create_task(following.run(*told or picture(server)))
+    await asyncio.to_thread(until, lambda: ending.done() or following.record.heard.met)
+    assert not ending.done(), ending.result()
+    ends(server)
+    following.stream.put_nowait(picture(server))
+    return await ending
+
+
+GONE = [Changes(kind, [], [], complete=True) for kind in ("PyTorchJob", "Pod")]
+OLD: dict[str, Callable[[], tuple[list[Object], list[Object]]]] = {
+    "it was created since": lambda: ([], []),
+    "no operator had taken notice": lambda: ([job()], []),
+    "it was suspended": lambda: ([job("Suspended", suspend=True)], []),
+    "its pod had no node": lambda: ([job("Created")], [pod(WORKER, placed=None)]),
+    "its image could never be pulled": lambda: (
+        [job("Created")],
+        [pod(WORKER, containerStatuses=[container(waiting={"reason": "ErrImageNeverPull"})])],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OLD)
+def test_an_old_picture_ends_nothing(case: str, server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    kinds = zip(server.objects, OLD[case](), strict=True)
+    following = Following(server, tmp_path)
+    old = [Changes(kind, found, [], complete=True) for kind, found in kinds]
+    assert asyncio.run(followed(server, following, *old)).state is RunState.SUCCEEDED
+    assert server.deleted == []
+
+
+def test_pods_that_still_work_are_waited_for_though_a_watch_knows_none(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    healthy(server)
+    server.objects["PyTorchJob"] = [job("Succeeded")]
+    following = Following(server, tmp_path)
+    old = [
+        Changes(kind, found, [], complete=True)
+        for kind, found in (("PyTorchJob", [job("Succeeded")]), ("Pod", []))
+    ]
+    assert asyncio.run(followed(server, following, *old)).state is RunState.SUCCEEDED
+
+
+def test_an_end_that_cannot_be_asked_for_is_not_believed(server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    server.refuses = {"PyTorchJob"}
+    following = Following(server, tmp_path)
+
+    async def run() -> Status:
+        ending = asyncio.create_task(followed(server, following, *GONE))
+        await asyncio.to_thread(until, lambda: ending.done() or following.notes)
+        server.refuses = set()
+        return await ending
+
+    assert asyncio.run(run()).state is RunState.SUCCEEDED
+    assert "whether it has ended cannot be asked" in following.notes[0]
+
+
+def test_a_job_that_is_gone_is_believed_to_be_once_it_was_asked_for(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    seen = asyncio.run(Following(server, tmp_path).run(*GONE))
+    assert (seen.state, "somebody deleted it" in seen.reason) == (RunState.FAILED, True)
+    assert server.calls["get PyTorchJob"] == 1
+
+
+def test_silence_counts_while_somebody_listens(server: ApiServer, tmp_path: Path) -> None:
+    """Nobody has followed for longer than ranks may take to meet, or be silent."""
+    healthy(server)
+    following = Following(server, tmp_path)
+    following.record.kept.spoke = kubernetes_objects.T0 + 60.0
+    assert asyncio.run(followed(server, following)).state is RunState.SUCCEEDED
+    silent = Following(server, tmp_path / "silent", stall_timeout=1)
+    server.logs[WORKER] = ""
+    healthy(server)
+    seen = asyncio.run(silent.run(*picture(server)))
+    assert (seen.state, seen.budget) == (RunState.FAILED, "run.stall_timeout")
+    assert server.deleted == ["PyTorchJob/qa-1"]
+
+
+def test_a_log_is_read_on_after_a_picture_without_its_pod(server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    following = Following(server, tmp_path)
+
+    async def run() -> Status:
+        ending = asyncio.create_task(following.run(*picture(server)))
+        await asyncio.to_thread(until, lambda: following.record.heard.met)
+        following.stream.put_nowait([Changes("Pod", [], [], complete=True)])
+        await asyncio.to_thread(
+            until, lambda: server.calls["get PyTorchJob"]
+        )  # it seems to be queued for long
+        server.logs[WORKER] += f"{at(HOUR - 5)[:-1]}.0Z {events.join(0, 'node', 'step 1')}\n"
+        await asyncio.to_thread(until, lambda: "step 1" in following.lines)
+        ends(server)
+        following.stream.put_nowait(picture(server))
+        return await ending
+
+    assert asyncio.run(run()).state is RunState.SUCCEEDED
+    assert following.lines.count("step 1") == 1
+
+
+def test_silence_counts_though_events_may_not_be_read(server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    server.logs[WORKER] = ""
+    following = Following(server, tmp_path, stall_timeout=2)
+
+    async def run() -> Status:
+        ending = asyncio.create_task(following.run(*picture(server)))
+        async with asyncio.timeout(60):
+            while not ending.done():
+                following.stream.put_nowait([Changes("Event", [], [], complete=False, trouble="403")])
+                await asyncio.wait([ending], timeout=0.5)
+        return await ending
+
+    assert asyncio.run(run()).budget == "run.stall_timeout"
+
+
+def story(following: Following) -> Status:
+    """Tell what `manycpu status` says."""
+    return launch.status(following.ctx, handle(), following.ctx.ledger.read())
+
+
+def test_status_and_wait_say_the_same_of_a_job_that_goes_on(server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    proof, server.logs[WORKER] = server.logs[WORKER], ""
+    following = Following(server, tmp_path)
+
+    async def run() -> list[Status]:
+        task = asyncio.create_task(following.run(*picture(server)))
+        await asyncio.to_thread(until, lambda: following.status.reason)
+        starting = [following.status, await asyncio.to_thread(story, following)]
+        server.logs[WORKER] = proof
+        await asyncio.to_thread(until, lambda: following.status.state is RunState.RUNNING)
+        await asyncio.to_thread(until, lambda: following.ctx.ledger.read().observed)
+        running = [following.status, await asyncio.to_thread(story, following)]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return starting + running
+
+    starting, running = Status(state=RunState.PENDING, reason="starting"), Status(state=RunState.RUNNING)
+    assert asyncio.run(run()) == [starting, starting, running, running]
+
+
+def test_status_and_wait_say_the_same_of_a_job_whose_budget_was_used_up(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    healthy(server)
+    server.logs[WORKER] = ""
+    following = Following(server, tmp_path, stall_timeout=1)
+    seen = asyncio.run(following.run(*picture(server)))
+    assert (seen.budget, server.deleted) == ("run.stall_timeout", ["PyTorchJob/qa-1"])
+    assert story(following) == seen  # not: somebody deleted it
+
+
+def test_status_and_wait_say_the_same_of_a_success_without_its_proof(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    healthy(server)
+    ends(server)
+    following = Following(server, tmp_path, nnodes=2)
+    assert story(following).reason == "nobody has read its log to the end yet"
+    seen = asyncio.run(following.run(*picture(server)))
+    believed = outcome(following.ctx, handle(), seen, following.record.kept.observed)
+    assert story(following) == believed
+    assert (believed.state, "2 ranks were asked for, 1 met" in believed.reason) == (RunState.FAILED, True)
+
+
+def test_status_and_wait_say_the_same_of_a_job_that_was_cancelled_as_it_ended(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    healthy(server)
+    ends(server)
+    following = Following(server, tmp_path)
+    with following.ctx.ledger.update() as entry:
+        entry.cancelled[1] = "a person"
+    seen = asyncio.run(following.run(*picture(server)))
+    assert (seen.state, seen.reason) == (RunState.CANCELLED, "ended by a person")
+    assert story(following) == seen

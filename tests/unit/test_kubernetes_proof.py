@@ -1,0 +1,85 @@
+"""What a success of a job on Kubernetes is believed by: every rank that met last has ended well."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kubernetes_objects import T0, Object, at, container, gang, handle, job, pod
+
+from manycpu.pipeline.report import Observed, Observer
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.verbs.on_kubernetes.judgement import note_ends
+from manycpu.pipeline.verbs.wait import outcome
+
+SUCCEEDED = Status(state=RunState.SUCCEEDED)
+RUN = TrainingRun.model_validate({"program": "a.py", "output": "o", "nnodes": 2, "max_restarts": 1})
+
+
+def observed(*ends: tuple[int, int]) -> Observed:
+    """Hear two ranks that meet, and those ends (rank, exit code) of theirs."""
+    observer = Observer()
+
+    def says(rank: int, event: str, seconds: float, **fields: Any) -> None:
+        line = events.encode(event, rank=rank, host="node", hostname=f"qa-1-worker-{rank}", **fields)
+        observer.hear(RankLine(rank, "node", line), T0 + seconds)
+
+    for rank in (0, 1):
+        says(rank, "proof", 10.5, world_size=2, round=0, meeting="m", backend="gloo")
+    for rank, code in ends:
+        says(rank, "exit", 50, code=code)
+    return observer.observed
+
+
+def worker(number: int, code: int, finished: float = 50) -> Object:
+    ended = {"exitCode": code, "finishedAt": at(finished)}
+    return pod(f"qa-1-worker-{number}", phase="Succeeded", containerStatuses=[container(terminated=ended)])
+
+
+def told(seen: Observed, *pods: Object, launch: str = "pytorchjob") -> Status:
+    """Tell how a job is judged whose operator calls it a success."""
+    note_ends(gang(job("Succeeded", launch=launch), list(pods)), seen)
+    ctx: Any = SimpleNamespace(run=RUN, target=SimpleNamespace(launch=launch))
+    return outcome(ctx, handle(launch), SUCCEEDED, seen)
+
+
+def test_a_worker_that_was_deleted_before_it_ended_is_no_success() -> None:
+    seen = told(observed((0, 0)), worker(0, 0))
+    assert seen.state is RunState.FAILED
+    assert "nothing shows how the ranks on qa-1-worker-1 ended" in seen.reason
+
+
+@pytest.mark.parametrize(
+    ("ends", "pods"),
+    [
+        ([(0, 0), (1, 0)], [worker(0, 0)]),  # its log was read before it was deleted
+        ([(0, 0)], [worker(0, 0), worker(1, 0)]),  # its log was not, and its container tells
+        ([], [worker(0, 0), worker(1, 0)]),
+    ],
+)
+def test_a_rank_s_end_is_known_from_its_own_words_or_its_container(
+    ends: list[tuple[int, int]], pods: list[Object]
+) -> None:
+    assert told(observed(*ends), *pods).state is RunState.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("ends", "pods", "reason"),
+    [
+        ([(0, 0), (1, 3)], [worker(0, 0)], "rank 1 on qa-1-worker-1 ended with exit code 3"),
+        ([(0, 0)], [worker(0, 0), worker(1, 137)], "rank 1 on qa-1-worker-1 ended with killed by signal 9"),
+        ([(0, 0)], [worker(0, 0), worker(1, 0, finished=5)], "nothing shows"),  # it ended before they met
+    ],
+)
+def test_a_rank_that_ended_badly_is_no_success(
+    ends: list[tuple[int, int]], pods: list[Object], reason: str
+) -> None:
+    seen = told(observed(*ends), *pods)
+    assert (seen.state, reason in seen.reason) == (RunState.FAILED, True), seen
+
+
+def test_mpirun_speaks_for_ranks_that_are_silent_and_not_for_one_that_says_otherwise() -> None:
+    assert told(observed((0, 0)), launch="mpijob").state is RunState.SUCCEEDED
+    assert "ended with exit code 1" in told(observed((0, 0), (1, 1)), launch="mpijob").reason

@@ -1,0 +1,75 @@
+"""What is said of a supervised training: the same by `manycpu status` and by whoever waits for it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.verbs.context import MachineContext, open_context
+from manycpu.pipeline.verbs.launch import status
+from manycpu.pipeline.verbs.wait import outcome, watch
+
+
+@pytest.fixture
+def attempt(script: Callable[..., str], home: Path, tmp_path: Path) -> tuple[MachineContext, ProcessHandle]:
+    """Have an attempt whose supervisor is this process; the run asks for two ranks."""
+    assert home
+    fields = {"program": script(), "output": str(tmp_path / "out"), "nproc_per_node": 2}
+    ctx = open_context(fields, None, "a", base=tmp_path)
+    assert isinstance(ctx, MachineContext)
+    ctx.ledger.open(ctx.new_entry(time.time()))
+    folder = ctx.attempt_directory(1)
+    folder.mkdir(parents=True)
+    handle = process.handle_of_this_process(folder, ctx.name, 1)
+    with ctx.ledger.update() as entry:
+        entry.attempt, entry.handle = 1, handle
+    return ctx, handle
+
+
+def says(handle: ProcessHandle, rank: int, event: str, **fields: object) -> None:
+    line = events.join(rank, "a", events.encode(event, rank=rank, host="a", **fields))
+    with (Path(handle.directory) / process.LOG).open("a") as log:
+        log.write(line + "\n")
+
+
+def meets(handle: ProcessHandle, rank: int) -> None:
+    says(handle, rank, "proof", world_size=2, meeting="m")
+
+
+def both(ctx: MachineContext, handle: ProcessHandle) -> Status:
+    """See that both say the same; what they say."""
+    _, waited = watch(ctx, handle).look()
+    waited = outcome(ctx, handle, waited) if waited.state.terminal else waited
+    assert status(ctx, handle, ctx.ledger.read()) == waited
+    return waited
+
+
+def test_a_training_runs_once_its_ranks_have_met(attempt: tuple[MachineContext, ProcessHandle]) -> None:
+    ctx, handle = attempt
+    starting = Status(state=RunState.PENDING, reason="starting")
+    assert both(ctx, handle) == starting
+    says(handle, 0, "warning", message="slow")
+    meets(handle, 0)
+    assert both(ctx, handle) == starting
+    meets(handle, 1)
+    assert both(ctx, handle) == Status(state=RunState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "state", "reason"),
+    [((0, 1), RunState.SUCCEEDED, ""), ((0,), RunState.FAILED, "2 ranks met, but 1 introduced themselves")],
+)
+def test_a_success_counts_once_its_ranks_have_proved_it(
+    attempt: tuple[MachineContext, ProcessHandle], ranks: tuple[int, ...], state: RunState, reason: str
+) -> None:
+    ctx, handle = attempt
+    for rank in ranks:
+        meets(handle, rank)
+    record = {"code": 0, "reason": "", "started": 0.0, "ended": 1.0}
+    process.write_json(Path(handle.directory) / process.EXIT, record)
+    assert both(ctx, handle) == Status(state=state, reason=reason)
