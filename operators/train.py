@@ -242,7 +242,8 @@ class _Patience:
         from manycpu.pipeline.spec.events import decode
 
         told = (decode(line.text) or {} for line in lines)
-        return time.monotonic() >= self._until or any((e.get("seconds_left") or 0) > LONG for e in told)
+        left = (one.get("seconds_left") or 0 for one in told if one.get("event") == "progress")
+        return time.monotonic() >= self._until or any(seconds > LONG for seconds in left)
 
 
 def _by(context: Context) -> str:

@@ -165,10 +165,11 @@ def _exit(observed: Observed, event: dict[str, Any], tails: dict[int, list[str]]
     known = observed.failure is not None and observed.failed_at <= event["time"]
     if event["code"] == 0 or known:
         return
-    rank, observed.failed_at = int(event["rank"]), event["time"]
+    rank = int(event["rank"])
     observed.failure = RankFailure(
         rank=rank, host=event["host"], exit_code=event["code"], last_lines=tuple(tails.get(rank, ()))
     )
+    observed.failed_at = event["time"]
 
 
 def _append(tails: dict[int, list[str]], rank: int, text: str) -> None:

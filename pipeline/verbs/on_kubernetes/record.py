@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.report import Observed, Observer
@@ -138,7 +139,8 @@ class Record:
 
 
 def kept_of(entry: Entry, handle: JobHandle) -> Kept:
-    """Read what the ledger keeps of an attempt."""
+    """Read what the ledger keeps of an attempt; nothing where a version before this one wrote what it should not."""
     if entry.observed is not None and entry.observed.get("attempt") == handle.attempt:
-        return Kept.model_validate(entry.observed)
+        with suppress(ValidationError):
+            return Kept.model_validate(entry.observed)
     return Kept(attempt=handle.attempt)
