@@ -6,8 +6,20 @@ from typing import Any, Final
 from manycpu.pipeline.spec.events import PREFIX
 
 _VALUES: Final[tuple[Any, ...]] = (
-    None, True, -1, 10**30, 1e308, "", "x", "\ud800", "[/b]", [], [1, [2]], {}, {"a": {"b": "\udfff"}},
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    10**30,
+    1e308,
+    "",
+    "x",
+    "\ud800",
+    "[/b]",
+    [],
+    [1, [2]],
+    {},
+    {"a": {"b": "\udfff"}},
+)
 _FIELDS: Final = {
     "proof": ("rank", "world_size", "host", "hostname", "cpus", "round", "backend", "threads"),
     "progress": ("step", "total_steps", "epoch", "loss", "samples_per_second", "seconds_left"),
@@ -19,8 +31,14 @@ _FIELDS: Final = {
     "own": ("seconds_left", "rank", "values"),
 }
 _WHOLE: Final[dict[str, Any]] = {
-    "rank": 0, "world_size": 1, "host": "a", "code": 1, "values": {"loss": 1.0}, "message": "m", "observed": "gloo",
-}  # fmt: skip
+    "rank": 0,
+    "world_size": 1,
+    "host": "a",
+    "code": 1,
+    "values": {"loss": 1.0},
+    "message": "m",
+    "observed": "gloo",
+}
 
 
 def _others() -> list[str]:
@@ -34,7 +52,10 @@ def _others() -> list[str]:
         PREFIX + '{"event": "progress", "step": ' + "9" * 5000 + "}",
         PREFIX + '{"event": "progress", "loss": NaN, "seconds_left": Infinity}',
         PREFIX + '{"event": "metrics", "values": {"loss": NaN, "[/b]": "[/c]"}}',
-        *(PREFIX + text for text in ("null", "7", '"event"', "[]", '["event"]', "{}", '{"event": 7}', "nul\0")),
+        *(
+            PREFIX + text
+            for text in ("null", "7", '"event"', "[]", '["event"]', "{}", '{"event": 7}', "nul\0")
+        ),
         *(PREFIX + json.dumps({"event": name}) for name in _FIELDS),
         f"[rank {'9' * 5000} a] text",
         "[rank ² a] text",
