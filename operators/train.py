@@ -143,7 +143,8 @@ class TrainOperator(RunOperator):
                     self._heed(context, watching)
                 if self.deferrable and patience.ends(lines):
                     self._defer(context, watching)
-                time.sleep(POLL)
+                if not watching.behind:
+                    time.sleep(POLL)
         except AirflowTaskTimeout:
             cancel(ctx, by="execution_timeout", attempt=handle.attempt)
             raise

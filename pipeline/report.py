@@ -88,11 +88,12 @@ class Observer:
 
     Args:
         observed: What they have said before.
+        tails: Rank -> the last lines that it wrote before.
     """
 
-    def __init__(self, observed: Observed | None = None) -> None:
+    def __init__(self, observed: Observed | None = None, tails: dict[int, list[str]] | None = None) -> None:
         self.observed = observed or Observed()
-        self._tails: dict[int, list[str]] = {}
+        self.tails = tails or {}
 
     def hear(self, line: RankLine, time: float = 0.0) -> bool:
         """Take note of a line; whether it tells anything that the report is made of.
@@ -104,13 +105,13 @@ class Observer:
         event = events.decode(line.text)
         if event is None:
             if line.rank is not None and line.text.strip():
-                _append(self._tails, line.rank, line.text)
+                _append(self.tails, line.rank, line.text)
             return False
         note = _EVENTS.get(event["event"])
         if note is None:
             return False
         with suppress(KeyError, TypeError, ValueError):  # a script's own, in a shape of its own
-            note(self.observed, {"rank": line.rank, **event, "time": time}, self._tails)
+            note(self.observed, {"rank": line.rank, **event, "time": time}, self.tails)
         return True
 
 

@@ -139,7 +139,7 @@ class Record:
 
 
 def kept_of(entry: Entry, handle: JobHandle) -> Kept:
-    """Read what the ledger keeps of an attempt; nothing where a version before this one wrote what it should not."""
+    """Read what the ledger keeps of an attempt; nothing where an older version wrote what it should not."""
     if entry.observed is not None and entry.observed.get("attempt") == handle.attempt:
         with suppress(ValidationError):
             return Kept.model_validate(entry.observed)
