@@ -15,6 +15,8 @@ __all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft
 
 REPORT = "report.json"
 _LAST_LINES = 20
+_LINE = 2000  # characters of each
+_WARNINGS, _METRICS = 200, 1000  # different ones that are kept
 
 
 class Rank(BaseModel):
@@ -147,12 +149,21 @@ def _backend(observed: Observed, event: dict[str, Any], _: dict[int, list[str]])
 
 
 def _metrics(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
-    observed.metrics |= event["values"]
+    room = _METRICS - len(observed.metrics)
+    new = [name for name in event["values"] if name not in observed.metrics]
+    left_out = {*new[max(0, room) :]}
+    observed.metrics |= {name: value for name, value in event["values"].items() if name not in left_out}
+    if left_out:
+        _warn(observed, f"of the metrics, the first {_METRICS} names are kept")
 
 
 def _warning(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
-    if event["message"] not in observed.warnings:
-        observed.warnings.append(event["message"])
+    _warn(observed, event["message"])
+
+
+def _warn(observed: Observed, message: str) -> None:
+    if message not in observed.warnings and len(observed.warnings) < _WARNINGS:
+        observed.warnings.append(message)
 
 
 def _error(_: Observed, event: dict[str, Any], tails: dict[int, list[str]]) -> None:
@@ -175,7 +186,7 @@ def _exit(observed: Observed, event: dict[str, Any], tails: dict[int, list[str]]
 
 def _append(tails: dict[int, list[str]], rank: int, text: str) -> None:
     tail = tails.setdefault(rank, [])
-    tail.append(text)
+    tail.append(text[:_LINE])
     del tail[:-_LAST_LINES]
 
 
