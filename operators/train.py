@@ -143,7 +143,8 @@ class TrainOperator(RunOperator):
                     self._heed(context, watching)
                 if self.deferrable and patience.ends(lines):
                     self._defer(context, watching)
-                time.sleep(POLL)
+                if not watching.behind:
+                    time.sleep(POLL)
         except AirflowTaskTimeout:
             cancel(ctx, by="execution_timeout", attempt=handle.attempt)
             raise
@@ -242,7 +243,8 @@ class _Patience:
         from manycpu.pipeline.spec.events import decode
 
         told = (decode(line.text) or {} for line in lines)
-        return time.monotonic() >= self._until or any((e.get("seconds_left") or 0) > LONG for e in told)
+        left = (one.get("seconds_left") or 0 for one in told if one.get("event") == "progress")
+        return time.monotonic() >= self._until or any(seconds > LONG for seconds in left)
 
 
 def _by(context: Context) -> str:

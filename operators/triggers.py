@@ -36,7 +36,8 @@ class TrainingTrigger(FollowingTrigger):
             if self.deadline is not None and time.time() >= self.deadline:
                 timed_out = True
                 await asyncio.to_thread(self._cancel, "execution_timeout")
-            await asyncio.sleep(POLL)
+            if not watch.behind:
+                await asyncio.sleep(POLL)
         yield await self._event(seen, timed_out=timed_out)
 
     def _context(self) -> RunContext:

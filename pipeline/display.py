@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from manycpu.pipeline.report import Report
 from manycpu.pipeline.spec import events
@@ -138,7 +139,7 @@ def _verbs(report: Report) -> list[tuple[str, str, str]]:
 def _table(head: tuple[str, ...], rows: list[Any]) -> Table:
     table = Table(*head)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as it is: brackets in a metric's name are no markup
     return table
 
 

@@ -16,6 +16,8 @@ __all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft
 
 REPORT = "report.json"
 _LAST_LINES = 20
+_LINE = 2000  # characters of each
+_WARNINGS, _METRICS = 200, 1000  # different ones that are kept
 
 
 class Rank(BaseModel):
@@ -102,11 +104,12 @@ class Observer:
 
     Args:
         observed: What they have said before.
+        tails: Rank -> the last lines that it wrote before.
     """
 
-    def __init__(self, observed: Observed | None = None) -> None:
+    def __init__(self, observed: Observed | None = None, tails: dict[int, list[str]] | None = None) -> None:
         self.observed = observed or Observed()
-        self._tails: dict[int, list[str]] = {}
+        self.tails = tails or {}
 
     def hear(self, line: RankLine, time: float = 0.0) -> bool:
         """Take note of a line; whether it tells anything that the report is made of.
@@ -118,13 +121,13 @@ class Observer:
         event = events.decode(line.text)
         if event is None:
             if line.rank is not None and line.text.strip():
-                _append(self._tails, line.rank, line.text)
+                _append(self.tails, line.rank, line.text)
             return False
         note = _EVENTS.get(event["event"])
         if note is None:
             return False
         with suppress(KeyError, TypeError, ValueError):  # a script's own, in a shape of its own
-            note(self.observed, {"rank": line.rank, **event, "time": time}, self._tails)
+            note(self.observed, {"rank": line.rank, **event, "time": time}, self.tails)
         return True
 
 
@@ -188,12 +191,21 @@ def _backend(observed: Observed, event: dict[str, Any], _: dict[int, list[str]])
 
 
 def _metrics(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
-    observed.metrics |= event["values"]
+    room = _METRICS - len(observed.metrics)
+    new = [name for name in event["values"] if name not in observed.metrics]
+    left_out = {*new[max(0, room) :]}
+    observed.metrics |= {name: value for name, value in event["values"].items() if name not in left_out}
+    if left_out:
+        _warn(observed, f"of the metrics, the first {_METRICS} names are kept")
 
 
 def _warning(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
-    if event["message"] not in observed.warnings:
-        observed.warnings.append(event["message"])
+    _warn(observed, event["message"])
+
+
+def _warn(observed: Observed, message: str) -> None:
+    if message not in observed.warnings and len(observed.warnings) < _WARNINGS:
+        observed.warnings.append(message)
 
 
 def _error(_: Observed, event: dict[str, Any], tails: dict[int, list[str]]) -> None:
@@ -208,10 +220,11 @@ def _exit(observed: Observed, event: dict[str, Any], tails: dict[int, list[str]]
     known = observed.failure is not None and observed.failed_at <= event["time"]
     if event["code"] == 0 or known:
         return
-    rank, observed.failed_at = int(event["rank"]), event["time"]
+    rank = int(event["rank"])
     observed.failure = RankFailure(
         rank=rank, host=event["host"], exit_code=event["code"], last_lines=tuple(tails.get(rank, ()))
     )
+    observed.failed_at = event["time"]
 
 
 def _note_end(observed: Observed, event: dict[str, Any]) -> None:
@@ -226,7 +239,7 @@ def _note_end(observed: Observed, event: dict[str, Any]) -> None:
 
 def _append(tails: dict[int, list[str]], rank: int, text: str) -> None:
     tail = tails.setdefault(rank, [])
-    tail.append(text)
+    tail.append(text[:_LINE])
     del tail[:-_LAST_LINES]
 
 

@@ -49,8 +49,12 @@ def logs(name: str, *, follow: bool, **place: str | None) -> None:
     if follow:
         wait.wait(ctx, handle, lambda line: click.echo(events.readable(line)))
         return
-    for line in wait.watch(ctx, handle).look()[0]:
-        click.echo(events.readable(line))
+    watching = wait.watch(ctx, handle)
+    while True:
+        for line in watching.look()[0]:
+            click.echo(events.readable(line))
+        if not watching.behind:
+            return
 
 
 @click.command()

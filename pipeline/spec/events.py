@@ -2,6 +2,8 @@ r"""Lines by which a training process tells what it does: JSON on stdout, each l
 
 The limit is ``PIPE_BUF``: a pipe takes that much in one piece, so lines of several ranks never mix.
 
+A script may print anything: what is no event in the shape that its readers count on is an ordinary line.
+
 >>> encode("progress", step=3, loss=0.5)
 '::manycpu:: {"event": "progress", "loss": 0.5, "step": 3}'
 >>> decode("::manycpu:: {\"event\": \"progress\", \"step\": 3}")
@@ -14,13 +16,55 @@ RankLine(rank=1, host='node-b', text='loss 0.5')
 
 import json
 import re
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 __all__ = ["LINE_LIMIT", "PREFIX", "RankLine", "decode", "encode", "join", "readable", "split"]
 
 PREFIX = "::manycpu:: "
 LINE_LIMIT = 4096
-_RANK = re.compile(r"\[rank (\d+) (\S+)\] ?(.*)", re.DOTALL)
+_RANK = re.compile(r"\[rank ([0-9]{1,9}) (\S+)\] ?(.*)", re.DOTALL)
+_DEPTH: Final = 32  # levels of lists and mappings; libraries that write them down again bear not many more
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)
+
+
+def _is_count(value: object) -> bool:
+    return _is_number(value) and 0 <= value < 1 << 63  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "proof": ("rank", "world_size", "host"),
+    "backend": ("observed",),
+    "progress": (),
+    "metrics": ("values",),
+    "warning": ("message",),
+    "error": ("message",),
+    "exit": ("code", "host"),
+}
+"""Event of ours -> fields that it always has."""
+_CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(("rank", "world_size", "round", "code"), _is_whole),
+    **dict.fromkeys(("step", "total_steps"), _is_count),
+    **dict.fromkeys(("epoch", "loss", "samples_per_second", "seconds_left", "cpus", "threads"), _is_number),
+    **dict.fromkeys(("host", "hostname", "meeting", "backend", "observed", "message"), _is_text),
+    "values": _is_mapping,
+}
+"""Field of an event of ours -> what it has to be; one that is not needed may be null."""
 
 
 class RankLine(NamedTuple):
@@ -44,14 +88,37 @@ def encode(event: str, **fields: Any) -> str:
 
 
 def decode(text: str) -> dict[str, Any] | None:
-    """Read an event from a rank's line (without its rank prefix); None when it is ordinary output."""
+    """Read an event from a rank's line (without its rank prefix); None when it is ordinary output.
+
+    An event of ours has the fields that it needs, each of its type; others may have any fields.
+    """
     if not text.startswith(PREFIX):
         return None
     try:
         fields = json.loads(text[len(PREFIX) :])
-    except json.JSONDecodeError:
+        if "\\u" in text:
+            json.dumps(fields, ensure_ascii=False).encode()  # half of a character could not be written again
+    except (ValueError, RecursionError):
         return None
-    return fields if isinstance(fields, dict) and isinstance(fields.get("event"), str) else None
+    return fields if isinstance(fields, dict) and _is_event(fields) else None
+
+
+def _is_event(fields: dict[str, Any]) -> bool:
+    kind = fields.get("event")
+    if not isinstance(kind, str) or not _is_shallow(fields, _DEPTH):
+        return False
+    needed = _NEEDED.get(kind)
+    return needed is None or all(
+        check(fields.get(name)) or (name not in needed and fields.get(name) is None)
+        for name, check in _CHECKS.items()
+    )
+
+
+def _is_shallow(value: object, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_is_shallow(one, levels - 1) for one in inner)
 
 
 def join(rank: int, host: str, text: str) -> str:
@@ -83,8 +150,7 @@ def _sentence(event: dict[str, Any]) -> str:
     if kind == "progress":
         return ", ".join(_progress(event))
     if kind == "proof":
-        words = "met: world size {world_size}, backend {backend}, {cpus:g} cores, {threads} threads"
-        return words.format_map(event)
+        return "met: " + ", ".join(_listed(event, _MEETING))
     if kind in ("warning", "error"):
         return f"{kind}: {event.get('message', '')}"
     return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in event.items() if name != "event")
@@ -93,10 +159,22 @@ def _sentence(event: dict[str, Any]) -> str:
 def _progress(event: dict[str, Any]) -> list[str]:
     total = f" of {event['total_steps']}" if event.get("total_steps") else ""
     words = [f"step {event['step']}{total}"] if event.get("step") is not None else []
-    formats = {
-        "epoch": "epoch {:.2f}",
-        "loss": "loss {:.4g}",
-        "samples_per_second": "{:.1f} samples/s",
-        "seconds_left": "{:.0f} s left",
-    }
-    return words + [text.format(event[name]) for name, text in formats.items() if event.get(name) is not None]
+    return [*words, *_listed(event, _STEP)]
+
+
+def _listed(event: dict[str, Any], formats: Mapping[str, str]) -> list[str]:
+    return [text.format(event[name]) for name, text in formats.items() if event.get(name) is not None]
+
+
+_MEETING: Final = {
+    "world_size": "world size {}",
+    "backend": "backend {}",
+    "cpus": "{:g} cores",
+    "threads": "{} threads",
+}
+_STEP: Final = {
+    "epoch": "epoch {:.2f}",
+    "loss": "loss {:.4g}",
+    "samples_per_second": "{:.1f} samples/s",
+    "seconds_left": "{:.0f} s left",
+}

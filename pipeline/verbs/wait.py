@@ -28,6 +28,8 @@ class Watch(Protocol):
     handle: Any
     spoken: bool
     """Whether a rank has said anything."""
+    behind: bool
+    """Whether more is there to be read at once: a long log comes in parts."""
 
     @property
     def cursor(self) -> Any:
@@ -55,7 +57,8 @@ def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -
                 on_line(line)
             if seen.state.terminal:
                 return outcome(ctx, handle, seen)
-            time.sleep(POLL)
+            if not watching.behind:
+                time.sleep(POLL)
 
 
 def outcome(ctx: RunContext, handle: Handle, seen: Status, observed: report.Observed | None = None) -> Status:

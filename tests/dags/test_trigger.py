@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from airflow.triggers.base import TriggerEvent
 from helpers import until
+from nasty_lines import NASTY
 
+from manycpu.operators.train import _Patience
 from manycpu.operators.triggers import TrainingTrigger
+from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
@@ -132,3 +135,12 @@ def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None
     settled = time.time() + 3
     asyncio.run(event(trigger(handle, not_before=settled)))
     assert time.time() >= settled
+
+
+def test_no_line_that_only_looks_like_progress_sends_the_task_away() -> None:
+    patience = _Patience()
+    others = [line for line in NASTY if (events.decode(line) or {}).get("event") != "progress"]
+    assert len(others) > len(NASTY) // 2
+    assert not patience.ends([events.RankLine(0, "a", line) for line in others])
+    long = events.encode("progress", seconds_left=1e6)
+    assert patience.ends([events.RankLine(0, "a", long)])

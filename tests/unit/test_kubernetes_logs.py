@@ -96,7 +96,7 @@ def test_a_position_stays_small() -> None:
 
 def test_what_is_dropped_is_said_and_what_matters_is_told() -> None:
     limit = Limit(2)
-    proof = RankLine(0, "a", encode("proof", rank=0))
+    proof = RankLine(0, "a", encode("proof", rank=0, world_size=1, host="a"))
     lines = [RankLine(0, "a", str(number)) for number in range(5)]
     assert limit.admit([*lines, proof], 10.0) == [*lines[:2], proof]
     notice, *more = limit.admit(lines[:1], 11.5)

@@ -13,6 +13,7 @@ from manycpu.pipeline.verbs.on_kubernetes.gang import (
     containers,
     ended,
     epoch,
+    remembered,
     role,
     scheduled,
 )
@@ -78,6 +79,7 @@ class Ending(NamedTuple):
         return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{word}{said}"
 
 
+@remembered
 def explain(gang: Gang) -> str:
     """Say in one message what keeps a job from running, a line for each reason; empty where nothing does."""
     found = [*map(str, pending(gang)), *crashes(gang), *losses(gang)]
@@ -89,11 +91,12 @@ def hopeless(gang: Gang) -> str:
     return "\n".join(str(reason) for reason in pending(gang) if reason.fatal)
 
 
+@remembered
 def pending(gang: Gang) -> list[Reason]:
     """List what the job, or any pod of it, waits for; pods with the same reason stand together."""
     found: dict[tuple[str, bool], list[str]] = {}
-    for pod in gang.pods:
-        for text, fatal in _of_pod(gang, pod):
+    for pod, reasons in zip(gang.pods, gang.of_pods(_of_pod), strict=True):
+        for text, fatal in reasons:
             found.setdefault((text, fatal), []).append(pod["metadata"]["name"])
     pods = [Reason(text, tuple(names), fatal) for (text, fatal), names in found.items()]
     return [*_of_job(gang), *_of_claims(gang), *pods]
@@ -128,23 +131,19 @@ def _of_claims(gang: Gang) -> Iterator[Reason]:
         yield Reason(f"claim {event['involvedObject']['name']}: {event['message']}")
 
 
-def _of_pod(gang: Gang, pod: Manifest) -> Iterator[tuple[str, bool]]:
+def _of_pod(pod: Manifest, told: list[Manifest]) -> list[tuple[str, bool]]:
     if ended(pod):
-        return
+        return []
     if scheduled(pod) is None:
-        yield _unscheduled(pod), False
-        return
-    all_told = False
+        return [(_unscheduled(pod), False)]
+    found = []
     for container in containers(pod):
-        waiting = container.state("waiting")
-        if waiting is None:
-            continue
-        reason = waiting.get("reason", "")
+        reason = (container.state("waiting") or {}).get("reason", "")
         if reason not in _BEING_MADE:
-            yield _waiting(gang, container, reason, waiting.get("message", "")), reason in NEVER
-            all_told = True
-    if not all_told and (text := _being_made(gang, pod)):
-        yield text, False
+            found.append((_waiting(container, told), reason in NEVER))
+    if not found and (text := _being_made(pod, told)):
+        found.append((text, False))
+    return found
 
 
 def _unscheduled(pod: Manifest) -> str:
@@ -158,27 +157,29 @@ def _unscheduled(pod: Manifest) -> str:
     return f"no node: the scheduler has not placed it yet{wants}"
 
 
-def _waiting(gang: Gang, container: Container, reason: str, message: str) -> str:
+def _waiting(container: Container, told: list[Manifest]) -> str:
+    waiting = container.state("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
     what = f"{'init container' if container.init else 'container'} {container.name}"
     if reason in _IMAGE:
         specs = [*container.pod["spec"].get("initContainers", ()), *container.pod["spec"]["containers"]]
         image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
-        told = [e["message"] for e in _about(gang, container.pod, {"Failed"}) if str(image) in e["message"]]
-        return f"image {image} of {what} cannot be pulled ({reason}): {told[-1] if told else message}"
+        said = [e["message"] for e in _among(told, {"Failed"}) if str(image) in e["message"]]
+        return f"image {image} of {what} cannot be pulled ({reason}): {said[-1] if said else message}"
     if reason == "CrashLoopBackOff":
         return f"{what} crashes in a loop"
     return f"{what} cannot start ({reason}): {message}"
 
 
-def _being_made(gang: Gang, pod: Manifest) -> str:
+def _being_made(pod: Manifest, told: list[Manifest]) -> str:
     """Say what holds up a pod that has a node; empty where its containers run."""
-    troubles = _about(gang, pod, _VOLUME)
+    troubles = _among(told, _VOLUME)
     waits = [c for c in containers(pod) if not c.state("running") and not c.state("terminated")]
     if not waits:
         return ""
     if troubles:
         return f"volume: {troubles[-1]['message']}"
-    if sandbox := _about(gang, pod, {"FailedCreatePodSandBox"}):
+    if sandbox := _among(told, {"FailedCreatePodSandBox"}):
         return f"no sandbox: {sandbox[-1]['message']}"
     running = next((c for c in containers(pod) if c.init and c.state("running")), None)
     if running is not None:
@@ -186,39 +187,56 @@ def _being_made(gang: Gang, pod: Manifest) -> str:
     return "its containers are being made: images are pulled, volumes mounted"
 
 
+@remembered
 def crashes(gang: Gang) -> list[str]:
     """Say which containers crash in a loop, whatever the job says of itself; launchers included."""
-    found = []
-    for pod in gang.pods:
-        for container in containers(pod):
-            if container.restarts and container.last and container.last.get("exitCode"):
-                times = f"started {container.restarts + 1} times"
-                found.append(f"{times}: {_ending(container)}")
-    failed = [pod for pod in gang.pods if role(pod) == "launcher" and pod["status"].get("phase") == "Failed"]
+    found = [text for texts in gang.of_pods(_crashes_of) for text in texts]
+    failed = _failed_launchers(gang)
     if len(failed) > 1:
-        names = ", ".join(pod["metadata"]["name"] for pod in failed)
-        found.append(f"the launcher crashes in a loop: {len(failed)} pods of it have failed ({names})")
+        found.append(
+            f"the launcher crashes in a loop: {len(failed)} pods of it have failed ({', '.join(failed)})"
+        )
     return found
 
 
+def _crashes_of(pod: Manifest, _: list[Manifest]) -> list[str]:
+    crashed = [c for c in containers(pod) if c.restarts and c.last and c.last.get("exitCode")]
+    return [f"started {one.restarts + 1} times: {_ending(one)}" for one in crashed]
+
+
+def _failed_launchers(gang: Gang) -> list[str]:
+    return [name for name in gang.of_pods(_failed_launcher) if name]
+
+
+def _failed_launcher(pod: Manifest, _: list[Manifest]) -> str:
+    failed = role(pod) == "launcher" and pod["status"].get("phase") == "Failed"
+    return str(pod["metadata"]["name"]) if failed else ""
+
+
+@remembered
 def restarts(gang: Gang) -> int:
     """Count how often a container of the gang crashed and was started again, at most of any one."""
-    counts = [c.restarts for pod in gang.pods for c in containers(pod) if not c.init and c.last]
-    failed = [p for p in gang.pods if role(p) == "launcher" and p["status"].get("phase") == "Failed"]
-    return max([*counts, len(failed) - 1, 0])
+    return max([*gang.of_pods(_restarts_of), len(_failed_launchers(gang)) - 1, 0])
 
 
+def _restarts_of(pod: Manifest, _: list[Manifest]) -> int:
+    return max((c.restarts for c in containers(pod) if not c.init and c.last), default=0)
+
+
+@remembered
 def losses(gang: Gang) -> list[str]:
     """Say which pods were evicted, preempted, or lost with their node."""
-    found = []
-    for pod in [*gang.pods, *gang.departed.values()]:
-        status, name = pod.get("status", {}), pod["metadata"]["name"]
-        target = condition(pod, "DisruptionTarget")
-        if status.get("reason") in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated"):
-            found.append(f"pod {name} was lost ({status['reason']}): {status.get('message', '')}")
-        elif target is not None:
-            found.append(f"pod {name} was evicted ({target.get('reason')}): {target.get('message', '')}")
-    return list(dict.fromkeys(found))
+    gone = [_loss_of(pod, []) for pod in gang.departed.values()]
+    return [text for text in dict.fromkeys([*gang.of_pods(_loss_of), *gone]) if text]
+
+
+def _loss_of(pod: Manifest, _: list[Manifest]) -> str:
+    status, name = pod.get("status", {}), pod["metadata"]["name"]
+    if status.get("reason") in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated"):
+        return f"pod {name} was lost ({status['reason']}): {status.get('message', '')}"
+    if target := condition(pod, "DisruptionTarget"):
+        return f"pod {name} was evicted ({target.get('reason')}): {target.get('message', '')}"
+    return ""
 
 
 def endings(gang: Gang) -> list[Ending]:
@@ -248,9 +266,8 @@ def exit_code(terminated: Manifest) -> int:
     return _SIGNALS - code if code > _SIGNALS else code
 
 
-def _about(gang: Gang, pod: Manifest, reasons: AbstractSet[str]) -> list[Manifest]:
-    uid = pod["metadata"]["uid"]
-    return [e for e in gang.events if e.get("reason") in reasons and e["involvedObject"].get("uid") == uid]
+def _among(told: list[Manifest], reasons: AbstractSet[str]) -> list[Manifest]:
+    return [event for event in told if event.get("reason") in reasons]
 
 
 def _latest(gang: Gang, reasons: AbstractSet[str] | None, kind: str | None = None) -> Iterator[Manifest]:

@@ -199,7 +199,7 @@ class Follower:
 
     def _read_logs(self) -> None:
         """Begin to read the log of every container that has something to say and is not being read."""
-        for pod in self._gang.pods:
+        for pod in self._gang.take_changed():
             if self._gang.kind == "MPIJob" and role(pod) != "launcher":
                 continue  # the ranks' lines come through the launcher; the workers run sshd
             for container in containers(pod):

@@ -1,8 +1,9 @@
 """A job and what belongs to it, as the cluster last told it: plain objects, and what can be read off them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple
+from functools import wraps
+from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
 
 from manycpu.pipeline.spec.handle import JobHandle
 
@@ -17,6 +18,7 @@ __all__ = [
     "ended",
     "epoch",
     "event_time",
+    "remembered",
     "role",
     "scheduled",
 ]
@@ -27,6 +29,24 @@ _OWNER: Final = f"{_GROUP}/job-name"  # both operators put it on every pod of a 
 JOBS: Final = {"mpijob": "MPIJob", "pytorchjob": "PyTorchJob"}
 """Launch kind -> kind of its resource."""
 ENDED: Final = ("Succeeded", "Failed")
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def remembered(
+    read: "Callable[Concatenate[Gang, Given], Found]",
+) -> "Callable[Concatenate[Gang, Given], Found]":
+    """Have what is read off a gang remembered until the gang changes: most that wakes a follower is lines."""
+
+    @wraps(read)
+    def known(gang: "Gang", /, *given: Given.args, **named: Given.kwargs) -> Found:
+        key = (read, given, *named.items())
+        if key not in gang.memory:
+            gang.memory[key] = read(gang, *given, **named)
+        found: Found = gang.memory[key]
+        return found
+
+    return known
 
 
 class Container(NamedTuple):
@@ -70,7 +90,11 @@ class Gang:
         """Kinds of which everything is known."""
         self.departed: dict[str, Manifest] = {}
         """Pods that are gone, as they were seen last, by uid."""
+        self.memory: dict[Any, Any] = {}
+        """What was read off it since it changed last."""
         self._objects: dict[str, dict[str, Manifest]] = {}
+        self._changed: dict[str, Manifest] = {}
+        self._of_pods: dict[Any, dict[str, tuple[Manifest, list[Manifest], Any]]] = {}
 
     def apply(
         self, kind: str, objects: Iterable[Manifest], deleted: Iterable[Manifest], complete: bool
@@ -89,14 +113,35 @@ class Gang:
         mine = {found["metadata"]["uid"]: found for found in objects if self.concerns(kind, found)}
         last = {found["metadata"]["uid"]: found for found in deleted if self.concerns(kind, found)}
         before = self._objects.get(kind, {})
+        mine |= {uid: before[uid] for uid, one in mine.items() if _same(before.get(uid), one)}
         after = mine if complete else {uid: o for uid, o in (before | mine).items() if uid not in last}
         self._objects[kind] = after
         if kind == "Pod":
             self.departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
+            self._changed |= {uid: pod for uid, pod in mine.items() if pod is not before.get(uid)}
         first = complete and kind not in self.known
         if complete:
             self.known.add(kind)
-        return first or before != after
+        changed = first or before != after
+        if changed:
+            self.memory.clear()
+        return changed
+
+    def take_changed(self) -> list[Manifest]:
+        """List the pods that are new, or other than they were, since this was asked last."""
+        changed, self._changed = self._changed, {}
+        return [pod for pod in self.pods if pod["metadata"]["uid"] in changed] if changed else []
+
+    def of_pods(self, read: Callable[[Manifest, list[Manifest]], Found]) -> list[Found]:
+        """Read something off each of :attr:`pods` and the warnings about it, where either has changed."""
+        before, after, warnings = self._of_pods.get(read, {}), {}, self._warnings()
+        for pod in self.pods:
+            uid = pod["metadata"]["uid"]
+            told, known = warnings.get(uid, []), before.get(uid)
+            same = known is not None and known[0] is pod and known[1] == told
+            after[uid] = known if known is not None and same else (pod, told, read(pod, told))
+        self._of_pods[read] = after
+        return [found for _, _, found in after.values()]
 
     def replace(self, job: Manifest | None, pods: Iterable[Manifest]) -> None:
         """Take note of the job and all of its pods, as somebody asked for them."""
@@ -122,18 +167,31 @@ class Gang:
         return self._objects.get(self.kind, {}).get(self.uid)
 
     @property
+    @remembered
     def pods(self) -> list[Manifest]:
         """Its pods, by name; of pods of the same name the latest."""
         found = sorted(self._objects.get("Pod", {}).values(), key=_born)
         return sorted({pod["metadata"]["name"]: pod for pod in found}.values(), key=_name)
 
     @property
+    @remembered
     def events(self) -> list[Manifest]:
         """Warnings about it, its pods and its claims, the latest last."""
         job = self.job
         since = _born(job) if job else 0.0
         found = [(event_time(event), event) for event in self._objects.get("Event", {}).values()]
         return [event for time, event in sorted(found, key=lambda pair: pair[0]) if time >= since]
+
+    def about(self, uid: str) -> list[Manifest]:
+        """List the warnings about one object, the latest last."""
+        return self._warnings().get(uid, [])
+
+    @remembered
+    def _warnings(self) -> dict[str, list[Manifest]]:
+        found: dict[str, list[Manifest]] = {}
+        for event in self.events:
+            found.setdefault(event["involvedObject"].get("uid", ""), []).append(event)
+        return found
 
     @property
     def suspended(self) -> bool:
@@ -145,10 +203,11 @@ class Gang:
     def acknowledged(self) -> bool:
         """Whether an operator has taken notice of it, if only by a warning: that pods are refused, say."""
         status = (self.job or {}).get("status") or {}
-        warned = any(event["involvedObject"].get("uid") == self.uid for event in self.events)
-        return bool(status.get("conditions") or status.get("startTime") or self.pods or warned)
+        noticed = status.get("conditions") or status.get("startTime") or self.pods
+        return bool(noticed or self.about(self.uid))
 
     @property
+    @remembered
     def members(self) -> list[Manifest]:
         """The pods that have ranks: all but a launcher."""
         return [pod for pod in self.pods if role(pod) != "launcher"]
@@ -159,9 +218,10 @@ class Gang:
         pods = [*self.departed.values(), *self.members]
         return (one for pod in pods if role(pod) != "launcher" for one in containers(pod) if not one.init)
 
+    @remembered
     def capacity(self, nodes: int) -> float | None:
         """Tell when so many pods had a node, as seconds since the epoch; None while fewer have."""
-        times = sorted(time for pod in self.members if (time := scheduled(pod)) is not None)
+        times = sorted(time for time in self.of_pods(_member_scheduled) if time is not None)
         return times[nodes - 1] if len(times) >= nodes else None
 
 
@@ -212,6 +272,18 @@ def event_time(event: Manifest) -> float:
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     found = next((time for time in times if time), event["metadata"].get("creationTimestamp"))
     return epoch(found)
+
+
+def _member_scheduled(pod: Manifest, _: list[Manifest]) -> float | None:
+    return scheduled(pod) if role(pod) != "launcher" else None
+
+
+def _same(before: Manifest | None, now: Manifest) -> bool:
+    """Whether an object is as it was, by its version where it has one."""
+    if before is None:
+        return False
+    version = now["metadata"].get("resourceVersion")
+    return before == now if version is None else version == before["metadata"].get("resourceVersion")
 
 
 def _born(found: Manifest) -> float:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
@@ -9,10 +10,12 @@ from pydantic import BaseModel, Field
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.report import Observed, Observer
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RankFailure, Status
 from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes import packing
 from manycpu.pipeline.verbs.on_kubernetes.budgets import Heard
 
 __all__ = ["TAIL", "Cursor", "Heap", "Kept", "Line", "Record", "kept_of"]
@@ -21,6 +24,9 @@ Cursor = dict[str, list[Any]]
 """``pod uid/container/number of its restart`` -> state of a Position."""
 SAVE_EVERY = 30.0  # seconds: at most so much is told twice after a kill
 TAIL = 20  # lines
+_LINE = 2000  # characters of each
+_TOO_LARGE = (413, 422)
+_STARTS = 3  # of a container, whose positions are kept: the log of the last but one can still be read
 
 
 class Line(NamedTuple):
@@ -103,8 +109,16 @@ class Record:
                 self._pressing |= self._observer.hear(line.line, line.time)
                 self._note(line)
                 told.append(line.line)
-            self.kept.cursor[heap.log] = heap.position
+            self._note_position(heap)
         return told
+
+    def _note_position(self, heap: Heap) -> None:
+        container, _, number = heap.log.rpartition("/")
+        cursor = self.kept.cursor
+        cursor.pop(heap.log, None)  # the latest is last
+        cursor[heap.log] = heap.position
+        if number.isdecimal():
+            cursor.pop(f"{container}/{int(number) - _STARTS}", None)
 
     def _note(self, line: Line) -> None:
         if line.line.rank is not None:
@@ -114,7 +128,7 @@ class Record:
         if event is not None and event["event"] == "exit":
             self.kept.parted[line.pod] = line.time
         tail = self.tails.setdefault(line.pod, [])
-        tail.append(line.line.text)
+        tail.append(line.line.text[:_LINE])
         del tail[:-TAIL]
 
     def fail(self, failure: RankFailure) -> None:
@@ -134,17 +148,28 @@ class Record:
     def write(self, fields: dict[str, Any]) -> None:
         """Write the ledger, unless the run has gone on to another attempt.
 
+        Where the ledger takes no more, the least is written: that there is much to say voids no success.
+
         Raises:
             ClusterError: The cluster refuses it, or does not answer.
             FileNotFoundError: The run is cleaned up.
         """
+        try:
+            self._put(packing.pack(fields))
+        except ClusterError as error:
+            if error.status not in _TOO_LARGE:
+                raise
+            self._put(packing.least(fields))
+
+    def _put(self, written: dict[str, Any]) -> None:
         with self._ctx.ledger.update() as entry:
             if entry.attempt == self._handle.attempt:
-                entry.observed = fields
+                entry.observed = written
 
 
 def kept_of(entry: Entry, handle: JobHandle) -> Kept:
-    """Read what the ledger keeps of an attempt."""
+    """Read what the ledger keeps of an attempt; nothing where an older version wrote what it should not."""
     if entry.observed is not None and entry.observed.get("attempt") == handle.attempt:
-        return Kept.model_validate(entry.observed)
+        with suppress(ValueError):
+            return Kept.model_validate(packing.unpack(entry.observed))
     return Kept(attempt=handle.attempt)

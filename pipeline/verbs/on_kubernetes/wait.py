@@ -29,6 +29,9 @@ class Watch:
         cursor: How far its logs were told; None: nothing was.
     """
 
+    behind = False
+    """A look has all that is there."""
+
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None = None) -> None:
         self.ctx, self.handle = ctx, handle
         self.cursor: Cursor = dict(cursor or {})

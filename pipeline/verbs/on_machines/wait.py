@@ -1,17 +1,21 @@
 """What a supervised process writes is its log; its exit record says how it ended."""
 
 from pathlib import Path
+from typing import Final
 
 from manycpu.pipeline import report
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.verbs.context import MachineContext
 from manycpu.pipeline.verbs.launch import status
+from manycpu.pipeline.verbs.on_machines.heard import Heard
 
 __all__ = ["Watch", "observed_of", "seconds"]
+
+_BLOCK: Final = 1 << 20  # bytes of the log that one look reads
 
 
 class Watch:
@@ -20,7 +24,10 @@ class Watch:
     def __init__(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None = None) -> None:
         self.ctx, self.handle = ctx, handle
         self._log = process.LogFollower(Path(handle.directory) / process.LOG, cursor or 0)
+        self._heard = Heard(Path(handle.directory))
         self.spoken = False
+        self.behind = False
+        """Whether more is there to be read at once: a long log comes in parts."""
 
     @property
     def cursor(self) -> int:
@@ -30,11 +37,16 @@ class Watch:
     def look(self) -> tuple[list[RankLine], Status]:
         """Read what came since the last look. After a terminal state nothing more comes."""
         seen = status(self.ctx, self.handle, self.ctx.ledger.read())
-        lines = [events.split(line) for line in self._log.read()]
-        if seen.state.terminal:
-            while more := self._log.read():
-                lines += [events.split(line) for line in more]
+        before = self._log.offset
+        lines = [events.split(line) for line in self._log.read(_BLOCK)]
+        self._heard.hear()
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
+        ended = seen.state.terminal
+        self.behind = bool(lines) and (ended or self._log.offset - before > _BLOCK // 2)
+        if ended and self.behind:
+            return lines, Status(state=RunState.RUNNING)  # its last lines are still to come
+        if ended:
+            self._heard.hear_all()
         return lines, seen
 
     def close(self) -> None:
@@ -43,11 +55,7 @@ class Watch:
 
 def observed_of(ctx: MachineContext, handle: ProcessHandle) -> report.Observed:  # noqa: ARG001 - as everywhere
     """Read what the ranks of an attempt said."""
-    log = process.LogFollower(Path(handle.directory) / process.LOG)
-    lines: list[str] = []
-    while more := log.read():
-        lines += more
-    return report.observe(lines)
+    return Heard(Path(handle.directory)).hear_all()
 
 
 def seconds(ctx: MachineContext, handle: ProcessHandle) -> float:  # noqa: ARG001 - as everywhere

@@ -1,0 +1,121 @@
+"""What the ledger keeps of an attempt, small enough for a ConfigMap, which takes 1 MiB with all its keys.
+
+A few ranks are kept as they are, for people to read; many as compressed JSON, ranks of a meeting as spans.
+Where even that is too much, what only matters for older meetings and logs goes first: its end never does.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+__all__ = ["LIMIT", "least", "pack", "unpack"]
+
+Fields = dict[str, Any]
+LIMIT: Final = 400_000  # characters
+_PLAIN: Final = 32_000  # characters: more is packed
+_ROUNDS: Final = 8  # the last meetings, which are kept where all are too many
+_ENTRIES: Final = 4096  # of other lists, the same
+
+
+def pack(fields: Fields) -> Fields:
+    """Make what is written to the ledger of what there is; the oldest is left out where it is too much.
+
+    Args:
+        fields: Of a ``Kept``: ``attempt``, ``cursor``, ``observed`` and more.
+    """
+    plain = json.dumps(fields)
+    if len(plain) <= _PLAIN:
+        return fields
+    for leave_out in _LESS:
+        packed = _compressed(leave_out(fields))
+        if len(packed) <= LIMIT:
+            break
+    return {"attempt": fields["attempt"], "packed": packed}
+
+
+def least(fields: Fields) -> Fields:
+    """Make the least that says how an attempt went: for a ledger that takes no more."""
+    return {"attempt": fields["attempt"], "packed": _compressed(_only_the_end(fields))}
+
+
+def unpack(written: Mapping[str, Any]) -> Fields:
+    """Read what :func:`pack` made.
+
+    Raises:
+        ValueError: It is nothing of ours.
+    """
+    if "packed" not in written:
+        return dict(written)
+    try:
+        fields: Fields = json.loads(zlib.decompress(base64.b64decode(written["packed"])))
+        return _with_rounds(fields, (one | {"ranks": [*_ranks(one["ranks"])]} for one in _rounds(fields)))
+    except (zlib.error, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"what the ledger holds of the ranks cannot be read: {error}") from error
+
+
+def _compressed(fields: Fields) -> str:
+    short = _with_rounds(fields, (one | {"ranks": _spans(one["ranks"])} for one in _rounds(fields)))
+    return base64.b64encode(zlib.compress(json.dumps(short).encode(), 9)).decode()
+
+
+def _as_it_is(fields: Fields) -> Fields:
+    return fields
+
+
+def _without_the_oldest(fields: Fields) -> Fields:
+    """Keep the last meetings, and the last of whatever else grows with time."""
+    observed = fields.get("observed", {})
+    last = {name: observed[name][-_ENTRIES:] for name in ("introduced", "warnings") if name in observed}
+    cursor = dict([*fields.get("cursor", {}).items()][-_ENTRIES:])
+    made = fields | {"cursor": cursor, "observed": observed | last}
+    return _with_rounds(made, _rounds(made)[-_ROUNDS:])
+
+
+def _only_the_last_meeting(fields: Fields) -> Fields:
+    observed = {name: value for name, value in fields.get("observed", {}).items() if name != "introduced"}
+    made = fields | {"cursor": {}, "parted": {}, "observed": observed}
+    return _with_rounds(made, _rounds(made)[-1:])
+
+
+def _only_the_end(fields: Fields) -> Fields:
+    """Leave out what a script said, too: its metrics are in the output as well."""
+    left_out = {"metrics", "warnings", "failure"}
+    made = _only_the_last_meeting(fields)
+    observed = {name: value for name, value in made["observed"].items() if name not in left_out}
+    return made | {"observed": observed}
+
+
+_LESS: Final[tuple[Callable[[Fields], Fields], ...]] = (
+    _as_it_is,
+    _without_the_oldest,
+    _only_the_last_meeting,
+    _only_the_end,
+)
+"""What is left out: as little as will do."""
+
+
+def _rounds(fields: Fields) -> list[Fields]:
+    return list(fields.get("observed", {}).get("rounds", ()))
+
+
+def _with_rounds(fields: Fields, rounds: Iterable[Fields]) -> Fields:
+    found = [*rounds]
+    return fields | {"observed": fields.get("observed", {}) | {"rounds": found}} if found else fields
+
+
+def _spans(ranks: Iterable[int]) -> list[list[int]]:
+    """Write numbers as spans, first and last: of thousands of ranks there is mostly one."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return spans
+
+
+def _ranks(spans: Iterable[list[int]]) -> Iterator[int]:
+    for first, last in spans:
+        yield from range(first, last + 1)

@@ -1,0 +1,62 @@
+"""A line that only looks like an event stops nobody: it is read as what it is, an ordinary line."""
+
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+from kubernetes_objects import T0, handle
+from nasty_lines import NASTY
+from rich.console import Console
+
+from manycpu.pipeline.display import Display, summary
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.report import Observed, Observer, Report, as_json, draft, parse
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.verbs.on_kubernetes.logs import Limit
+from manycpu.pipeline.verbs.on_kubernetes.record import Heap, Line, Record, kept_of
+
+LINES = [*map(events.split, NASTY[:40]), *(RankLine(0, "a", line) for line in NASTY)]
+
+
+def entry(**more: Any) -> Entry:
+    return Entry(key="k", name="qa", created=T0, run={}, target={}, attempt=1, **more)
+
+
+def report(observed: Observed) -> Report:
+    return draft(entry(), observed, RunState.SUCCEEDED)
+
+
+def test_every_line_can_be_read_shown_and_kept_whatever_it_is() -> None:
+    console = Console(file=StringIO(), force_terminal=True)
+    ctx: Any = SimpleNamespace(ledger=SimpleNamespace(read=entry))
+    with Display(console) as display:
+        display.begin("wait")
+        for line in LINES:
+            record, observer = Record(ctx, handle(), None, ""), Observer()
+            display.line(line)
+            events.readable(line).encode()
+            Limit(0).admit([line], 1)
+            observer.hear(line)
+            record.hear([Heap("log", [Line(line, float(T0), "a")], [])])
+            written = report(observer.observed)
+            if observer.observed.metrics:
+                summary(console, written, "out")
+            assert parse(as_json(written)) is not None, line.text
+            assert kept_of(entry(observed=record.fields()), handle()) is not None, line.text
+
+
+def test_an_event_of_ours_in_another_shape_is_an_ordinary_line() -> None:
+    line = events.encode("warning", message=["no", "text"])
+    assert events.decode(line) is None
+    assert events.readable(RankLine(0, "a", line)) == f"[rank 0 a] {line}"
+
+
+def test_an_event_of_a_script_s_own_is_one() -> None:
+    assert events.decode(events.encode("own", what=[1])) == {"event": "own", "what": [1]}
+
+
+def test_a_ledger_with_a_shape_that_an_older_version_took_is_read() -> None:
+    kept = kept_of(entry(observed={"attempt": 1, "observed": {"backend": 7}}), handle())
+    assert (kept.attempt, kept.observed.backend) == (1, None)

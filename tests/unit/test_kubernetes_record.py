@@ -1,0 +1,160 @@
+"""What the ledger keeps of a run of many ranks: small enough for a ConfigMap, whatever happens."""
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kubernetes_objects import T0, handle
+
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger.configmap import _data
+from manycpu.pipeline.report import Observed, Rank
+from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.events import RankLine, encode
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.verbs.on_kubernetes.packing import LIMIT
+from manycpu.pipeline.verbs.on_kubernetes.record import Heap, Kept, Line, Record, kept_of
+
+MOST = 1 << 20  # bytes of a ConfigMap, as the API server counts them
+RANKS, PODS = 4096, 512
+
+
+class Ledger:
+    """A ledger in memory that refuses what an API server refuses."""
+
+    def __init__(self, observed: dict[str, Any] | None = None, room: int = MOST) -> None:
+        self.entry = Entry(key="k", name="qa", created=T0, run={}, target={}, attempt=1, observed=observed)
+        self.room = room
+
+    def read(self) -> Entry:
+        return self.entry.model_copy(deep=True)
+
+    @contextmanager
+    def update(self) -> Iterator[Entry]:
+        entry = self.read()
+        yield entry
+        if sum(map(len, _data(entry).values())) > self.room:
+            error = ClusterError("PATCH: data: Too long: must have at most 1048576 bytes")
+            error.status = 422
+            raise error
+        self.entry = entry
+
+
+def record(ledger: Ledger) -> Record:
+    return Record(SimpleNamespace(ledger=ledger), handle(), None, "me")  # type: ignore[arg-type]
+
+
+def large(rounds: int) -> Kept:
+    """Make what is known of a run of many ranks that met many times."""
+    chance = random.Random(7)  # noqa: S311 - makes sizes, not secrets
+    hosts = [f"node-{chance.getrandbits(40):x}" for _ in range(PODS)]
+    ranks = [
+        Rank(rank=n, host=hosts[n // 8], cpus=2.0, hostname=f"qa-1-worker-{n // 8}") for n in range(RANKS)
+    ]
+    met = [
+        {
+            "round": n,
+            "world_size": RANKS,
+            "hosts": chance.sample(hosts, PODS),
+            "ranks": chance.sample(range(RANKS), RANKS),
+        }
+        for n in range(rounds)
+    ]
+    told = [f"{rank}@{T0 + 60 * n + chance.random()}" for n in range(rounds) for rank in range(RANKS)]
+    position = [[[T0, 3, T0 * 10**9]], T0 * 10**9 + chance.getrandbits(29), 1, T0 * 10**9]
+    cursor = {
+        f"{chance.getrandbits(128):x}/pytorch/{n}": position for _ in range(PODS) for n in range(rounds)
+    }
+    return Kept(
+        attempt=1,
+        by="me",
+        cursor=cursor,
+        observed=Observed(
+            world_size=RANKS,
+            ranks=ranks,
+            rounds=met,
+            backend="gloo",
+            introduced=told,
+            metrics={"loss": 1.0},
+        ),
+        parted={f"qa-1-worker-{n}": T0 + 1.5 for n in range(PODS)},
+        verdict=Status(state=RunState.SUCCEEDED),
+    )
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 30])
+def test_the_ledger_holds_what_many_ranks_said_in_many_meetings(rounds: int) -> None:
+    ledger = Ledger()
+    writing = record(ledger)
+    writing.kept = large(rounds)
+    writing.write(writing.fields())
+    assert len(json.dumps(ledger.entry.observed)) < LIMIT + 100
+    kept = kept_of(ledger.entry, handle())
+    assert kept.observed.ranks == writing.kept.observed.ranks
+    assert (kept.observed.world_size, kept.observed.metrics) == (RANKS, {"loss": 1.0})
+    last = kept.observed.rounds[-1]
+    assert (last["round"], last["ranks"]) == (rounds - 1, [*range(RANKS)])
+    assert kept.verdict == writing.kept.verdict
+    assert len(kept.cursor) >= (PODS if rounds < 30 else 0)
+
+
+def test_of_two_meetings_of_many_ranks_nothing_is_left_out() -> None:
+    ledger = Ledger()
+    writing = record(ledger)
+    writing.kept = large(2)
+    writing.write(writing.fields())
+    kept = kept_of(ledger.entry, handle())
+    for one in writing.kept.observed.rounds:
+        one["ranks"].sort()
+    assert kept == writing.kept
+
+
+def test_a_ledger_that_takes_no_more_still_takes_how_it_ended() -> None:
+    ledger = Ledger(room=200_000)
+    writing = record(ledger)
+    writing.kept = large(30)
+    writing.write(writing.fields())
+    kept = kept_of(ledger.entry, handle())
+    assert kept.verdict == writing.kept.verdict
+    assert len(kept.observed.ranks) == RANKS
+
+
+def test_few_ranks_are_kept_as_people_can_read_them() -> None:
+    ledger = Ledger()
+    writing = record(ledger)
+    proof = encode("proof", rank=0, world_size=1, host="a")
+    writing.hear([Heap("u/c/0", [Line(RankLine(0, "a", proof), T0 + 1.0, "a")], [])])
+    writing.write(writing.fields())
+    assert ledger.entry.observed is not None
+    assert ledger.entry.observed["observed"]["world_size"] == 1
+
+
+def test_a_ledger_of_an_older_version_is_read() -> None:
+    written = large(2).model_dump(mode="json", exclude_defaults=True)
+    assert kept_of(Ledger(written).entry, handle()) == large(2)
+
+
+@pytest.mark.parametrize("packed", ["", "no base64!", "AAAA", 7])
+def test_a_ledger_that_is_none_of_ours_says_nothing(packed: Any) -> None:
+    assert kept_of(Ledger({"attempt": 1, "packed": packed}).entry, handle()) == Kept(attempt=1)
+
+
+def test_what_grows_with_time_is_bounded() -> None:
+    heard = record(Ledger())
+    for number in range(300):
+        lines = [
+            encode("warning", message=f"warning {number}"),
+            encode("metrics", values={f"{number}.{n}": 1 for n in range(9)}),
+            "x" * 100_000,
+        ]
+        told = [Line(RankLine(0, "a", line), T0 + 1.0, "a") for line in lines]
+        heard.hear([Heap(f"uid/pytorch/{number}", told, [])])
+    heard.hear(
+        [Heap("uid/pytorch/299", [Line(RankLine(0, "a", encode("exit", code=1, host="a")), 2.0, "a")], [])]
+    )
+    assert [*heard.kept.cursor] == [f"uid/pytorch/{number}" for number in (297, 298, 299)]
+    assert len(json.dumps(heard.fields())) < 200_000

@@ -1,0 +1,86 @@
+"""A training's log may be longer than memory: it is heard as it passes, once, and told in parts."""
+
+import json
+import socket
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.verbs.on_machines.heard import HEARD
+from manycpu.pipeline.verbs.on_machines.wait import Watch, observed_of
+
+SIZE = 24 << 20
+LINE = "x" * 4000
+MET = events.encode("proof", rank=0, world_size=1, host="a")
+
+
+def context() -> Any:
+    entry = Entry(key="k", name="r", created=1.0, run={}, target={"launch": "torchrun"}, attempt=1)
+    return SimpleNamespace(ledger=SimpleNamespace(read=lambda: entry))
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> ProcessHandle:
+    """Leave what an attempt leaves that has ended, with a long log."""
+    with (tmp_path / process.LOG).open("w") as log:
+        log.write(events.join(0, "a", MET) + "\n")
+        for _ in range(SIZE // len(LINE)):
+            log.write(events.join(0, "a", LINE) + "\n")
+        log.write(events.join(0, "a", events.encode("metrics", values={"loss": 1.0})) + "\n")
+        log.write(events.join(0, "a", events.encode("exit", code=3, host="a")) + "\n")
+    record = {"code": 1, "reason": "", "started": 1.0, "ended": 2.0}
+    (tmp_path / process.EXIT).write_text(json.dumps(record))
+    return ProcessHandle(
+        run="r",
+        attempt=1,
+        host=socket.gethostname(),
+        boot_id="another",
+        pid=1,
+        start_time=1.0,
+        directory=str(tmp_path),
+    )
+
+
+def test_a_long_log_is_never_in_memory_as_a_whole(ended: ProcessHandle) -> None:
+    watch, count, state = Watch(context(), ended), 0, None
+    tracemalloc.start()
+    try:
+        while state is None or not state.state.terminal:
+            lines, state = watch.look()
+            count += len(lines)
+            assert watch.behind is not state.state.terminal
+        seen = observed_of(context(), ended)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < SIZE / 2
+    assert count == SIZE // len(LINE) + 3
+    assert (seen.world_size, seen.metrics) == (1, {"loss": 1.0})
+
+
+def test_what_was_heard_is_not_read_again(ended: ProcessHandle) -> None:
+    first = observed_of(context(), ended)
+    log = Path(ended.directory) / process.LOG
+    with log.open("r+") as file:
+        file.write("-" * 100)
+    with log.open("a") as file:
+        file.write(events.join(0, "a", events.encode("metrics", values={"f1": 2.0})) + "\n")
+    again = observed_of(context(), ended)
+    assert first.failure is not None
+    assert len(first.failure.last_lines) > 1
+    assert again == first.model_copy(update={"metrics": {"loss": 1.0, "f1": 2.0}})
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"offset": "far"}', "[]"])
+def test_without_what_was_remembered_the_log_is_read_from_its_beginning(
+    ended: ProcessHandle, text: str
+) -> None:
+    (Path(ended.directory) / HEARD).write_text(text)
+    assert observed_of(context(), ended).metrics == {"loss": 1.0}
