@@ -89,7 +89,8 @@ def _output(ctx: RunContext) -> Findings:
         return
     try:
         output = ctx.output
-        items = output.items() if output.exists() else []
+        there = output.without_odd(lambda *_: None).items() if output.exists() else ()
+        items = [item for item in there if not item.is_folder]
     except BadInputError as error:
         yield Finding("run.output", error.message, error.fix or "")
         return

@@ -11,8 +11,10 @@ from helpers import until
 from pod_process import pod
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import LostError, RemoteError
+from manycpu.pipeline.pod.stream import say_rows
 
 
 def test_a_url_is_fetched_beside_the_volume_and_published_from_there(source: Path, tmp_path: Path) -> None:
@@ -26,8 +28,8 @@ def test_a_url_is_fetched_beside_the_volume_and_published_from_there(source: Pat
     assert contents(Path(first["path"])) == contents(source)
     assert told[-1][1] == transfer.scan(location(source)).size
     with pod("publish") as (channel, _):
-        done = client.ask(channel, source=first["path"], url=f"file://{tmp_path}/out", key="key")
-    assert done["sha256"] == first["sha256"]
+        done = client.publish(channel, source=first["path"], url=f"file://{tmp_path}/out", key="key")
+    assert done.digest == first["sha256"]
     assert contents(tmp_path / "out").items() >= contents(source).items()
 
 
@@ -53,7 +55,7 @@ def test_small_files_are_read_and_written_at_the_output(tmp_path: Path) -> None:
 
 def test_a_pod_whose_worker_is_gone_ends(tmp_path: Path) -> None:
     with pod("receive") as (channel, process):
-        channel.say("request", folder=str(tmp_path / "x"), files=[["a", 1, "0"]])
+        say_rows(channel, "request", Rows(Item, [Item("a", 1, "0")]), folder=str(tmp_path / "x"))
         channel.hear("have")
         assert process.stdin
         process.stdin.close()
