@@ -20,9 +20,11 @@ LARGE = 8 << 20
 
 
 @contextmanager
-def pod(command: str, **options: object) -> Iterator[tuple[Channel, "subprocess.Popen[bytes]"]]:
-    """Start what an exec into a helper pod starts."""
-    words = [sys.executable, "-m", "manycpu.pipeline.pod", command]
+def pod(
+    command: str, program: str | None = None, **options: object
+) -> Iterator[tuple[Channel, "subprocess.Popen[bytes]"]]:
+    """Start what an exec into a helper pod starts, or a program of a test's own."""
+    words = [sys.executable, *(("-c", program) if program else ("-m", "manycpu.pipeline.pod")), command]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin
         assert process.stdout

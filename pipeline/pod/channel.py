@@ -84,10 +84,10 @@ class Channel:
         close: Callable[[], None],
         progress: Progress = lambda *_: None,
         silence: float = SILENCE,
-        stuck: float = STUCK,
+        stuck: float | None = None,
     ) -> None:
         self._reader, self._writer, self._close = reader, writer, close
-        self._progress, self._silence, self._stuck = progress, silence, stuck
+        self._progress, self._silence, self._stuck = progress, silence, stuck or STUCK
         self._frames: queue.Queue[Message | Content | Exception] = queue.Queue(_WAITING)
         self._writing = threading.Lock()
         self._ended = threading.Event()
@@ -268,11 +268,12 @@ class Channel:
 
     def _beat(self) -> None:
         while not self._ended.wait(min(BEAT, self._stuck / 4)) and self._failure is None:
+            works = self.works
             try:
-                self._send(_MESSAGE, _ALIVE if self.works else self._stood_still())
+                self._send(_MESSAGE, _ALIVE if works else self._stood_still())
             except (OSError, TransferError):
                 return
-            if not self.works:
+            if not works:
                 self._failure = LostError("this end's own work stands still")
                 self._close()
                 return

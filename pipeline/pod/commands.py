@@ -90,7 +90,9 @@ def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
 def publish(channel: Channel, source: str, url: str, key: str) -> None:
     """Copy a folder to a URL."""
     manifest = Manifest()
-    if any(not item.is_folder for item in (transfer.written(source).items() if Path(source).exists() else ())):
+    if any(
+        not item.is_folder for item in (transfer.written(source).items() if Path(source).exists() else ())
+    ):
         target = Location.of(url, "run.output")
         manifest = transfer.publish(Path(source), target, key, _progress(channel), channel.tick)
     say_rows(channel, "done", manifest.files)

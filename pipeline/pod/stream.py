@@ -26,9 +26,7 @@ def say_rows(channel: Channel, kind: str, rows: Rows[Row], **fields: Any) -> Non
     _send(channel, memoryview(rows.content))
 
 
-def take_rows(
-    channel: Channel, message: Message, kind: Callable[[str, int, str, bool], Row]
-) -> Rows[Row]:
+def take_rows(channel: Channel, message: Message, kind: Callable[[str, int, str, bool], Row]) -> Rows[Row]:
     """Take the list of files that follows a message.
 
     Raises:

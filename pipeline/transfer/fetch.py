@@ -48,7 +48,11 @@ def staged(destination: Path) -> Manifest | None:
     """Read the manifest of a folder that :func:`fetch` completed; None where it did not."""
     try:
         return Manifest(file_of(fields) for fields in read_lines(_marker(destination)))
-    except (FileNotFoundError, IsADirectoryError, ValueError):  # ValueError: what is not whole counts for nothing
+    except (
+        FileNotFoundError,
+        IsADirectoryError,
+        ValueError,
+    ):  # ValueError: what is not whole counts for nothing
         return None
 
 
@@ -127,7 +131,9 @@ def store(  # noqa: PLR0913 - the last two are seldom given
         partial, manifest = copy(source, listing, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
         with lock(_lock(destination)):
-            if there := _trusted(destination, tick):  # somebody else's was ready first, and may be read already
+            if there := _trusted(
+                destination, tick
+            ):  # somebody else's was ready first, and may be read already
                 shutil.rmtree(partial)
                 return Stored(destination, there, reused=True)
             _complete(partial, destination, manifest)
@@ -145,7 +151,9 @@ def _lists(marker: Path, items: Rows[Item]) -> bool:
     try:
         files = map(file_of, read_lines(marker))
         return all(
-            item and file and (item.path, item.size, item.executable) == (file.path, file.size, file.executable)
+            item
+            and file
+            and (item.path, item.size, item.executable) == (file.path, file.size, file.executable)
             for item, file in zip_longest(items, files)
         )
     except (FileNotFoundError, IsADirectoryError, ValueError):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,37 @@ def test_an_idle_pod_ends_when_asked_to() -> None:
         process.stdout.readline()
         process.terminate()
         assert process.wait(30) == 0
+
+
+HANG = """
+import sys, time
+from manycpu.pipeline.pod import __main__ as program, channel, commands
+channel.STUCK = 1.0
+commands.COMMANDS["hang"] = lambda channel, **_: time.sleep(3600)
+def work(channel, **_):
+    for _ in range(30):
+        time.sleep(0.1)
+        channel.tick()
+    channel.say("done")
+commands.COMMANDS["work"] = work
+sys.exit(program.main(sys.argv[1]))
+"""
+
+
+def test_a_pod_whose_volume_does_not_answer_says_so_and_ends() -> None:
+    with pod("hang", program=HANG) as (channel, process):
+        with pytest.raises(RemoteError, match="its work has stood still for 1 s") as raised:
+            client.ask(channel)
+        assert raised.value.reason == "stuck"
+        assert process.wait(30) == os.EX_TEMPFAIL
+
+
+def test_a_pod_whose_work_goes_on_is_not_given_up_however_long_it_takes() -> None:
+    with pod("work", program=HANG) as (channel, _):
+        assert client.ask(channel)["kind"] == "done"
+
+
+def test_who_waits_for_the_other_end_is_not_stuck() -> None:
+    with pod("work", program=HANG.replace("range(30)", "range(3)")) as (channel, _):
+        time.sleep(3)  # what the pod waits for, thrice as long as it may stand still itself
+        assert client.ask(channel)["kind"] == "done"
