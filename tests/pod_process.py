@@ -21,9 +21,11 @@ LARGE = 8 << 20
 
 
 @contextmanager
-def pod(command: str, **options: object) -> Iterator[tuple[Channel, Program[bytes]]]:
-    """Start what an exec into a helper pod starts."""
-    words = [sys.executable, "-m", "manycpu.pipeline.pod", command]
+def pod(
+    command: str, code: str | None = None, **options: object
+) -> Iterator[tuple[Channel, Program[bytes]]]:
+    """Start what an exec into a helper pod starts, or code of a test's own."""
+    words = [sys.executable, *(("-c", code) if code else ("-m", "manycpu.pipeline.pod")), command]
     program: Program[bytes] = Program(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with program as process:
         assert process.stdin

@@ -2,15 +2,29 @@
 
 import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["free", "start_writing", "sync"]
+__all__ = ["free", "remove", "start_writing", "sync"]
 
 
 def free(folder: Path) -> int:
     """Bytes that may still be written below a folder."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
+
+
+def remove(folder: str, tick: Callable[[], None]) -> None:
+    """Delete a folder and all below, but nothing that links lead to; ``tick`` is called for each.
+
+    Raises:
+        OSError: Something could not be deleted.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            tick()
+            remove(entry.path, tick) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+    os.rmdir(folder)
 
 
 def sync(folder: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
@@ -33,20 +33,33 @@ def locked(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def leased(path: Path, beat: float = BEAT, stale: float = STALE) -> Iterator[None]:
-    """Hold a lock that holds between machines that see the same folder, for as long as its holder lives.
+def leased(
+    path: Path,
+    beat: float = BEAT,
+    stale: float = STALE,
+    alive: Callable[[], bool] = lambda: True,
+    tick: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Hold a lock that holds between machines that see the same folder, for as long as its holder works.
 
     The lock is a file that only one can create (O_EXCL): every file system that nodes share keeps that, while
     many keep flock and fcntl to each node. Its holder renews it; one that is not renewed for ``stale``
     seconds, by the clock of whoever waits, is moved away by a rename, which succeeds for only one.
 
-    A holder that was only slow may so meet another. What it protects must bear that: copies named by their
-    content do, both write the same bytes to the same places.
+    A holder that was only slow may so meet another. What it protects must bear that: copies do, since each
+    holder writes to a folder of its own.
+
+    Args:
+        path: The file.
+        beat: Seconds between two signs of life.
+        stale: Seconds without one after which the lease is another's.
+        alive: Tells whether the holder's work goes on; while it does not, there is no sign of life.
+        tick: Is called, while another holds the lease, for each sign of life of that other.
     """
     token = uuid.uuid4().hex
-    _acquire(path, token, stale)
+    _acquire(path, token, stale, tick)
     ended = threading.Event()
-    renewal = threading.Thread(target=_renew, args=(path, token, ended, beat), daemon=True)
+    renewal = threading.Thread(target=_renew, args=(path, token, ended, beat, alive), daemon=True)
     renewal.start()
     try:
         yield
@@ -57,15 +70,16 @@ def leased(path: Path, beat: float = BEAT, stale: float = STALE) -> Iterator[Non
             path.unlink()
 
 
-def _acquire(path: Path, token: str, stale: float) -> None:
+def _acquire(path: Path, token: str, stale: float, tick: Callable[[], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     seen, since = ("", 0), time.monotonic()
     while not _create(path, token):
         found = _holder(path)
         if found != seen:
             seen, since = found, time.monotonic()
+            tick()
         elif time.monotonic() - since > stale:
-            _move_away(path)
+            _move_away(path, seen)
         time.sleep(min(stale / 100, 0.3))
 
 
@@ -81,15 +95,19 @@ def _create(path: Path, token: str) -> bool:
     return True
 
 
-def _move_away(path: Path) -> None:
+def _move_away(path: Path, seen: tuple[str, int]) -> None:
+    if _holder(path) != seen:  # another was quicker, and holds it now
+        return
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     with suppress(FileNotFoundError):
         path.rename(aside)
         aside.unlink()
 
 
-def _renew(path: Path, token: str, ended: threading.Event, beat: float) -> None:
+def _renew(path: Path, token: str, ended: threading.Event, beat: float, alive: Callable[[], bool]) -> None:
     while not ended.wait(beat):
+        if not alive():
+            continue
         with suppress(OSError):  # the volume's server is away for a moment: the next beat may come through
             if _holder(path)[0] != token:
                 return

@@ -11,20 +11,13 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from manycpu.pipeline.adapters.listing import Item, LeftOut, OddFileError, Rows, below, item_of, regular
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["Block", "Item", "Location", "Reading", "blocks", "is_remote", "item_of"]
 
 _BLOCK = 1 << 18
 Block = bytes | memoryview
-
-
-class Item(NamedTuple):
-    """A file below a location: its path there, its size in bytes, and what changes when it does."""
-
-    path: str
-    size: int
-    version: str
 
 
 class Reading(NamedTuple):
@@ -44,6 +37,8 @@ class Location:
     root: str
     chosen: tuple[str, ...] | None = None
     """Paths below that count; None: all."""
+    left_out: LeftOut | None = None
+    """Is told of what is on disk and cannot be copied (a FIFO); None: that is an error."""
 
     @classmethod
     def of(cls, url: str, field: str) -> "Location":
@@ -72,6 +67,10 @@ class Location:
         """Restrict to some of the files below."""
         return replace(self, chosen=tuple(paths))
 
+    def without_odd(self, left_out: LeftOut) -> "Location":
+        """Leave out what cannot be copied, such as a FIFO, and tell of it."""
+        return replace(self, left_out=left_out)
+
     def exists(self) -> bool:
         """Whether there is a file or a folder."""
         return bool(self.fs.exists(self.root))
@@ -80,24 +79,29 @@ class Location:
         """Whether this is one file."""
         return bool(self.fs.isfile(self.root))
 
-    def items(self) -> list[Item]:
-        """List every file below, or the file itself, by path."""
+    def items(self) -> Rows[Item]:
+        """List every file below, or the file itself, by path.
+
+        Raises:
+            OddFileError: There is something that is no file or folder, and nobody is told of what is left out.
+            OSError: A folder cannot be read.
+        """
         if self.is_file():
-            return [self._item(self.root.rsplit("/", 1)[-1])]
+            return Rows(Item, [self._item(self.root.rsplit("/", 1)[-1])])
         if self.chosen is not None:
-            return [self._item(path) for path in self.chosen]
-        return sorted(self._all())
+            return Rows(Item, map(self._item, self.chosen))
+        return Rows(Item, below(self.root, self.left_out) if self.local else sorted(self._behind_url()))
 
     def open(self, path: str, mode: str = "rb") -> BinaryIO:
         """Open a file below, or the file itself."""
         if mode == "rb" and isinstance(self.fs, LocalFileSystem):
             # fsspec takes thrice as long for small files; what is read in blocks needs no buffer.
-            return cast("BinaryIO", open(self._at(path), "rb", buffering=0))  # noqa: PTH123
+            return cast("BinaryIO", open(self._at(path), "rb", buffering=0, opener=_open_file))  # noqa: PTH123
         return cast("BinaryIO", self.fs.open(self._at(path), mode))
 
-    def read(self, wanted: Sequence[tuple[Item, int]]) -> Iterator[Reading]:
+    def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Read each of some files from a byte on; nothing is told of what they were."""
-        return (Reading(self._from(item.path, start), str) for item, start in wanted)
+        return (Reading(self._from(item, start), str) for item, start in zip(items, starts, strict=True))
 
     def write_text(self, path: str, text: str) -> None:
         """Write a small file below."""
@@ -115,16 +119,18 @@ class Location:
         """Delete a file below."""
         self.fs.rm_file(self._at(path))
 
-    def sha256(self, path: str) -> str:
-        """Read a file below and hash it."""
+    def sha256(self, item: Item, tick: Callable[[], None] = lambda: None) -> str:
+        """Read a file below and hash it; ``tick`` is called after each block."""
         digest = hashlib.sha256()
-        with self.open(path) as file:
-            for block in blocks(file):
-                digest.update(block)
+        for block in self._from(item, 0):
+            digest.update(block)
+            tick()
         return digest.hexdigest()
 
-    def _from(self, path: str, start: int) -> Iterator[bytes]:
-        with self.open(path) as file:
+    def _from(self, item: Item, start: int) -> Iterator[bytes]:
+        if item.is_folder:
+            return
+        with self.open(item.path) as file:
             file.seek(start)
             yield from blocks(file)
 
@@ -139,17 +145,11 @@ class Location:
         at = self._at(path)
         return item_of(path, Path(at).stat()) if self.local else _described(path, self.fs.info(at))
 
-    def _all(self) -> Iterable[Item]:
-        if self.local:
-            return _below(self.root)
+    def _behind_url(self) -> Iterable[Item]:
         base = self.root.rstrip("/") + "/"
         found = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
-        return (_described(path.removeprefix(base), info) for path, info in found.items())
-
-
-def item_of(path: str, found: os.stat_result) -> Item:
-    """Describe a file on disk."""
-    return Item(path, found.st_size, str(found.st_mtime_ns))
+        # Some list folders as files with a slash at the end; behind URLs there are no empty ones.
+        return (_described(path.removeprefix(base), i) for path, i in found.items() if path[-1] != "/")
 
 
 def _described(path: str, info: dict[str, Any]) -> Item:
@@ -157,20 +157,13 @@ def _described(path: str, info: dict[str, Any]) -> Item:
     return Item(path, int(info["size"] or 0), version)
 
 
-def _below(folder: str, prefix: str = "") -> Iterator[Item]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _below(entry.path, f"{prefix}{entry.name}/")
-            else:
-                yield item_of(prefix + entry.name, _stat(entry))
-
-
-def _stat(entry: "os.DirEntry[str]") -> os.stat_result:
-    try:
-        return entry.stat()
-    except OSError:  # a link that leads nowhere: whoever reads it is told
-        return entry.stat(follow_symlinks=False)
+def _open_file(path: str, flags: int) -> int:
+    """Open a regular file; what has become a FIFO meanwhile is not waited for."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if regular(os.fstat(descriptor)):
+        return descriptor
+    os.close(descriptor)
+    raise OddFileError(f"{path!r} is no regular file")
 
 
 def is_remote(url: str) -> bool:

@@ -173,23 +173,42 @@ def template(
 
 
 def with_volumes(made: Manifest, target: Kubernetes, placement: Placement, memory: str | None) -> Manifest:
-    """Add to a rank's template the claim, and a /dev/shm in memory: half of the limit."""
+    """Add to a rank's template the claim, and a /dev/shm in memory: half of the limit.
+
+    What was staged is mounted once more, to be read only: later runs use it too.
+    """
     shm = {"medium": "Memory"} | ({"sizeLimit": quantity.half(memory)} if memory else {})
     volumes = [
         {"name": "volume", "persistentVolumeClaim": {"claimName": placement.claim}},
         {"name": "shm", "emptyDir": shm},
     ]
     mounts = {"volume": target.mount_path, "shm": "/dev/shm"}  # noqa: S108 - inside a pod
-    return add_volumes(made, volumes, mounts)
+    made = add_volumes(made, volumes, mounts)
+    return _with_mounts(made, [_read_only(target, name) for name in _staged(placement)])
+
+
+def _staged(placement: Placement) -> list[str]:
+    return [name for name, path in (("data", placement.data), ("model", placement.model)) if path]
+
+
+def _read_only(target: Kubernetes, name: str) -> Manifest:
+    """Mount a folder of the claim in its own place."""
+    path = f"{target.home}/{name}"
+    below = path.removeprefix(target.mount_path).strip("/")
+    return {"name": "volume", "mountPath": path, "subPath": below, "readOnly": True}
 
 
 def add_volumes(made: Manifest, volumes: list[Manifest], mounts: Mapping[str, str]) -> Manifest:
     """Add volumes to a template, mounted in its container: name -> path."""
+    made = made | {"spec": made["spec"] | {"volumes": [*made["spec"]["volumes"], *volumes]}}
+    return _with_mounts(made, [{"name": name, "mountPath": path} for name, path in mounts.items()])
+
+
+def _with_mounts(made: Manifest, mounts: list[Manifest]) -> Manifest:
     spec = made["spec"]
     (inner,) = spec["containers"]
-    mounted = [{"name": name, "mountPath": path} for name, path in mounts.items()]
-    inner = inner | {"volumeMounts": [*inner["volumeMounts"], *mounted]}
-    return made | {"spec": spec | {"containers": [inner], "volumes": [*spec["volumes"], *volumes]}}
+    inner = inner | {"volumeMounts": [*inner["volumeMounts"], *mounts]}
+    return made | {"spec": spec | {"containers": [inner]}}
 
 
 def spread(made: Manifest, run: TrainingRun) -> Manifest:

@@ -17,10 +17,10 @@ def main(command: str) -> int:
     stdin, stdout = open(0, "rb", buffering=1 << 20), open(os.dup(1), "wb")  # noqa: PTH123, SIM115 - for ever
     os.dup2(2, 1)  # what libraries print is no frame
     with Channel(stdin, stdout, lambda: os._exit(os.EX_TEMPFAIL)) as channel:
-        done = answer(channel, command)
+        code = answer(channel, command)
         stdout.flush()
         # At once: a thread waits for stdin, and Python would wait for it.
-        os._exit(os.EX_OK if done else 1)
+        os._exit(code)
 
 
 def idle(seconds: float) -> int:

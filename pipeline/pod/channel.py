@@ -2,16 +2,18 @@
 
 A frame is its kind (one byte), its length (four bytes, the highest first) and its content: a message in JSON,
 or the next bytes of the files that are being sent, one after another, with no regard to where a file ends.
-Both ends give a sign of life when they have nothing to say, so that either learns when the other is gone.
+Both ends give a sign of life when they have nothing to say, so that either learns when the other is gone. It
+comes from the progress of the work: an end whose disk does not answer says so, and is silent from then on.
 """
 
 import json
+import logging
 import queue
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol, Self
 
 from manycpu.pipeline.adapters.storage import Block
@@ -21,14 +23,17 @@ __all__ = ["Channel", "Content", "LostError", "Message", "Reader", "RemoteError"
 
 BEAT: Final = 5.0  # seconds between signs of life
 SILENCE: Final = 60.0  # seconds without any after which the other end is given up
+STUCK: Final = 900.0  # seconds without progress after which an end gives its own work up
 BLOCK: Final = 1 << 16  # bytes of files in a frame, about
 _HEADER: Final = struct.Struct(">cI")
 _MESSAGE, _CONTENT = b"M", b"C"
+_ALIVE: Final = b'{"kind": "alive"}'
 _WAITING: Final = 32  # frames that are read ahead
 _LOOK: Final = 0.5  # seconds between two looks at how far the other end is
 
 Message = dict[str, Any]
 Content = Block | bytearray
+log = logging.getLogger(__name__)
 
 
 class LostError(ConnectionError):
@@ -69,23 +74,26 @@ class Channel:
         close: Ends both streams, also those that another thread waits for.
         progress: Is told how many bytes the other end has done, of how many.
         silence: Seconds without a sign of life after which the other end is given up.
+        stuck: Seconds without progress after which this end's own work is given up.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - two ends, and how long each is waited for
         self,
         reader: Reader,
         writer: Writer,
         close: Callable[[], None],
         progress: Progress = lambda *_: None,
         silence: float = SILENCE,
+        stuck: float | None = None,
     ) -> None:
         self._reader, self._writer, self._close = reader, writer, close
-        self._progress, self._silence = progress, silence
+        self._progress, self._silence, self._stuck = progress, silence, stuck or STUCK
         self._frames: queue.Queue[Message | Content | Exception] = queue.Queue(_WAITING)
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._small = bytearray()
-        self._heard = time.monotonic()
+        self._heard = self._worked = time.monotonic()
+        self._waits = False
         self._failure: Exception | None = None
         self._done: tuple[int, int] | None = None
         self._works = (self._read, self._beat, self._watch)
@@ -104,6 +112,15 @@ class Channel:
                 with suppress(queue.Empty):  # it may wait for room there
                     self._frames.get(timeout=0.05)
 
+    def tick(self) -> None:
+        """Note that the work goes on."""
+        self._worked = time.monotonic()
+
+    @property
+    def works(self) -> bool:
+        """Whether the work goes on, or waits for the other end."""
+        return self._waits or time.monotonic() - self._worked < self._stuck
+
     def say(self, kind: str, **fields: Any) -> None:
         """Send a message, after the content that was poured before it.
 
@@ -112,7 +129,7 @@ class Channel:
             RemoteError: It has failed.
         """
         self.flush()
-        self._send(_MESSAGE, json.dumps({"kind": kind, **fields}).encode())
+        self._say(_MESSAGE, json.dumps({"kind": kind, **fields}).encode())
 
     def pour(self, block: Block) -> None:
         """Send bytes of files.
@@ -123,7 +140,7 @@ class Channel:
         """
         if len(block) >= BLOCK:
             self.flush()
-            self._send(_CONTENT, block)
+            self._say(_CONTENT, block)
         else:
             self._small += block
             if len(self._small) >= BLOCK:
@@ -139,7 +156,7 @@ class Channel:
         """
         if self._small:
             content, self._small = self._small, bytearray()
-            self._send(_CONTENT, content)
+            self._say(_CONTENT, content)
 
     def hear(self, *kinds: str) -> Message:
         """Wait for a message of one of these kinds.
@@ -169,13 +186,28 @@ class Channel:
         while True:
             self._tell()
             try:
-                frame = self._frames.get(timeout=_LOOK)
+                with self._waiting():
+                    frame = self._frames.get(timeout=_LOOK)
             except queue.Empty:
                 continue  # a silent end is given up by the watch
             self._tell()
             if isinstance(frame, Exception):
                 raise frame
             return frame
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Wait for the other end: for that time it is the one that has to work."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self.tick()
+            self._waits = False
+
+    def _say(self, kind: bytes, content: Content) -> None:
+        with self._waiting():
+            self._send(kind, content)
 
     def _tell(self) -> None:
         # In the caller's thread: what shows progress need not be safe for several.
@@ -221,6 +253,8 @@ class Channel:
         message = json.loads(bytes(content))
         if message["kind"] == "progress":
             self._done = message["done"], message["total"]
+        elif message["kind"] == "note":
+            log.log(message["level"], "%s", message["text"])
         elif message["kind"] == "error":
             raise RemoteError(message["text"], message["reason"])
         elif message["kind"] != "alive":
@@ -233,11 +267,20 @@ class Channel:
         return found
 
     def _beat(self) -> None:
-        while not self._ended.wait(BEAT) and self._failure is None:
+        while not self._ended.wait(min(BEAT, self._stuck / 4)) and self._failure is None:
+            works = self.works
             try:
-                self._send(_MESSAGE, b'{"kind": "alive"}')
+                self._send(_MESSAGE, _ALIVE if works else self._stood_still())
             except (OSError, TransferError):
                 return
+            if not works:
+                self._failure = LostError("this end's own work stands still")
+                self._close()
+                return
+
+    def _stood_still(self) -> bytes:
+        text = f"its work has stood still for {self._stuck:g} s: the disk or volume there does not answer"
+        return json.dumps({"kind": "error", "reason": "stuck", "text": text}).encode()
 
     def _watch(self) -> None:
         while not self._ended.wait(min(BEAT, self._silence / 4)):

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod.channel import Channel, Message
-from manycpu.pipeline.pod.stream import Incoming, items_of, pour
-from manycpu.pipeline.transfer import Manifest, Progress
+from manycpu.pipeline.pod.stream import Incoming, pour, say_rows, take_rows, take_starts
+from manycpu.pipeline.transfer import File, Manifest, Progress
 
-__all__ = ["ask", "pull", "push"]
+__all__ = ["ask", "publish", "pull", "push"]
 
 
 def push(channel: Channel, source: Location, folder: str) -> Message:
@@ -21,13 +22,13 @@ def push(channel: Channel, source: Location, folder: str) -> Message:
         LostError: The pod is gone: ask another.
     """
     items = source.items()
-    channel.say("request", folder=folder, files=items)
-    said = channel.hear("alike", "have")
+    say_rows(channel, "request", items, folder=folder)
+    said = channel.hear("alike", "have", "done")
     if said["kind"] == "alike":
-        channel.say("digest", sha256=transfer.scan(source).digest)
+        channel.say("digest", sha256=transfer.scan(source, channel.tick).digest)
         said = channel.hear("have", "done")
     if said["kind"] == "have":
-        pour(channel, transfer.Hashing(source), items, said)
+        pour(channel, transfer.Hashing(source), items, take_starts(channel, said))
         said = channel.hear("done")
     return said
 
@@ -42,10 +43,20 @@ def pull(channel: Channel, source: str, destination: Path, key: str, progress: P
         OSError: The destination cannot be written.
     """
     channel.say("request", source=source)
-    items = items_of(channel.hear("files"))
-    if not items:
-        return Manifest(files=())
-    return transfer.save(Incoming(channel, items), destination, key, progress)
+    items = take_rows(channel, channel.hear("files"), Item)
+    if all(item.is_folder for item in items):
+        return Manifest()
+    return transfer.save(Incoming(channel, items), destination, key, progress, channel.tick)
+
+
+def publish(channel: Channel, **request: str) -> Manifest:
+    """Have the pod copy a folder of the volume to a URL.
+
+    Raises:
+        RemoteError: The pod could not do it.
+        LostError: The pod is gone: ask another.
+    """
+    return Manifest(take_rows(channel, ask(channel, **request), File))
 
 
 def ask(channel: Channel, **request: Any) -> Message:

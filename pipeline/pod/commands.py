@@ -1,77 +1,101 @@
 """What a helper pod can be asked to do; each function is given the fields of the request."""
 
 import errno
+import logging
 import os
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import disk
+from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.lock import leased
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod.channel import Channel
-from manycpu.pipeline.pod.stream import Incoming, items_of, pour, spelled
-from manycpu.pipeline.transfer import Manifest, Progress
+from manycpu.pipeline.pod.stream import Incoming, pour, say_rows, take_rows, take_starts
+from manycpu.pipeline.transfer import Lock, Manifest, Progress
 
 __all__ = ["COMMANDS", "answer"]
 
 _TELL_EVERY: Final = 0.5  # seconds
 
 
-def answer(channel: Channel, command: str) -> bool:
-    """Do what the other end asks for; whether it could be done."""
+def answer(channel: Channel, command: str) -> int:
+    """Do what the other end asks for; the exit code: 0, 1, or that it should be asked for again."""
+    logger = logging.getLogger("manycpu")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_Notes(channel))
     try:
         request = channel.hear("request")
         COMMANDS[command](channel, **{name: value for name, value in request.items() if name != "kind"})
     except ConnectionError:
-        return False  # nobody is there to be told
+        return 1  # nobody is there to be told
+    except transfer.TakenOverError:
+        return os.EX_TEMPFAIL  # whoever asks again waits for it to be ready
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
         with suppress(ConnectionError):
             channel.say("error", text=_text(error), reason=_reason(error))
-        return False
-    return True
+        return 1
+    return os.EX_OK
 
 
-def receive(channel: Channel, folder: str, files: list[list[Any]]) -> None:
+class _Notes(logging.Handler):
+    """Has the other end log what is logged here."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._channel.say("note", level=record.levelno, text=record.getMessage())
+
+
+def receive(channel: Channel, folder: str, **listed: Any) -> None:
     """Take a folder from the other end, into one that is named by its content."""
+    source = Incoming(channel, take_rows(channel, listed, Item))
 
     def digest() -> str:
         channel.say("alike")
         return str(channel.hear("digest")["sha256"])
 
-    source = Incoming(channel, items_of({"files": files}))
-    path, manifest, reused = transfer.store(source, Path(folder), digest, _progress(channel), leased)
-    _done(channel, manifest, path=str(path), reused=reused)
+    stored = transfer.store(
+        source, Path(folder), digest, _progress(channel), _lock(channel), tick=channel.tick
+    )
+    channel.say("done", sha256=stored.manifest.digest, path=str(stored.path), reused=stored.reused)
 
 
 def send(channel: Channel, source: str) -> None:
     """Give a folder to the other end."""
-    location = Location.of(source, "run.output")
-    items = location.items() if location.exists() else []
-    channel.say("files", files=items)
-    if items:
-        pour(channel, transfer.Hashing(location), items, channel.hear("have"))
+    location = transfer.written(source)
+    items = location.items() if location.exists() else Rows(Item)
+    say_rows(channel, "files", items)
+    if any(not item.is_folder for item in items):
+        pour(channel, transfer.Hashing(location), items, take_starts(channel, channel.hear("have")))
 
 
 def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
     """Copy a URL to a folder that is named by its content."""
     source = Location.of(url, field)
-    destination = Path(folder) / transfer.identity(source)[: transfer.DIGITS]
-    reused = transfer.staged(destination) is not None
-    manifest = transfer.fetch(source, destination, _progress(channel), leased)
+    destination = Path(folder) / transfer.identity(source, channel.tick)[: transfer.DIGITS]
+    stored = transfer.fetch(source, destination, _progress(channel), _lock(channel), tick=channel.tick)
     path = destination / source.root.rsplit("/", 1)[-1] if source.is_file() else destination
-    _done(channel, manifest, reused=reused, path=str(path))
+    channel.say("done", sha256=stored.manifest.digest, path=str(path), reused=stored.reused)
 
 
 def publish(channel: Channel, source: str, url: str, key: str) -> None:
     """Copy a folder to a URL."""
-    if not Location.of(source, "run.output").exists():
-        return _done(channel, Manifest(files=()))
-    manifest = transfer.publish(Path(source), Location.of(url, "run.output"), key, _progress(channel))
-    return _done(channel, manifest)
+    manifest = Manifest()
+    if any(
+        not item.is_folder for item in (transfer.written(source).items() if Path(source).exists() else ())
+    ):
+        target = Location.of(url, "run.output")
+        manifest = transfer.publish(Path(source), target, key, _progress(channel), channel.tick)
+    say_rows(channel, "done", manifest.files)
 
 
 def write(channel: Channel, url: str, name: str, text: str) -> None:
@@ -83,14 +107,15 @@ def write(channel: Channel, url: str, name: str, text: str) -> None:
 def read(channel: Channel, url: str, name: str) -> None:
     """Read a small file from a URL, and name two of the files that are there."""
     location = Location.of(url, "run.output")
-    names = [item.path for item in location.items()[:2]] if location.exists() else []
+    there = location.without_odd(lambda *_: None).items() if location.exists() else ()
+    names = [item.path for item in islice((i for i in there if not i.is_folder), 2)]
     channel.say("done", text=location.read_text(name), names=names)
 
 
 def remove(channel: Channel, folder: str) -> None:
     """Delete a folder of the volume."""
     if Path(folder).exists():
-        shutil.rmtree(folder)
+        disk.remove(folder, channel.tick)
     channel.say("done")
 
 
@@ -105,8 +130,9 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
 }
 
 
-def _done(channel: Channel, manifest: Manifest, **fields: Any) -> None:
-    channel.say("done", sha256=manifest.digest, files=spelled(manifest), **fields)
+def _lock(channel: Channel) -> Lock:
+    """Hold leases for as long as the work goes on; while another's goes on, waiting for it is work."""
+    return partial(leased, alive=lambda: channel.works, tick=channel.tick)
 
 
 def _progress(channel: Channel) -> Progress:
@@ -114,6 +140,7 @@ def _progress(channel: Channel) -> Progress:
 
     def tell(done: int, total: int) -> None:
         nonlocal said
+        channel.tick()
         if time.monotonic() - said > _TELL_EVERY:
             said = time.monotonic()
             channel.say("progress", done=done, total=total)

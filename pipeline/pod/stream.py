@@ -1,64 +1,86 @@
 """Folders over a channel: a list of files goes ahead, the other end says what it has, and gets the rest.
 
+Lists go as they are kept in memory, and not as messages: a million files are some hundred megabytes.
 The rest of each file is followed by the sha256 of all of it, as its sender saw it.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
-from manycpu.pipeline.adapters.storage import Block, Item, Reading
-from manycpu.pipeline.pod.channel import Channel, Message
-from manycpu.pipeline.transfer import File, Hashing, Manifest, TransferError
+from manycpu.pipeline.adapters.listing import Item, Rows
+from manycpu.pipeline.adapters.storage import Block, Reading
+from manycpu.pipeline.pod.channel import Channel, LostError, Message
+from manycpu.pipeline.transfer import Hashing, TransferError
 
-__all__ = ["Incoming", "items_of", "manifest_of", "pour", "spelled"]
+__all__ = ["Incoming", "pour", "say_rows", "take_rows", "take_starts"]
 
-_Wanted = Sequence[tuple[Item, int]]
 _DIGEST: Final = 32  # bytes
+_BLOCK: Final = 1 << 18  # bytes
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
-def items_of(message: Message) -> list[Item]:
-    """Read a list of files from a message.
-
-    Raises:
-        TransferError: A path leads out of the folder.
-    """
-    items = [Item(*each) for each in message["files"]]
-    for item in items:
-        if item.path.startswith("/") or ".." in item.path.split("/"):
-            raise TransferError(f"the path {item.path!r} leads out of its folder")
-    return items
+def say_rows(channel: Channel, kind: str, rows: Rows[Row], **fields: Any) -> None:
+    """Send a message, and a list of files after it."""
+    channel.say(kind, bytes=len(rows.content), **fields)
+    _send(channel, memoryview(rows.content))
 
 
-def spelled(manifest: Manifest) -> list[Item]:
-    """Spell a manifest for a message: what a file's content is, is its version."""
-    return [Item(file.path, file.size, file.sha256) for file in manifest.files]
-
-
-def manifest_of(message: Message) -> Manifest:
-    """Read a manifest from a message.
+def take_rows(channel: Channel, message: Message, kind: Callable[[str, int, str, bool], Row]) -> Rows[Row]:
+    """Take the list of files that follows a message.
 
     Raises:
-        TransferError: A path leads out of the folder.
+        TransferError: A path leads out of the folder, or the list is cut off.
     """
-    items = items_of(message)
-    return Manifest(files=tuple(File(path=i.path, size=i.size, sha256=i.version) for i in items))
+    try:
+        rows = Rows.of(kind, _take(channel, message["bytes"]))
+    except ValueError as error:
+        raise TransferError(str(error)) from error
+    for path, *_ in rows:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise TransferError(f"the path {path!r} leads out of its folder")
+    return rows
+
+
+def _send(channel: Channel, content: memoryview) -> None:
+    for start in range(0, len(content), _BLOCK):
+        channel.pour(content[start : start + _BLOCK])
+    channel.flush()
+
+
+def _take(channel: Channel, size: int) -> bytearray:
+    content = bytearray()
+    while len(content) < size:
+        content += channel.take()
+    if len(content) > size:
+        raise LostError(f"{size} bytes of a list were to come, and {len(content)} did")
+    return content
+
+
+def take_starts(channel: Channel, message: Message) -> "array[int]":
+    """Take how many bytes of each file the other end has; empty where it has none of any."""
+    starts = array("q")
+    starts.frombytes(_take(channel, message["bytes"]))
+    return starts
 
 
 class Incoming:
     """Listed files as they come from the other end: a source to copy from."""
 
-    def __init__(self, channel: Channel, items: list[Item]) -> None:
+    def __init__(self, channel: Channel, items: Rows[Item]) -> None:
         self._channel, self._items = channel, items
         self._rest = memoryview(b"")
 
-    def items(self) -> list[Item]:
+    def items(self) -> Rows[Item]:
         """List every file."""
         return self._items
 
-    def read(self, wanted: _Wanted) -> Iterator[Reading]:
+    def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Say how much of each file is there, and take the rest of each in turn."""
-        starts = {str(number): start for number, (_, start) in enumerate(wanted) if start}
-        self._channel.say("have", starts=starts)
+        there = memoryview(array("q", starts if any(starts) else [])).cast("B")
+        self._channel.say("have", bytes=len(there))
+        _send(self._channel, there)
+        wanted = zip(items, starts, strict=True)
         return (Reading(self._take(item.size - start), self._digest) for item, start in wanted)
 
     def _take(self, size: int) -> Iterator[Block]:
@@ -73,20 +95,20 @@ class Incoming:
         return b"".join(self._take(_DIGEST)).hex()
 
 
-def pour(channel: Channel, source: Hashing, items: Sequence[Item], have: Message) -> None:
+def pour(channel: Channel, source: Hashing, items: Rows[Item], starts: Sequence[int]) -> None:
     """Send what the other end does not have.
 
     Args:
         channel: Leads to the other end.
         source: What it is read from.
         items: The files that the other end was told of.
-        have: What it has of them.
+        starts: What it has of them, see :func:`take_starts`.
 
     Raises:
         TransferError: A file is longer or shorter than was listed, or changed otherwise.
     """
-    wanted = [(item, have["starts"].get(str(number), 0)) for number, item in enumerate(items)]
-    for (item, start), reading in zip(wanted, source.read(wanted), strict=True):
+    starts = starts or array("q", bytes(8 * len(items)))
+    for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):
         size = start
         for block in reading.blocks:
             size += len(block)

@@ -1,6 +1,6 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
-from manycpu.pipeline.transfer.fetch import Stored, discard, fetch, staged, store
+from manycpu.pipeline.transfer.fetch import Lock, Stored, discard, fetch, staged, store
 from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
@@ -8,22 +8,26 @@ from manycpu.pipeline.transfer.manifest import (
     File,
     Manifest,
     Progress,
+    Tick,
     TransferError,
     identity,
     scan,
 )
-from manycpu.pipeline.transfer.partial import Source
-from manycpu.pipeline.transfer.publish import publish, save
+from manycpu.pipeline.transfer.partial import Source, TakenOverError
+from manycpu.pipeline.transfer.publish import publish, save, written
 
 __all__ = [
     "DIGITS",
     "MANIFEST",
     "File",
     "Hashing",
+    "Lock",
     "Manifest",
     "Progress",
     "Source",
     "Stored",
+    "TakenOverError",
+    "Tick",
     "TransferError",
     "discard",
     "fetch",
@@ -33,4 +37,5 @@ __all__ = [
     "scan",
     "staged",
     "store",
+    "written",
 ]

@@ -1,23 +1,38 @@
 """Bring a source to a folder on disk, which is there whole or not at all."""
 
-import hashlib
-import json
+import logging
+import os
 import shutil
+import stat
+import uuid
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from itertools import zip_longest
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.adapters import disk
+from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.lock import locked
-from manycpu.pipeline.adapters.storage import Item
-from manycpu.pipeline.transfer.manifest import DIGITS, Manifest, Progress
-from manycpu.pipeline.transfer.partial import Source, copy
+from manycpu.pipeline.transfer.manifest import (
+    DIGITS,
+    Manifest,
+    Progress,
+    Tick,
+    file_of,
+    read_lines,
+    write_lines,
+)
+from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy, drop
+from manycpu.pipeline.transfer.verify import verify
 
 __all__ = ["Lock", "Stored", "discard", "fetch", "staged", "store"]
 
 Lock = Callable[[Path], AbstractContextManager[object]]
+log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
+_WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 class Stored(NamedTuple):
@@ -32,45 +47,59 @@ class Stored(NamedTuple):
 def staged(destination: Path) -> Manifest | None:
     """Read the manifest of a folder that :func:`fetch` completed; None where it did not."""
     try:
-        return Manifest.model_validate_json(_marker(destination).read_text())
-    except FileNotFoundError:
+        return Manifest(file_of(fields) for fields in read_lines(_marker(destination)))
+    except (
+        FileNotFoundError,
+        IsADirectoryError,
+        ValueError,
+    ):  # ValueError: what is not whole counts for nothing
         return None
 
 
-def fetch(
-    source: Source, destination: Path, progress: Progress = lambda *_: None, lock: Lock = locked
-) -> Manifest:
+def fetch(  # noqa: PLR0913 - the last three are seldom given
+    source: Source,
+    destination: Path,
+    progress: Progress = lambda *_: None,
+    lock: Lock = locked,
+    *,
+    tick: Tick = lambda: None,
+    read_only: bool = False,
+) -> Stored:
     """Copy a source to a folder on disk, which is there whole or not at all.
 
-    A copy that broke is taken up where it stopped. Two who fetch the same at once share one copy.
+    A copy that broke is taken up where it stopped. Two who fetch the same at once share one copy. One that is
+    there is used as long as it is what was copied; else it is copied anew.
 
     Args:
         source: What to copy.
         destination: Its folder; beside it stand the marker with its manifest and, meanwhile, ``.partial``.
         progress: Called with bytes done and bytes in all.
         lock: Keeps others from the same copy: ``leased`` where they may be on other machines.
+        tick: Called while the work goes on, also where no bytes are copied.
+        read_only: Whether its files have no permission to be written to.
 
     Raises:
         TransferError: A file changed while it was copied.
+        TakenOverError: Somebody else took the copy over.
         OSError: The disk is full, or the source cannot be read.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     with lock(_lock(destination)):
-        complete = staged(destination)
-        if complete is not None:
-            return complete
-        partial = _partial(destination)
-        manifest = copy(source, partial, progress)
-        _complete(partial, destination, manifest)
-        return manifest
+        if (complete := _trusted(destination, tick)) is not None:
+            return Stored(destination, complete, reused=True)
+        partial, manifest = copy(source, destination, progress, tick)
+        _complete(partial, destination, manifest, read_only=read_only)
+        return Stored(destination, manifest, reused=False)
 
 
-def store(
+def store(  # noqa: PLR0913 - the last two are seldom given
     source: Source,
     folder: Path,
     digest: Callable[[], str],
     progress: Progress = lambda *_: None,
     lock: Lock = locked,
+    *,
+    tick: Tick = lambda: None,
 ) -> Stored:
     """Copy a source to a folder that is named by its content, unless that is there.
 
@@ -83,47 +112,105 @@ def store(
         digest: Tells the source's digest, for which all of it has to be read.
         progress: Called with bytes done and bytes in all.
         lock: As of :func:`fetch`.
+        tick: As of :func:`fetch`.
 
     Raises:
         TransferError: A file changed while it was copied.
+        TakenOverError: Somebody else took the copy over.
         OSError: The disk is full, or the source cannot be read.
     """
     items = source.items()
-    listing = folder / hashlib.sha256(json.dumps(items).encode()).hexdigest()[:DIGITS]
-    partial = _partial(listing)
+    listing = folder / items.digest[:DIGITS]
     folder.mkdir(parents=True, exist_ok=True)
     with lock(_lock(listing)):
         if alike := list(_alike(folder, items)):
             wanted = digest()
-            if same := next((found for found in alike if found.manifest.digest == wanted), None):
-                return same
-        manifest = copy(source, partial, progress)
+            for place in alike:
+                if _digest(place) == wanted and (found := _trusted(place, tick)):
+                    return Stored(place, found, reused=True)
+        partial, manifest = copy(source, listing, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
         with lock(_lock(destination)):
-            if there := staged(destination):  # somebody else's was ready first, and may be read already
+            if there := _trusted(
+                destination, tick
+            ):  # somebody else's was ready first, and may be read already
                 shutil.rmtree(partial)
                 return Stored(destination, there, reused=True)
             _complete(partial, destination, manifest)
         return Stored(destination, manifest, reused=False)
 
 
-def _alike(folder: Path, items: list[Item]) -> Iterator[Stored]:
+def _alike(folder: Path, items: Rows[Item]) -> Iterator[Path]:
     """Find complete folders with these paths and sizes."""
-    wanted = sorted((item.path, item.size) for item in items)
     for marker in folder.glob(f"*{_MARKER}"):
-        place = folder / marker.name.removesuffix(_MARKER)
-        manifest = staged(place)
-        if manifest and sorted((file.path, file.size) for file in manifest.files) == wanted:
-            yield Stored(place, manifest, reused=True)
+        if _lists(marker, items):
+            yield folder / marker.name.removesuffix(_MARKER)
 
 
-def _complete(partial: Path, destination: Path, manifest: Manifest) -> None:
+def _lists(marker: Path, items: Rows[Item]) -> bool:
+    try:
+        files = map(file_of, read_lines(marker))
+        return all(
+            item
+            and file
+            and (item.path, item.size, item.executable) == (file.path, file.size, file.executable)
+            for item, file in zip_longest(items, files)
+        )
+    except (FileNotFoundError, IsADirectoryError, ValueError):
+        return False
+
+
+def _digest(destination: Path) -> str:
+    manifest = staged(destination)
+    return manifest.digest if manifest else ""
+
+
+def _trusted(destination: Path, tick: Tick) -> Manifest | None:
+    """Read the manifest of a folder that is what was copied; one that is no longer loses its marker."""
+    manifest = staged(destination)
+    if manifest is None or not destination.is_dir():
+        return None
+    found = verify(destination, manifest, _written(destination), tick)
+    if found.fault:
+        log.warning("%s is not what was staged (%s): it is staged anew", destination, found.fault)
+        _marker(destination).unlink(missing_ok=True)
+        return None
+    if found.read:
+        log.info("%s: %d files were written to, and are what was staged", destination, found.read)
+        _write_marker(destination, manifest)
+    return manifest
+
+
+def _written(destination: Path) -> "array[int] | None":
+    """Read when each file was written to; None where the marker does not tell."""
+    times = (fields.get("mtime_ns") for fields in read_lines(_marker(destination)))
+    try:
+        return array("q", times)
+    except TypeError:  # an earlier version's
+        return None
+
+
+def _complete(partial: Path, destination: Path, manifest: Manifest, *, read_only: bool = False) -> None:
     """Have a copy appear in one step: beside its marker it is whole."""
-    if destination.exists():  # without its marker: whatever it is, it is not ours to trust
-        shutil.rmtree(destination)
+    if read_only:
+        for file in manifest.files:
+            _protect(f"{partial}/{file.path}")
     disk.sync(partial)
-    partial.rename(destination)
+    # Without its marker, whatever is there is not ours to trust. Who still reads it finds the new one.
+    aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{partial.suffixes[-2]}.partial")
+    if destination.exists():
+        destination.rename(aside)
+    try:
+        partial.rename(destination)
+    except FileNotFoundError as error:
+        raise TakenOverError("somebody else goes on with this copy") from error
     _write_marker(destination, manifest)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _protect(path: str) -> None:
+    if not path.endswith("/"):
+        os.chmod(path, os.stat(path).st_mode & ~_WRITABLE)  # noqa: PTH101, PTH116 - one for each of many
 
 
 def discard(destination: Path) -> None:
@@ -131,12 +218,8 @@ def discard(destination: Path) -> None:
     with locked(_lock(destination)):
         _marker(destination).unlink(missing_ok=True)
         shutil.rmtree(destination, ignore_errors=True)
-        shutil.rmtree(_partial(destination), ignore_errors=True)
+        drop(destination)
         _lock(destination).unlink()
-
-
-def _partial(destination: Path) -> Path:
-    return destination.with_name(destination.name + ".partial")
 
 
 def _marker(destination: Path) -> Path:
@@ -144,9 +227,17 @@ def _marker(destination: Path) -> Path:
 
 
 def _write_marker(destination: Path, manifest: Manifest) -> None:
-    partial = _marker(destination).with_suffix(".partial")
-    partial.write_text(manifest.model_dump_json())
+    partial = _marker(destination).with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
+    with partial.open("w") as file:
+        file.writelines(write_lines(_timed(destination, manifest)))
     partial.replace(_marker(destination))
+
+
+def _timed(destination: Path, manifest: Manifest) -> Iterator[dict[str, Any]]:
+    """Add to each file when it was written to."""
+    for file in manifest.files:
+        written = os.stat(f"{destination}/{file.path}").st_mtime_ns  # noqa: PTH116 - one for each of many
+        yield file.described() | {"mtime_ns": written}
 
 
 def _lock(destination: Path) -> Path:

@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from manycpu.pipeline.adapters.storage import Block, Item, Location, Reading, blocks, item_of
+from manycpu.pipeline.adapters.listing import Item, Rows, item_of
+from manycpu.pipeline.adapters.storage import Block, Location, Reading, blocks
 from manycpu.pipeline.transfer.manifest import TransferError
-from manycpu.pipeline.transfer.partial import Wanted
 
 __all__ = ["Hashing"]
 
@@ -21,21 +21,23 @@ class Hashing:
     def __init__(self, folder: Location) -> None:
         self._folder = folder
 
-    def items(self) -> list[Item]:
+    def items(self) -> Rows[Item]:
         """List every file; the version is when it was written to."""
         return self._folder.items()
 
-    def read(self, wanted: Sequence[Wanted]) -> Iterator[Reading]:
+    def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Read each file from its byte on.
 
         Raises:
             TransferError: It is not what was listed.
         """
-        for item, start in wanted:
+        for item, start in zip(items, starts, strict=True):
             digest = hashlib.sha256()
             yield Reading(self._blocks(item, start, digest), digest.hexdigest)
 
     def _blocks(self, item: Item, start: int, digest: Any) -> Iterator[Block]:
+        if item.is_folder:
+            return
         with self._folder.open(item.path) as file:
             for block in blocks(file):
                 digest.update(block)

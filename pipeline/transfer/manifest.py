@@ -2,63 +2,168 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
+from manycpu.pipeline.adapters.listing import Rows
 from manycpu.pipeline.adapters.storage import Location
 
-__all__ = ["DIGITS", "MANIFEST", "File", "Manifest", "Progress", "TransferError", "identity", "scan"]
+__all__ = [
+    "DIGITS",
+    "MANIFEST",
+    "File",
+    "Manifest",
+    "Progress",
+    "Tick",
+    "TransferError",
+    "identity",
+    "read_lines",
+    "scan",
+    "write_lines",
+]
 
 MANIFEST = "manifest.json"
 DIGITS = 16
 """Of a digest in the name of a folder."""
 Progress = Callable[[int, int], None]
 """Is called with bytes done and bytes in all."""
+Tick = Callable[[], None]
+"""Is called while the work goes on, also where there is nothing to count."""
+_BEGIN, _END = '{"files": [', "]}"
 
 
 class TransferError(Exception):
     """The copy is not what the source is."""
 
 
-class File(BaseModel):
-    """One file of a manifest: path relative to its root, size in bytes, sha256 in hexadecimal."""
+class File(NamedTuple):
+    """One file of a manifest: path relative to its root, size in bytes, sha256 in hexadecimal.
 
-    model_config = ConfigDict(frozen=True)
+    A path that ends with a slash is an empty folder.
+    """
 
     path: str
     size: int
     sha256: str
+    executable: bool = False
+
+    def described(self) -> dict[str, Any]:
+        """Give its fields for JSON; that it is not executable goes without saying."""
+        fields = self._asdict()
+        return fields if self.executable else {name: fields[name] for name in ("path", "size", "sha256")}
 
 
-class Manifest(BaseModel):
-    """What a folder holds."""
+class Manifest:
+    """What a folder holds; of a million files in some hundred bytes each.
 
-    model_config = ConfigDict(frozen=True)
+    Args:
+        files: Its files, by path.
+    """
 
-    files: tuple[File, ...]
+    def __init__(self, files: Iterable[File] = ()) -> None:
+        self.files: Rows[File] = files if isinstance(files, Rows) else Rows(File, files)
 
-    @property
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Manifest) and self.files == other.files
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The sha256 of the paths and digests: equal exactly where the contents are."""
-        lines = "".join(f"{file.sha256}  {file.path}\n" for file in self.files)
-        return hashlib.sha256(lines.encode()).hexdigest()
+        digest = hashlib.sha256()
+        for file in self.files:
+            # As sha256sum writes it; what is executable has its mark for binary files.
+            line = f"{file.sha256} {'*' if file.executable else ' '}{file.path}\n"
+            digest.update(line.encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def lines(self) -> Iterator[str]:
+        """Spell it as JSON, a file on each line."""
+        return write_lines(file.described() for file in self.files)
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """Read what :meth:`lines` spelled.
+
+        Raises:
+            ValueError: It is no manifest, or half of one.
+            FileNotFoundError: There is none.
+        """
+        return cls(file_of(fields) for fields in read_lines(path))
 
 
-def scan(source: Location) -> Manifest:
+def file_of(fields: dict[str, Any]) -> File:
+    """Read a file from its fields.
+
+    Raises:
+        ValueError: One is missing, or is of another kind.
+    """
+    try:
+        path, size, sha256 = fields["path"], fields["size"], fields["sha256"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{fields!r} is no file of a manifest") from error
+    if not (isinstance(path, str) and isinstance(size, int) and isinstance(sha256, str)):
+        raise ValueError(f"{fields!r} is no file of a manifest")  # noqa: TRY004 - of what was read
+    return File(path, size, sha256, bool(fields.get("executable")))
+
+
+def write_lines(files: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Spell the fields of files as JSON, a file on each line: ``{"files": [...]}``."""
+    yield _BEGIN
+    comma = "\n"
+    for fields in files:
+        yield comma + json.dumps(fields)
+        comma = ",\n"
+    yield f"\n{_END}\n"
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the fields of files, a line at a time; all at once where it was not written so.
+
+    Raises:
+        ValueError: It is no list of files, or half of one.
+        FileNotFoundError: There is none.
+    """
+    with path.open(encoding="utf-8") as file:
+        if (first := file.readline()).rstrip("\n") != _BEGIN:
+            yield from _whole(first + file.read())
+            return
+        for line in file:
+            if line.rstrip("\n") == _END:
+                return
+            yield json.loads(line.rstrip(",\n"))
+    raise ValueError(f"{path} is cut off")
+
+
+def _whole(text: str) -> list[dict[str, Any]]:
+    """Read what earlier versions wrote."""
+    read = json.loads(text)
+    if not isinstance(read, dict) or not isinstance(read.get("files"), list):
+        raise ValueError("it is no list of files")  # noqa: TRY004 - of what was read
+    return read["files"]
+
+
+def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
     """Read every file of a folder and hash it."""
     items = source.items()
-    return Manifest(files=tuple(File(path=i.path, size=i.size, sha256=source.sha256(i.path)) for i in items))
+    return Manifest(File(i.path, i.size, source.sha256(i, tick), i.executable) for i in items)
 
 
-def identity(source: Location) -> str:
+def identity(source: Location, tick: Tick = lambda: None) -> str:
     """Tell a source's present content from any other, reading it only where it is on disk."""
     if source.local is not None:
-        return scan(source).digest
-    listing = json.dumps([[item.path, item.size, item.version] for item in source.items()])
-    return hashlib.sha256(f"{source.url}\n{listing}".encode()).hexdigest()
+        return scan(source, tick).digest
+    digest = hashlib.sha256(f"{source.url}\n[".encode())
+    for number, item in enumerate(source.items()):
+        described = json.dumps([item.path, item.size, item.version])
+        digest.update(f"{', ' if number else ''}{described}".encode())
+    digest.update(b"]")
+    return digest.hexdigest()

@@ -2,53 +2,142 @@
 
 import errno
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+import os
+import re
+import shutil
+import uuid
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from manycpu.pipeline.adapters import disk
-from manycpu.pipeline.adapters.storage import Block, Item, Reading
-from manycpu.pipeline.transfer.manifest import File, Manifest, Progress, TransferError
+from manycpu.pipeline.adapters.listing import Item, Rows
+from manycpu.pipeline.adapters.storage import Block, Reading
+from manycpu.pipeline.transfer.manifest import DIGITS, File, Manifest, Progress, Tick, TransferError
+from manycpu.pipeline.transfer.verify import verify
 
-__all__ = ["Source", "Wanted", "copy"]
-
-Wanted = tuple[Item, int]
-"""A file, and the byte to read it from."""
+__all__ = ["Copied", "Source", "TakenOverError", "copy", "drop"]
 
 _STRETCH: Final = 8 << 20  # bytes that may wait for the disk, and to be read back
 _BLOCK: Final = 1 << 18  # bytes that are read back at once: what a core's cache holds
-_JOURNAL: Final = ".journal"
+_TOKEN: Final = 8  # digits
+_PLAIN, _EXECUTABLE = 0o666, 0o777  # less the umask
+
+
+class TakenOverError(TransferError):
+    """Somebody else goes on with this copy: whoever was at it had given no sign of life for a while."""
+
+
+class Copied(NamedTuple):
+    """A whole copy that has no name yet."""
+
+    partial: Path
+    manifest: Manifest
 
 
 class Source(Protocol):
     """What can be copied: a location, a folder that is hashed as it is read, or the other end of a stream."""
 
-    def items(self) -> list[Item]:
+    def items(self) -> Rows[Item]:
         """List every file."""
 
-    def read(self, wanted: Sequence[Wanted]) -> Iterator[Reading]:
+    def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Read each file from its byte on; each is read to its end before the next is asked for."""
 
 
-def copy(source: Source, partial: Path, progress: Progress) -> Manifest:
-    """Copy a source to a folder that may hold the beginning of it; the manifest is of what is on disk then.
+def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
+    """Copy a source to a folder of this call's own; the manifest is of what is on disk then.
+
+    The folder is called ``<stem>.<digest of the list of files>.<token>.partial``. What a broken copy of the same
+    files left becomes this one's by a rename, which succeeds for only one. Whoever was at it, and was only
+    slow, finds it gone; in case it still wrote meanwhile, all is then read once more at the end.
 
     Raises:
         TransferError: A file reads back otherwise than the source tells, or has another size than was listed.
+        TakenOverError: Somebody else took the folder over.
     """
     items = source.items()
+    partial = stem.with_name(f"{stem.name}.{items.digest[:DIGITS]}.{uuid.uuid4().hex[:_TOKEN]}.partial")
+    adopted = _hold(stem, partial)
+    try:
+        manifest = _fill(partial, source, items, progress)
+        if adopted and (found := verify(partial, manifest, None, tick).fault):
+            shutil.rmtree(partial)
+            raise TransferError(f"what a broken copy had left is damaged: {found}")
+    except FileNotFoundError as error:
+        if partial.exists():
+            raise
+        raise TakenOverError("somebody else goes on with this copy") from error
+    return Copied(partial, manifest)
+
+
+def drop(stem: Path, *but: str) -> None:
+    """Delete what broken copies left, but those whose names begin with what is given."""
+    for found in _left(stem):
+        if not found.name.startswith(but or "\0"):
+            shutil.rmtree(found, ignore_errors=True)
+
+
+def _left(stem: Path) -> list[Path]:
+    name = re.compile(rf"{re.escape(stem.name)}(\.[0-9a-f]{{{DIGITS}}}\.[0-9a-f]{{{_TOKEN}}})?\.partial")
+    return [path for path in stem.parent.iterdir() if name.fullmatch(path.name)]
+
+
+def _hold(stem: Path, partial: Path) -> bool:
+    """Have the folder, and only it: an earlier one of the same files, or a new one; whether it is the former."""
+    same = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
+    drop(stem, f"{same}.")
+    for found in _left(stem):
+        with suppress(FileNotFoundError):
+            if partial.exists():
+                shutil.rmtree(found)
+            else:
+                found.rename(partial)
+    if partial.exists():
+        return True
+    partial.mkdir()
+    return False
+
+
+def _fill(partial: Path, source: Source, items: Rows[Item], progress: Progress) -> Manifest:
+    starts = _starts(partial, items)
     tally = _Tally(progress, sum(item.size for item in items))
-    wanted = _take_up(partial, items)
-    _see_room(partial, sum(item.size - kept for item, kept in wanted))
-    places = _places(partial, items)
-    files = [
-        _copy_file(place, item, kept, reading, tally)
-        for place, (item, kept), reading in zip(places, wanted, source.read(wanted), strict=True)
-    ]
-    (partial / _JOURNAL).unlink()
-    return Manifest(files=tuple(files))
+    _see_room(partial, sum(item.size - start for item, start in zip(items, starts, strict=True)))
+    files, last = Rows(File), ""
+    for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):
+        if (folder := item.path.rpartition("/")[0]) != last:
+            _make_folders(partial, folder)
+            last = folder
+        files.append(_copy_file(f"{partial}/{item.path}", item, start, reading, tally))
+    return Manifest(files)
+
+
+def _make_folders(partial: Path, folder: str) -> None:
+    """Make a folder and those above it, but never the partial one itself: who took it over has it."""
+    parts = folder.split("/")
+    for end in range(1, len(parts) + 1):
+        with suppress(FileExistsError):
+            os.mkdir(f"{partial}/{'/'.join(parts[:end])}")  # noqa: PTH102 - one for each of many
+
+
+def _starts(partial: Path, items: Rows[Item]) -> "array[int]":
+    """Find how many bytes of each file are there; one that has too many is deleted."""
+    starts = array("q", bytes(8 * len(items)))
+    if not any(partial.iterdir()):
+        return starts
+    for number, item in enumerate(items):
+        place = Path(partial, item.path)
+        if item.is_folder or not place.is_file():
+            continue
+        there = place.stat().st_size
+        if there > item.size:
+            place.unlink()
+        else:
+            starts[number] = there
+    return starts
 
 
 def _see_room(folder: Path, needed: int) -> None:
@@ -70,18 +159,26 @@ class _Tally:
 
 
 def _copy_file(path: str, item: Item, kept: int, reading: Reading, tally: _Tally) -> File:
-    """Copy one file, of which the first ``kept`` bytes are there."""
+    """Copy one file, of which the first ``kept`` bytes are there; nothing that is there is truncated."""
     tally.add(kept)
-    with FileIO(path, "r+" if kept else "w+") as file:
-        copy = _Copy(file, kept)
-        for block in reading.blocks:
-            copy.write(block)
-            tally.add(len(block))
-        copied = File(path=item.path, size=copy.read_back(), sha256=copy.digest.hexdigest())
-    if fault := _fault(item, copied, reading.sha256()):
+    if item.is_folder:
+        copied = File(item.path, sum(map(len, reading.blocks)), hashlib.sha256().hexdigest())
+    else:
+        with FileIO(path, "r+", opener=_opener(item)) as file:
+            copy = _Copy(file, kept)
+            for block in reading.blocks:
+                copy.write(block)
+                tally.add(len(block))
+            copied = File(item.path, copy.read_back(), copy.digest.hexdigest(), item.executable)
+    if found := _fault(item, copied, reading.sha256()):
         Path(path).unlink()
-        raise TransferError(f"{item.path} {fault}")
+        raise TransferError(f"{item.path} {found}")
     return copied
+
+
+def _opener(item: Item) -> Callable[[str, int], int]:
+    mode = _EXECUTABLE if item.executable else _PLAIN
+    return lambda path, flags: os.open(path, flags | os.O_CREAT, mode)
 
 
 class _Copy:
@@ -116,37 +213,3 @@ def _fault(item: Item, copied: File, told: str) -> str | None:
     if told not in ("", copied.sha256):
         return f"had sha256 {told} where it was read, and the copy has {copied.sha256}"
     return None
-
-
-def _take_up(folder: Path, items: Sequence[Item]) -> list[Wanted]:
-    """Find how much of each file is there; what is not of these versions is deleted.
-
-    The journal says of which version each file is, or will be, before the first byte of it is written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    journal = folder / _JOURNAL
-    known = set(journal.read_text().splitlines()) if journal.exists() else set()
-    there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    lines = [json.dumps([item.path, item.size, item.version]) for item in items]
-    wanted = []
-    for item, line in zip(items, lines, strict=True):
-        found = there.get(item.path) if line in known else None
-        kept = found.stat().st_size if found else 0
-        if found and kept <= item.size:
-            del there[item.path]
-        wanted.append((item, kept if kept <= item.size else 0))
-    there.pop(_JOURNAL, None)
-    for path in there.values():
-        path.unlink()
-    anew = folder / f"{_JOURNAL}.new"
-    anew.write_text("".join(f"{line}\n" for line in lines))
-    anew.replace(journal)
-    return wanted
-
-
-def _places(folder: Path, items: Sequence[Item]) -> list[str]:
-    """Say where each file goes, and make the folders."""
-    places = [f"{folder}/{item.path}" for item in items]
-    for parent in {place.rpartition("/")[0] for place in places}:
-        Path(parent).mkdir(parents=True, exist_ok=True)
-    return places

@@ -1,18 +1,49 @@
 """Bring a folder to its readers: what was read back is what was written, and the manifest comes last."""
 
+import logging
 import shutil
 from pathlib import Path
 
 from manycpu.pipeline.adapters import disk
+from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.transfer.hashing import Hashing
-from manycpu.pipeline.transfer.manifest import MANIFEST, File, Manifest, Progress, TransferError, scan
-from manycpu.pipeline.transfer.partial import Source, copy
+from manycpu.pipeline.transfer.manifest import (
+    MANIFEST,
+    File,
+    Manifest,
+    Progress,
+    Tick,
+    TransferError,
+    scan,
+)
+from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy
 
-__all__ = ["publish", "save"]
+__all__ = ["OTHER_MANIFEST", "manifest_name", "publish", "save", "written"]
+
+OTHER_MANIFEST = "manifest.manycpu.json"
+log = logging.getLogger(__name__)
 
 
-def publish(source: Path, destination: Location, key: str, progress: Progress = lambda *_: None) -> Manifest:
+def written(folder: str) -> Location:
+    """Open what a program wrote; what can be no part of a model, such as a FIFO, is left out, and named."""
+    return Location.of(folder, "run.output").without_odd(
+        lambda path, why: log.warning("%r in the output %s: it is left out of the model", path, why)
+    )
+
+
+def manifest_name(manifest: Manifest) -> str:
+    """Name the manifest's file: ``manifest.json``, unless the program wrote one of its own."""
+    return OTHER_MANIFEST if any(file.path == MANIFEST for file in manifest.files) else MANIFEST
+
+
+def publish(
+    source: Path,
+    destination: Location,
+    key: str,
+    progress: Progress = lambda *_: None,
+    tick: Tick = lambda: None,
+) -> Manifest:
     """Copy a folder on disk to a path or URL, read it back, and put the manifest beside it last.
 
     On disk the folder appears in one step. Object stores have no rename: there, a folder without
@@ -21,24 +52,42 @@ def publish(source: Path, destination: Location, key: str, progress: Progress = 
     Raises:
         TransferError: What was read back is not what was written.
     """
-    origin = Location.of(str(source), "run.output")
+    origin = written(str(source))
     if destination.local is not None:
-        return save(Hashing(origin), destination.local, key, progress)
-    manifest = scan(origin)
+        return save(Hashing(origin), destination.local, key, progress, tick)
+    manifest = scan(origin, tick)
     there = {item.path: item.size for item in destination.items()} if destination.exists() else {}
-    if MANIFEST in there:  # of an earlier export of this run: incomplete until the new one stands there
-        destination.remove(MANIFEST)
-    done = 0
+    name = manifest_name(manifest)
+    if name in there:  # of an earlier export of this run: incomplete until the new one stands there
+        destination.remove(name)
+    done, uploaded = 0, Rows(File)
     for file in manifest.files:
-        if there.get(file.path) != file.size or destination.sha256(file.path) != file.sha256:
-            _upload(origin, destination, file)
+        if file.path.endswith("/"):  # behind URLs there are no empty folders
+            continue
+        item = Item(file.path, file.size, "", file.executable)
+        named = item._replace(path=_spelled(file.path))
+        if there.get(named.path) != file.size or destination.sha256(named, tick) != file.sha256:
+            _upload(origin, destination, item, named, file.sha256, tick)
+        uploaded.append(File(named.path, file.size, file.sha256, file.executable))
         done += file.size
         progress(done, manifest.size)
-    destination.write_text(MANIFEST, manifest.model_dump_json(indent=1))
-    return manifest
+    published = Manifest(uploaded)
+    destination.write_text(name, "".join(published.lines()))
+    return published
 
 
-def save(source: Source, destination: Path, key: str, progress: Progress = lambda *_: None) -> Manifest:
+def _spelled(path: str) -> str:
+    """Spell a name that is not UTF-8 as Python does in a text: URLs have no other names."""
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def save(
+    source: Source,
+    destination: Path,
+    key: str,
+    progress: Progress = lambda *_: None,
+    tick: Tick = lambda: None,
+) -> Manifest:
     """Copy a source to a folder on disk, and have it appear in one step with its manifest.
 
     Args:
@@ -46,25 +95,35 @@ def save(source: Source, destination: Path, key: str, progress: Progress = lambd
         destination: Its folder; what is there is replaced.
         key: The run's key: a copy of this run that broke is taken up where it stopped.
         progress: Called with bytes done and bytes in all.
+        tick: Called while the work goes on, also where no bytes are copied.
 
     Raises:
         TransferError: A file changed while it was copied, or reads back otherwise.
+        TakenOverError: Another export of the same run goes on with it.
     """
-    partial = destination.with_name(f".{destination.name}.{key}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    manifest = copy(source, partial, progress)
-    (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1))
-    disk.sync(partial)
+    stem = destination.with_name(f".{destination.name}.{key}")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    partial, manifest = copy(source, stem, progress, tick)
+    try:
+        with (partial / manifest_name(manifest)).open("w") as file:
+            file.writelines(manifest.lines())
+        disk.sync(partial)
+    except FileNotFoundError as error:
+        raise TakenOverError("another export of this run goes on with this copy") from error
     if destination.exists():  # empty, or an earlier export of this run: preflight has seen to that
         shutil.rmtree(destination)
     partial.rename(destination)
     return manifest
 
 
-def _upload(origin: Location, destination: Location, file: File) -> None:
-    destination.fs.makedirs(f"{destination.root}/{file.path}".rsplit("/", 1)[0], exist_ok=True)
-    with origin.open(file.path) as read, destination.open(file.path, "wb") as write:
-        shutil.copyfileobj(read, write, 1 << 20)
-    seen = destination.sha256(file.path)
-    if seen != file.sha256:
-        raise TransferError(f"{file.path} reads back as sha256 {seen}, written was {file.sha256}")
+def _upload(  # noqa: PLR0913 - from where, to where, and what
+    origin: Location, destination: Location, item: Item, named: Item, sha256: str, tick: Tick
+) -> None:
+    destination.fs.makedirs(f"{destination.root}/{named.path}".rsplit("/", 1)[0], exist_ok=True)
+    with origin.open(item.path) as read, destination.open(named.path, "wb") as write:
+        while block := read.read(1 << 20):
+            write.write(block)
+            tick()
+    seen = destination.sha256(named, tick)
+    if seen != sha256:
+        raise TransferError(f"{item.path} reads back as sha256 {seen}, written was {sha256}")

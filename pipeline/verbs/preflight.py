@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.report import REPORT
@@ -67,6 +68,9 @@ def _source(url: str | None, field: str) -> Findings:
     try:
         if not any(item.size for item in source.items()):
             yield Finding(field, f"{url} is empty", "Give a folder with files that are not empty")
+    except OddFileError as error:
+        fix = "Take it out of there: files, folders, and links to them can be copied"
+        yield Finding(field, f"in {url}, {error}", fix)
     except OSError as error:
         yield _unreadable(field, error)
 
@@ -89,7 +93,8 @@ def _output(ctx: RunContext) -> Findings:
         return
     try:
         output = ctx.output
-        items = output.items() if output.exists() else []
+        there = output.without_odd(lambda *_: None).items() if output.exists() else ()
+        items = [item for item in there if not item.is_folder]
     except BadInputError as error:
         yield Finding("run.output", error.message, error.fix or "")
         return

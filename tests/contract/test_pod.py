@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from pod_process import pod
 from programs import Program
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import LostError, RemoteError
+from manycpu.pipeline.pod.stream import say_rows
 
 
 def test_a_url_is_fetched_beside_the_volume_and_published_from_there(source: Path, tmp_path: Path) -> None:
@@ -27,8 +30,8 @@ def test_a_url_is_fetched_beside_the_volume_and_published_from_there(source: Pat
     assert contents(Path(first["path"])) == contents(source)
     assert told[-1][1] == transfer.scan(location(source)).size
     with pod("publish") as (channel, _):
-        done = client.ask(channel, source=first["path"], url=f"file://{tmp_path}/out", key="key")
-    assert done["sha256"] == first["sha256"]
+        done = client.publish(channel, source=first["path"], url=f"file://{tmp_path}/out", key="key")
+    assert done.digest == first["sha256"]
     assert contents(tmp_path / "out").items() >= contents(source).items()
 
 
@@ -54,7 +57,7 @@ def test_small_files_are_read_and_written_at_the_output(tmp_path: Path) -> None:
 
 def test_a_pod_whose_worker_is_gone_ends(tmp_path: Path) -> None:
     with pod("receive") as (channel, process):
-        channel.say("request", folder=str(tmp_path / "x"), files=[["a", 1, "0"]])
+        say_rows(channel, "request", Rows(Item, [Item("a", 1, "0")]), folder=str(tmp_path / "x"))
         channel.hear("have")
         assert process.stdin
         process.stdin.close()
@@ -77,3 +80,37 @@ def test_an_idle_pod_ends_when_asked_to() -> None:
         process.stdout.readline()
         process.terminate()
         assert process.wait(30) == 0
+
+
+HANG = """
+import sys, time
+from manycpu.pipeline.pod import __main__ as program, channel, commands
+channel.STUCK = 1.0
+commands.COMMANDS["hang"] = lambda channel, **_: time.sleep(3600)
+def work(channel, **_):
+    for _ in range(30):
+        time.sleep(0.1)
+        channel.tick()
+    channel.say("done")
+commands.COMMANDS["work"] = work
+sys.exit(program.main(sys.argv[1]))
+"""
+
+
+def test_a_pod_whose_volume_does_not_answer_says_so_and_ends() -> None:
+    with pod("hang", program=HANG) as (channel, process):
+        with pytest.raises(RemoteError, match="its work has stood still for 1 s") as raised:
+            client.ask(channel)
+        assert raised.value.reason == "stuck"
+        assert process.wait(30) == os.EX_TEMPFAIL
+
+
+def test_a_pod_whose_work_goes_on_is_not_given_up_however_long_it_takes() -> None:
+    with pod("work", program=HANG) as (channel, _):
+        assert client.ask(channel)["kind"] == "done"
+
+
+def test_who_waits_for_the_other_end_is_not_stuck() -> None:
+    with pod("work", program=HANG.replace("range(30)", "range(3)")) as (channel, _):
+        time.sleep(3)  # what the pod waits for, thrice as long as it may stand still itself
+        assert client.ask(channel)["kind"] == "done"

@@ -12,9 +12,11 @@ from helpers import until
 from pod_process import LARGE, pod, push
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.storage import Block
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import BLOCK, Channel, LostError, RemoteError
+from manycpu.pipeline.pod.stream import say_rows
 from manycpu.pipeline.transfer import TransferError
 
 DIGEST = 32
@@ -63,7 +65,7 @@ def test_what_is_there_is_not_sent_again(source: Path, volume: Path) -> None:
     with pod("receive") as (channel, _):
         sent = counted(channel)
         again = client.push(channel, location(source), str(volume))
-    assert sent() == 0
+    assert sent() == len(location(source).items().content)
     assert (again["path"], again["sha256"], again["reused"]) == (first["path"], first["sha256"], True)
     assert Path(first["path"], "a.txt").stat().st_ino == before.st_ino
 
@@ -106,14 +108,15 @@ def test_a_break_in_the_middle_of_a_file_is_taken_up_there(source: Path, volume:
         sent = counted(channel)
         done = client.push(channel, location(source), str(volume))
     manifest = transfer.scan(location(source))
-    assert sent() == manifest.size - kept.st_size - len(b"alpha") + DIGEST * len(manifest.files)
+    listed = len(location(source).items().content)
+    assert sent() == listed + manifest.size - kept.st_size - len(b"alpha") + DIGEST * len(manifest.files)
     assert Path(done["path"], LARGEST).stat().st_ino == kept.st_ino
     assert contents(Path(done["path"])) == contents(source)
 
 
 def test_a_partial_file_that_rotted_is_sent_anew(source: Path, volume: Path) -> None:
     with pod("receive") as (channel, process):
-        channel.say("request", folder=str(volume), files=location(source).items())
+        say_rows(channel, "request", location(source).items(), folder=str(volume))
         channel.hear("have")
         (partial,) = volume.glob("*.partial")
         process.kill()
@@ -159,7 +162,7 @@ def test_several_who_stage_the_same_at_once_share_one_copy(source: Path, volume:
 
 def test_a_list_of_files_does_not_lead_out_of_the_volume(volume: Path) -> None:
     with pod("receive") as (channel, _):
-        channel.say("request", folder=str(volume), files=[["../outside", 1, "0"]])
+        say_rows(channel, "request", Rows(Item, [Item("../outside", 1, "0")]), folder=str(volume))
         with pytest.raises(RemoteError, match="leads out"):
             channel.hear("have")
     assert not volume.exists()

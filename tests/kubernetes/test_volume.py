@@ -168,7 +168,7 @@ def test_a_model_is_published_inside_the_cluster(a_context: Open, source: Path, 
 def test_a_program_that_wrote_nothing_has_nothing_exported(a_context: Open, tmp_path: Path) -> None:
     ctx = a_context()
     volume.ensure_claim(ctx)
-    assert export.export(ctx, _handle(ctx), quiet).files == ()
+    assert export.export(ctx, _handle(ctx), quiet).size == 0
     assert not (tmp_path / "out").exists()
 
 

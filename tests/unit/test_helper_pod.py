@@ -4,6 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from manycpu.pipeline.pod.channel import LostError
+from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.verbs.context import ClusterContext, open_context
 from manycpu.pipeline.verbs.on_kubernetes import helper, volume
 
@@ -60,3 +64,68 @@ def test_what_keeps_a_pod_from_running_is_said() -> None:
     }
     pod["status"] = {"phase": "Pending", "conditions": [unscheduled]}
     assert helper.pending(pod) == ("Unschedulable: 0/2 nodes", False)
+
+
+def test_a_pod_that_ran_out_of_memory_is_known_from_its_status() -> None:
+    def pod(reason: str) -> dict[str, Any]:
+        ended = {"exitCode": 137, "reason": reason, "startedAt": None, "finishedAt": None}
+        return {
+            "metadata": {"name": "x"},
+            "status": {"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]},
+        }
+
+    assert helper.out_of_memory(pod("OOMKilled"))
+    assert not helper.out_of_memory(pod("Error"))
+    assert not helper.out_of_memory({"metadata": {"name": "x"}})
+
+
+class Breaking(helper.Helper):
+    """A helper whose conversations break as told: seconds that pass, bytes that are done before."""
+
+    def __init__(self, clock: list[float], breaks: list[tuple[float, int]]) -> None:
+        self.name, self._progress = "x", lambda *_: None
+        self._best, self._moved = 0, False
+        self._clock, self._breaks = clock, breaks
+
+    def wait_ready(self) -> None:
+        """Be ready at once."""
+
+    def _talk(self, command: str, _: Any) -> Any:
+        if not self._breaks:
+            return command
+        seconds, done = self._breaks.pop(0)
+        self._clock[0] += seconds
+        self._told(done, 10**12)
+        raise LostError("gone")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Stand in for time itself."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(helper.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(helper.time, "sleep", sleep)
+    return now
+
+
+def test_a_models_progress_counts_after_that_of_a_larger_data_set(clock: list[float]) -> None:
+    pod = Breaking(clock, [(3600, 100 << 30)])
+    assert pod.run("data", None) == "data"  # type: ignore[arg-type]
+    pod._breaks = [(400, 1 << 30), (400, 2 << 30), (400, 3 << 30)]  # noqa: SLF001
+    assert pod.run("model", None) == "model"  # type: ignore[arg-type]
+
+
+def test_the_first_break_is_no_stall_however_long_there_was_nothing_to_count(clock: list[float]) -> None:
+    pod = Breaking(clock, [(3600, 0), (60, 0), (60, 0)])
+    assert pod.run("data", None) == "data"  # type: ignore[arg-type]
+
+
+def test_breaks_without_progress_have_an_end(clock: list[float]) -> None:
+    pod = Breaking(clock, [(100, 1 << 20)] * 100)
+    with pytest.raises(DeadlineError, match="300 s without progress: gone"):
+        pod.run("data", None)  # type: ignore[arg-type]
+    assert clock[0] < 1000

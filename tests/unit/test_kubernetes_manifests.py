@@ -164,8 +164,8 @@ def test_golden_elastic_pytorchjob_of_the_bert_recipe() -> None:
     assert pod(made)["nodeSelector"] == SEED_TARGET["node_selector"]
     volumes = {volume["name"]: volume for volume in pod(made)["volumes"]}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
-    mounts = {mount["name"]: mount["mountPath"] for mount in container(made)["volumeMounts"]}
-    assert (mounts["volume"], mounts["shm"]) == ("/tmp/pvc-mount", "/dev/shm")  # noqa: S108 - a pod's
+    mounts = {mount["mountPath"]: mount["name"] for mount in container(made)["volumeMounts"]}
+    assert (mounts["/tmp/pvc-mount"], mounts["/dev/shm"]) == ("volume", "shm")  # noqa: S108 - a pod's
     given = variables(made)
     assert given.items() >= SEED_RUN["env"].items()
     assert given["HF_HOME"] == "/tmp/pvc-mount/manycpu/caches/huggingface"  # noqa: S108 - a pod's
@@ -523,3 +523,20 @@ def test_an_mpijob_of_a_range_is_no_manifest() -> None:
 def test_all_of_a_run_can_be_expressed(make: Callable[..., Manifest]) -> None:
     launch = str(make.__module__).rsplit(".", 1)[-1]
     assert refusals(run(max_restarts=1, env_from=["a"]), target(launch)) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_staged_data_is_mounted_to_be_read_only(kind: str) -> None:
+    made = LAUNCHERS[kind].manifest(run(), target(kind), place(data="/tmp/pvc-mount/manycpu/data/ab12"))  # noqa: S108 - a pod's
+    replicas = made["spec"].get("pytorchReplicaSpecs") or made["spec"]["mpiReplicaSpecs"]
+    mounts = replicas["Worker"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    on_claim = [mount for mount in mounts if mount["name"] == "volume"]
+    assert on_claim == [
+        {"name": "volume", "mountPath": "/tmp/pvc-mount"},  # noqa: S108 - a pod's
+        {
+            "name": "volume",
+            "mountPath": "/tmp/pvc-mount/manycpu/data",  # noqa: S108 - a pod's
+            "subPath": "manycpu/data",
+            "readOnly": True,
+        },
+    ]

@@ -72,3 +72,40 @@ def test_a_lease_that_was_lost_is_not_taken_from_its_next_holder(tmp_path: Path)
         before = path.stat().st_mtime_ns
     assert path.read_text() == "another"
     assert path.stat().st_mtime_ns == before
+
+
+def test_a_lease_whose_holder_does_not_get_on_is_another_s(tmp_path: Path) -> None:
+    works = threading.Event()
+    works.set()
+    entered = threading.Event()
+
+    def enter() -> None:
+        with lease(tmp_path / "lock"):
+            entered.set()
+
+    waiting = threading.Thread(target=enter)
+    with lease(tmp_path / "lock", alive=works.is_set):
+        waiting.start()
+        assert not entered.wait(1.5), "entered beside a holder that works"
+        works.clear()
+        assert entered.wait(30)
+    waiting.join()
+
+
+def test_who_waits_for_a_lease_gets_on_as_long_as_its_holder_does(tmp_path: Path) -> None:
+    ticks, ticked = [], threading.Event()
+
+    def tick() -> None:
+        ticks.append(1)
+        if len(ticks) > 3:
+            ticked.set()
+
+    def enter() -> None:
+        with lease(tmp_path / "lock", tick=tick):
+            pass
+
+    waiting = threading.Thread(target=enter)
+    with lease(tmp_path / "lock"):
+        waiting.start()
+        assert ticked.wait(30)
+    waiting.join()

@@ -2,7 +2,6 @@
 
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.pod.stream import manifest_of
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
@@ -33,7 +32,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
 
 def _publish(ctx: ClusterContext, pod: Helper, source: str, _: Progress) -> Manifest:
     request = {"source": source, "url": ctx.run.output, "key": ctx.key}
-    return manifest_of(pod.ask("publish", **request))
+    return pod.run("publish", lambda channel: client.publish(channel, **request))
 
 
 def _pull(ctx: ClusterContext, pod: Helper, source: str, progress: Progress) -> Manifest:

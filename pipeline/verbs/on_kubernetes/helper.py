@@ -20,7 +20,7 @@ from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes import images
 from manycpu.pipeline.verbs.on_kubernetes.diagnosis import NEVER
 
-__all__ = ["CONTAINER", "Helper", "helper", "manifest", "pending"]
+__all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory", "pending"]
 
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
@@ -28,11 +28,13 @@ CONTAINER: Final = "helper"
 PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
 IDLE: Final = 600  # seconds after which a pod that nobody asks for anything ends by itself
 LIFE: Final = 604_800  # seconds after which Kubernetes ends it
-STALL: Final = 300.0  # seconds of breaks without progress after which it is given up
+STALL: Final = 300.0  # seconds from the first break without progress after which it is given up
+MEMORY: Final = "2Gi"
 _LOOK: Final = 0.25  # seconds
 _NO_SECRET: Final = re.compile(r'^CreateContainerConfigError: secret "([^"]+)" not found')
 _PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
 _PASSING: Final = frozenset({0, 401, 404, 408, 409, 429, 500, 502, 503, 504})
+_KILLED: Final = 137
 _SIGNALS: Final = 128  # exit codes above: ended by a signal
 _TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
 
@@ -50,7 +52,7 @@ def manifest(
         "envFrom": [{"secretRef": {"name": secret}} for secret in run.env_from],
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},
-            "limits": {"cpu": "2", "memory": "2Gi"},
+            "limits": {"cpu": "2", "memory": MEMORY},
         },
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": "data", "mountPath": target.mount_path}] if claim else [],
@@ -111,7 +113,7 @@ class Helper:
         owners = ctx.ledger.owner() if ctx.ledger.exists() else []
         self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
         self.name = str(self._manifest["metadata"]["name"])
-        self._best, self._moved = 0, time.monotonic()
+        self._best, self._moved = 0, False
 
     def create(self) -> None:
         """Begin to make the pod; one that an earlier try of the run left is taken as it is."""
@@ -130,15 +132,18 @@ class Helper:
             DeadlineError: It broke again and again, or the pod did not start.
             ClusterError: The cluster refuses it.
         """
-        self._moved, pause = time.monotonic(), _LOOK
+        self._best, broken, pause = 0, None, _LOOK
         while True:
+            self._moved = False
             try:
                 self.wait_ready()
                 return self._talk(command, talk)
             except (LostError, ClusterError) as error:
                 if isinstance(error, ClusterError) and error.status not in _PASSING:
                     raise
-                if time.monotonic() - self._moved > STALL:
+                if broken is None or self._moved:
+                    broken, pause = time.monotonic(), _LOOK
+                if time.monotonic() - broken > STALL:
                     raise DeadlineError(
                         f"pod {self.name} was lost again and again; {STALL:g} s without progress: {error}",
                         fix="See that the cluster is well, and run again: it goes on from there",
@@ -170,7 +175,7 @@ class Helper:
 
     def _told(self, done: int, total: int) -> None:
         if done > self._best:
-            self._best, self._moved = done, time.monotonic()
+            self._best, self._moved = done, True
         self._progress(done, total)
 
     def wait_ready(self) -> None:
@@ -198,9 +203,17 @@ class Helper:
         found = self._cluster.get("Pod", self.name)
         if found is None:
             return self._cluster.create(self._manifest)
+        self._see_memory(found)
         if found["status"].get("phase") in {"Succeeded", "Failed"} and not _leaving(found):
             self._cluster.delete("Pod", self.name, uid=found["metadata"]["uid"], grace=0)
         return found
+
+    def _see_memory(self, pod: Manifest | None) -> None:
+        """Say so where a pod ran out of memory: the next one would do so too."""
+        if pod is None or not out_of_memory(pod):
+            return
+        self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
+        raise RemoteError(f"pod {self.name} ran out of memory: it may use {MEMORY}", "memory")
 
     def _lacks(self, secret: str) -> BadInputError:
         namespace = self._ctx.target.namespace
@@ -227,7 +240,7 @@ def _runs(pod: Manifest) -> bool:
 def pending(pod: Manifest) -> tuple[str, bool]:
     """Say why a pod does not run yet, and whether waiting is of no use."""
     status = pod.get("status", {})
-    for container in status.get("containerStatuses", []):
+    for container in _containers(pod):
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("reason"):
             said = f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
@@ -238,8 +251,22 @@ def pending(pod: Manifest) -> tuple[str, bool]:
     return "it is being replaced" if _leaving(pod) else status.get("phase", "Pending"), False
 
 
+def out_of_memory(pod: Manifest) -> bool:
+    """Whether a container of a pod was killed because its memory ran out."""
+    ended = [each.get("state", {}).get("terminated") or {} for each in _containers(pod)]
+    return any(each.get("reason") == "OOMKilled" for each in ended)
+
+
+def _containers(pod: Manifest) -> list[Manifest]:
+    return list(pod.get("status", {}).get("containerStatuses") or [])
+
+
 def _ended(running: Exec, error: LostError) -> Exception:
     code = running.exit_code
+    if (
+        code == _KILLED
+    ):  # alone, in a pod that lives: that is how a node takes back memory, or an admin ends it
+        return LostError(f"its program was killed (signal 9), as when its memory of {MEMORY} runs out")
     if code is None or code > _SIGNALS or code in (0, _TRY_AGAIN):
         return error
     return RemoteError(f"the helper pod's program ended with code {code}: {running.last_words}", "image")

@@ -83,6 +83,8 @@ _FIXES = {
     "changed": "Stage again when nothing writes to it",
     "full": "Make room on the claim, or name a larger one in target.claim or target.claim_size",
     "forbidden": "Let user 1000 of the pods write there: see fsGroup of the claim's storage class",
+    "memory": "Put the files into fewer, larger ones (archives, shards)",
+    "stuck": "See that the claim's volume answers, and run again: it goes on from there",
     "image": "See that target.helper_image has Python 3.11 or later and manycpu's dependencies",
     "output": "See that the pods can write to it: run.env_from names the secrets that they are given",
     "other": "See that the pods can read it: run.env_from names the secrets that they are given",

@@ -29,8 +29,6 @@ def _snapshot(ctx: MachineContext, root: Path) -> tuple[str, str, bool]:
     source = code_of(ctx, root, {ctx.home})
     digest = transfer.identity(source)
     folder = ctx.home / "code" / digest[:_DIGITS]
-    before = transfer.staged(folder)
-    if before is None:
-        transfer.fetch(source, folder)
+    reused = transfer.fetch(source, folder, read_only=True).reused
     delivered = deliver(ctx, folder)
-    return str(folder), digest, before is not None and not delivered
+    return str(folder), digest, reused and not delivered

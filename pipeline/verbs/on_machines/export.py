@@ -22,8 +22,8 @@ def export(
     """
     source = Path(handle.directory) / "output"
     hosts.collect(ctx, source)
-    if not any(path.is_file() for path in source.rglob("*")):
-        return transfer.Manifest(files=())
+    if all(item.is_folder for item in transfer.written(str(source)).items()):
+        return transfer.Manifest()
     try:
         return transfer.publish(source, ctx.output, ctx.key, progress)
     except Exception as error:

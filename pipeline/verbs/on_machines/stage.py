@@ -30,8 +30,7 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
     try:
         identity = transfer.identity(source)
         folder = ctx.home / name / identity[: transfer.DIGITS]
-        before = transfer.staged(folder)
-        manifest = before or transfer.fetch(source, folder, progress)
+        _, manifest, reused = transfer.fetch(source, folder, progress, read_only=True)
     except transfer.TransferError as error:
         raise StageError(str(error), field=field, fix="Stage again when nothing writes to it") from error
     except Exception as error:
@@ -41,7 +40,7 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
     if source.local is not None and manifest.digest != identity:
         raise StageError(f"{url} changed while it was staged", field=field, fix="Run again")
     delivered = deliver(ctx, folder)
-    return Copied(_path_on_node(source, folder), manifest.digest, before is not None and not delivered)
+    return Copied(_path_on_node(source, folder), manifest.digest, reused and not delivered)
 
 
 def _path_on_node(source: Location, folder: Path) -> str:

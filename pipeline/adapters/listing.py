@@ -1,0 +1,189 @@
+"""Lists of files: each an Item, many of them in few bytes; and what is below a folder on disk.
+
+What is kept of a folder: regular files, what links lead to, empty folders, and whether a file is executable.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+__all__ = ["Item", "LeftOut", "OddFileError", "Rows", "below", "item_of", "regular"]
+
+_FIELDS: Final = 4
+_ROW: Final = re.compile(rb"([^\0]*)\0" * _FIELDS)
+LeftOut = Callable[[str, str], None]
+"""Is told of what is no file or folder: its path, and why it cannot be copied."""
+
+
+class Item(NamedTuple):
+    """A file below a location: its path there, its size in bytes, and what changes when it does.
+
+    A path that ends with a slash is an empty folder.
+    """
+
+    path: str
+    size: int
+    version: str
+    executable: bool = False
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether this is an empty folder."""
+        return self.path.endswith("/")
+
+
+class OddFileError(OSError):
+    """Something is no file or folder, and cannot be copied."""
+
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
+
+class Rows(Collection[Row], Generic[Row]):
+    """Rows of a path, a size, a text and a flag: about 40 bytes each, and their texts.
+
+    Fields end with NUL, which no path has. Names of files that are not UTF-8 are as in :func:`os.fsdecode`.
+
+    Args:
+        kind: The NamedTuple that a row is.
+        rows: What is in it.
+    """
+
+    def __init__(self, kind: Callable[[str, int, str, bool], Row], rows: Iterable[Row] = ()) -> None:
+        self._kind, self._count = kind, 0
+        self.content = bytearray()
+        for row in rows:
+            self.append(row)
+
+    @classmethod
+    def of(cls, kind: Callable[[str, int, str, bool], Row], content: bytearray) -> "Rows[Row]":
+        """Take rows as they are in ``content``.
+
+        Raises:
+            ValueError: They are cut off.
+        """
+        made = cls(kind)
+        made.content = content
+        made._count, rest = divmod(content.count(b"\0"), _FIELDS)
+        if rest or (content and content[-1]):
+            raise ValueError("a list of files is cut off")
+        return made
+
+    def append(self, row: Row) -> None:
+        """Add a row.
+
+        Raises:
+            ValueError: There is a NUL in it.
+        """
+        path, size, text, flag = row
+        line = f"{path}\0{size}\0{text}\0{'x' if flag else ''}\0".encode(errors="surrogateescape")
+        if line.count(b"\0") != _FIELDS:
+            raise ValueError(f"there is a NUL in {path!r}")
+        self.content += line
+        self._count += 1
+
+    def __iter__(self) -> Iterator[Row]:
+        for found in _ROW.finditer(self.content):
+            path, size, text, flag = (part.decode(errors="surrogateescape") for part in found.groups())
+            yield self._kind(path, int(size), text, bool(flag))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, row: object) -> bool:
+        return any(each == row for each in self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows) and self.content == other.content
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of all rows, in hexadecimal; for rows to which no more are added."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def regular(status: os.stat_result) -> bool:
+    """Whether something is a regular file."""
+    return stat.S_ISREG(status.st_mode)
+
+
+def item_of(path: str, found: os.stat_result) -> Item:
+    """Describe a file on disk."""
+    return Item(path, found.st_size, str(found.st_mtime_ns), bool(found.st_mode & stat.S_IXUSR))
+
+
+def below(folder: str, left_out: LeftOut | None = None, *, follow: bool = True) -> Iterator[Item]:
+    """List what is below a folder on disk, sorted by path.
+
+    Args:
+        folder: Where.
+        left_out: Is told of what is no file or folder; None: that is an error.
+        follow: Whether what links lead to is listed in their place; if not, they are no files.
+
+    Raises:
+        OddFileError: Something is no file or folder.
+        OSError: A folder cannot be read.
+    """
+    return _Walk(left_out or _refuse, follow).below(folder, "", ())
+
+
+class _Walk(NamedTuple):
+    left_out: LeftOut
+    follow: bool
+
+    def below(self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Item]:
+        status = os.stat(folder)  # noqa: PTH116 - here and below: one for each of many
+        here = status.st_dev, status.st_ino
+        if here in above:
+            self.left_out(prefix.rstrip("/"), "is a link to a folder that it is in itself")
+            return
+        # As whole paths are compared: "a.txt" comes before what is in the folder "a".
+        with os.scandir(folder) as entries:
+            names = sorted(f"{entry.name}/" if self._is_folder(entry) else entry.name for entry in entries)
+        if not names and prefix:
+            yield Item(prefix, 0, "")
+        for name in names:
+            place, path = f"{folder}/{name}", prefix + name
+            if name.endswith("/"):
+                yield from self.below(place[:-1], path, (*above, here))
+            elif found := self._status(place, path):
+                yield item_of(path, found)
+
+    def _is_folder(self, entry: "os.DirEntry[str]") -> bool:
+        try:
+            return entry.is_dir(follow_symlinks=self.follow)
+        except OSError:  # links that lead to each other
+            return False
+
+    def _status(self, place: str, path: str) -> os.stat_result | None:
+        try:
+            status = os.stat(place, follow_symlinks=self.follow)  # noqa: PTH116
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                raise
+            self.left_out(path, "is a link that leads nowhere")
+            return None
+        if regular(status):
+            return status
+        self.left_out(path, f"is {_WHAT.get(stat.S_IFMT(status.st_mode), 'no file')}")
+        return None
+
+
+_WHAT: Final = {
+    stat.S_IFIFO: "a FIFO (named pipe)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFLNK: "a link",
+}
+
+
+def _refuse(path: str, why: str) -> None:
+    raise OddFileError(f"{path!r} {why}")

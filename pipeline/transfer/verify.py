@@ -1,0 +1,78 @@
+"""Whether a folder on disk still is what its manifest says."""
+
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from manycpu.pipeline.adapters.listing import Item, below
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.transfer.manifest import File, Manifest, Tick
+
+__all__ = ["Verdict", "verify"]
+
+
+class Verdict(NamedTuple):
+    """What was found."""
+
+    fault: str | None
+    """The first file that is missing or changed; None where all is well."""
+    read: int
+    """How many files had to be read for that."""
+
+
+def verify(folder: Path, manifest: Manifest, written: "array[int] | None", tick: Tick) -> Verdict:
+    """Compare a folder with its manifest: by size and time of writing, and where these differ by content.
+
+    What the manifest does not name is deleted, links among it: it is none of what was copied.
+
+    Args:
+        folder: Where; nothing in it is a link.
+        manifest: What should be there.
+        written: When each file was written to, in nanoseconds; None: not known, all is read.
+        tick: Is called while it goes on.
+    """
+    there, read = _Walk(folder), 0
+    for number, file in enumerate(manifest.files):
+        tick()
+        item = there.up_to(file.path)
+        if item is None:
+            return Verdict(f"{file.path!r} is missing", read)
+        if item.size != file.size:
+            return Verdict(f"{file.path!r} has {item.size} bytes, and had {file.size}", read)
+        if item.is_folder or (written is not None and item.version == str(written[number])):
+            continue
+        read += 1
+        if not _same(folder, item, file, tick):
+            return Verdict(f"{file.path!r} has other content", read)
+    there.up_to(None)
+    return Verdict(None, read)
+
+
+def _same(folder: Path, item: Item, file: File, tick: Tick) -> bool:
+    return Location.of(f"file://{folder}", "run.data").sha256(item, tick) == file.sha256
+
+
+class _Walk:
+    """The files of a folder by path; those that are passed over are deleted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._rest: Iterator[Item] = below(str(folder), lambda path, _: self._delete(path), follow=False)
+        self._next = next(self._rest, None)
+
+    def up_to(self, path: str | None) -> Item | None:
+        """Go on to a path, or to the end; None where it is not there."""
+        while self._next is not None and (path is None or self._next.path < path):
+            self._delete(self._next.path)
+            self._next = next(self._rest, None)
+        found = self._next
+        if found is None or found.path != path:
+            return None
+        self._next = next(self._rest, None)
+        return found
+
+    def _delete(self, path: str) -> None:
+        place = f"{self._folder}/{path}"
+        os.rmdir(place) if path.endswith("/") else os.unlink(place)  # noqa: PTH106, PTH108 - as listed

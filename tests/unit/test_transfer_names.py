@@ -1,0 +1,165 @@
+"""What of a folder is kept, whatever its names are, and what is refused before anything is trained."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import fsspec
+import pytest
+from folders import contents, location
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.transfer import TransferError
+from manycpu.pipeline.verbs.context import open_context
+from manycpu.pipeline.verbs.preflight import preflight
+
+NOT_UTF8 = os.fsdecode(b"caf\xe9.bin")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"alpha")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", [".journal", "manifest.json", "report.json", "x.partial", "a\nb", "a\\b", "'", NOT_UTF8]
+)
+def test_a_file_may_have_any_name(source: Path, tmp_path: Path, name: str) -> None:
+    (source / name).write_bytes(b"mine")
+    transfer.fetch(location(source), tmp_path / "copy")
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    assert contents(tmp_path / "copy") == contents(source)
+    assert contents(tmp_path / "out").items() >= contents(source).items()
+    assert len(contents(tmp_path / "out")) == 3
+
+
+def test_a_models_own_manifest_is_kept_and_ours_is_beside_it(source: Path, tmp_path: Path) -> None:
+    (source / "manifest.json").write_text("{}")
+    published = transfer.publish(source, location(tmp_path / "out"), "key")
+    assert (tmp_path / "out" / "manifest.json").read_text() == "{}"
+    assert transfer.Manifest.read(tmp_path / "out" / "manifest.manycpu.json") == published
+
+
+def test_a_link_to_a_folder_is_what_it_leads_to(source: Path, tmp_path: Path) -> None:
+    (source / "step-500").mkdir()
+    (source / "step-500" / "model.bin").write_bytes(b"weights")
+    (source / "latest").symlink_to("step-500")
+    transfer.fetch(location(source), tmp_path / "copy")
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    for place in ("copy", "out"):
+        assert (tmp_path / place / "latest" / "model.bin").read_bytes() == b"weights"
+        assert not (tmp_path / place / "latest").is_symlink()
+
+
+def test_empty_folders_and_what_is_executable_are_kept_and_told_apart(source: Path, tmp_path: Path) -> None:
+    before = transfer.identity(location(source))
+    (source / "class_2" / "none").mkdir(parents=True)
+    folders = transfer.identity(location(source))
+    (source / "a.txt").chmod(0o755)
+    assert len({before, folders, transfer.identity(location(source))}) == 3
+    transfer.fetch(location(source), tmp_path / "copy")
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    for place in ("copy", "out"):
+        assert (tmp_path / place / "class_2" / "none").is_dir()
+        assert (tmp_path / place / "a.txt").stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"files": 3}', '{"files": [3]}', '{"files": [\n', "\udcff"])
+def test_a_broken_marker_breaks_nothing_but_is_not_trusted(source: Path, tmp_path: Path, text: str) -> None:
+    place = transfer.store(location(source), tmp_path / "data", lambda: "").path
+    marker = place.with_name(f"{place.name}.manifest.json")
+    marker.write_text(text, errors="surrogateescape")
+    (place / "a.txt").write_bytes(b"spoiled")
+    digest = transfer.scan(location(source)).digest
+    again = transfer.store(location(source), tmp_path / "data", lambda: digest)
+    assert (again.path, again.reused) == (place, False)
+    assert contents(place) == contents(source)
+
+
+def test_a_marker_of_an_earlier_version_is_read(source: Path, tmp_path: Path) -> None:
+    place = transfer.fetch(location(source), tmp_path / "copy").path
+    marker = place.with_name(f"{place.name}.manifest.json")
+    marker.write_text(
+        json.dumps({"files": [file.described() for file in transfer.scan(location(source)).files]})
+    )
+    assert transfer.fetch(location(source), tmp_path / "copy").reused
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to("..")
+
+
+def _nowhere(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+ODD = pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_fifo, "is a FIFO"),
+        (_socket, "is a socket"),
+        (_loop, "is a link to a folder that it is in itself"),
+        (_nowhere, "is a link that leads nowhere"),
+    ],
+)
+
+
+@ODD
+def test_what_cannot_be_copied_is_refused_by_preflight_and_by_name(
+    source: Path, tmp_path: Path, make: object, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (source / "deep").mkdir()
+    make(source / "deep" / "odd")  # type: ignore[operator]
+    run = {"program": "question_answering", "data": str(source), "output": str(tmp_path / "out")}
+    ctx = open_context(run, {"kind": "local", "directory": str(tmp_path / "home")}, "odd", base=tmp_path)
+    found = [finding for finding in preflight(ctx) if finding.field == "run.data"]
+    assert any(finding.fatal and f"'deep/odd' {said}" in finding.message for finding in found)
+
+
+@ODD
+def test_what_is_no_file_in_an_output_costs_no_model(
+    source: Path, tmp_path: Path, make: object, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (source / "deep").mkdir()
+    make(source / "deep" / "odd")  # type: ignore[operator]
+    manifest = transfer.publish(source, location(tmp_path / "out"), "key")
+    assert [file.path for file in manifest.files] in (["a.txt"], ["a.txt", "deep/"])
+    assert (tmp_path / "out" / "a.txt").read_bytes() == b"alpha"
+    assert f"'deep/odd' in the output {said}" in caplog.text
+
+
+def test_what_becomes_a_fifo_after_it_was_listed_is_not_waited_for(source: Path, tmp_path: Path) -> None:
+    (source / "b.txt").write_bytes(b"beta")
+
+    def meanwhile(*_: int) -> None:
+        if (source / "b.txt").is_file():
+            (source / "b.txt").unlink()
+            os.mkfifo(source / "b.txt")
+
+    with pytest.raises((OSError, TransferError), match="is no regular file"):
+        transfer.fetch(location(source), tmp_path / "copy", meanwhile)
+
+
+def test_a_name_that_is_not_utf8_reaches_a_url_as_python_writes_it(source: Path) -> None:
+    (source / NOT_UTF8).write_bytes(b"mine")
+    memory = fsspec.filesystem("memory")
+    try:
+        transfer.publish(source, Location.of("memory://models/qa", "run.output"), "key")
+        assert memory.cat_file("/models/qa/caf\\xe9.bin") == b"mine"
+    finally:
+        memory.rm("/models", recursive=True)
