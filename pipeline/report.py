@@ -9,11 +9,11 @@ from pydantic import BaseModel, Field
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.state import RankFailure, RunState
 
 __all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft", "observe", "parse"]
 
-REPORT = "report.json"
 _LAST_LINES = 20
 
 

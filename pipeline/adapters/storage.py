@@ -107,7 +107,7 @@ class Location:
     def read_text(self, path: str) -> str | None:
         """Read a small file below; None where there is none."""
         try:
-            return cast("bytes", self.fs.cat_file(self._at(path))).decode()
+            return cast("bytes", self.fs.cat_file(self._at(path))).decode(errors="replace")
         except FileNotFoundError:
             return None
 
@@ -115,13 +115,25 @@ class Location:
         """Delete a file below."""
         self.fs.rm_file(self._at(path))
 
+    def has(self, path: str) -> bool:
+        """Whether there is such a file below."""
+        return bool(self.fs.exists(self._at(path)))
+
     def sha256(self, path: str) -> str:
         """Read a file below and hash it."""
-        digest = hashlib.sha256()
+        return self.hashed(path)[1]
+
+    def hashed(self, path: str, size: int | None = None) -> tuple[int, str]:
+        """Read a file below, or its first bytes: how many there were, and their sha256."""
+        digest, count = hashlib.sha256(), 0
         with self.open(path) as file:
             for block in blocks(file):
-                digest.update(block)
-        return digest.hexdigest()
+                rest = block if size is None else block[: size - count]
+                digest.update(rest)
+                count += len(rest)
+                if count == size:
+                    break
+        return count, digest.hexdigest()
 
     def _from(self, path: str, start: int) -> Iterator[bytes]:
         with self.open(path) as file:

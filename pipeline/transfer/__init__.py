@@ -1,5 +1,6 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
+from manycpu.pipeline.transfer.destination import earlier, strangers
 from manycpu.pipeline.transfer.fetch import Stored, discard, fetch, staged, store
 from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import (
@@ -26,6 +27,7 @@ __all__ = [
     "Stored",
     "TransferError",
     "discard",
+    "earlier",
     "fetch",
     "identity",
     "publish",
@@ -33,4 +35,5 @@ __all__ = [
     "scan",
     "staged",
     "store",
+    "strangers",
 ]

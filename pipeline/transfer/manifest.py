@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pydantic import BaseModel, ConfigDict
 
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.output import MANIFEST
 
 __all__ = ["DIGITS", "MANIFEST", "File", "Manifest", "Progress", "TransferError", "identity", "scan"]
 
-MANIFEST = "manifest.json"
 DIGITS = 16
 """Of a digest in the name of a folder."""
 Progress = Callable[[int, int], None]
