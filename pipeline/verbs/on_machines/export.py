@@ -1,4 +1,4 @@
-"""Copy the model out of the run's folder; of a hostfile's hosts, from the first."""
+"""Copy the model out of the run's folder; of a hostfile's hosts, out of the folders of all."""
 
 from collections.abc import Callable
 from pathlib import Path
