@@ -19,8 +19,8 @@ class BuildImageOperator(RunOperator):
         """Build; returns what runs, and its digest.
 
         Raises:
-            AirflowFailException: Bad input.
-            BuildError: The program's folder holds more than code.
+            AirflowFailException: Bad input, such as a program's folder that holds more than code.
+            BuildError: The image cannot be built.
         """
         from manycpu.pipeline.verbs.build import build
 

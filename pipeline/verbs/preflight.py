@@ -9,7 +9,8 @@ from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.report import REPORT
 from manycpu.pipeline.spec import program, squad
 from manycpu.pipeline.spec.errors import BadInputError, Finding
-from manycpu.pipeline.verbs.build import installed, module_root
+from manycpu.pipeline.verbs.build import installed, module_root, program_of
+from manycpu.pipeline.verbs.code import code_of
 from manycpu.pipeline.verbs.context import MachineContext, RunContext
 from manycpu.pipeline.verbs.place import on_target
 from manycpu.pipeline.verbs.report import in_the_cluster, not_empty, occupied
@@ -45,6 +46,18 @@ def _program(ctx: RunContext) -> Findings:
             f"there is no module {name!r} in {ctx.base}, and none is installed",
             "Put it beside the run file, or install it into this environment",
         )
+
+
+def _code(ctx: RunContext) -> Findings:
+    root, arguments = program_of(ctx)
+    if root is None or not (root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file())):
+        return
+    try:
+        code_of(ctx, root, arguments)
+    except BadInputError as error:
+        yield Finding("run.program", error.message, error.fix or "")
+    except OSError as error:
+        yield _unreadable("run.program", error)
 
 
 def _data(ctx: RunContext) -> Findings:
@@ -107,4 +120,11 @@ def _present_output(ctx: RunContext, output: Location) -> Findings:
         yield from [found] if found else []
 
 
-_CHECKS: tuple[Callable[[RunContext], Findings], ...] = (_launch_kind, _program, _data, _squad, _output)
+_CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
+    _launch_kind,
+    _program,
+    _code,
+    _data,
+    _squad,
+    _output,
+)

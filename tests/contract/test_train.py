@@ -243,21 +243,6 @@ with open(os.environ["MANYCPU_OUTPUT"] + "/seen.json", "w") as file:
     assert not [name for name in env if name.startswith("AIRFLOW")]
 
 
-def test_only_code_goes_into_the_snapshot(script: Script, tmp_path: Path) -> None:
-    program = Path(script())
-    for name in (".git/config", "__pycache__/x.pyc", "helper.py", "set/train.txt", "models/old.bin"):
-        path = program.parent / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("x")
-    given = {"program": str(program), "data": f"{program.parent}/set", "output": f"{program.parent}/models"}
-    ctx = open_context(given, None, "test", base=tmp_path)
-    ctx.ledger.open(ctx.new_entry(0))
-    built = build(ctx)
-    assert built.code is not None
-    assert sorted(path.name for path in Path(built.code).rglob("*")) == ["helper.py", "train.py"]
-    cleanup(ctx)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system is mounted: needs root")
 def test_a_full_disk_is_named_and_the_next_try_goes_on(script: Script, tmp_path: Path) -> None:
     from manycpu.pipeline.adapters import process
