@@ -19,8 +19,8 @@ class BuildImageOperator(RunOperator):
         """Build; returns the code's folder or the image, by digest.
 
         Raises:
-            AirflowFailException: Bad input.
-            BuildError: The code cannot be snapshotted, or the image not be built.
+            AirflowFailException: Bad input, such as a program's folder that holds more than code.
+            BuildError: The image cannot be built or pushed.
         """
         from manycpu.pipeline.verbs.build import build
 

@@ -10,11 +10,11 @@ from pydantic import BaseModel, Field
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.state import RankFailure, RunState
 
 __all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft", "met", "observe", "parse"]
 
-REPORT = "report.json"
 _LAST_LINES = 20
 _LINE = 2000  # characters of each
 _WARNINGS, _METRICS = 200, 1000  # different ones that are kept

@@ -68,6 +68,8 @@ class Hosts:
     names: Sequence[str]
     hide: dict[str, Sequence[str]] = field(default_factory=dict)
     """Host -> folders that are empty there."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """More of what an sshd is told."""
     tag: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
     subnet: str = ""
     hosts: list[Host] = field(default_factory=list)
@@ -156,6 +158,7 @@ class Hosts:
             "PasswordAuthentication": "no",
             "PidFile": "none",
             "MaxStartups": "100",
+            **self.settings,
         }
         (self.folder / "sshd_config").write_text(
             "".join(f"{key} {value}\n" for key, value in settings.items())
@@ -205,7 +208,7 @@ class Hosts:
             probe = subprocess.run(
                 [*self.ssh, host.address, "hostname"], check=False, capture_output=True, text=True
             )
-            if probe.stdout.strip() == host.name:
+            if probe.stdout.strip().endswith(host.name):
                 return
             if time.monotonic() > deadline or host.process.poll() is not None:
                 log = (self.folder / f"{host.name}.log").read_text()
@@ -214,9 +217,11 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def made(folder: Path, names: Sequence[str], hide: dict[str, Sequence[str]] | None = None) -> Iterator[Hosts]:
+def made(
+    folder: Path, names: Sequence[str], hide: dict[str, Sequence[str]] | None = None, **settings: str
+) -> Iterator[Hosts]:
     """Make hosts, and take them away whatever happens."""
-    hosts = Hosts(folder, names, hide or {})
+    hosts = Hosts(folder, names, hide or {}, settings)
     try:
         hosts.open()
         yield hosts

@@ -42,7 +42,7 @@ if seen["manycpu"]:
 with socket.socket() as listener:
     listener.bind(("", 0))
     seen["port"] = listener.getsockname()[1]
-print("::probe::" + json.dumps(seen))
+print("\\n::probe::" + json.dumps(seen))
 """
 
 

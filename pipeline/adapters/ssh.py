@@ -6,21 +6,26 @@ What the verbs call, all bounded in time, and at all hosts at once:
 - ``placement(target, run)``: the fields of a Placement that depend on the hosts.
 - ``deliver(target, hosts, folder)``: copies a folder to every host that does not see it yet.
 - ``make_folder``, ``remove_folder``: on every host.
-- ``collect(target, host, folder)``: brings a folder from one host to this machine.
+- ``collect(target, hosts, folder)``: brings what the hosts have in a folder to this machine.
 - ``run(target, host, argv)``: one command on one host.
+
+A host may greet: what is read of a command's output begins behind a line of ours, whatever a banner or a
+login shell printed before.
 """
 
 import hashlib
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import IO, Final, TypeVar
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.spec.errors import LaunchError, StageError
+from manycpu.pipeline.spec.errors import ExportError, LaunchError, StageError
 from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
 
@@ -31,7 +36,11 @@ _COMMAND: Final = 60.0  # seconds for a short command, a slow login included
 _COPY: Final = 3600.0  # seconds for a folder
 _UNREACHED: Final = 255  # what ssh exits with when the connection is at fault
 _PARALLEL: Final = 16
+_BEGIN: Final = "\n::manycpu-begin::\n"  # in front of what is read, and behind it
+_END: Final = "\n::manycpu-end::\n"
 
+Listing = dict[str, str]
+"""Path of a file or link below a folder -> its sha256, or ``->`` and where it leads."""
 T = TypeVar("T")
 
 
@@ -126,50 +135,97 @@ def deliver(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
     return [name for name in at_all(hosts, copy) if name is not None]
 
 
-def collect(target: BareMetal, host: Host, folder: Path) -> bool:
-    """Bring a folder from a host to the same place here; False where it was here already (shared).
+def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
+    """Bring what the hosts have in a folder to the same place here; the names of those that it came from.
+
+    Nothing is deleted on a host, and nothing is brought where two have different files of one name.
 
     Raises:
-        StageError: The copy failed, or is not what was sent.
-        LaunchError: The host cannot be reached.
+        ExportError: Two hosts have different files of one name, or a host has no such folder.
+        StageError: A copy failed, or is not what was sent.
+        LaunchError: A host cannot be reached.
     """
-    there = _listing(target, host, folder)
-    if not there:
-        raise StageError(f"host {host.name} has no folder {folder}")
-    if folder.is_dir() and listing_here(folder) == there:
-        return False
+    found = dict(zip(hosts, at_all(hosts, lambda host: _listing(target, host, folder)), strict=True))
+    for host, listing in found.items():
+        if listing is None:
+            raise ExportError(f"host {host.name} has no folder {folder}", field="run.output")
+    here = listing_here(folder)
+    listings = {host: listing for host, listing in found.items() if listing}
+    _refuse_conflicts(
+        {"this machine": here} | {f"host {h.name}": each for h, each in listings.items()}, folder
+    )
+    brought = []
+    for host, listing in listings.items():
+        if missing := listing.keys() - here.keys():
+            _bring(target, host, folder, listing, missing)
+            here |= listing
+            brought.append(host.name)
+    return brought
+
+
+def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
+    seen: dict[str, tuple[str, str]] = {}
+    for where, listing in listings.items():
+        for path, content in listing.items():
+            first, other = seen.setdefault(path, (where, content))
+            if other != content:
+                raise ExportError(
+                    f"{first} and {where} have different files {path}, each in {folder}, where all is kept",
+                    field="run.output",
+                    fix="Have one rank alone write it, or put the rank into its name; or rename it on one "
+                    "host, and run again with the same run id",
+                )
+
+
+def _bring(target: BareMetal, host: Host, folder: Path, listing: Listing, missing: Iterable[str]) -> None:
+    """Copy a host's folder, and move what is missing here to its place."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    pack = f"printf {shlex.quote(_BEGIN)} && exec tar -C {shlex.quote(str(folder))} -cf - ."
     _stream(
-        command(target, host, ["tar", "-C", str(folder), "-cf", "-", "."]),
+        command(target, host, ["sh", "-c", pack]),
         ["tar", "-C", str(partial), "-xf", "-"],
         host.name,
+        behind=_BEGIN.encode(),
     )
-    if listing_here(partial) != there:
+    if listing_here(partial) != listing:
         raise StageError(f"what arrived of {folder} from host {host.name} is not what was sent")
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
-    return True
+    for path in missing:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (partial / path).rename(folder / path)
+    shutil.rmtree(partial)
 
 
-def listing_here(folder: Path) -> str:
-    """List a folder of this machine as :func:`_listing` does on a host: the sha256 and path of each file."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return "".join(sorted(f"{_sha256(path)}  ./{path.relative_to(folder).as_posix()}\n" for path in files))
+def listing_here(folder: Path) -> Listing:
+    """List a folder of this machine as :func:`_listing` does on a host."""
+    files = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    return {path.relative_to(folder).as_posix(): _content(path) for path in files}
 
 
-def _sha256(path: Path) -> str:
+def _content(path: Path) -> str:
+    if path.is_symlink():
+        return f"->{path.readlink()}"
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _listing(target: BareMetal, host: Host, folder: Path) -> str:
-    """List a folder on a host, "" where there is none; an empty folder is as good as none."""
-    listed = f"cd {shlex.quote(str(folder))} && find . -type f -exec sha256sum {{}} +"
+def _listing(target: BareMetal, host: Host, folder: Path) -> Listing | None:
+    """List a folder on a host; None where there is none."""
+    # Records end with NUL, so that any name can be told; of a link, where it leads comes first.
+    files = "find . -type f -exec sha256sum -z {} + && find . -type l -printf '->%l\\0%p\\0'"
+    steps = [f"cd {shlex.quote(str(folder))}", f"printf {shlex.quote(_BEGIN)}", files]
+    listed = " && ".join([*steps, f"printf {shlex.quote(_END)}"])
     done = run(target, host, ["sh", "-c", listed], timeout=_COPY)
-    return "".join(sorted(done.out.splitlines(keepends=True))) if done.code == 0 else ""
+    _, begun, rest = done.out.partition(_BEGIN)
+    text, ended, _ = rest.rpartition(_END)
+    if done.code or not begun or not ended:
+        return None
+    records, found = iter(text.split("\0")[:-1]), Listing()
+    for record in records:
+        content, path = (record, next(records)) if record.startswith("->") else record.split("  ", 1)
+        found[path.removeprefix("./")] = content
+    return found
 
 
 def _must(target: BareMetal, host: Host, argv: Sequence[str]) -> None:
@@ -181,17 +237,33 @@ def _must(target: BareMetal, host: Host, argv: Sequence[str]) -> None:
         )
 
 
-def _stream(source: list[str], sink: list[str], host: str) -> None:
-    """Send what one command prints to another's stdin."""
-    with subprocess.Popen(source, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sender:
+def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") -> None:
+    """Send what one command prints, behind some bytes where it is told so, to another's stdin."""
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(source, bufsize=0, stdout=subprocess.PIPE, stderr=said) as sender,
+    ):
+        assert sender.stdout is not None  # noqa: S101 - for the type checker
+        clock = threading.Timer(_COPY, sender.kill)
+        clock.start()
         try:
-            done: Any = subprocess.run(
-                sink, check=False, stdin=sender.stdout, capture_output=True, timeout=_COPY
-            )
+            _skip(sender.stdout, behind)
+            done = subprocess.run(sink, check=False, stdin=sender.stdout, capture_output=True, timeout=_COPY)
         except subprocess.TimeoutExpired as error:
             sender.kill()
             raise StageError(f"copying to or from host {host} took longer than {_COPY:g} s") from error
-        _, said = sender.communicate()
-    if sender.returncode or done.returncode:
-        text = (said + done.stderr).decode(errors="replace").strip()[-500:]
+        finally:
+            clock.cancel()
+            sender.stdout.close()
+        code = sender.wait()
+        said.seek(0)
+        text = (said.read() + done.stderr).decode(errors="replace").strip()[-500:]
+    if code or done.returncode:
         raise StageError(f"copying to or from host {host} failed: {text}")
+
+
+def _skip(stream: IO[bytes], marker: bytes) -> None:
+    """Read to the end of a marker, and no byte further; to the end of the stream where it never comes."""
+    seen = b""
+    while not seen.endswith(marker) and (byte := stream.read(1)):
+        seen = (seen + byte)[-len(marker) :]

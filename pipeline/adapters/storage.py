@@ -111,7 +111,7 @@ class Location:
     def read_text(self, path: str) -> str | None:
         """Read a small file below; None where there is none."""
         try:
-            return cast("bytes", self.fs.cat_file(self._at(path))).decode()
+            return cast("bytes", self.fs.cat_file(self._at(path))).decode(errors="replace")
         except FileNotFoundError:
             return None
 
@@ -119,13 +119,27 @@ class Location:
         """Delete a file below."""
         self.fs.rm_file(self._at(path))
 
+    def has(self, path: str) -> bool:
+        """Whether there is such a file below."""
+        return bool(self.fs.exists(self._at(path)))
+
     def sha256(self, item: Item, tick: Callable[[], None] = lambda: None) -> str:
         """Read a file below and hash it; ``tick`` is called after each block."""
-        digest = hashlib.sha256()
+        return self.hashed(item, tick=tick)[1]
+
+    def hashed(
+        self, item: Item, size: int | None = None, tick: Callable[[], None] = lambda: None
+    ) -> tuple[int, str]:
+        """Read a file below, or its first bytes: how many there were, and their sha256."""
+        digest, count = hashlib.sha256(), 0
         for block in self._from(item, 0):
-            digest.update(block)
+            rest = block if size is None else block[: size - count]
+            digest.update(rest)
+            count += len(rest)
             tick()
-        return digest.hexdigest()
+            if count == size:
+                break
+        return count, digest.hexdigest()
 
     def _from(self, item: Item, start: int) -> Iterator[bytes]:
         if item.is_folder:

@@ -1,5 +1,6 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
+from manycpu.pipeline.transfer.destination import earlier, strangers
 from manycpu.pipeline.transfer.fetch import Lock, Stored, discard, fetch, staged, store
 from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import (
@@ -30,6 +31,7 @@ __all__ = [
     "Tick",
     "TransferError",
     "discard",
+    "earlier",
     "fetch",
     "identity",
     "publish",
@@ -37,5 +39,6 @@ __all__ = [
     "scan",
     "staged",
     "store",
+    "strangers",
     "written",
 ]

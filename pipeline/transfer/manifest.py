@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from manycpu.pipeline.adapters.listing import Rows
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.output import MANIFEST
+from manycpu.pipeline.spec.output import MANIFEST
 
 __all__ = [
     "DIGITS",
@@ -24,14 +26,13 @@ __all__ = [
     "write_lines",
 ]
 
-MANIFEST = "manifest.json"
 DIGITS = 16
 """Of a digest in the name of a folder."""
 Progress = Callable[[int, int], None]
 """Is called with bytes done and bytes in all."""
 Tick = Callable[[], None]
 """Is called while the work goes on, also where there is nothing to count."""
-_BEGIN, _END = '{"files": [', "]}"
+_BEGIN, _END = '{"files": [', "]"
 
 
 class TransferError(Exception):
@@ -85,9 +86,19 @@ class Manifest:
             digest.update(line.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def lines(self) -> Iterator[str]:
-        """Spell it as JSON, a file on each line."""
-        return write_lines(file.described() for file in self.files)
+    def lines(self, run: str | None = None) -> Iterator[str]:
+        """Spell it as JSON, a file on each line; at the end the key of the run that wrote it."""
+        return write_lines((file.described() for file in self.files), run)
+
+    @classmethod
+    def parse(cls, text: str) -> tuple["Manifest", str | None]:
+        """Read what :meth:`lines` spelled from a text; with the key of the run that wrote it.
+
+        Raises:
+            ValueError: It is no manifest, or half of one.
+        """
+        read = _whole(text)
+        return cls(file_of(fields) for fields in read["files"]), read.get("run")
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
@@ -115,14 +126,15 @@ def file_of(fields: dict[str, Any]) -> File:
     return File(path, size, sha256, bool(fields.get("executable")))
 
 
-def write_lines(files: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Spell the fields of files as JSON, a file on each line: ``{"files": [...]}``."""
+def write_lines(files: Iterable[dict[str, Any]], run: str | None = None) -> Iterator[str]:
+    """Spell the fields of files as JSON, a file on each line: ``{"files": [...], "run": "..."}``."""
     yield _BEGIN
     comma = "\n"
     for fields in files:
         yield comma + json.dumps(fields)
         comma = ",\n"
-    yield f"\n{_END}\n"
+    signature = f', "run": {json.dumps(run)}' if run else ""
+    yield f"\n{_END}{signature}}}\n"
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -134,21 +146,21 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """
     with path.open(encoding="utf-8") as file:
         if (first := file.readline()).rstrip("\n") != _BEGIN:
-            yield from _whole(first + file.read())
+            yield from _whole(first + file.read())["files"]
             return
         for line in file:
-            if line.rstrip("\n") == _END:
+            if line.startswith(_END) and line.endswith("}\n"):
                 return
             yield json.loads(line.rstrip(",\n"))
     raise ValueError(f"{path} is cut off")
 
 
-def _whole(text: str) -> list[dict[str, Any]]:
-    """Read what earlier versions wrote."""
+def _whole(text: str) -> dict[str, Any]:
+    """Read all at once, as earlier versions wrote it."""
     read = json.loads(text)
     if not isinstance(read, dict) or not isinstance(read.get("files"), list):
         raise ValueError("it is no list of files")  # noqa: TRY004 - of what was read
-    return read["files"]
+    return read
 
 
 def scan(source: Location, tick: Tick = lambda: None) -> Manifest:

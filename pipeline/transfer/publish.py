@@ -1,27 +1,19 @@
 """Bring a folder to its readers: what was read back is what was written, and the manifest comes last."""
 
 import logging
-import shutil
 from pathlib import Path
 
 from manycpu.pipeline.adapters import disk
-from manycpu.pipeline.adapters.listing import Item, Rows
+from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.output import MANIFEST, OTHER_MANIFEST
+from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse, signed, strangers
 from manycpu.pipeline.transfer.hashing import Hashing
-from manycpu.pipeline.transfer.manifest import (
-    MANIFEST,
-    File,
-    Manifest,
-    Progress,
-    Tick,
-    TransferError,
-    scan,
-)
+from manycpu.pipeline.transfer.manifest import File, Manifest, Progress, Tick, TransferError, scan
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy
 
-__all__ = ["OTHER_MANIFEST", "manifest_name", "publish", "save", "written"]
+__all__ = ["manifest_name", "publish", "save", "written"]
 
-OTHER_MANIFEST = "manifest.manycpu.json"
 log = logging.getLogger(__name__)
 
 
@@ -46,39 +38,28 @@ def publish(
 ) -> Manifest:
     """Copy a folder on disk to a path or URL, read it back, and put the manifest beside it last.
 
-    On disk the folder appears in one step. Object stores have no rename: there, a folder without
-    ``manifest.json`` is incomplete. A publication that broke goes on after the last file that was whole.
+    On disk the folder appears in one step. Object stores have no rename: there, a folder without its manifest
+    is incomplete. A publication that broke goes on after the last file that was whole.
 
     Raises:
-        TransferError: What was read back is not what was written.
+        TransferError: What was read back is not what was written, or the destination holds what the run did
+            not write.
     """
     origin = written(str(source))
     if destination.local is not None:
         return save(Hashing(origin), destination.local, key, progress, tick)
     manifest = scan(origin, tick)
-    there = {item.path: item.size for item in destination.items()} if destination.exists() else {}
-    name = manifest_name(manifest)
-    if name in there:  # of an earlier export of this run: incomplete until the new one stands there
-        destination.remove(name)
-    done, uploaded = 0, Rows(File)
-    for file in manifest.files:
-        if file.path.endswith("/"):  # behind URLs there are no empty folders
-            continue
-        item = Item(file.path, file.size, "", file.executable)
-        named = item._replace(path=_spelled(file.path))
-        if there.get(named.path) != file.size or destination.sha256(named, tick) != file.sha256:
-            _upload(origin, destination, item, named, file.sha256, tick)
-        uploaded.append(File(named.path, file.size, file.sha256, file.executable))
+    # Behind URLs there are no empty folders, and no names that are not UTF-8.
+    files = [file for file in manifest.files if not file.path.endswith("/")]
+    published = Manifest(file._replace(path=_spelled(file.path)) for file in files)
+    _make_room(destination, published, key, tick)
+    done = 0
+    for file, named in zip(files, published.files, strict=True):
+        _upload(origin, destination, file, named, tick)
         done += file.size
-        progress(done, manifest.size)
-    published = Manifest(uploaded)
-    destination.write_text(name, "".join(published.lines()))
+        progress(done, published.size)
+    destination.write_text(manifest_name(published), signed(published, key))
     return published
-
-
-def _spelled(path: str) -> str:
-    """Spell a name that is not UTF-8 as Python does in a text: URLs have no other names."""
-    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def save(
@@ -92,38 +73,86 @@ def save(
 
     Args:
         source: What to copy; what is read back is compared with what it tells.
-        destination: Its folder; what is there is replaced.
+        destination: Its folder; an earlier export of this run is replaced, and nothing else.
         key: The run's key: a copy of this run that broke is taken up where it stopped.
         progress: Called with bytes done and bytes in all.
         tick: Called while the work goes on, also where no bytes are copied.
 
     Raises:
-        TransferError: A file changed while it was copied, or reads back otherwise.
+        TransferError: A file changed while it was copied, or reads back otherwise; or the destination holds
+            what the run did not write.
         TakenOverError: Another export of the same run goes on with it.
     """
+    destination = destination.resolve()  # where a link leads: the link itself is the user's
     stem = destination.with_name(f".{destination.name}.{key}")
     stem.parent.mkdir(parents=True, exist_ok=True)
     partial, manifest = copy(source, stem, progress, tick)
     try:
         with (partial / manifest_name(manifest)).open("w") as file:
-            file.writelines(manifest.lines())
+            file.writelines(manifest.lines(run=key))
         disk.sync(partial)
     except FileNotFoundError as error:
         raise TakenOverError("another export of this run goes on with this copy") from error
-    if destination.exists():  # empty, or an earlier export of this run: preflight has seen to that
-        shutil.rmtree(destination)
-    partial.rename(destination)
+    put(partial, destination, key)
     return manifest
 
 
-def _upload(  # noqa: PLR0913 - from where, to where, and what
-    origin: Location, destination: Location, item: Item, named: Item, sha256: str, tick: Tick
-) -> None:
+def _spelled(path: str) -> str:
+    """Spell a name that is not UTF-8 as Python does in a text: URLs have no other names."""
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _make_room(destination: Location, wanted: Manifest, key: str, tick: Tick) -> None:
+    """Delete what an earlier export of this run wrote and is not wanted now, its manifest last.
+
+    Raises:
+        TransferError: The destination holds what the run did not write.
+    """
+    same = {(file.path, file.sha256) for file in wanted.files}
+    refuse(set(strangers(destination, key)) - {path for path, _ in same})
+    before = earlier(destination, key)
+    refuse(changed(destination, before, tick))
+    if before is None:
+        return
+    for file in before.manifest.files:
+        if (file.path, file.sha256) not in same and destination.has(file.path):
+            destination.remove(file.path)
+    destination.remove(before.name)
+
+
+def _upload(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> None:
+    """Write a file, unless it is there whole.
+
+    Raises:
+        TransferError: It reads back otherwise, or there is another file of that name.
+    """
+    if _is_there(origin, destination, file, named, tick):
+        return
     destination.fs.makedirs(f"{destination.root}/{named.path}".rsplit("/", 1)[0], exist_ok=True)
-    with origin.open(item.path) as read, destination.open(named.path, "wb") as write:
+    with origin.open(file.path) as read, destination.open(named.path, "wb") as write:
         while block := read.read(1 << 20):
             write.write(block)
             tick()
-    seen = destination.sha256(named, tick)
-    if seen != sha256:
-        raise TransferError(f"{item.path} reads back as sha256 {seen}, written was {sha256}")
+    seen = destination.sha256(_item(named), tick)
+    if seen != file.sha256:
+        raise TransferError(f"{file.path} reads back as sha256 {seen}, written was {file.sha256}")
+
+
+def _is_there(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> bool:
+    """Whether a file is there whole; of this run's too is the beginning of it, from an upload that broke.
+
+    Raises:
+        TransferError: There is another file of that name.
+    """
+    destination.fs.invalidate_cache()
+    if not destination.has(named.path):
+        return False
+    size, digest = destination.hashed(_item(named), tick=tick)
+    whole = (size, digest) == (file.size, file.sha256)
+    if not whole and origin.hashed(_item(file), size, tick) != (size, digest):
+        refuse([named.path])
+    return whole
+
+
+def _item(file: File) -> Item:
+    return Item(file.path, file.size, "", file.executable)

@@ -11,6 +11,7 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.export import unseen
 from manycpu.pipeline.verbs.launch import present_handle, status
 from manycpu.pipeline.verbs.place import on_target
 from manycpu.pipeline.verbs.report import write_report
@@ -25,7 +26,8 @@ _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
 def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
     """Leave nothing of the run but its output and what later runs reuse.
 
-    A model that was trained and could not be exported is never deleted: the same run goes on from there.
+    A model that was trained and could not be exported, or is not to be seen at the output, is never deleted:
+    the same run goes on from there.
 
     Args:
         ctx: The run.
@@ -64,7 +66,10 @@ def _draft(ctx: RunContext) -> Report:
     handle = present_handle(ctx, entry)
     observed = observed_of(ctx, handle) if handle else report.Observed()
     state, error = _state(ctx, entry, handle)
-    return report.draft(entry, observed, state, error)
+    written = report.draft(entry, observed, state, error)
+    if handle and (lack := unseen(ctx, entry, handle)):
+        written.state, written.error, written.export = RunState.FAILED, lack, None
+    return written
 
 
 def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunState, str | None]:

@@ -1,20 +1,23 @@
 """export: bring the trained model to the output, verified, in one step."""
 
+import socket
 from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict
 
 from manycpu.pipeline import report
+from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.spec.output import MANIFEST, MANIFESTS
 from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.place import on_target
-from manycpu.pipeline.verbs.report import write_report
+from manycpu.pipeline.verbs.report import in_the_cluster, write_report
 from manycpu.pipeline.verbs.wait import observed_of
 
-__all__ = ["Exported", "export"]
+__all__ = ["Exported", "export", "unseen"]
 
 Progress = Callable[[int, int], None]
 
@@ -57,3 +60,44 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
             entry.export = exported.model_dump(exclude={"metrics"})
         write_report(ctx, report.draft(entry, observed, RunState.RUNNING))
         return exported
+
+
+def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
+    """Say why the exported model cannot be seen from here; None where it can, or nothing was exported.
+
+    Tasks of a DAG may run on several workers: what one wrote to its own disk is nowhere for the next.
+    """
+    if entry.export is None:
+        return None
+    why = _fault(ctx, entry.export["sha256"])
+    if why is None:
+        return None
+    model = on_target(ctx, "export").model_of(ctx, handle)
+    return (
+        f"run.output: the model was exported to {ctx.run.output} and is not to be seen there from "
+        f"{socket.gethostname()}: {why}. It is kept in {model}. Give an output that every worker reaches, "
+        "and run again with the same run id."
+    )
+
+
+def _fault(ctx: RunContext, digest: str) -> str | None:
+    try:
+        texts = [_text(ctx, name) for name in MANIFESTS]
+    except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
+        return str(error) or type(error).__name__
+    if any(text is not None and _digest(text) == digest for text in texts):
+        return None
+    return f"its {MANIFEST} is of another model" if any(texts) else f"there is no {MANIFEST}"
+
+
+def _text(ctx: RunContext, name: str) -> str | None:
+    text: str | None
+    text = on_target(ctx, "report").read(ctx, name) if in_the_cluster(ctx) else ctx.output.read_text(name)
+    return text
+
+
+def _digest(text: str) -> str | None:
+    try:
+        return Manifest.parse(text)[0].digest
+    except ValueError:
+        return None

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.report import REPORT
 from manycpu.pipeline.spec import program, squad
 from manycpu.pipeline.spec.errors import BadInputError, Finding
-from manycpu.pipeline.verbs.build import installed, module_root
+from manycpu.pipeline.verbs.build import installed, module_root, program_of
+from manycpu.pipeline.verbs.code import code_of
 from manycpu.pipeline.verbs.context import MachineContext, RunContext
 from manycpu.pipeline.verbs.place import on_target
-from manycpu.pipeline.verbs.report import in_the_cluster, occupied
+from manycpu.pipeline.verbs.report import in_the_cluster, not_empty, occupied
 
 __all__ = ["preflight"]
 
@@ -45,6 +47,18 @@ def _program(ctx: RunContext) -> Findings:
             f"there is no module {name!r} in {ctx.base}, and none is installed",
             "Put it beside the run file, or install it into this environment",
         )
+
+
+def _code(ctx: RunContext) -> Findings:
+    root, arguments = program_of(ctx)
+    if root is None or not (root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file())):
+        return
+    try:
+        code_of(ctx, root, arguments)
+    except BadInputError as error:
+        yield Finding("run.program", error.message, error.fix or "")
+    except OSError as error:
+        yield _unreadable("run.program", error)
 
 
 def _data(ctx: RunContext) -> Findings:
@@ -92,21 +106,29 @@ def _output(ctx: RunContext) -> Findings:
     if in_the_cluster(ctx):  # stage looks at it, from there
         return
     try:
-        output = ctx.output
-        there = output.without_odd(lambda *_: None).items() if output.exists() else ()
-        items = [item for item in there if not item.is_folder]
+        yield from _present_output(ctx, ctx.output)
     except BadInputError as error:
         yield Finding("run.output", error.message, error.fix or "")
-        return
     except OSError as error:
         yield _unreadable("run.output", error)
-        return
+
+
+def _present_output(ctx: RunContext, output: Location) -> Findings:
     if output.is_file():
         yield Finding("run.output", f"{ctx.run.output} is a file", "Give a folder, or a URL of one")
-        return
-    text = output.read_text(REPORT) if items else None
-    if found := occupied(ctx, [item.path for item in items], text):
-        yield found
+    elif output.local:
+        # An export to a disk is there whole or not at all: what it did not write is known now.
+        yield from (not_empty(ctx, name) for name in transfer.strangers(output, ctx.key)[:1])
+    elif output.exists():
+        found = occupied(ctx, [item.path for item in output.items()], output.read_text(REPORT))
+        yield from [found] if found else []
 
 
-_CHECKS: tuple[Callable[[RunContext], Findings], ...] = (_launch_kind, _program, _data, _squad, _output)
+_CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
+    _launch_kind,
+    _program,
+    _code,
+    _data,
+    _squad,
+    _output,
+)

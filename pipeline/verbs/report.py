@@ -17,12 +17,22 @@ from manycpu.pipeline.spec.errors import (
     LeftBehindError,
     ManycpuError,
     TrainingFailedError,
+    raise_findings,
 )
+from manycpu.pipeline.spec.output import replaceable
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.verbs.context import ClusterContext, RunContext
 from manycpu.pipeline.verbs.place import on_target
 
-__all__ = ["conclude", "in_the_cluster", "occupied", "read_report", "report_path", "write_report"]
+__all__ = [
+    "conclude",
+    "in_the_cluster",
+    "not_empty",
+    "occupied",
+    "read_report",
+    "report_path",
+    "write_report",
+]
 
 _ERRORS: dict[RunState, type[ManycpuError]] = {RunState.CANCELLED: CancelledError}
 
@@ -49,6 +59,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
         if in_the_cluster(ctx):
             on_target(ctx, "report").write(ctx, text)
         else:
+            raise_findings(_foreign_report(ctx))
             ctx.output.write_text(reports.REPORT, text)
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
@@ -57,6 +68,13 @@ def write_report(ctx: RunContext, report: Report) -> None:
             field="run.output",
             fix="Mend the output, and run again with the same run id",
         ) from error
+
+
+def _foreign_report(ctx: RunContext) -> list[Finding]:
+    """Leave a report.json alone that is a file of the user's own, or stands beside another run's model."""
+    if replaceable(ctx.output.read_text(reports.REPORT), ctx.key):
+        return []
+    return [not_empty(ctx, reports.REPORT)]
 
 
 def read_report(ctx: RunContext) -> Report:
@@ -112,11 +130,14 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
     """
     before = reports.parse(text)
     mine = before is not None and before.key == ctx.key
-    only_a_failure = before is not None and before.state is not RunState.SUCCEEDED and len(names) == 1
-    if not names or mine or only_a_failure:
-        return None
+    only_a_failure = before is not None and replaceable(text, ctx.key) and len(names) == 1
+    return None if not names or mine or only_a_failure else not_empty(ctx, names[0])
+
+
+def not_empty(ctx: RunContext, name: str) -> Finding:
+    """Say that an output holds a file, or an empty folder, which this run did not write."""
     return Finding(
         "run.output",
-        f"{ctx.run.output} is not empty: {names[0]} is in it",
+        f"{ctx.run.output} is not empty: {name} is in it",
         "Give an empty or new folder; a run never overwrites what it did not make",
     )

@@ -10,7 +10,7 @@ import yaml
 
 from manycpu.pipeline import BareMetal, train
 from manycpu.pipeline.adapters.process import run as run_command
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.errors import BadInputError, ExportError
 
 pytestmark = pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
 
@@ -56,6 +56,39 @@ def test_a_run_over_two_hosts_delivers_its_model(
     assert list((folder / "runs").iterdir()) == []
     assert hosts["node-b"].run("find", str(folder / "runs"), "-mindepth", "1") == ""
     assert "set.txt" in hosts["node-b"].run("find", str(folder / "data"))
+
+
+SHARDS = """
+import os, torch.distributed as dist
+dist.init_process_group()
+output, rank = os.environ["MANYCPU_OUTPUT"], os.environ["RANK"]
+open(f"{output}/{NAME}", "w").write(f"shard {rank}")
+dist.destroy_process_group()
+"""
+
+
+def test_the_shards_of_all_hosts_reach_the_output(
+    target: BareMetal, script: Callable[..., str], tmp_path: Path
+) -> None:
+    program = script(SHARDS.replace("{NAME}", "shard-{rank}.pt"))
+    report = train({"program": program, "output": str(tmp_path / "out"), "nnodes": 2}, target)
+    assert report.state == "succeeded"
+    assert [(tmp_path / "out" / f"shard-{rank}.pt").read_text() for rank in (0, 1)] == ["shard 0", "shard 1"]
+
+
+def test_what_two_hosts_wrote_under_one_name_is_kept_on_both(
+    target: BareMetal, hosts: made_hosts.Hosts, folder: Path, script: Callable[..., str], tmp_path: Path
+) -> None:
+    program = script(SHARDS.replace("{NAME}", "model.pt"))
+    given = {"program": program, "output": str(tmp_path / "out"), "nnodes": 2}
+    with pytest.raises(ExportError, match=r"^run\.output: .* model\.pt"):
+        train(given, target, run_id="x")
+    (kept,) = (folder / "runs").glob("train-*/attempts/1/output")
+    assert hosts["node-b"].run("cat", f"{kept}/model.pt") == "shard 1"
+    assert (kept / "model.pt").read_text() == "shard 0"
+    hosts["node-b"].run("mv", f"{kept}/model.pt", f"{kept}/model-1.pt")
+    assert train(given, target, run_id="x").state == "succeeded"
+    assert (tmp_path / "out" / "model-1.pt").read_text() == "shard 1"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from manycpu.pipeline.adapters import hosts as on_hosts
 from manycpu.pipeline.adapters import mpi, ssh
 from manycpu.pipeline.launchers import mpirun
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.spec.errors import BadInputError, LaunchError
+from manycpu.pipeline.spec.errors import BadInputError, ExportError, LaunchError
 from manycpu.pipeline.spec.placement import Host, Placement
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -265,15 +265,45 @@ def test_folders_reach_the_hosts_that_do_not_see_them(hosts: made_hosts.Hosts, h
     assert hosts["node-b"].run("ls", str(hidden)).split() == ["data"]
 
 
-def test_output_comes_back_from_a_host(hosts: made_hosts.Hosts, hidden: Path) -> None:
+def test_output_comes_back_from_all_hosts(hosts: made_hosts.Hosts, hidden: Path) -> None:
+    """Node-a shares this machine's files, node-b has its own: shards of both, links included."""
     target = target_of(hosts)
-    one, two = on_hosts.chosen(target, TrainingRun(program="train.py", output="/model", nnodes=2))
-    output = hidden / "output"
-    ssh.make_folder(target, [two], output)
-    hosts["node-b"].run("sh", "-c", f"echo trained > {output}/model")
-    output.mkdir()
-    assert ssh.collect(target, two, output) is True
-    assert (output / "model").read_text() == "trained\n"
-    assert ssh.collect(target, one, output) is False  # it sees the very same folder
-    assert ssh.remove_folder(target, [two], output) == []
-    assert "output" not in hosts["node-b"].run("ls", str(hidden)).split()
+    both = on_hosts.chosen(target, TrainingRun(program="train.py", output="/model", nnodes=2))
+    output, address = hidden / "output", hosts["node-b"].address
+    ssh.make_folder(target, both, output)
+    (output / "shard-0").write_text("of node-a")
+    hosts["node-b"].run(
+        "sh", "-c", f"cd {output} && mkdir deep && echo b >'deep/shard\n1' && ln -s deep latest"
+    )
+    assert ssh.collect(target, both, output) == [address]
+    assert (output / "shard-0").read_text() == "of node-a"
+    assert (output / "latest" / "shard\n1").read_text() == "b\n"
+    assert ssh.collect(target, both, output) == []
+    hosts["node-b"].run("sh", "-c", f"echo another >{output}/shard-0; echo more >{output}/more")
+    with pytest.raises(ExportError, match=rf"^run\.output: .*{address}.* shard-0, .*{output}"):
+        ssh.collect(target, both, output)
+    assert (output / "shard-0").read_text() == "of node-a"
+    assert ssh.remove_folder(target, both, output) == []
+    with pytest.raises(ExportError, match=f"has no folder {output}"):
+        ssh.collect(target, both, output)
+
+
+def test_a_host_that_greets_is_understood(tmp_path: Path, hidden: Path) -> None:
+    """A banner, and a login shell that prints before each command and does not end its line."""
+    (tmp_path / "banner").write_text("Authorized use only.\n" * 3)
+    (tmp_path / "rc").write_text('printf "Welcome to this host"\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n')
+    greets = {"Banner": str(tmp_path / "banner"), "ForceCommand": f"sh {tmp_path}/rc"}
+    hide: dict[str, Sequence[str]] = {"node-c": [str(hidden)]}
+    with made_hosts.made(tmp_path / "hosts", ["node-c"], hide, **greets) as made:
+        words = tuple(word.replace("LogLevel=ERROR", "LogLevel=INFO") for word in made.ssh)  # shows banners
+        target = BareMetal(hostfile=str(made.hostfile("node-c")), ssh=words)
+        run = TrainingRun(program="train.py", output="/model")
+        assert on_hosts.check(target, run, mpi.find(None)) == []
+        one = on_hosts.chosen(target, run)
+        (hidden / "greeted").mkdir()
+        (hidden / "greeted" / "data").write_bytes(os.urandom(1 << 20))
+        assert ssh.deliver(target, one, hidden / "greeted") == [one[0].name]
+        assert ssh.deliver(target, one, hidden / "greeted") == []
+        made["node-c"].run("cp", f"{hidden}/greeted/data", f"{hidden}/greeted/model")
+        assert ssh.collect(target, one, hidden / "greeted") == [one[0].name]
+        assert (hidden / "greeted/model").read_bytes() == (hidden / "greeted/data").read_bytes()

@@ -98,7 +98,7 @@ sys.exit(program.main(sys.argv[1]))
 
 
 def test_a_pod_whose_volume_does_not_answer_says_so_and_ends() -> None:
-    with pod("hang", program=HANG) as (channel, process):
+    with pod("hang", code=HANG) as (channel, process):
         with pytest.raises(RemoteError, match="its work has stood still for 1 s") as raised:
             client.ask(channel)
         assert raised.value.reason == "stuck"
@@ -106,11 +106,11 @@ def test_a_pod_whose_volume_does_not_answer_says_so_and_ends() -> None:
 
 
 def test_a_pod_whose_work_goes_on_is_not_given_up_however_long_it_takes() -> None:
-    with pod("work", program=HANG) as (channel, _):
+    with pod("work", code=HANG) as (channel, _):
         assert client.ask(channel)["kind"] == "done"
 
 
 def test_who_waits_for_the_other_end_is_not_stuck() -> None:
-    with pod("work", program=HANG.replace("range(30)", "range(3)")) as (channel, _):
+    with pod("work", code=HANG.replace("range(30)", "range(3)")) as (channel, _):
         time.sleep(3)  # what the pod waits for, thrice as long as it may stand still itself
         assert client.ask(channel)["kind"] == "done"

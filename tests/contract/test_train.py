@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +25,12 @@ from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.context import RunContext, open_context
+from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.train import Silent
-from manycpu.pipeline.verbs.wait import wait
+from manycpu.pipeline.verbs.wait import conclude, wait
 
 pytestmark = pytest.mark.usefixtures("home", "no_process_left")
 Script = Callable[..., str]
@@ -241,21 +243,6 @@ with open(os.environ["MANYCPU_OUTPUT"] + "/seen.json", "w") as file:
     assert not [name for name in env if name.startswith("AIRFLOW")]
 
 
-def test_only_code_goes_into_the_snapshot(script: Script, tmp_path: Path) -> None:
-    program = Path(script())
-    for name in (".git/config", "__pycache__/x.pyc", "helper.py", "set/train.txt", "models/old.bin"):
-        path = program.parent / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("x")
-    given = {"program": str(program), "data": f"{program.parent}/set", "output": f"{program.parent}/models"}
-    ctx = open_context(given, None, "test", base=tmp_path)
-    ctx.ledger.open(ctx.new_entry(0))
-    built = build(ctx)
-    assert built.code is not None
-    assert sorted(path.name for path in Path(built.code).rglob("*")) == ["helper.py", "train.py"]
-    cleanup(ctx)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system is mounted: needs root")
 def test_a_full_disk_is_named_and_the_next_try_goes_on(script: Script, tmp_path: Path) -> None:
     from manycpu.pipeline.adapters import process
@@ -321,3 +308,54 @@ def test_a_source_that_cannot_be_reached_is_named(script: Script, tmp_path: Path
         train(given)
     assert list((home / "runs").glob("*")) == []
     assert report(tmp_path).verbs["stage"].result == "failed"
+
+
+SAVES_STRAIGHT = """
+import os, sys, torch.distributed as dist
+dist.init_process_group()
+os.makedirs(sys.argv[1], exist_ok=True)
+open(sys.argv[1] + "/" + sys.argv[2], "w").write("the model")
+open(os.environ["MANYCPU_OUTPUT"] + "/metrics.json", "w").write("{}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("name", ["model.bin", "report.json"])
+def test_a_program_that_saves_straight_into_the_output_loses_nothing(
+    script: Script, tmp_path: Path, home: Path, name: str
+) -> None:
+    out = tmp_path / "out"
+    given = fields(tmp_path, script(SAVES_STRAIGHT), args=[str(out), name], nproc_per_node=1)
+    with pytest.raises(ExportError, match=rf"{out} .*{name}") as caught:
+        train(given, run_id="x")
+    assert (out / name).read_text() == "the model"
+    (kept,) = (home / "runs").glob("train-*/attempts/1/output")
+    assert name == "report.json" or str(kept) in str(caught.value)
+    assert (kept / "metrics.json").exists()
+    with pytest.raises(ManycpuError, match=name):
+        train(given, run_id="x")
+    assert (out / name).read_text() == "the model"
+    (out / name).rename(tmp_path / name)
+    assert train(given, run_id="x").state == "succeeded"
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "metrics.json", "report.json"]
+
+
+def test_a_model_that_cleanup_cannot_see_is_kept(script: Script, tmp_path: Path) -> None:
+    """As where export ran on a worker with a disk of its own, which went with it."""
+    ctx, built = begin(tmp_path, script(), nproc_per_node=1)
+    handle, _ = launch(ctx, *built)
+    conclude(ctx, handle, wait(ctx, handle, lambda _: None))
+    export(ctx, handle)
+    shutil.rmtree(tmp_path / "out")
+    cleaned = cleanup(ctx)
+    assert cleaned is not None
+    model = Path(ctx.where) / "attempts" / "1" / "output"
+    assert cleaned.state == "failed"
+    assert f"run.output: {tmp_path / 'out'} " in (cleaned.error or "")
+    assert str(model) in (cleaned.error or "")
+    assert (model / "model.txt").read_text() == "sum 1"
+    export(ctx, handle)
+    cleaned = cleanup(ctx)
+    assert cleaned is not None
+    assert cleaned.state == "succeeded"
+    assert not model.exists()

@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -244,3 +247,100 @@ def test_discarding_leaves_nothing(source: Path, tmp_path: Path) -> None:
     transfer.fetch(location(source), tmp_path / "staged" / "copy")
     transfer.discard(tmp_path / "staged" / "copy")
     assert list((tmp_path / "staged").iterdir()) == []
+
+
+def test_what_this_run_did_not_write_is_never_replaced(source: Path, tmp_path: Path) -> None:
+    """Files that somebody put there, a folder of theirs, or what they changed of an earlier export."""
+    out = tmp_path / "out"
+    for disturb in (
+        lambda: (out / "weights.bin").write_bytes(b"theirs"),
+        (out / "empty folder").mkdir,
+        lambda: transfer.publish(source, location(out), "key") and (out / "a.txt").write_bytes(b"ALPHA"),
+        lambda: transfer.publish(source, location(out), "key") and (out / "more").write_bytes(b"theirs"),
+        lambda: transfer.publish(source, location(out), "another"),
+    ):
+        out.mkdir()
+        disturb()
+        before = contents(out)
+        with pytest.raises(transfer.TransferError, match=r"this run did not write"):
+            transfer.publish(source, location(out), "key")
+        assert contents(out) == before
+        assert sorted(path.name for path in tmp_path.iterdir() if "before" in path.name) == []
+        shutil.rmtree(out)
+
+
+def test_what_comes_while_a_model_is_published_is_kept(source: Path, tmp_path: Path) -> None:
+    def meanwhile(*_: int) -> None:
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / "theirs").write_bytes(b"theirs")
+
+    with pytest.raises(transfer.TransferError, match=r"holds theirs, which this run did not write"):
+        transfer.publish(source, location(tmp_path / "out"), "key", meanwhile)
+    assert contents(tmp_path / "out") == {"theirs": b"theirs"}
+    (tmp_path / "out" / "theirs").unlink()
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    assert contents(tmp_path / "out").items() >= contents(source).items()
+
+
+def test_a_killed_replacement_is_made_up_for(source: Path, tmp_path: Path) -> None:
+    """Between the two renames the earlier export has a name of its own; the next try gives it back first."""
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    (tmp_path / "out").rename(tmp_path / ".out.key.before")
+    (source / "a.txt").write_bytes(b"newer")
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    assert contents(tmp_path / "out")["a.txt"] == b"newer"
+    assert [path.name for path in tmp_path.iterdir() if path != source] == ["out"]
+
+
+def test_a_link_to_a_folder_is_a_destination_too(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    assert (tmp_path / "out").is_symlink()
+    assert contents(tmp_path / "real").items() >= contents(source).items()
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    memory = fsspec.filesystem("memory")
+    yield memory
+    if memory.exists("/models"):
+        memory.rm("/models", recursive=True)
+
+
+def at(memory: Any) -> dict[str, bytes]:
+    return {path.removeprefix("/models/qa/"): memory.cat_file(path) for path in memory.find("/models/qa")}
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "a.txt", "manifest.json", "report.json"])
+def test_foreign_files_behind_a_url_are_left_alone(source: Path, bucket: Any, name: str) -> None:
+    bucket.pipe(f"/models/qa/{name}", b"theirs")
+    with pytest.raises(transfer.TransferError, match=rf"holds {name}, which this run did not write"):
+        transfer.publish(source, Location.of("memory://models/qa", "run.output"), "key")
+    assert at(bucket) == {name: b"theirs"}
+
+
+def test_a_file_that_comes_while_others_are_uploaded_is_left_alone(source: Path, bucket: Any) -> None:
+    def meanwhile(*_: int) -> None:
+        bucket.pipe("/models/qa/empty", b"theirs")
+
+    with pytest.raises(transfer.TransferError, match=r"holds empty, which this run did not write"):
+        transfer.publish(source, Location.of("memory://models/qa", "run.output"), "key", meanwhile)
+    assert at(bucket)["empty"] == b"theirs"
+
+
+def test_a_broken_upload_goes_on(source: Path, bucket: Any) -> None:
+    bucket.pipe({"/models/qa/a.txt": b"alp", "/models/qa/empty": b""})
+    transfer.publish(source, Location.of("memory://models/qa", "run.output"), "key")
+    assert at(bucket).items() >= contents(source).items()
+
+
+def test_publishing_to_a_url_again_replaces_all_that_this_run_published(source: Path, bucket: Any) -> None:
+    there = Location.of("memory://models/qa", "run.output")
+    transfer.publish(source, there, "key")
+    (source / "a.txt").unlink()
+    (source / "empty").write_bytes(b"no longer")
+    manifest = transfer.publish(source, there, "key")
+    found = at(bucket)
+    assert transfer.Manifest.parse(found.pop("manifest.json").decode()) == (manifest, "key")
+    assert found == contents(source)

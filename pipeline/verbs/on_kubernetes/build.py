@@ -1,10 +1,12 @@
 """On Kubernetes the code is a layer of an image, which pods name by digest."""
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manycpu.pipeline.spec.placement import CODE
-from manycpu.pipeline.verbs.build import Built, code_of, installed_digest, program_of
+from manycpu.pipeline.verbs.build import Built, installed_digest, program_of
+from manycpu.pipeline.verbs.code import code_of
 from manycpu.pipeline.verbs.on_kubernetes import images, layers
 
 if TYPE_CHECKING:
@@ -12,27 +14,33 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "code_tree"]
 
+_log = logging.getLogger(__name__)
+
 
 def build(ctx: "ClusterContext") -> tuple[Built, bool]:
     """Push the program's code upon the image; whether it was there before.
 
     Raises:
-        BuildError: The folder holds more than code, or the image cannot be built or pushed.
-        BadInputError: There is no registry to push to, and the image has not this code in it.
+        BuildError: The image cannot be built or pushed.
+        BadInputError: The folder holds more than code; or there is no registry to push to, and the image has
+            not this code in it.
     """
     root, arguments = program_of(ctx)
     if root is None:
         image, reused = images.train(ctx, None)
         return Built(code=None, program=arguments, digest=installed_digest(), image=image), reused
-    tree = code_tree(ctx, root)
+    tree = code_tree(ctx, root, arguments)
     image, reused = images.train(ctx, tree)
     return Built(code=CODE, program=arguments, digest=tree.digest, image=image), reused
 
 
-def code_tree(ctx: "ClusterContext", root: Path) -> layers.Tree:
+def code_tree(ctx: "ClusterContext", root: Path, program: tuple[str, ...]) -> layers.Tree:
     """Pack the code of a program's folder.
 
     Raises:
-        BuildError: The folder holds more than code, or a file of it cannot be read.
+        BadInputError: The folder holds more than code.
+        BuildError: A file of it cannot be read.
     """
-    return layers.code(code_of(ctx, root, set()))
+    found = code_of(ctx, root, program)
+    _log.info("the code: %s", found)
+    return layers.code(found.location)

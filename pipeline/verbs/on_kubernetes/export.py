@@ -8,7 +8,7 @@ from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes.helper import Helper, helper
 
-__all__ = ["export"]
+__all__ = ["export", "model_of"]
 
 
 def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
@@ -24,7 +24,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
         with helper(ctx, "export", ctx.claim, progress) as pod:
             return (_publish if is_remote(ctx.run.output) else _pull)(ctx, pod, source, progress)
     except (TransferError, OSError) as error:
-        fix = f"The model is kept in {source} of claim {ctx.claim}: mend the output, and run again "
+        fix = f"The model is kept in {model_of(ctx, handle)}: mend the output, and run again "
         raise ExportError(
             f"{ctx.run.output} was not written: {error}", field="run.output", fix=fix + "with the same run id"
         ) from error
@@ -40,3 +40,9 @@ def _pull(ctx: ClusterContext, pod: Helper, source: str, progress: Progress) -> 
     if output is None:
         raise ExportError(f"{ctx.run.output} is no folder of this machine", field="run.output")
     return pod.run("send", lambda channel: client.pull(channel, source, output, ctx.key, progress))
+
+
+def model_of(ctx: ClusterContext, handle: JobHandle) -> str:
+    """Name the folder that the program of an attempt wrote to, for people."""
+    where = f"claim {ctx.target.namespace}/{ctx.claim}"
+    return f"{ctx.attempt_directory(handle.attempt)}/output of {where}"

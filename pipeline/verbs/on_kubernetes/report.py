@@ -40,10 +40,10 @@ def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
     pod.ask("write", **where, text=text)
 
 
-def read(ctx: ClusterContext) -> str | None:
-    """Read report.json; None where there is none."""
+def read(ctx: ClusterContext, name: str = reports.REPORT) -> str | None:
+    """Read report.json, or another small file of the output; None where there is none."""
     with _pod(ctx) as pod:
-        text: str | None = pod.ask("read", url=ctx.run.output, name=reports.REPORT)["text"]
+        text: str | None = pod.ask("read", url=ctx.run.output, name=name)["text"]
         return text
 
 

@@ -33,8 +33,8 @@ def save(ctx: "ClusterContext", file: Path) -> str:
         BadInputError: The image would be built in a pod, whose result only a registry takes.
         BuildError: It cannot be built.
     """
-    root, _ = program_of(ctx)
-    trees = [library(), *([code_tree(ctx, root)] if root else [])]
+    root, program = program_of(ctx)
+    trees = [library(), *([code_tree(ctx, root, program)] if root else [])]
     with registries(ctx) as opened, _base(ctx, opened) as (base, layers):
         new = change(trees)
         name = str(_HERE.at(tag_of(base.digest, trees)))

@@ -1,32 +1,36 @@
 """On machines an image is a snapshot of the program's folder, named by its content."""
 
-from pathlib import Path
+import logging
 
 from manycpu.pipeline import transfer
-from manycpu.pipeline.verbs.build import Built, code_of, installed_digest, program_of
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.verbs.build import Built, installed_digest, program_of
+from manycpu.pipeline.verbs.code import code_of
 from manycpu.pipeline.verbs.context import MachineContext
 from manycpu.pipeline.verbs.on_machines.hosts import deliver
 
 __all__ = ["build"]
 
 _DIGITS = 16
+_log = logging.getLogger(__name__)
 
 
 def build(ctx: MachineContext) -> tuple[Built, bool]:
     """Snapshot the program's folder, or name the installed code; whether it was there before.
 
     Raises:
-        BuildError: The folder holds more than code.
+        BadInputError: The folder holds more than code.
     """
     root, arguments = program_of(ctx)
     if root is None:
         return Built(code=None, program=arguments, digest=installed_digest()), True
-    code, digest, reused = _snapshot(ctx, root)
+    found = code_of(ctx, root, arguments)
+    _log.info("the code: %s", found)
+    code, digest, reused = _snapshot(ctx, found.location)
     return Built(code=code, program=arguments, digest=digest), reused
 
 
-def _snapshot(ctx: MachineContext, root: Path) -> tuple[str, str, bool]:
-    source = code_of(ctx, root, {ctx.home})
+def _snapshot(ctx: MachineContext, source: Location) -> tuple[str, str, bool]:
     digest = transfer.identity(source)
     folder = ctx.home / "code" / digest[:_DIGITS]
     reused = transfer.fetch(source, folder, read_only=True).reused

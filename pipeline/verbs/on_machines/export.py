@@ -1,4 +1,4 @@
-"""Copy the model out of the run's folder; of a hostfile's hosts, from the first."""
+"""Copy the model out of the run's folder; of a hostfile's hosts, out of the folders of all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.verbs.context import MachineContext
 from manycpu.pipeline.verbs.on_machines import hosts
 
-__all__ = ["export"]
+__all__ = ["export", "model_of"]
 
 
 def export(
@@ -20,7 +20,7 @@ def export(
     Raises:
         ExportError: The output cannot be written, or reads back otherwise.
     """
-    source = Path(handle.directory) / "output"
+    source = model_of(ctx, handle)
     hosts.collect(ctx, source)
     if all(item.is_folder for item in transfer.written(str(source)).items()):
         return transfer.Manifest()
@@ -32,3 +32,8 @@ def export(
         raise ExportError(
             f"{ctx.run.output} was not written: {error}", field="run.output", fix=fix
         ) from error
+
+
+def model_of(ctx: MachineContext, handle: ProcessHandle) -> Path:  # noqa: ARG001 - as everywhere
+    """Name the folder that the program of an attempt wrote to."""
+    return Path(handle.directory) / "output"

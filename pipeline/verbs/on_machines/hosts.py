@@ -33,13 +33,15 @@ def make_folder(ctx: MachineContext, folder: Path) -> None:
 
 
 def collect(ctx: MachineContext, folder: Path) -> None:
-    """Bring what rank 0 wrote on the first host to this machine.
+    """Bring what the ranks wrote on each host to this machine.
 
     Raises:
-        LaunchError: The host cannot be reached.
+        ExportError: Two hosts have different files of one name.
+        StageError: A copy is not what was sent.
+        LaunchError: A host cannot be reached.
     """
     if isinstance(ctx.target, BareMetal):
-        ssh.collect(ctx.target, _hosts(ctx, ctx.target)[0], folder)
+        ssh.collect(ctx.target, _hosts(ctx, ctx.target), folder)
 
 
 def remove_folder(ctx: MachineContext, folder: Path) -> list[str]:

@@ -1,0 +1,145 @@
+"""What is where a model is to go: an earlier export of the same run is replaced, all else is left alone."""
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from manycpu.pipeline.adapters.listing import Item
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec import output
+from manycpu.pipeline.transfer.manifest import Manifest, Tick, TransferError
+
+__all__ = ["Earlier", "changed", "earlier", "put", "refuse", "signed", "strangers"]
+
+
+class Earlier(NamedTuple):
+    """An earlier export of the same run: the name of its manifest, and what it wrote."""
+
+    name: str
+    manifest: Manifest
+
+
+def signed(manifest: Manifest, key: str) -> str:
+    """Give the content of an export's manifest.json: what was written, and by which run."""
+    return "".join(manifest.lines(run=key))
+
+
+def earlier(destination: Location, key: str) -> Earlier | None:
+    """Read what an earlier export of the same run wrote; None where there was none."""
+    report = output.fields_of(destination.read_text(output.REPORT))
+    for name in output.MANIFESTS:
+        try:
+            manifest, run = Manifest.parse(destination.read_text(name) or "")
+        except ValueError:
+            continue
+        if key in (run, report.get("key")):
+            return Earlier(name, manifest)
+    return None
+
+
+def strangers(destination: Location, key: str) -> list[str]:
+    """List what is at a destination that a run did not write, as far as names and sizes tell."""
+    # Object stores are listed once otherwise, and what has come since then is not seen.
+    destination.fs.invalidate_cache()
+    if not destination.exists():
+        return []
+    before = earlier(destination, key)
+    known = {(file.path, file.size) for file in before.manifest.files} if before else set()
+    odd: list[str] = []
+    items = destination.without_odd(lambda path, _: odd.append(path)).items()
+    mine = [before.name] if before else []
+    if output.replaceable(destination.read_text(output.REPORT), key):
+        mine.append(output.REPORT)
+    unknown = [item.path for item in items if (item.path, item.size) not in known]
+    return [*odd, *(path for path in unknown if path not in mine)]
+
+
+def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: None) -> Iterator[str]:
+    """Read what an earlier export wrote, and name what has other content now; what is gone is none."""
+    for path, size, sha256, _ in before.manifest.files if before else ():
+        if path == output.REPORT or path.endswith("/") or not destination.has(path):
+            continue
+        if destination.sha256(Item(path, size, ""), tick) != sha256:
+            yield path
+
+
+def refuse(names: Iterable[str]) -> None:
+    """Leave a destination alone that holds what the run did not write.
+
+    Raises:
+        TransferError: There are such names.
+    """
+    found = sorted(names)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise TransferError(
+            f"it holds {found[0]}{more}, which this run did not write, and nothing was changed there; a "
+            "program saves to {output}, or $MANYCPU_OUTPUT, and not to run.output itself"
+        )
+
+
+def put(partial: Path, destination: Path, key: str) -> None:
+    """Give a finished folder its name, in one step.
+
+    What is there goes only where it is empty, or an earlier export of the same run and still what that wrote.
+
+    Raises:
+        TransferError: It holds anything else.
+    """
+    before = destination.with_name(f".{destination.name}.{key}.before")
+    _make_up(before, destination)
+    if _renamed(partial, destination):
+        return
+    there = Location.of(str(destination), "run.output")
+    refuse(strangers(there, key))
+    refuse(changed(there, earlier(there, key)))
+    destination.rename(before)
+    if not strangers(Location.of(str(before), "run.output"), key) and _renamed(partial, destination):
+        _remove(before)
+        return
+    before.rename(destination)  # something came at the last moment: all of it stays where it is
+    refuse(strangers(there, key))
+
+
+def _renamed(partial: Path, destination: Path) -> bool:
+    """Rename a folder; False where there is something, for which the system does not replace it."""
+    try:
+        partial.rename(destination)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def _make_up(before: Path, destination: Path) -> None:
+    """Go on where an earlier try was killed while it replaced an export."""
+    if not before.exists():
+        return
+    if destination.exists():
+        _remove(before)
+    else:
+        before.rename(destination)
+
+
+def _remove(before: Path) -> None:
+    """Delete what an export wrote, file by file: what nobody has seen stays.
+
+    Raises:
+        TransferError: Something else is there.
+    """
+    name = next((name for name in output.MANIFESTS if (before / name).exists()), None)
+    for file in Manifest.read(before / name).files if name else ():
+        if not file.path.endswith("/"):
+            (before / file.path).unlink(missing_ok=True)
+    for record in (output.REPORT, *([name] if name else [])):
+        (before / record).unlink(missing_ok=True)
+    try:
+        for folder, _, _ in os.walk(before, topdown=False):
+            Path(folder).rmdir()
+    except OSError as error:
+        raise TransferError(
+            f"{error.filename} came while an earlier export was replaced, and is kept"
+        ) from error

@@ -1,0 +1,128 @@
+"""What of a program's folder is its code."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.verbs import code as chosen
+from manycpu.pipeline.verbs.build import build, program_of
+from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.code import code_of
+from manycpu.pipeline.verbs.context import RunContext, open_context
+from manycpu.pipeline.verbs.preflight import preflight
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "mine"
+    made.mkdir()
+    (made / "train.py").write_text("")
+    return made
+
+
+def put(folder: Path, *names: str, text: str = "x") -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def opened(folder: Path, **fields: Any) -> RunContext:
+    return open_context({"program": "./train.py", "output": "../out"} | fields, None, "test", base=folder)
+
+
+def code(folder: Path, **fields: Any) -> set[str]:
+    ctx = opened(folder, **fields)
+    root, arguments = program_of(ctx)
+    assert root is not None
+    return set(code_of(ctx, root, arguments).files)
+
+
+def exported(folder: Path, name: str, text: str) -> None:
+    put(folder, f"{name}/weights.bin")
+    put(folder, f"{name}/{'manifest.json' if 'files' in text else 'report.json'}", text=text)
+
+
+FILE = {"path": "weights.bin", "size": 1, "sha256": "0" * 64}
+REPORT = {"key": "k", "name": "n", "state": "failed", "attempts": 1, "run": {}, "target": {}}
+
+
+def test_what_runs_exported_into_the_folder_is_no_code(folder: Path) -> None:
+    """As in the README: train.py, data/ and models/ beside one another, and a second run."""
+    exported(folder, "models/first", json.dumps({"files": [FILE]}))
+    exported(folder, "models/failed", json.dumps(REPORT))
+    exported(folder, "models/theirs", json.dumps({"loss": 0.5}))
+    put(folder, "data/set.txt", "pages/manifest.json")
+    there = code(folder, data="./data", output="./models/second")
+    assert there == {
+        "train.py",
+        "pages/manifest.json",
+        "models/theirs/weights.bin",
+        "models/theirs/report.json",
+    }
+
+
+def test_what_tools_make_and_the_run_names_is_no_code(folder: Path) -> None:
+    put(folder, ".git/config", "__pycache__/x.pyc", "helper.py", "venv/lib.py", "set/a", "old/b", "points/c")
+    assert code(folder, data="set", model="old", checkpoints="points") == {"train.py", "helper.py"}
+
+
+def test_gitignore_is_heeded_as_git_does(folder: Path) -> None:
+    put(folder, "a.bin", "keep.bin", "logs/x", "sub/b.bin", "sub/c.log", "sub/logs/y", "other/d.log", "e.tmp")
+    put(folder, ".gitignore", text="# large\n*.bin\n!keep.bin\n/logs/\n")
+    put(folder, "sub/.gitignore", text="*.log\n!b.bin\n")
+    put(folder.parent, ".gitignore", text="*.tmp\n")
+    assert "e.tmp" in code(folder)  # another folder's, as long as there is no repository above
+    subprocess.run(["git", "init", "-q", str(folder.parent)], check=True)
+    listed = ["git", "-C", str(folder), "ls-files", "-z", "--others", "--exclude-standard", "."]
+    said = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0")
+    assert code(folder) == {name for name in said if name and not name.endswith(".gitignore")}
+    assert "sub/b.bin" in said
+
+
+def test_dockerignore_is_heeded_as_docker_does(folder: Path) -> None:
+    put(folder, "a.log", "sub/b.log", "data/c", "data/keep.py", "deep/er/x.bin")
+    put(folder, ".dockerignore", text="# not for images\n*.log\ndata/\n!data/keep.py\n**/*.bin\n")
+    assert code(folder) == {"train.py", "sub/b.log", "data/keep.py"}
+    put(folder, ".dockerignore", text="*\n!train.py\n!sub\n")
+    assert code(folder) == {"train.py", "sub/b.log"}
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".dockerignore"])
+def test_a_program_that_is_ignored_itself_is_refused_at_once(folder: Path, name: str) -> None:
+    put(folder, name, text="*.py\n")
+    (finding,) = preflight(opened(folder))
+    assert (finding.field, finding.fatal) == ("run.program", True)
+    assert "train.py is among what .gitignore or .dockerignore" in finding.message
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_MAX_BYTES", 20), ("_MAX_FILES", 1)])
+def test_more_than_code_is_bad_input_and_the_largest_files_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    put(folder, "weights/large.bin", text="x" * 21)
+    monkeypatch.setattr(chosen, limit, value)
+    (finding,) = preflight(opened(folder))
+    assert finding.fatal
+    assert "2 file(s) of" in finding.message
+    assert "the largest: weights/large.bin (21 bytes), train.py (0 bytes)" in finding.message
+    with pytest.raises(BadInputError, match="more than code"):
+        code(folder)
+
+
+def test_what_is_taken_is_said(folder: Path, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    put(folder, "helper.py", text="x" * 2000)
+    ctx = opened(folder)
+    ctx.ledger.open(ctx.new_entry(0))
+    caplog.set_level("INFO", "manycpu")
+    built = build(ctx)
+    assert (
+        f"the code: 2 file(s) of {folder}, 2.0 kB; the largest: helper.py (2.0 kB), train.py" in caplog.text
+    )
+    assert built.code is not None
+    assert Path(built.code).is_relative_to(home)
+    assert sorted(path.name for path in Path(built.code).iterdir()) == ["helper.py", "train.py"]
+    cleanup(ctx)
