@@ -17,7 +17,18 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
-__all__ = ["Completed", "Job", "LogFollower", "boot_id", "cancel", "follow", "observe", "run", "start"]
+__all__ = [
+    "Completed",
+    "Job",
+    "LogFollower",
+    "boot_id",
+    "cancel",
+    "follow",
+    "is_dead",
+    "observe",
+    "run",
+    "start",
+]
 
 # A person who ends a run wants it gone within 5 s: the tree gets most of that to end by itself.
 END_TIMEOUT = 10.0
@@ -285,6 +296,12 @@ def wait_until_gone(handle: ProcessHandle, timeout: float) -> bool:
     except psutil.TimeoutExpired:
         return False
     return True
+
+
+def is_dead(handle: ProcessHandle) -> bool:
+    """Whether a process of this machine, since it was booted last, has surely ended."""
+    here = (handle.host, handle.boot_id) == (socket.gethostname(), boot_id())
+    return here and _process(handle) is None
 
 
 def _process(handle: ProcessHandle) -> psutil.Process | None:
