@@ -75,7 +75,7 @@ def cancel(name: str, **place: str | None) -> None:
 def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **place: str | None) -> None:
     """Remove what older runs left: shown first, and asked about.
 
-    What somebody works on is left alone, whatever its step, and so is a run with a model that was not exported.
+    What somebody works on is left alone, whatever its step; so is a run with a model that was not exported.
     """
     if delete_model and name is None:
         raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")

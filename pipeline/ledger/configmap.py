@@ -25,7 +25,7 @@ _LEDGER = {"manycpu/part": "ledger"}
 _GOING = 120.0  # seconds in which a ledger that is being deleted must be gone
 _LOOK = 0.25  # seconds
 _QUICK = 5.0  # seconds that a renewal is tried for: another follows
-_NOT_FOUND, _CONFLICT = 404, 409
+_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 
 
 class ConfigMapLedger(Ledger):
@@ -187,9 +187,8 @@ class ConfigMapLedger(Ledger):
         try:
             found = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
         except ClusterError as error:
-            newer = error.status == _CONFLICT and "resourceVersion" not in body["metadata"]
-            if newer or error.status == _NOT_FOUND:
-                raise self._lost() from error
+            if error.status in (_NOT_FOUND, _CONFLICT, _INVALID):  # the last for another uid, among others
+                self._present()
             raise
         self._take_note(found)
 
