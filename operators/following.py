@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
 
     from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.state import Status
@@ -49,6 +51,28 @@ class FollowingTrigger(BaseTrigger):
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
 
+    @asynccontextmanager
+    async def _keeping_alive(self, ctx: RunContext) -> AsyncIterator[None]:
+        """Renew the run's lease for as long as the block follows it."""
+        renewing = asyncio.create_task(self._renew(ctx))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+
+    async def _renew(self, ctx: RunContext) -> None:
+        from manycpu.pipeline.ledger.base import pause
+        from manycpu.pipeline.spec.errors import ManycpuError
+
+        while True:
+            await asyncio.sleep(pause())
+            try:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(_RENEWALS, ctx.ledger.renew, ctx.waiting_lease)
+            except (OSError, ManycpuError) as error:
+                # The next time, then: the lease is far longer. That a run is gone, whoever follows it sees.
+                self.log.info("the run's lease was not renewed: %s", error)
+
     async def on_kill(self) -> None:
         """End the training: a person marked the task, or cleared it. Not called when the triggerer goes."""
         ended = await asyncio.to_thread(self._cancel, self.by)
@@ -73,3 +97,7 @@ class FollowingTrigger(BaseTrigger):
         await asyncio.sleep(max(0.0, self.not_before - time.time()))
         payload = {"handle": self.handle, "status": seen.model_dump(mode="json"), "timed_out": timed_out}
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
+
+
+_RENEWALS = ThreadPoolExecutor(2, thread_name_prefix="renew")
+"""Of their own: while an API server is away, renewals must not hold the threads that all else needs."""

@@ -62,7 +62,10 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         from manycpu.pipeline.verbs.wait import outcome
 
         handle, ctx, record = await self._patiently(self._open)
-        async with shared(self.shared_stream_key(), ctx.cluster.connect, handle.namespace) as watch:
+        async with (
+            self._keeping_alive(ctx),
+            shared(self.shared_stream_key(), ctx.cluster.connect, handle.namespace) as watch,
+        ):
             follower = Follower(ctx, handle, watch, record)
             following = asyncio.create_task(follower.run(self._seen(shared_stream), self._tell))
             try:

@@ -105,7 +105,8 @@ class TrainOperator(RunOperator):
             handle, attached = launch(ctx, staged, built)
             verb = "attached to" if attached else "launched"
             self.log.info("%s attempt %d, %s", verb, handle.attempt, handle)
-            seen = self._stay(context, ctx, handle)
+            with ctx.ledger.kept_alive(ctx.waiting_lease):
+                seen = self._stay(context, ctx, handle)
             if not _ended_by_earlier_try(ctx, handle, context):
                 break
             self.log.info("attempt %d was ended with the try that started it", handle.attempt)

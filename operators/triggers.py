@@ -32,12 +32,13 @@ class TrainingTrigger(FollowingTrigger):
         watch = await asyncio.to_thread(self._watch)
         timed_out = False
         # Files are read, and long logs written, on a thread: other triggers share this event loop.
-        while not (seen := await asyncio.to_thread(self._look, watch)).state.terminal:
-            if self.deadline is not None and time.time() >= self.deadline:
-                timed_out = True
-                await asyncio.to_thread(self._cancel, "execution_timeout")
-            if not watch.behind:
-                await asyncio.sleep(POLL)
+        async with self._keeping_alive(watch.ctx):
+            while not (seen := await asyncio.to_thread(self._look, watch)).state.terminal:
+                if self.deadline is not None and time.time() >= self.deadline:
+                    timed_out = True
+                    await asyncio.to_thread(self._cancel, "execution_timeout")
+                if not watch.behind:
+                    await asyncio.sleep(POLL)
         yield await self._event(seen, timed_out=timed_out)
 
     def _context(self) -> RunContext:

@@ -140,13 +140,19 @@ class Cluster:
                 raise
             return there
 
-    def patch(self, kind: str, name: str, body: Manifest) -> Manifest:
-        """Change an object by a JSON merge patch; a resourceVersion in it must be the present one.
+    def patch(self, kind: str, name: str, body: Manifest, *, deadline: float = DEADLINE) -> Manifest:
+        """Change an object by a JSON merge patch; a uid and a resourceVersion in it must be the present ones.
+
+        Args:
+            kind: Its kind.
+            name: Its name.
+            body: The patch.
+            deadline: Seconds after which it is given up.
 
         Raises:
-            ClusterError: With status 409 where it is not.
+            ClusterError: With status 409 where they are not.
         """
-        return self.call("PATCH", self.path(kind, name), body=body)
+        return self.call("PATCH", self.path(kind, name), body=body, deadline=deadline)
 
     def delete(self, kind: str, name: str, *, uid: str | None = None, grace: int | None = None) -> bool:
         """Begin the deletion of an object and of what it owns; whether there was one.

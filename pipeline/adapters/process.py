@@ -23,6 +23,7 @@ __all__ = [
     "boot_id",
     "cancel",
     "follow",
+    "is_dead",
     "lines",
     "observe",
     "run",
@@ -300,6 +301,12 @@ def wait_until_gone(handle: ProcessHandle, timeout: float) -> bool:
     except psutil.TimeoutExpired:
         return False
     return True
+
+
+def is_dead(handle: ProcessHandle) -> bool:
+    """Whether a process of this machine, since it was booted last, has surely ended."""
+    here = (handle.host, handle.boot_id) == (socket.gethostname(), boot_id())
+    return here and _process(handle) is None
 
 
 def _process(handle: ProcessHandle) -> psutil.Process | None:

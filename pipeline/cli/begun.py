@@ -11,10 +11,10 @@ from rich.table import Table
 from manycpu.pipeline import transfer
 from manycpu.pipeline.cli.options import place as with_place
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError
 from manycpu.pipeline.verbs import launch, runs, wait
 from manycpu.pipeline.verbs.cancel import cancel as end_run
-from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.cleanup import cleanup, undelivered
 from manycpu.pipeline.verbs.context import RunContext, home
 
 __all__ = ["COMMANDS"]
@@ -61,9 +61,10 @@ def logs(name: str, *, follow: bool, **place: str | None) -> None:
 @click.argument("name")
 @with_place
 def cancel(name: str, **place: str | None) -> None:
-    """End a run's training."""
+    """End a run's training; `manycpu clean` may remove it then, unless somebody goes on with it."""
     ctx = _find(name, place)
     ended = end_run(ctx, by="manycpu cancel")
+    ctx.ledger.change_lease(ended=True)
     click.echo(f"{ctx.name}: {'ended' if ended else 'nothing was running'}")
 
 
@@ -72,12 +73,18 @@ def cancel(name: str, **place: str | None) -> None:
 @click.option(
     "--data", is_flag=True, help="On this machine, also staged data, models and code that no run uses."
 )
+@click.option("--delete-model", is_flag=True, help="Of the run NAME, also a model that was not exported.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_place
-def clean(name: str | None, *, data: bool, yes: bool, **place: str | None) -> None:
-    """Remove what older runs left: shown first, and asked about. Running ones are left alone."""
+def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **place: str | None) -> None:
+    """Remove what older runs left: shown first, and asked about.
+
+    What somebody works on is left alone, whatever its step; so is a run with a model that was not exported.
+    """
+    if delete_model and name is None:
+        raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
     found = [_find(name, place)] if name else _runs(place)
-    ended = [ctx for ctx in found if not _running(ctx)]
+    ended = [ctx for ctx in found if _may_go(ctx, delete_model=delete_model)]
     here = place["namespace"] is None and len(ended) == len(found)
     folders = list(_unused(home(place["directory"]))) if data and here else []
     for what in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
@@ -88,7 +95,8 @@ def clean(name: str | None, *, data: bool, yes: bool, **place: str | None) -> No
     if not yes:
         click.confirm("remove these?", abort=True)
     for ctx in ended:
-        cleanup(ctx, keep=False)
+        if _may_go(ctx, delete_model=delete_model):  # the answer may have taken its time
+            cleanup(ctx, keep=False, delete_model=delete_model)
     for folder in folders:
         transfer.discard(folder)
 
@@ -108,6 +116,28 @@ def _find(name: str, place: dict[str, str | None]) -> RunContext:
     said = f"{len(found)} runs begin with {name!r}" if found else f"there is no run {name!r}"
     where = place["namespace"] or home(place["directory"])
     raise BadInputError(f"{said} in {where}", fix=f"Runs there: {names}")
+
+
+def _may_go(ctx: RunContext, *, delete_model: bool) -> bool:
+    """Whether a run may be removed; where not, it is said why."""
+    try:
+        why = _stays(ctx, delete_model=delete_model)
+    except RunGoneError:
+        return False
+    except ManycpuError as error:
+        why = str(error)
+    if why:
+        click.echo(f"run {ctx.name} is left alone: {why}")
+    return not why
+
+
+def _stays(ctx: RunContext, *, delete_model: bool) -> str:
+    lease, now = ctx.ledger.lease(), time.time()
+    if lease.held(now) or (_running(ctx) and not lease.over(now)):
+        return f"somebody works on it; `manycpu cancel {ctx.name}` ends that"
+    if not delete_model and undelivered(ctx):
+        return f"it has a model that was not exported; `manycpu clean {ctx.name} --delete-model` deletes it"
+    return ""
 
 
 def _running(ctx: RunContext) -> bool:

@@ -82,7 +82,7 @@ def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict
             # mpirun gives up on a worker whose sshd does not answer yet.
             "launcherCreationPolicy": "WaitForWorkersReady",
             # The default is None: sshd would run for ever.
-            "runPolicy": pods.run_policy(target, clean="Running", backoff=run.max_restarts),
+            "runPolicy": pods.run_policy(run, target, clean="Running", backoff=run.max_restarts),
             "mpiReplicaSpecs": {
                 # A new pod for each restart: with its last container the operator deletes a pod, log and all.
                 "Launcher": {
@@ -119,7 +119,7 @@ def _launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> dic
         variables={"HOME": pods.HOME} | spoken["env"],
         limits=_launcher_resources(run),
     )
-    return pods.template(target, placement, "launcher", made, SSH_FILES)
+    return pods.with_end(pods.template(target, placement, "launcher", made, SSH_FILES), run)
 
 
 def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
@@ -139,7 +139,8 @@ def _worker(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[
     # Not ready before sshd answers; unlike a readiness probe this one does not go on through the training.
     probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
     made = pods.as_rank(made, run) | {"startupProbe": probe}
-    template = pods.spread(pods.template(target, placement, "rank", made, SSHD_FILES | SSH_FILES), run)
+    template = pods.template(target, placement, "rank", made, SSHD_FILES | SSH_FILES)
+    template = pods.spread(pods.with_end(template, run), run)
     template = pods.with_volumes(template, target, placement, run.resources.memory)
     own = {"name": "own", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
     return pods.add_volumes(template, [own], {"own": OWN})

@@ -32,6 +32,7 @@ __all__ = [
     "security",
     "spread",
     "template",
+    "with_end",
     "with_fields",
     "with_library",
     "with_volumes",
@@ -44,6 +45,7 @@ HOME: Final = "/tmp"  # noqa: S108 - inside a pod, where nobody else is
 # Any image will do, also one that knows no such user: ssh and Python's getpass ask for its name.
 PASSWD: Final = f"root:x:0:0::/root:/bin/sh\n{USER}:x:{UID}:{UID}::{HOME}:/bin/sh\n"
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
+_LONGEST: Final = 2**31 - 1  # seconds: what fits into a pod's field
 FILES: Final = "files"  # a volume of small files that come from the pod's own annotations
 
 
@@ -58,11 +60,25 @@ def metadata(target: Kubernetes, placement: Placement) -> Manifest:
     return made | ({"ownerReferences": list(placement.owners)} if placement.owners else {})
 
 
-def run_policy(target: Kubernetes, *, clean: str, backoff: int) -> Manifest:
+def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int) -> Manifest:
     """Say how the operator treats failures and the job's end; no time to live, which would delete the job."""
-    policy: Manifest = {"cleanPodPolicy": clean, "backoffLimit": backoff}
+    policy: Manifest = {"cleanPodPolicy": clean, "backoffLimit": backoff, **latest_end(run)}
     # Its queue lets it go on: where there is no Kueue, nothing starts past the queue.
     return policy | ({"suspend": True} if target.queue else {})
+
+
+def latest_end(run: TrainingRun) -> Manifest:
+    """Say when it ends also where nobody waits for it any more; with a waiter the time budgets come first.
+
+    It stands in the job and in its pods: training-operator looks at the job's only when something else
+    happens to it, and then lets running pods be; mpi-operator starts it with the launcher, after all workers.
+    """
+    return {"activeDeadlineSeconds": min(run.longest, _LONGEST)}
+
+
+def with_end(made: Manifest, run: TrainingRun) -> Manifest:
+    """Have the kubelet end a template's pods at the latest end of the run."""
+    return made | {"spec": made["spec"] | latest_end(run)}
 
 
 def restart_policy(run: TrainingRun, target: Kubernetes) -> str:

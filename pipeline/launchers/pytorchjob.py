@@ -38,7 +38,7 @@ def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict
         limits=pods.resources(run.resources.cpu, run.resources.memory),
     )
     made = pods.with_fields(pods.as_rank(made, run), _own_place(run))
-    template = pods.template(target, placement, "rank", made, {})
+    template = pods.with_end(pods.template(target, placement, "rank", made, {}), run)
     template = pods.with_volumes(pods.spread(template, run), target, placement, run.resources.memory)
     workers = {
         "replicas": run.nodes[1],
@@ -52,7 +52,7 @@ def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict
         "spec": {
             # Running ones are let be: they may still write when the job is called a success.
             # Restarts of all pods together at which the operator gives up: one more than may be.
-            "runPolicy": pods.run_policy(target, clean="None", backoff=run.max_restarts + 1),
+            "runPolicy": pods.run_policy(run, target, clean="None", backoff=run.max_restarts + 1),
             "nprocPerNode": str(run.nproc_per_node),
             **({"elasticPolicy": _elastic(run, placement)} if restarts(run) else {}),
             "pytorchReplicaSpecs": {"Worker": workers},

@@ -1,14 +1,25 @@
 """What every ledger can do, wherever it is kept."""
 
+import random
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 from manycpu.pipeline.ledger.entry import Entry, VerbRecord
-from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.ledger.lease import LENGTH, RENEW_EVERY, Lease
+from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "pause"]
+
+_JOIN = 5.0  # seconds that a renewal may still be under way when the work is done
+
+
+def pause() -> float:
+    """Seconds until the next renewal: never the same, so that those of many runs are spread."""
+    return random.uniform(0.5, 1.5) * RENEW_EVERY  # noqa: S311 - spreads load
 
 
 class Ledger(ABC):
@@ -34,12 +45,64 @@ class Ledger(ABC):
     def update(self) -> AbstractContextManager[Entry]:
         """Change the ledger: what the block changes in the entry is recorded at its end."""
 
+    @abstractmethod
+    def lease(self) -> Lease:
+        """Read until when the run is let be.
+
+        Raises:
+            RunGoneError: The run has not begun, or is cleaned up.
+        """
+
+    @abstractmethod
+    def change_lease(self, **fields: Any) -> None:
+        """Change fields of the lease; the others stay as they are.
+
+        Raises:
+            RunGoneError: The run has not begun, or is cleaned up.
+        """
+
+    def renew(self, seconds: float = LENGTH) -> None:
+        """Have the run let be for so many seconds from now.
+
+        Raises:
+            RunGoneError: The run was taken away.
+        """
+        self.change_lease(until=time.time() + seconds, ended=False)
+
+    def keep(self, seconds: float | None) -> None:
+        """Note that nobody works on the run any more, and for how long it is kept; None: for ever."""
+        until = None if seconds is None else time.time() + seconds
+        self.change_lease(until=until, ended=True, holder=None)
+
     @contextmanager
-    def timed(self, verb: str) -> Iterator[VerbRecord]:
-        """Record how a verb went; seconds add up over the tries of a run."""
+    def kept_alive(self, seconds: float = LENGTH) -> Iterator[None]:
+        """Renew the lease for as long as the block works on the run, by so many seconds each time.
+
+        Raises:
+            RunGoneError: The run was taken away before the block began.
+        """
+        _try(self.renew, seconds)
+        ended = threading.Event()
+        renewal = threading.Thread(target=self._renew, args=(ended, seconds), daemon=True)
+        renewal.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            renewal.join(_JOIN)
+
+    def _renew(self, ended: threading.Event, seconds: float) -> None:
+        while not ended.wait(pause()):
+            with suppress(RunGoneError):  # whoever works on it will notice
+                _try(self.renew, seconds)
+
+    @contextmanager
+    def timed(self, verb: str, lease: float = LENGTH) -> Iterator[VerbRecord]:
+        """Hold the lease, and record how a verb went; seconds add up over the tries of a run."""
         record, started = VerbRecord(seconds=0, result="done"), time.monotonic()
         try:
-            yield record
+            with self.kept_alive(lease):
+                yield record
         except BaseException as error:
             record.result, record.error = "failed", str(error) or type(error).__name__
             record.seconds = time.monotonic() - started
@@ -57,3 +120,13 @@ class Ledger(ABC):
             if before is not None:
                 record.seconds += before.seconds
             entry.verbs[verb] = record
+
+
+def _try(renew: Callable[[float], None], seconds: float) -> None:
+    """Renew now, or the next time: a lease is far longer than its renewals are apart."""
+    try:
+        renew(seconds)
+    except RunGoneError:
+        raise
+    except (OSError, ManycpuError):
+        return

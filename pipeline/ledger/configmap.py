@@ -5,50 +5,108 @@ by side (stage and build) change different keys.
 """
 
 import json
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from manycpu.pipeline.adapters.cluster import Cluster, Manifest
+from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster, Manifest
+from manycpu.pipeline.ledger import annotations
 from manycpu.pipeline.ledger.base import Ledger
 from manycpu.pipeline.ledger.entry import Entry
+from manycpu.pipeline.ledger.lease import LENGTH, Lease
+from manycpu.pipeline.spec.errors import ClusterError, LedgerError, RunGoneError
 from manycpu.pipeline.spec.naming import labels
 
 __all__ = ["ConfigMapLedger", "expired", "ledgers"]
 
 _MAPPINGS = ("cancelled", "digests", "elsewhere", "verbs")
 _LEDGER = {"manycpu/part": "ledger"}
-_KEPT = "manycpu/kept-until"
+_GOING = 120.0  # seconds in which a ledger that is being deleted must be gone
+_LOOK = 0.25  # seconds
+_QUICK = 5.0  # seconds that a renewal is tried for: another follows
+_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 
 
 class ConfigMapLedger(Ledger):
-    """The ConfigMap with the run's name."""
+    """The ConfigMap with the run's name.
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    What is read first is what is meant from then on: a later one of the same name is another run's.
+
+    Args:
+        cluster: Its namespace.
+        name: The run's name.
+        present: The ConfigMap, where it was read already.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, present: Manifest | None = None) -> None:
         self._cluster, self.name = cluster, name
+        self._meta: Manifest = present["metadata"] if present else {}
 
     def open(self, entry: Entry) -> Entry:
-        """Begin the ledger, or go on with the one that is there."""
+        """Begin the ledger, or go on with the one that is there; one that is being deleted is waited for.
+
+        Raises:
+            ClusterError: One that is being deleted does not go.
+        """
         manifest = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": self.name, "labels": labels(self.name) | _LEDGER},
+            "metadata": {
+                "name": self.name,
+                "labels": labels(self.name) | _LEDGER,
+                "annotations": annotations.written(until=time.time() + LENGTH),
+            },
             "data": _data(entry),
         }
-        return _entry(self._cluster.create(manifest))
+        deadline = time.monotonic() + _GOING
+        while (found := self._begin(manifest)) is None:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"ledger {self._where} of an earlier run is being deleted and does not go",
+                    fix=f"See why: kubectl -n {self._cluster.namespace} describe configmap {self.name}",
+                )
+            time.sleep(_LOOK)
+        self._meta = found["metadata"]
+        return _entry(found)
+
+    def _begin(self, manifest: Manifest) -> Manifest | None:
+        """Create it, or take up the one that is there; None while that one is going, or was just changed."""
+        try:
+            found = self._cluster.create(manifest)
+            if _leaving(found):
+                return None
+            if found.get("data") == manifest["data"]:
+                return found
+            meta = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+            taken_up = annotations.written(until=time.time() + LENGTH, ended=False, holder=None)
+            return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": taken_up}})
+        except ClusterError as error:
+            if error.status in (_NOT_FOUND, _CONFLICT):
+                return None
+            raise
 
     def exists(self) -> bool:
         """Whether the run has begun, and has not been cleaned up."""
         found = self._cluster.get("ConfigMap", self.name)
-        return found is not None and "deletionTimestamp" not in found["metadata"]
+        return found is not None and not self._gone(found)
 
     def read(self) -> Entry:
         """Read what is recorded.
 
         Raises:
-            FileNotFoundError: The run has not begun, or is cleaned up.
+            RunGoneError: The run has not begun, or is cleaned up.
+            LedgerError: Another version wrote it.
         """
         return _entry(self._present())
+
+    def lease(self) -> Lease:
+        """Read until when the run is let be."""
+        return annotations.read(self._present()["metadata"])
+
+    def change_lease(self, **fields: Any) -> None:
+        """Change fields of the lease; the others stay as they are."""
+        self._change({"metadata": {"annotations": annotations.written(**fields)}}, deadline=_QUICK)
 
     @contextmanager
     def update(self) -> Iterator[Entry]:
@@ -73,7 +131,7 @@ class ConfigMapLedger(Ledger):
 
     def owner(self) -> list[dict[str, Any]]:
         """Make the ownerReferences of what the run creates."""
-        uid = self._present()["metadata"]["uid"]
+        uid = self.uid()
         return [
             {
                 "apiVersion": "v1",
@@ -85,43 +143,105 @@ class ConfigMapLedger(Ledger):
             }
         ]
 
-    def keep_until(self, moment: float) -> None:
-        """Note until when, in seconds since the epoch, what the run made is kept."""
-        self._cluster.patch("ConfigMap", self.name, {"metadata": {"annotations": {_KEPT: f"{moment:.0f}"}}})
+    def uid(self) -> str:
+        """Tell this ledger from every other, also from later ones of the same name.
+
+        Raises:
+            RunGoneError: The run has not begun, or is cleaned up.
+        """
+        return str(self._present()["metadata"]["uid"])
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether somebody has begun to remove the run, because its time was over."""
+        return annotations.REMOVED in (self._meta.get("annotations") or {})
+
+    def take(self, now: float) -> bool:
+        """Mark a run as being removed; False where its time is not over, or somebody has just changed it."""
+        if not annotations.read(self._meta).over(now):
+            return False
+        meta = {key: self._meta[key] for key in ("uid", "resourceVersion")}
+        try:
+            self._change({"metadata": meta | {"annotations": {annotations.REMOVED: "true"}}})
+        except (RunGoneError, ClusterError) as error:
+            if isinstance(error, RunGoneError) or error.status == _CONFLICT:
+                return False
+            raise
+        return True
 
     def remove(self) -> None:
         """Begin the deletion of the ledger, and with it of all that it owns."""
-        self._cluster.delete("ConfigMap", self.name)
+        with suppress(RunGoneError):
+            self._cluster.delete("ConfigMap", self.name, uid=self._meta.get("uid") or self.uid())
 
     def _patch(self, before: dict[str, str], entry: Entry, metadata: dict[str, str]) -> None:
         after = _data(entry)
         changed = {key: after.get(key) for key in before | after if before.get(key) != after.get(key)}
         if changed:
-            self._cluster.patch("ConfigMap", self.name, {"metadata": metadata, "data": changed})
+            self._change({"metadata": metadata, "data": changed})
+
+    def _change(self, body: Manifest, deadline: float = DEADLINE) -> None:
+        """Patch the ledger that was read, and no later one of its name."""
+        meta = {"uid": self._meta["uid"]} if self._meta else {}
+        body = body | {"metadata": meta | body["metadata"]}
+        try:
+            found = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
+        except ClusterError as error:
+            if error.status in (_NOT_FOUND, _CONFLICT, _INVALID):  # the last for another uid, among others
+                self._present()
+            raise
+        self._take_note(found)
 
     def _present(self) -> Manifest:
         found = self._cluster.get("ConfigMap", self.name)
         if found is None:
-            raise FileNotFoundError(f"there is no ledger {self._cluster.namespace}/{self.name}")
+            raise self._lost()
+        self._take_note(found)
         return found
+
+    def _take_note(self, found: Manifest) -> None:
+        if self._gone(found):
+            raise self._lost()
+        self._meta = found["metadata"]
+
+    def _gone(self, found: Manifest) -> bool:
+        meta = found["metadata"]
+        return "deletionTimestamp" in meta or self._meta.get("uid", meta["uid"]) != meta["uid"]
+
+    def _lost(self) -> RunGoneError:
+        if not self._meta:
+            return RunGoneError(f"there is no ledger {self._where}: the run has not begun, or is cleaned up")
+        return RunGoneError(
+            f"the run was taken away: somebody deleted its ledger, ConfigMap {self._where}, "
+            "and with it all that it owned",
+            fix="See who cleans that namespace, and run again",
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"{self._cluster.namespace}/{self.name}"
 
 
 def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
     """List the ledgers of a namespace, oldest first."""
     found = cluster.list("ConfigMap", _LEDGER)
     found.sort(key=lambda item: item["metadata"]["creationTimestamp"])
-    return [ConfigMapLedger(cluster, item["metadata"]["name"]) for item in found]
+    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in found]
 
 
 def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
-    """List the ledgers of kept runs whose time is over at ``now``, in seconds since the epoch."""
-    found = cluster.list("ConfigMap", _LEDGER)
-    over = [item for item in found if float(_annotations(item).get(_KEPT, "inf")) <= now]
-    return [ConfigMapLedger(cluster, item["metadata"]["name"]) for item in over]
+    """List the ledgers of runs whose time is over at ``now``, in seconds since the epoch."""
+    found = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item["metadata"], now)]
+    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in found]
 
 
-def _annotations(item: Manifest) -> dict[str, str]:
-    return item["metadata"].get("annotations") or {}
+def _is_over(meta: Manifest, now: float) -> bool:
+    return "deletionTimestamp" not in meta and annotations.read(meta).over(now)
+
+
+def _leaving(found: Manifest) -> bool:
+    meta = found["metadata"]
+    return "deletionTimestamp" in meta or annotations.REMOVED in (meta.get("annotations") or {})
 
 
 def _data(entry: Entry) -> dict[str, str]:
@@ -139,8 +259,21 @@ def _key(member: Any) -> str:
 
 
 def _entry(found: Manifest) -> Entry:
+    try:
+        return _read(found["data"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        namespace, name = (found["metadata"][key] for key in ("namespace", "name"))
+        raise LedgerError(
+            f"ledger {namespace}/{name} cannot be read, another version of manycpu wrote it perhaps: "
+            f"{str(error).splitlines()[0]}",
+            fix=f"Use that version; or remove the run, its model too: kubectl -n {namespace} "
+            f"delete configmap {name}",
+        ) from error
+
+
+def _read(data: dict[str, str]) -> Entry:
     fields: dict[str, Any] = {}
-    for key, text in found["data"].items():
+    for key, text in data.items():
         name, dot, _ = key.partition(".")
         value = json.loads(text)
         if dot:

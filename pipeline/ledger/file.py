@@ -1,14 +1,19 @@
 """The ledger of a run on machines: a file in the run's folder."""
 
+import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.lock import locked
 from manycpu.pipeline.ledger.base import Ledger
 from manycpu.pipeline.ledger.entry import Entry
+from manycpu.pipeline.ledger.lease import LENGTH, Lease
+from manycpu.pipeline.spec.errors import LedgerError, RunGoneError
 
 __all__ = ["FileLedger", "ledgers"]
 
@@ -18,7 +23,7 @@ class FileLedger(Ledger):
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._file = directory / "ledger.json"
+        self._file, self._lease = directory / "ledger.json", directory / "lease.json"
 
     def open(self, entry: Entry) -> Entry:
         """Begin the ledger, or go on with the one that is there."""
@@ -26,6 +31,7 @@ class FileLedger(Ledger):
         with locked(self._lock):
             if not self._file.exists():
                 self.save(entry)
+            self.change_lease(until=time.time() + LENGTH, ended=False, holder=None)
         return self.read()
 
     def exists(self) -> bool:
@@ -36,9 +42,43 @@ class FileLedger(Ledger):
         """Read what is recorded.
 
         Raises:
-            FileNotFoundError: The run has not begun, or is cleaned up.
+            RunGoneError: The run has not begun, or is cleaned up.
+            LedgerError: Another version wrote it.
         """
-        return Entry.model_validate_json(self._file.read_text())
+        try:
+            return Entry.model_validate_json(self._file.read_text())
+        except FileNotFoundError as error:
+            raise self._lost() from error
+        except ValueError as error:
+            raise LedgerError(
+                f"{self._file} cannot be read, another version of manycpu wrote it perhaps: "
+                f"{str(error).splitlines()[0]}",
+                fix=f"Use that version; or remove the run, its model too: delete {self.directory}",
+            ) from error
+
+    def lease(self) -> Lease:
+        """Read until when the run is let be."""
+        return Lease.model_validate(self._lease_fields())
+
+    def change_lease(self, **fields: Any) -> None:
+        """Change fields of the lease; the others stay as they are."""
+        changed = Lease.model_validate(self._lease_fields() | fields)
+        try:
+            process.write_json(self._lease, changed.model_dump(mode="json"))
+        except FileNotFoundError as error:
+            raise self._lost() from error
+
+    def _lease_fields(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._lease.read_text()))
+        except FileNotFoundError:  # a run of an earlier version
+            return {}
+
+    def _lost(self) -> RunGoneError:
+        return RunGoneError(
+            f"there is no ledger {self._file}: the run has not begun, or was taken away",
+            fix="See who cleans that folder, and run again",
+        )
 
     @contextmanager
     def update(self) -> Iterator[Entry]:
@@ -75,9 +115,9 @@ class FileLedger(Ledger):
 
 
 def ledgers(runs: Path) -> list[FileLedger]:
-    """List the ledgers of a runs folder, oldest first."""
+    """List the ledgers of a runs folder."""
     found = [FileLedger(folder) for folder in runs.iterdir() if folder.is_dir()] if runs.exists() else []
-    return sorted((ledger for ledger in found if ledger.exists()), key=lambda ledger: ledger.read().created)
+    return [ledger for ledger in found if ledger.exists()]
 
 
 def _delete(path: Path) -> None:

@@ -13,9 +13,11 @@ __all__ = [
     "ExportError",
     "Finding",
     "LaunchError",
+    "LedgerError",
     "LeftBehindError",
     "ManycpuError",
     "RegistryError",
+    "RunGoneError",
     "StageError",
     "TrainingFailedError",
 ]
@@ -91,6 +93,14 @@ class DeadlineError(ManycpuError):
 
 class ExportError(ManycpuError):
     """The model did not reach the output whole."""
+
+
+class LedgerError(ManycpuError):
+    """The record of what a run owns cannot be read: another version of manycpu wrote it, perhaps."""
+
+
+class RunGoneError(LedgerError, FileNotFoundError):
+    """The run has not begun, or was taken away while it was worked on: its ledger or its claim is gone."""
 
 
 class LeftBehindError(ManycpuError):

@@ -13,6 +13,7 @@ __all__ = ["Resources", "TrainingRun"]
 
 Backend = Literal["ccl", "gloo", "mpi"]
 Seconds = Annotated[int, Field(ge=1)]
+_SPARE = 3600  # seconds in which whoever waits for a training ends it itself, and says why
 
 
 def _section(name: str) -> dict[str, Any]:
@@ -207,6 +208,11 @@ class TrainingRun(BaseModel):
     def elastic(self) -> bool:
         """Whether the number of nodes may change while the run goes on."""
         return isinstance(self.nnodes, str)
+
+    @property
+    def longest(self) -> int:
+        """Seconds after which an attempt has surely ended: its time budgets, and an hour to spare."""
+        return self.queue_timeout + self.start_timeout + self.run_timeout + _SPARE
 
     @property
     def wanted(self) -> Wanted:

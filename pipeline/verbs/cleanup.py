@@ -17,21 +17,21 @@ from manycpu.pipeline.verbs.place import on_target
 from manycpu.pipeline.verbs.report import write_report
 from manycpu.pipeline.verbs.wait import observed_of, outcome
 
-__all__ = ["cleanup"]
+__all__ = ["cleanup", "undelivered"]
 
-_FAILED = VerbRecord(seconds=0, result="failed")
 _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
 
 
-def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
+def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -> Report | None:
     """Leave nothing of the run but its output and what later runs reuse.
 
-    A model that was trained and could not be exported, or is not to be seen at the output, is never deleted:
+    A model that was trained and could not be exported, or is not to be seen at the output, is kept for ever:
     the same run goes on from there.
 
     Args:
         ctx: The run.
-        keep: Whether the run's ``keep`` counts, and a model that was not exported.
+        keep: Whether the run's ``keep`` counts.
+        delete_model: Whether somebody said that this run's model may go, though it was not exported.
 
     Returns:
         The report as it was written to the output; None where the run never began or is cleaned up already.
@@ -45,11 +45,12 @@ def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
         return None
     started = time.monotonic()
     cancel(ctx, by="cleanup")
+    model = not delete_model and undelivered(ctx)
     written = _draft(ctx)
     with suppress(ExportError):  # raised below, when all else is done
         write_report(ctx, written)
-    if keep and _kept(ctx, written):
-        written.kept += on_target(ctx, "cleanup").keep(ctx)
+    if model or (keep and _kept(ctx, written)):
+        written.kept += on_target(ctx, "cleanup").keep(ctx, None if model else ctx.run.keep_for)
         result = "skipped"
     else:
         written.kept = [what for what in written.kept if not on_target(ctx, "cleanup").owns(ctx, what)]
@@ -59,6 +60,24 @@ def cleanup(ctx: RunContext, *, keep: bool = True) -> Report | None:
     written.verbs["cleanup"] = VerbRecord.model_validate({"seconds": seconds, "result": result})
     write_report(ctx, written)
     return written
+
+
+def undelivered(ctx: RunContext) -> bool:
+    """Whether the run has a model that was not exported, or is not to be seen where it was exported to.
+
+    Where nobody has judged its training, it counts as trained.
+
+    Raises:
+        LaunchError: The training was started on another machine.
+        ClusterError: The cluster does not answer.
+    """
+    entry = ctx.ledger.read()
+    handle = present_handle(ctx, entry)
+    if entry.export is not None:
+        return handle is not None and unseen(ctx, entry, handle) is not None
+    if judged := entry.verbs.get("wait"):
+        return judged.result != "failed"
+    return handle is not None and status(ctx, handle, entry).state is RunState.SUCCEEDED
 
 
 def _draft(ctx: RunContext) -> Report:
@@ -93,5 +112,4 @@ def _not_done(entry: Entry) -> str | None:
 
 def _kept(ctx: RunContext, written: Report) -> bool:
     failed = written.state is not RunState.SUCCEEDED
-    undelivered = written.verbs.get("wait", _FAILED).result != "failed" and written.export is None
-    return undelivered or ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed)
+    return ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed)

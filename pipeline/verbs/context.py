@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.ledger.lease import LENGTH
 from manycpu.pipeline.spec import cpu_plan, program
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
@@ -50,6 +51,11 @@ class RunContext(ABC):
     @abstractmethod
     def where(self) -> str:
         """Where the run's things are, for people."""
+
+    @property
+    def waiting_lease(self) -> float:
+        """Seconds that a run is let be from its launch on: by then its training has ended."""
+        return LENGTH + self.run.longest
 
     @cached_property
     def output(self) -> Location:

@@ -22,7 +22,7 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
     Raises:
         LaunchError: The target does not accept the run.
     """
-    with ctx.ledger.timed("launch") as record:
+    with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
         handle: Handle
         handle, attached = on_target(ctx, "launch").launch(ctx, staged, built)
         record.result = "reused" if attached else "done"

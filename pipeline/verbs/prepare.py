@@ -15,7 +15,7 @@ def prepare(ctx: RunContext) -> list[Finding]:
     """Check, then begin the ledger.
 
     Returns:
-        What preflight found that is no obstacle.
+        What preflight found that is no obstacle, and what older runs left that cannot be removed.
 
     Raises:
         BadInputError: What preflight found that is one; nothing was started.
@@ -23,7 +23,7 @@ def prepare(ctx: RunContext) -> list[Finding]:
     started = time.monotonic()
     findings = preflight(ctx)
     raise_findings(findings)
-    on_target(ctx, "cleanup").remove_expired(ctx, time.time())
+    findings += on_target(ctx, "cleanup").remove_expired(ctx, time.time())
     entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
     if "prepare" not in entry.verbs:
         with ctx.ledger.timed("prepare") as record:

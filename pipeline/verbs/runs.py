@@ -1,17 +1,24 @@
 """Runs that have begun, found by their ledgers."""
 
+import logging
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Final
 
+from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
+from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
 from manycpu.pipeline.verbs.context import Access, RunContext, reopen
 
 __all__ = ["in_namespace", "on_this_machine", "reopen_folder"]
 
+log: Final = logging.getLogger("manycpu.runs")
+
 
 def on_this_machine(home: Path) -> list[RunContext]:
     """Find the runs whose folders are below a target's folder, oldest first."""
-    return [reopen_folder(ledger.directory) for ledger in ledgers(home / "runs")]
+    return _reopened(ledgers(home / "runs"), lambda entry: reopen(entry, str(home)))
 
 
 def reopen_folder(directory: Path) -> RunContext:
@@ -34,4 +41,18 @@ def in_namespace(namespace: str, connection: str | None) -> list[RunContext]:
 
     access = Access(connect=partial(cluster.connect, connection))
     found = configmap.ledgers(cluster.Cluster(partial(cluster.connect, connection), namespace))
-    return [reopen(ledger.read(), access=access) for ledger in found]
+    return _reopened(found, lambda entry: reopen(entry, access=access))
+
+
+def _reopened(found: Iterable[Ledger], open_: Callable[[Entry], RunContext]) -> list[RunContext]:
+    """Go on with those whose ledgers can be read: the trouble of one is nobody else's."""
+    opened = []
+    for ledger in found:
+        try:
+            entry = ledger.read()
+            opened.append((entry.created, open_(entry)))
+        except RunGoneError:
+            continue  # it ended just now
+        except ManycpuError as error:
+            log.warning("%s", error)
+    return [ctx for _, ctx in sorted(opened, key=lambda pair: pair[0])]

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from manycpu.pipeline.adapters import process
 from manycpu.pipeline.report import Report
-from manycpu.pipeline.spec.errors import CancelledError, Finding
+from manycpu.pipeline.spec.errors import CancelledError, Finding, RunGoneError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -102,15 +103,22 @@ def perform(ctx: RunContext, listener: Listener) -> Report:
     with _told(listener, "prepare"):
         for finding in prepare(ctx):
             listener.finding(finding)
+    # All of it is this process's: when it is killed, nobody has to wait for the end of the lease.
+    ctx.ledger.change_lease(holder=process.handle_of_this_process(Path(), ctx.name, 0))
+    taken_away = False
     try:
         _work(ctx, listener)
     except KeyboardInterrupt as interrupt:
         cancel(ctx, by="the terminal")
         raise CancelledError("interrupted; the training was ended") from interrupt
+    except RunGoneError:
+        taken_away = not ctx.ledger.exists()
+        raise
     finally:
-        with _told(listener, "cleanup"):
-            written = cleanup(ctx) or read_report(ctx)
-        listener.report(written, report_path(ctx))
+        if not taken_away:  # otherwise nothing is left to clean up, nor to report on
+            with _told(listener, "cleanup"):
+                written = cleanup(ctx) or read_report(ctx)
+            listener.report(written, report_path(ctx))
     return conclude_run(written)
 
 

@@ -50,7 +50,7 @@ def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
 
 def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -> Status:
     """Stay until the training has ended."""
-    with closing(watch(ctx, handle)) as watching:
+    with ctx.ledger.kept_alive(ctx.waiting_lease), closing(watch(ctx, handle)) as watching:
         while True:
             lines, seen = watching.look()
             for line in lines:

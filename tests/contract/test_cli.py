@@ -15,6 +15,10 @@ from helpers import processes_of, until
 from programs import Program
 
 from manycpu.pipeline import cli
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.ledger import VerbRecord
+from manycpu.pipeline.verbs.context import RunContext, open_context
+from manycpu.pipeline.verbs.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("home")
 Script = Callable[..., str]
@@ -242,3 +246,67 @@ def test_a_killed_command_leaves_its_training_to_be_found_again(
     assert str(ledger) in printed
     assert not ledger.exists()
     until(lambda: not list(processes_of(tmp_path)))
+
+
+@pytest.fixture
+def begun(script: Script, tmp_path: Path) -> RunContext:
+    """Begin a run, of which somebody is staging the data."""
+    ctx = open_context({"program": script(), "output": "out"}, None, "begun", base=tmp_path)
+    prepare(ctx)
+    return ctx
+
+
+def test_clean_leaves_alone_what_somebody_works_on_whatever_its_step(
+    manycpu: Type, begun: RunContext
+) -> None:
+    with begun.ledger.timed("stage"):
+        for name in ([], [begun.name]):
+            code, printed = manycpu("clean", *name, "--yes")
+            assert code == 0
+            assert f"run {begun.name} is left alone: somebody works on it" in printed
+            assert "nothing to remove" in printed
+    assert "left alone" in manycpu("clean", "--yes")[1]  # its next step is to come
+    assert begun.ledger.exists()
+    assert manycpu("cancel", begun.name)[0] == 0
+    assert "left alone" not in manycpu("clean", "--yes")[1]
+    assert not begun.ledger.exists()
+
+
+def test_clean_removes_what_a_killed_command_left(manycpu: Type, begun: RunContext) -> None:
+    holder = process.handle_of_this_process(Path(), begun.name, 0)
+    begun.ledger.change_lease(holder=holder)
+    assert "left alone" in manycpu("clean", "--yes")[1]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    begun.ledger.change_lease(holder=holder.model_copy(update={"pid": ended.pid}))
+    assert "left alone" not in manycpu("clean", "--yes")[1]
+    assert not begun.ledger.exists()
+
+
+def test_clean_deletes_a_model_that_was_not_exported_by_a_word_for_its_run_alone(
+    manycpu: Type, begun: RunContext
+) -> None:
+    with begun.ledger.update() as entry:
+        entry.attempt, entry.verbs["wait"] = 1, VerbRecord(seconds=1, result="done")
+    begun.ledger.keep(0)
+    for name in ([], [begun.name]):
+        code, printed = manycpu("clean", *name, "--yes")
+        assert code == 0
+        assert f"has a model that was not exported; `manycpu clean {begun.name} --delete-model`" in printed
+    assert manycpu("clean", "--yes", "--delete-model")[0] == 2
+    assert begun.ledger.exists()
+    assert manycpu("clean", begun.name, "--yes", "--delete-model")[0] == 0
+    assert not begun.ledger.exists()
+
+
+def test_a_run_that_another_version_left_is_no_obstacle_to_looking_at_the_others(
+    manycpu: Type, begun: RunContext, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = home / "runs" / "other"
+    other.mkdir()
+    (other / "ledger.json").write_text('{"schema": 99}')
+    code, printed = manycpu("status")
+    assert code == 0
+    assert "not launched" in printed
+    assert f"{other}/ledger.json cannot be read, another version" in caplog.text
+    assert begun.ledger.exists()

@@ -113,7 +113,7 @@ def test_what_is_kept_is_named_and_the_next_run_removes_it_when_its_time_is_over
     cleaned = cleanup(kept)
     assert cleaned is not None
     assert f"ConfigMap {kept.target.namespace}/{kept.name}" in cleaned.kept
-    kept.ledger.keep_until(0)
+    kept.ledger.change_lease(until=0)
     prepare(open_context(a_run(), where, "next", base=tmp_path))
     assert wait_until_gone(kept, {"manycpu/run": kept.name}, 30) == []
 

@@ -346,8 +346,18 @@ def test_a_queue_holds_the_job_until_it_is_admitted(launch: str) -> None:
 
 @in_every_kind
 def test_no_time_to_live_deletes_the_job_before_it_was_looked_at(launch: str) -> None:
-    policy = manifest(launch)["spec"]["runPolicy"]
-    assert not set(policy) & {"ttlSecondsAfterFinished", "activeDeadlineSeconds"}
+    assert "ttlSecondsAfterFinished" not in manifest(launch)["spec"]["runPolicy"]
+
+
+@in_every_pod
+def test_the_server_ends_what_nobody_waits_for_any_more(launch: str, role: str) -> None:
+    """The job's own deadline is not enough: the training-operator does not look at it by itself."""
+    made = manifest(launch, queue_timeout=100, start_timeout=20, run_timeout=3000)
+    latest = 100 + 20 + 3000 + 3600
+    assert made["spec"]["runPolicy"]["activeDeadlineSeconds"] == latest
+    assert pod(made, role)["activeDeadlineSeconds"] == latest
+    endless = manifest(launch, run_timeout=10**12)
+    assert pod(endless, role)["activeDeadlineSeconds"] == 2**31 - 1  # Kubernetes takes no more
 
 
 @in_every_kind

@@ -2,7 +2,7 @@
 
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.spec.errors import ExportError
+from manycpu.pipeline.spec.errors import ExportError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 from manycpu.pipeline.verbs.context import ClusterContext
@@ -23,6 +23,8 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
     try:
         with helper(ctx, "export", ctx.claim, progress) as pod:
             return (_publish if is_remote(ctx.run.output) else _pull)(ctx, pod, source, progress)
+    except RunGoneError:
+        raise
     except (TransferError, OSError) as error:
         fix = f"The model is kept in {model_of(ctx, handle)}: mend the output, and run again "
         raise ExportError(

@@ -1,6 +1,6 @@
 """Whether things are gone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
@@ -14,16 +14,32 @@ KINDS = ("MPIJob", "PyTorchJob", "Pod", "PersistentVolumeClaim", "ConfigMap")
 _EVERY = 0.25  # seconds between two looks
 
 
-def wait_until_gone(ctx: ClusterContext, selector: Mapping[str, str], timeout: float) -> list[str]:
-    """Wait until nothing in the run's namespace has the labels; what is left after so many seconds."""
+def wait_until_gone(
+    ctx: ClusterContext,
+    selector: Mapping[str, str],
+    timeout: float,
+    but: Callable[[Manifest], bool] = lambda _: False,
+) -> list[str]:
+    """Wait until nothing in the run's namespace has the labels; what is left after so many seconds.
+
+    Args:
+        ctx: The run.
+        selector: The labels.
+        timeout: Seconds.
+        but: What is not waited for.
+    """
+
+    def left() -> list[str]:
+        return named(ctx, (item for item in present(ctx, selector) if not but(item)))
+
     retrying = Retrying(
         retry=retry_if_result(bool),
         stop=stop_after_delay(timeout),
         wait=wait_fixed(_EVERY),
         retry_error_callback=lambda state: state.outcome.result() if state.outcome else [],
     )
-    left: list[str] = retrying(lambda: named(ctx, present(ctx, selector)))
-    return left
+    found: list[str] = retrying(left)
+    return found
 
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[Manifest]:

@@ -17,7 +17,7 @@ from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.transfer import Progress
 from manycpu.pipeline.verbs.context import ClusterContext
-from manycpu.pipeline.verbs.on_kubernetes import images
+from manycpu.pipeline.verbs.on_kubernetes import images, volume
 from manycpu.pipeline.verbs.on_kubernetes.diagnosis import NEVER
 
 __all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory", "pending"]
@@ -31,6 +31,7 @@ LIFE: Final = 604_800  # seconds after which Kubernetes ends it
 STALL: Final = 300.0  # seconds from the first break without progress after which it is given up
 MEMORY: Final = "2Gi"
 _LOOK: Final = 0.25  # seconds
+_SEE: Final = 2.0  # seconds between two looks whether the run still has its ledger and its claim
 _NO_SECRET: Final = re.compile(r'^CreateContainerConfigError: secret "([^"]+)" not found')
 _PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
 _PASSING: Final = frozenset({0, 401, 404, 408, 409, 429, 500, 502, 503, 504})
@@ -112,6 +113,7 @@ class Helper:
         # The last word on a run is written when its ledger is gone.
         owners = ctx.ledger.owner() if ctx.ledger.exists() else []
         self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
+        self._claim, self._owned, self._seen = claim, bool(owners), time.monotonic()
         self.name = str(self._manifest["metadata"]["name"])
         self._best, self._moved = 0, False
 
@@ -131,6 +133,7 @@ class Helper:
             RemoteError: The pod could not do it.
             DeadlineError: It broke again and again, or the pod did not start.
             ClusterError: The cluster refuses it.
+            RunGoneError: The run was taken away meanwhile.
         """
         self._best, broken, pause = 0, None, _LOOK
         while True:
@@ -176,7 +179,22 @@ class Helper:
     def _told(self, done: int, total: int) -> None:
         if done > self._best:
             self._best, self._moved = done, True
+        with suppress(ClusterError):  # it may be away while the pod is not
+            self._see_run()
         self._progress(done, total)
+
+    def _see_run(self) -> None:
+        """See now and then that the run is still there: without it, a pod starts in vain or not at all.
+
+        Raises:
+            RunGoneError: Its ledger or its claim was taken away.
+        """
+        if not self._owned or time.monotonic() - self._seen < _SEE:
+            return
+        self._seen = time.monotonic()
+        self._ctx.ledger.uid()
+        if self._claim is not None:
+            volume.see(self._ctx, self._claim)
 
     def wait_ready(self) -> None:
         """Wait until the pod runs; one that has ended is replaced.
@@ -187,6 +205,7 @@ class Helper:
         """
         deadline, lacking = time.monotonic() + self._ctx.run.start_timeout, 0
         while not _runs(pod := self._present()):
+            self._see_run()
             reason, hopeless = pending(pod)
             lacking = lacking + 1 if _NO_SECRET.search(reason) else 0
             if lacking > _PATIENCE:

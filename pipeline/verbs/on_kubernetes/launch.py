@@ -1,13 +1,14 @@
 """On Kubernetes a training is a job of one of Kubeflow's operators."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from manycpu.pipeline.adapters.cluster import Manifest
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.spec.errors import ClusterError, LaunchError
+from manycpu.pipeline.spec.errors import ClusterError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import CODE, Placement
@@ -24,6 +25,7 @@ from manycpu.pipeline.verbs.wait import outcome
 
 __all__ = ["has_ended", "launch", "manifest", "observe", "place", "present_handle", "status"]
 
+Found = TypeVar("Found")
 _CONFLICT = 409
 _ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
 
@@ -36,6 +38,7 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
 
     Raises:
         LaunchError: The cluster does not accept the job.
+        RunGoneError: The run was taken away meanwhile.
     """
     handle, attempt = _next_attempt(ctx)
     if handle is not None:
@@ -52,9 +55,7 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
             fix=error.fix or "`manycpu render` prints what was asked for",
         ) from error
     handle = _handle(ctx, job, attempt)
-    with ctx.ledger.update() as entry:
-        entry.handle, entry.observed = handle, None
-    return handle, False
+    return (handle, False) if _admitted(ctx, handle) else launch(ctx, staged, built)
 
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
@@ -133,16 +134,48 @@ def place(
     )
 
 
+def _admitted(ctx: ClusterContext, handle: JobHandle) -> bool:
+    """Note the job that was created; one that comes too late is deleted: another attempt has begun meanwhile.
+
+    Whoever is suspended between recording an attempt and creating its job may wake up after that attempt was
+    made up for, has failed, and was followed: both jobs would write to the same checkpoints.
+    """
+    try:
+        if _claiming(_note_handle, ctx, handle):
+            return True
+    except RunGoneError:
+        _delete(ctx, handle)
+        raise
+    _delete(ctx, handle)
+    return False
+
+
+def _note_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
+    with ctx.ledger.claim() as entry:
+        if entry.attempt != handle.attempt:
+            return False
+        entry.handle, entry.observed = handle, None
+        return True
+
+
+def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
+    ctx.cluster.delete(JOBS[handle.launch], handle.name, uid=handle.uid)
+
+
 def _next_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
     """Find the attempt to attach to, or record the next one."""
+    return _claiming(_record_attempt, ctx)
+
+
+def _claiming(act: Callable[..., Found], *given: object) -> Found:
+    """Do what claims the ledger, again where somebody else changed it at the same time."""
     retrying = Retrying(
-        # Somebody else changed the ledger at the same time: look again.
         retry=retry_if_exception(lambda e: isinstance(e, ClusterError) and e.status == _CONFLICT),
         stop=stop_after_attempt(10),
         wait=wait_random(0.05, 0.5),
         reraise=True,
     )
-    return retrying(_record_attempt, ctx)
+    return retrying(act, *given)
 
 
 def _record_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
@@ -155,6 +188,7 @@ def _record_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
         recorded = entry.attempt > 0 and present is None and entry.cancelled_by is None
         if not recorded:
             entry.attempt += 1
+            entry.verbs.pop("wait", None)  # it told of the attempt before
         entry.handle = None
         return None, entry.attempt
 

@@ -7,7 +7,7 @@ from manycpu.pipeline import report as reports
 from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
-from manycpu.pipeline.spec.errors import ExportError, StageError
+from manycpu.pipeline.spec.errors import ExportError, RunGoneError, StageError
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.transfer import Progress, TransferError
 from manycpu.pipeline.verbs.context import ClusterContext
@@ -60,6 +60,8 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
             done = pod.ask("fetch", url=url, folder=folder, field=field)
             return Copied(done["path"], done["sha256"], done["reused"])
         return _push(pod, Location.of(url, field), folder)
+    except RunGoneError:
+        raise
     except (TransferError, OSError) as error:
         raise StageError(f"{url} was not staged: {error}", field=field, fix=_fix(error)) from error
 

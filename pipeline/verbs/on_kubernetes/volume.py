@@ -3,12 +3,12 @@
 import time
 from typing import Any, Final
 
-from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.errors import ClusterError, RunGoneError
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.verbs.context import ClusterContext
 
-__all__ = ["claim", "ensure_claim"]
+__all__ = ["claim", "ensure_claim", "see"]
 
 Manifest = dict[str, Any]
 _GONE: Final = 60.0  # seconds that a claim's deletion is waited for
@@ -51,6 +51,22 @@ def ensure_claim(ctx: ClusterContext) -> str:
         time.sleep(_LOOK)
     _see(ctx, found)
     return name
+
+
+def see(ctx: ClusterContext, name: str) -> None:
+    """See that a claim that the run works with is still there.
+
+    Raises:
+        RunGoneError: It was taken away.
+    """
+    found = ctx.cluster.get("PersistentVolumeClaim", name)
+    if found is not None and not _leaving(found):
+        return
+    raise RunGoneError(
+        f"the run was taken away: somebody {'is deleting' if found else 'deleted'} "
+        f"claim {ctx.target.namespace}/{name} while it was worked with",
+        fix="See who cleans that namespace, and run again",
+    )
 
 
 def _see(ctx: ClusterContext, found: Manifest | None) -> None:

@@ -1,13 +1,15 @@
 """On machines a run owns its folder."""
 
+from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.verbs.context import MachineContext
 from manycpu.pipeline.verbs.on_machines import hosts
 
 __all__ = ["keep", "owns", "remove", "remove_expired"]
 
 
-def keep(ctx: MachineContext) -> list[str]:
-    """Name what is kept."""
+def keep(ctx: MachineContext, seconds: float | None) -> list[str]:
+    """Name what is kept, and note for how long; None: for ever."""
+    ctx.ledger.keep(seconds)
     return [str(ctx.directory)]
 
 
@@ -29,6 +31,6 @@ def _remove(ctx: MachineContext) -> list[str]:
     return [str(ctx.directory)] if ctx.directory.exists() else []
 
 
-def remove_expired(ctx: MachineContext, now: float) -> list[str]:  # noqa: ARG001 - as everywhere
+def remove_expired(ctx: MachineContext, now: float) -> list[Finding]:  # noqa: ARG001 - as everywhere
     """What is kept on machines has no time limit: `manycpu clean` removes it."""
     return []

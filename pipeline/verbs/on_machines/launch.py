@@ -39,6 +39,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
             return present, True
         entry.attempt += 1
         entry.handle = None
+        entry.verbs.pop("wait", None)  # it told of the attempt before
         ctx.ledger.save(entry)
         placement = place(ctx, staged, built, entry.attempt)
         for folder in (placement.output, placement.checkpoints, placement.code):

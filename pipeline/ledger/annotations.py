@@ -1,0 +1,38 @@
+"""The lease of a run on Kubernetes: annotations of its ledger, which a list of ledgers tells of all."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from manycpu.pipeline.ledger.lease import Lease
+from manycpu.pipeline.spec.handle import ProcessHandle
+
+__all__ = ["REMOVED", "read", "written"]
+
+_UNTIL, _ENDED, _HOLDER = "manycpu/kept-until", "manycpu/ended", "manycpu/holder"
+REMOVED: Final = "manycpu/removed"
+"""Somebody removes the run, because its time is over."""
+
+
+def read(meta: Mapping[str, Any]) -> Lease:
+    """Read the lease off a ledger's metadata; what nobody of ours wrote counts for nothing."""
+    known = meta.get("annotations") or {}
+    try:
+        holder = known.get(_HOLDER)
+        return Lease(
+            until=known.get(_UNTIL),
+            ended=_ENDED in known,
+            holder=ProcessHandle.model_validate_json(holder) if holder else None,
+        )
+    except ValueError:
+        return Lease()
+
+
+def written(**fields: Any) -> dict[str, str | None]:
+    """Write fields of a lease as annotations; None takes one away."""
+    lease = Lease(**fields)
+    known = {
+        "until": (_UNTIL, None if lease.until is None else f"{lease.until:.0f}"),
+        "ended": (_ENDED, "true" if lease.ended else None),
+        "holder": (_HOLDER, lease.holder.model_dump_json() if lease.holder else None),
+    }
+    return dict(known[name] for name in fields)

@@ -1,0 +1,34 @@
+"""The lease of a run: the run lives while somebody renews it, whatever its step."""
+
+from typing import Final
+
+from pydantic import BaseModel
+
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.spec.handle import ProcessHandle
+
+__all__ = ["LENGTH", "RENEW_EVERY", "Lease"]
+
+LENGTH: Final = 86_400.0  # seconds: longer than a retry, a worker or a triggerer is away
+RENEW_EVERY: Final = 600.0  # seconds, give or take half: 1,000 waiting runs write twice a second
+
+
+class Lease(BaseModel):
+    """Until when a run is let be, and by whom it is held."""
+
+    until: float | None = None
+    """Seconds since the epoch; None: for ever, as far as others are concerned."""
+    ended: bool = False
+    """Nobody works on the run any more: what it made is kept for a look."""
+    holder: ProcessHandle | None = None
+    """The process that does all of the run, whose death frees the lease; None: many work on it in turn."""
+
+    def held(self, now: float) -> bool:
+        """Whether somebody works on the run, or is about to; ``now`` in seconds since the epoch."""
+        if self.ended or self.until is None or self.until <= now:
+            return False
+        return self.holder is None or not process.is_dead(self.holder)
+
+    def over(self, now: float) -> bool:
+        """Whether the run's time is over, so that others may remove it."""
+        return self.until is not None and self.until <= now

@@ -1,0 +1,125 @@
+"""Until when a run lives, and who may say that it does not."""
+
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.ledger import annotations
+from manycpu.pipeline.ledger import base as ledger_base
+from manycpu.pipeline.ledger.base import pause
+from manycpu.pipeline.ledger.entry import Entry
+from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.ledger.lease import LENGTH, RENEW_EVERY, Lease
+from manycpu.pipeline.spec.errors import LedgerError, RunGoneError
+from manycpu.pipeline.spec.handle import ProcessHandle
+
+NOW = 1_700_000_000.0
+ME = process.handle_of_this_process(Path(), "run", 0)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> FileLedger:
+    made = FileLedger(tmp_path / "runs" / "x")
+    made.open(Entry(key="k", name="x", created=NOW, run={}, target={}))
+    return made
+
+
+def dead() -> ProcessHandle:
+    """Describe a process of this machine that has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ME.model_copy(update={"pid": ended.pid})
+
+
+@pytest.mark.parametrize(
+    ("lease", "held", "over"),
+    [
+        (Lease(until=NOW + 1), True, False),
+        (Lease(until=NOW - 1), False, True),
+        (Lease(until=NOW + 1, ended=True), False, False),  # kept for a look
+        (Lease(until=None, ended=True), False, False),  # a model that was not exported
+        (Lease(), False, False),  # of an earlier version: nobody knows
+        (Lease(until=NOW + 1, holder=ME), True, False),
+        (Lease(until=NOW + 1, holder=dead()), False, False),
+        (Lease(until=NOW + 1, holder=dead().model_copy(update={"host": "another"})), True, False),
+        (Lease(until=NOW + 1, holder=dead().model_copy(update={"boot_id": "another"})), True, False),
+    ],
+)
+def test_who_holds_a_lease_and_when_it_is_over(lease: Lease, *, held: bool, over: bool) -> None:
+    assert (lease.held(NOW), lease.over(NOW)) == (held, over)
+
+
+def test_a_lease_on_kubernetes_is_what_was_written() -> None:
+    lease = Lease(until=NOW, ended=True, holder=ME)
+    written = annotations.written(until=NOW, ended=True, holder=ME)
+    assert annotations.read({"annotations": written}) == lease
+    taken_back = annotations.written(until=NOW, ended=False, holder=None)
+    assert set(taken_back) == set(written)  # a patch must name what it takes away
+    assert annotations.read({"annotations": {k: v for k, v in taken_back.items() if v}}) == Lease(until=NOW)
+    assert (
+        annotations.read({}) == annotations.read({"annotations": {"manycpu/kept-until": "soon"}}) == Lease()
+    )
+
+
+def test_renewals_of_a_thousand_runs_are_two_a_second_and_far_shorter_apart_than_a_lease() -> None:
+    pauses = [pause() for _ in range(1000)]
+    assert RENEW_EVERY / 2 <= min(pauses) < max(pauses) <= 1.5 * RENEW_EVERY < LENGTH / 10
+    assert 1000 / RENEW_EVERY < 2
+
+
+def test_a_lease_is_renewed_while_somebody_works_and_a_volume_that_is_away_is_no_matter(
+    ledger: FileLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed, away = threading.Semaphore(0), threading.Event()
+    change = ledger.change_lease
+
+    def changes(**fields: object) -> None:
+        renewed.release()
+        if away.is_set():
+            raise OSError("the volume is away")
+        change(**fields)
+
+    monkeypatch.setattr(ledger, "change_lease", changes)
+    monkeypatch.setattr(ledger_base, "pause", lambda: 0.01)
+    ledger.keep(0)
+    with ledger.kept_alive():
+        away.set()
+        for _ in range(5):
+            assert renewed.acquire(timeout=30)
+        away.clear()
+        for _ in range(5):
+            assert renewed.acquire(timeout=30)
+    lease = ledger.lease()
+    assert (lease.ended, lease.held(NOW)) == (False, True)
+
+
+def test_a_run_that_is_taken_up_again_has_no_end_of_its_time_as_a_kept_one(ledger: FileLedger) -> None:
+    ledger.keep(0)
+    ledger.open(ledger.read())
+    assert not ledger.lease().over(NOW)
+    assert not ledger.lease().ended
+
+
+def test_a_run_whose_folder_was_taken_away_says_so(ledger: FileLedger) -> None:
+    ledger.remove()
+    for act in (ledger.read, ledger.renew):
+        with pytest.raises(RunGoneError, match="the run has not begun, or was taken away"):
+            act()
+    assert list(ledger.directory.parent.iterdir()) == []
+
+
+def test_a_ledger_that_another_version_wrote_says_so(ledger: FileLedger) -> None:
+    (ledger.directory / "ledger.json").write_text('{"schema": 99}')
+    with pytest.raises(LedgerError, match=r"ledger.json cannot be read, another version of manycpu"):
+        ledger.read()
+
+
+def test_a_process_of_this_machine_is_known_to_be_dead() -> None:
+    assert not process.is_dead(ME)
+    assert process.is_dead(dead())
+    assert ME.host == socket.gethostname()
