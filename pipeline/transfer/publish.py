@@ -64,10 +64,9 @@ def publish(
     for file in manifest.files:
         if file.path.endswith("/"):  # behind URLs there are no empty folders
             continue
-        item = Item(file.path, file.size, "", file.executable)
-        named = item._replace(path=_spelled(file.path))
+        named = Item(_spelled(file.path), file.size, "", file.executable)
         if there.get(named.path) != file.size or destination.sha256(named, tick) != file.sha256:
-            _upload(origin, destination, item, named, file.sha256, tick)
+            _upload(origin, destination, file, named, tick)
         uploaded.append(File(named.path, file.size, file.sha256, file.executable))
         done += file.size
         progress(done, manifest.size)
@@ -116,14 +115,12 @@ def save(
     return manifest
 
 
-def _upload(  # noqa: PLR0913 - from where, to where, and what
-    origin: Location, destination: Location, item: Item, named: Item, sha256: str, tick: Tick
-) -> None:
+def _upload(origin: Location, destination: Location, file: File, named: Item, tick: Tick) -> None:
     destination.fs.makedirs(f"{destination.root}/{named.path}".rsplit("/", 1)[0], exist_ok=True)
-    with origin.open(item.path) as read, destination.open(named.path, "wb") as write:
+    with origin.open(file.path) as read, destination.open(named.path, "wb") as write:
         while block := read.read(1 << 20):
             write.write(block)
             tick()
     seen = destination.sha256(named, tick)
-    if seen != sha256:
-        raise TransferError(f"{item.path} reads back as sha256 {seen}, written was {sha256}")
+    if seen != file.sha256:
+        raise TransferError(f"{file.path} reads back as sha256 {seen}, written was {file.sha256}")
