@@ -22,6 +22,7 @@ from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy
 __all__ = ["OTHER_MANIFEST", "manifest_name", "publish", "save", "written"]
 
 OTHER_MANIFEST = "manifest.manycpu.json"
+_REPORT, _PROGRAMS_REPORT = "report.json", "report.program.json"
 log = logging.getLogger(__name__)
 
 
@@ -64,7 +65,7 @@ def publish(
     for file in manifest.files:
         if file.path.endswith("/"):  # behind URLs there are no empty folders
             continue
-        named = Item(_spelled(file.path), file.size, "", file.executable)
+        named = Item(_in_output(_spelled(file.path)), file.size, "", file.executable)
         if there.get(named.path) != file.size or destination.sha256(named, tick) != file.sha256:
             _upload(origin, destination, file, named, tick)
         uploaded.append(File(named.path, file.size, file.sha256, file.executable))
@@ -73,6 +74,14 @@ def publish(
     published = Manifest(uploaded)
     destination.write_text(name, "".join(published.lines()))
     return published
+
+
+def _in_output(path: str) -> str:
+    """Name a file of the model in the output: the run's own report.json comes beside it."""
+    if path != _REPORT:
+        return path
+    log.warning("the program wrote a %s of its own: it is kept as %s", _REPORT, _PROGRAMS_REPORT)
+    return _PROGRAMS_REPORT
 
 
 def _spelled(path: str) -> str:
@@ -104,6 +113,9 @@ def save(
     stem.parent.mkdir(parents=True, exist_ok=True)
     partial, manifest = copy(source, stem, progress, tick)
     try:
+        if (partial / _REPORT).exists():
+            (partial / _REPORT).rename(partial / _PROGRAMS_REPORT)
+            manifest = Manifest(file._replace(path=_in_output(file.path)) for file in manifest.files)
         with (partial / manifest_name(manifest)).open("w") as file:
             file.writelines(manifest.lines())
         disk.sync(partial)
