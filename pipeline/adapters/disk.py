@@ -23,8 +23,11 @@ def remove(folder: str, tick: Callable[[], None]) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
             tick()
-            remove(entry.path, tick) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
-    os.rmdir(folder)
+            if entry.is_dir(follow_symlinks=False):
+                remove(entry.path, tick)
+            else:
+                Path(entry.path).unlink()
+    Path(folder).rmdir()
 
 
 def sync(folder: Path) -> None:

@@ -83,7 +83,7 @@ class Location:
         """List every file below, or the file itself, by path.
 
         Raises:
-            OddFileError: There is something that is no file or folder, and nobody is told of what is left out.
+            OddFileError: Something is no file or folder, and nobody is told of what is left out.
             OSError: A folder cannot be read.
         """
         if self.is_file():
@@ -96,7 +96,7 @@ class Location:
         """Open a file below, or the file itself."""
         if mode == "rb" and isinstance(self.fs, LocalFileSystem):
             # fsspec takes thrice as long for small files; what is read in blocks needs no buffer.
-            return cast("BinaryIO", open(self._at(path), "rb", buffering=0, opener=_open_file))  # noqa: PTH123
+            return cast("BinaryIO", open(self._at(path), "rb", buffering=0, opener=_open_file))
         return cast("BinaryIO", self.fs.open(self._at(path), mode))
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:

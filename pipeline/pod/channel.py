@@ -74,20 +74,18 @@ class Channel:
         close: Ends both streams, also those that another thread waits for.
         progress: Is told how many bytes the other end has done, of how many.
         silence: Seconds without a sign of life after which the other end is given up.
-        stuck: Seconds without progress after which this end's own work is given up.
     """
 
-    def __init__(  # noqa: PLR0913 - two ends, and how long each is waited for
+    def __init__(
         self,
         reader: Reader,
         writer: Writer,
         close: Callable[[], None],
         progress: Progress = lambda *_: None,
         silence: float = SILENCE,
-        stuck: float | None = None,
     ) -> None:
         self._reader, self._writer, self._close = reader, writer, close
-        self._progress, self._silence, self._stuck = progress, silence, stuck or STUCK
+        self._progress, self._silence, self._stuck = progress, silence, STUCK
         self._frames: queue.Queue[Message | Content | Exception] = queue.Queue(_WAITING)
         self._writing = threading.Lock()
         self._ended = threading.Event()

@@ -204,8 +204,9 @@ def _complete(partial: Path, destination: Path, manifest: Manifest, *, read_only
         partial.rename(destination)
     except FileNotFoundError as error:
         raise TakenOverError("somebody else goes on with this copy") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     _write_marker(destination, manifest)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _protect(path: str) -> None:

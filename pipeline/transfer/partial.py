@@ -51,9 +51,9 @@ class Source(Protocol):
 def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     """Copy a source to a folder of this call's own; the manifest is of what is on disk then.
 
-    The folder is called ``<stem>.<digest of the list of files>.<token>.partial``. What a broken copy of the same
-    files left becomes this one's by a rename, which succeeds for only one. Whoever was at it, and was only
-    slow, finds it gone; in case it still wrote meanwhile, all is then read once more at the end.
+    The folder is called ``<stem>.<digest of the list of files>.<token>.partial``. What a broken copy of the
+    same files left becomes this one's by a rename, which succeeds for only one. Whoever was at it, and was
+    only slow, finds it gone; in case it still wrote meanwhile, all is then read once more at the end.
 
     Raises:
         TransferError: A file reads back otherwise than the source tells, or has another size than was listed.
@@ -87,7 +87,7 @@ def _left(stem: Path) -> list[Path]:
 
 
 def _hold(stem: Path, partial: Path) -> bool:
-    """Have the folder, and only it: an earlier one of the same files, or a new one; whether it is the former."""
+    """Have the folder, and only it: whether it is an earlier one of the same files, and not new."""
     same = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
     drop(stem, f"{same}.")
     for found in _left(stem):

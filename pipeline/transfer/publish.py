@@ -6,7 +6,7 @@ from pathlib import Path
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.spec.output import MANIFEST, OTHER_MANIFEST
+from manycpu.pipeline.spec.output import MANIFEST, OTHER_MANIFEST, REPORT
 from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse, signed, strangers
 from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import File, Manifest, Progress, Tick, TransferError, scan
@@ -14,6 +14,7 @@ from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy
 
 __all__ = ["manifest_name", "publish", "save", "written"]
 
+_PROGRAMS_REPORT = "report.program.json"
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +52,7 @@ def publish(
     manifest = scan(origin, tick)
     # Behind URLs there are no empty folders, and no names that are not UTF-8.
     files = [file for file in manifest.files if not file.path.endswith("/")]
-    published = Manifest(file._replace(path=_spelled(file.path)) for file in files)
+    published = Manifest(file._replace(path=_in_output(_spelled(file.path))) for file in files)
     _make_room(destination, published, key, tick)
     done = 0
     for file, named in zip(files, published.files, strict=True):
@@ -88,6 +89,9 @@ def save(
     stem.parent.mkdir(parents=True, exist_ok=True)
     partial, manifest = copy(source, stem, progress, tick)
     try:
+        if (partial / REPORT).exists():
+            (partial / REPORT).rename(partial / _PROGRAMS_REPORT)
+            manifest = Manifest(file._replace(path=_in_output(file.path)) for file in manifest.files)
         with (partial / manifest_name(manifest)).open("w") as file:
             file.writelines(manifest.lines(run=key))
         disk.sync(partial)
@@ -95,6 +99,14 @@ def save(
         raise TakenOverError("another export of this run goes on with this copy") from error
     put(partial, destination, key)
     return manifest
+
+
+def _in_output(path: str) -> str:
+    """Name a file of the model in the output: the run's own report.json comes beside it."""
+    if path != REPORT:
+        return path
+    log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, _PROGRAMS_REPORT)
+    return _PROGRAMS_REPORT
 
 
 def _spelled(path: str) -> str:

@@ -16,11 +16,12 @@ from cluster.space import Space
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.pod.channel import RemoteError
 from manycpu.pipeline.report import REPORT
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError, StageError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.verbs.context import ClusterContext
-from manycpu.pipeline.verbs.on_kubernetes import export, helper, stage, volume
+from manycpu.pipeline.verbs.on_kubernetes import export, helper, launch, stage, volume
 
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
@@ -215,6 +216,37 @@ def test_a_secret_that_is_not_there_is_named_and_not_waited_for(a_context: Open,
     with pytest.raises(BadInputError, match=r"^run\.env_from: .* there is no secret 'none' in namespace"):
         stage.stage(ctx, {"data": str(source)}, quiet)
     no_pod_is_left(ctx)
+
+
+def test_a_training_cannot_write_into_what_was_staged(
+    a_context: Open, source: Path, namespace: Space
+) -> None:
+    ctx = a_context(run={"data": str(source)})
+    staged = stage.stage(ctx, {"data": str(source)}, quiet)["data"].path
+    rank = launch.manifest(ctx)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    rank["metadata"]["name"] = f"{ctx.name}-rank"
+    rank["spec"] |= {"restartPolicy": "Never"}
+    rank["spec"]["containers"][0] |= {"image": ctx.target.helper_image, "command": ["sleep", "600"]}
+    rank["spec"]["containers"][0] |= {"workingDir": "/", "resources": {}}
+    name = namespace.create({"apiVersion": "v1", "kind": "Pod", **rank})["metadata"]["name"]
+    namespace.wait_pod(name, "Running")
+    wrong = f"echo x >{staged}/a.txt || echo x >{staged}/new || echo x >{staged}/../new || echo refused"
+    assert "refused" in namespace.run(name, "sh", "-c", wrong)
+    assert namespace.run(name, "cat", f"{staged}/a.txt") == "alpha"
+    namespace.run(name, "sh", "-c", f"mkdir -p {ctx.directory}/checkpoints {ctx.target.home}/caches")
+
+
+def test_a_pod_that_runs_out_of_memory_says_so(
+    a_context: Open, namespace: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helper, "MEMORY", "256Mi")
+    monkeypatch.setattr(helper, "STALL", 0.0)
+    ctx = a_context()
+    with helper.helper(ctx, "stage", volume.ensure_claim(ctx), quiet) as pod:
+        pod.wait_ready()
+        namespace.run(pod.name, "truncate", "-s", "1G", "/tmp/pvc-mount/large")
+        with pytest.raises((RemoteError, DeadlineError), match="memory"):
+            pod.ask("read", url="/tmp/pvc-mount", name="large")
 
 
 def _written(ctx: ClusterContext, source: Path, namespace: Space) -> dict[str, str]:

@@ -26,9 +26,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", [".journal", "manifest.json", "report.json", "x.partial", "a\nb", "a\\b", "'", NOT_UTF8]
-)
+@pytest.mark.parametrize("name", [".journal", "manifest.json", "x.partial", "a\nb", "a\\b", "'", NOT_UTF8])
 def test_a_file_may_have_any_name(source: Path, tmp_path: Path, name: str) -> None:
     (source / name).write_bytes(b"mine")
     transfer.fetch(location(source), tmp_path / "copy")
@@ -43,6 +41,15 @@ def test_a_models_own_manifest_is_kept_and_ours_is_beside_it(source: Path, tmp_p
     published = transfer.publish(source, location(tmp_path / "out"), "key")
     assert (tmp_path / "out" / "manifest.json").read_text() == "{}"
     assert transfer.Manifest.read(tmp_path / "out" / "manifest.manycpu.json") == published
+
+
+@pytest.mark.parametrize("where", ["disk", "url"])
+def test_a_models_own_report_is_kept_beside_the_runs(source: Path, tmp_path: Path, where: str) -> None:
+    (source / "report.json").write_text("{}")
+    out = tmp_path / "out" if where == "disk" else "dir://out::file://" + str(tmp_path)
+    transfer.publish(source, Location.of(str(out), "run.output"), "key")
+    assert contents(tmp_path / "out").keys() == {"a.txt", "manifest.json", "report.program.json"}
+    assert "report.program.json" in (tmp_path / "out" / "manifest.json").read_text()
 
 
 def test_a_link_to_a_folder_is_what_it_leads_to(source: Path, tmp_path: Path) -> None:
