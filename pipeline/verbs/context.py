@@ -51,10 +51,16 @@ class RunContext(ABC):
     def where(self) -> str:
         """Where the run's things are, for people."""
 
+    @property
+    def destination(self) -> str:
+        """Path or URL of the folder of the report, and of the model where there is to be one."""
+        folder = home(getattr(self.target, "directory", None))
+        return self.run.output or str(folder / "reports" / self.name)
+
     @cached_property
     def output(self) -> Location:
         """Where the model and the report go."""
-        return Location.of(self.run.output, "run.output")
+        return Location.of(self.destination, "run.output")
 
     def new_entry(self, created: float) -> Entry:
         """Begin a ledger entry."""

@@ -26,7 +26,8 @@ class Exported(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    path: str
+    path: str | None
+    """None where the run is to write no model; the next three are 0 and empty then."""
     files: int
     bytes: int
     sha256: str
@@ -39,20 +40,17 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
     Raises:
         ExportError: The program wrote nothing, the output cannot be written, or reads back otherwise.
     """
-    with ctx.ledger.timed("export"):
-        manifest: Manifest = on_target(ctx, "export").export(ctx, handle, progress)
-        if not manifest.files:
-            raise ExportError(
-                "the training succeeded, but the program wrote nothing",
-                field="run.output",
-                fix="Have it write its model to {output}, or $MANYCPU_OUTPUT",
-            )
+    with ctx.ledger.timed("export") as record:
+        if ctx.run.output is None:
+            record.result, manifest = "skipped", Manifest(files=())
+        else:
+            manifest = _written(on_target(ctx, "export").export(ctx, handle, progress))
         observed = observed_of(ctx, handle)
         exported = Exported(
             path=ctx.run.output,
             files=len(manifest.files),
             bytes=manifest.size,
-            sha256=manifest.digest,
+            sha256=manifest.digest if manifest.files else "",
             metrics=observed.metrics,
         )
         with ctx.ledger.update() as entry:
@@ -61,12 +59,23 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         return exported
 
 
+def _written(manifest: Manifest) -> Manifest:
+    if not manifest.files:
+        raise ExportError(
+            "the training succeeded, but the program wrote nothing",
+            field="run.output",
+            fix="Have it write its model to {output}, or $MANYCPU_OUTPUT; or set run.output to null, where "
+            "it is to write none",
+        )
+    return manifest
+
+
 def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
     """Say why the exported model cannot be seen from here; None where it can, or nothing was exported.
 
     Tasks of a DAG may run on several workers: what one wrote to its own disk is nowhere for the next.
     """
-    if entry.export is None:
+    if entry.export is None or ctx.run.output is None:
         return None
     why = _fault(ctx, entry.export["sha256"])
     if why is None:
