@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manycpu.operators.base import RunOperator, explained
 
@@ -15,8 +15,11 @@ __all__ = ["CleanupOperator"]
 class CleanupOperator(RunOperator):
     """End what still runs, write the report, delete what the run owns. A teardown of ``prepare``."""
 
-    def execute(self, context: Context) -> None:
+    def execute(self, context: Context) -> dict[str, Any] | None:
         """Clean up; harmless when there is nothing to clean.
+
+        Returns:
+            The report where ``run.output`` is null: there is no place for it that every worker sees.
 
         Raises:
             LaunchError: A process of the run does not end.
@@ -24,11 +27,13 @@ class CleanupOperator(RunOperator):
         from manycpu.pipeline.verbs.cleanup import cleanup
 
         with explained():
-            report = cleanup(self.open(context))
+            ctx = self.open(context)
+            report = cleanup(ctx)
         if report is None:
             self.log.info("nothing to clean up")
-            return
+            return None
         for place in report.left_behind:
             self.log.error("left behind: %s", place)
         for place in report.kept:
             self.log.info("kept: %s", place)
+        return report.model_dump(mode="json") if ctx.run.output is None else None

@@ -48,7 +48,10 @@ class ExportModelOperator(RunOperator):
 
         with explained():
             exported = export(self.open(context), read_handle(self.handle), self.transferred())
-        self.log.info("%s: %d files, manifest sha256 %s", exported.path, exported.files, exported.sha256)
+        if exported.path is None:
+            self.log.info("run.output is null: there is no model to export")
+        else:
+            self.log.info("%s: %d files, manifest sha256 %s", exported.path, exported.files, exported.sha256)
         self._tell(context, exported)
         return exported.model_dump(mode="json")
 

@@ -78,7 +78,7 @@ def training_pipeline(
         )
         export = ExportModelOperator(task_id="export", **what, handle=train.output, asset=asset)
         cleanup = CleanupOperator(task_id="cleanup", **what)
-        report = ReportOperator(task_id="report", **what)
+        report = ReportOperator(task_id="report", **what, written=cleanup.output)
         prepare >> [stage, build]
         # False: with True, a clean-up that went well would turn a failed run green. Prepare alone is the
         # setup: were stage or build one too, their failure would keep the clean-up from running.

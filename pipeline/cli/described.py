@@ -4,6 +4,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 from rich.console import Console
@@ -26,7 +27,7 @@ __all__ = ["COMMANDS"]
 @click.command()
 @given.fields
 @given.run_id
-def run(file: Path | None, run_id: str | None, **options: str | None) -> None:
+def run(file: Path | None, run_id: str | None, **options: Any) -> None:
     """Do a whole run: stage, build, launch, wait, export, clean up.
 
     FILE is YAML with `run` and `target`; options win over it.
@@ -42,7 +43,7 @@ def run(file: Path | None, run_id: str | None, **options: str | None) -> None:
 
 @click.command(name="preflight")
 @given.fields
-def preflight_(file: Path | None, **options: str | None) -> None:
+def preflight_(file: Path | None, **options: Any) -> None:
     """Check a run against its target, and start nothing."""
     findings = preflight.preflight(given.described(file, options, "preflight"))
     for finding in findings:
@@ -57,7 +58,7 @@ def preflight_(file: Path | None, **options: str | None) -> None:
 @click.option(
     "--node", metavar="TEXT", help=f"Another node than this machine, such as {description.EXAMPLE}."
 )
-def plan(file: Path | None, node: str | None, **options: str | None) -> None:
+def plan(file: Path | None, node: str | None, **options: Any) -> None:
     """Show the CPU plan of a node: processes, threads, cores and memory, and why.
 
     Of this machine or of the one that --node describes; for the run of FILE, or for any.
@@ -77,7 +78,7 @@ def plan(file: Path | None, node: str | None, **options: str | None) -> None:
 @click.command()
 @given.fields
 @given.run_id
-def render(file: Path | None, run_id: str | None, **options: str | None) -> None:
+def render(file: Path | None, run_id: str | None, **options: Any) -> None:
     """Print what would be run, as YAML."""
     ctx = given.described(file, options, run_id or "render")
     click.echo(as_yaml(launch.manifest(ctx)), nl=False)
@@ -86,7 +87,7 @@ def render(file: Path | None, run_id: str | None, **options: str | None) -> None
 @click.command()
 @given.fields
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="image.tar", show_default=True)
-def image(file: Path | None, output: Path, **options: str | None) -> None:
+def image(file: Path | None, output: Path, **options: Any) -> None:
     """Write the training image as an OCI archive, for nodes without a registry; print its name."""
     ctx = given.described(file, options, "image")
     if not isinstance(ctx, ClusterContext):

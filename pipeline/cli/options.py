@@ -1,14 +1,16 @@
 """The options that commands share, and what they describe: a run and a target, or a run that has begun."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_origin
 
 import click
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
 
 from manycpu.pipeline.runfile import read_run_file
+from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.verbs.context import RunContext, open_context
@@ -16,19 +18,47 @@ from manycpu.pipeline.verbs.context import RunContext, open_context
 __all__ = ["Command", "described", "fields", "fields_of", "place", "run_id"]
 
 Command = Callable[..., Any]
+Options = Mapping[str, str | tuple[str, ...] | None]
+"""``run__field`` or ``target__field`` -> what was given; several where it may be repeated."""
 
 
 def fields(command: Command) -> Command:
     """Give a command the run file, and an option for every field of a run and of the targets."""
-    targets = Local.model_fields | BareMetal.model_fields | Kubernetes.model_fields
-    options = [("run", "--", TrainingRun.model_fields), ("target", "--target-", targets)]
-    for part, dashes, known in reversed(options):
-        for name, field in reversed(known.items()):
-            flag = dashes + name.replace("_", "-")
-            help_text = field.description or "local, baremetal or kubernetes."
-            command = click.option(flag, f"{part}__{name}", metavar="VALUE", help=help_text)(command)
+    for (part, name), field in reversed(_FIELDS.items()):
+        flag = _flag(part, name)
+        metavar, more = _SHAPES[_shape(field)]
+        help_text = (field.description or "local, baremetal or kubernetes.") + more
+        command = click.option(flag, f"{part}__{name}", metavar=metavar, multiple=bool(more), help=help_text)(
+            command
+        )
     file = click.argument("file", required=False, type=click.Path(path_type=Path))
     return file(command)
+
+
+Shape = Literal["value", "mapping", "list"]
+_SHAPES: dict[Shape, tuple[str, str]] = {
+    "value": ("VALUE", ""),
+    "mapping": ("NAME=VALUE", " May be repeated; a whole mapping in YAML replaces the file's."),
+    "list": ("VALUE", " May be repeated."),
+}
+_FIELDS = {
+    **{("run", name): field for name, field in TrainingRun.model_fields.items()},
+    **{
+        ("target", name): field
+        for name, field in (Local.model_fields | BareMetal.model_fields | Kubernetes.model_fields).items()
+    },
+}
+
+
+def _flag(part: str, name: str) -> str:
+    return f"--{'target-' if part == 'target' else ''}{name.replace('_', '-')}"
+
+
+def _shape(field: FieldInfo) -> Shape:
+    kind, words = field.annotation, any(isinstance(each, BeforeValidator) for each in field.metadata)
+    if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return "mapping"
+    return "list" if get_origin(kind) is tuple and not words else "value"
 
 
 run_id = click.option("--run-id", help="Tells this run from others; the same again attaches to it.")
@@ -48,29 +78,49 @@ _PLACES = {
 }
 
 
-def described(file: Path | None, options: dict[str, str | None], name: str) -> RunContext:
+def described(file: Path | None, options: Options, name: str) -> RunContext:
     """Open the run that a file and options describe; its name tells it from others."""
     parts = fields_of(file, options)
     base = file.parent if file else Path.cwd()
     return open_context(parts["run"], parts["target"], "cli", name, base=base)
 
 
-def fields_of(file: Path | None, options: dict[str, str | None]) -> dict[str, dict[str, Any]]:
+def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
     """Read the fields of run and target from a file, and from options, which win."""
     run_fields, target_fields = read_run_file(file) if file else ({}, {})
     parts = {"run": run_fields, "target": target_fields}
-    for option, text in options.items():
-        if text is not None:
+    for option, given in options.items():
+        if given not in (None, ()):
             part, name = option.split("__", 1)
-            parts[part][name] = _value(name, text)
+            parts[part][name] = _value(part, name, given, parts[part].get(name))
     return parts
 
 
-def _value(name: str, text: str) -> Any:
-    """Read an option: mappings and lists are YAML, all else is left to the field."""
-    field = TrainingRun.model_fields.get(name)
-    kind = field.annotation if field else None
-    composite = isinstance(kind, type) and issubclass(kind, BaseModel)
-    if composite or text.lstrip().startswith(("{", "[")):
+def _value(part: str, name: str, given: str | tuple[str, ...], before: Any) -> Any:
+    """Read an option: what is repeated is put together; YAML where it looks so, else left to the field."""
+    field, shape = f"{part}.{name}", _shape(_FIELDS[part, name])
+    if isinstance(given, str):
+        return _read(field, given)
+    if shape == "list":
+        read = [_read(field, text) for text in given]
+        return [each for one in read for each in (one if isinstance(one, list) else [one])]
+    found = dict(before) if isinstance(before, Mapping) else {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if text.lstrip().startswith("{"):
+            found = _read(field, text)
+        elif equals:
+            found[name] = value
+        else:
+            fix = f"Write it as {_flag(*field.split('.'))} NAME=value, once for each"
+            raise BadInputError(f"{text!r} is no NAME=value", field=field, fix=fix)
+    return found
+
+
+def _read(field: str, text: str) -> Any:
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
         return yaml.safe_load(text)
-    return text
+    except yaml.YAMLError as error:
+        raise BadInputError(f"{text!r} is not YAML: {error}", field=field) from error

@@ -24,6 +24,11 @@ def _words(value: object) -> object:
     return shlex.split(value) if isinstance(value, str) else value
 
 
+def _null(value: object) -> object:
+    # The trigger form and the command line have nothing but text.
+    return None if value == "null" else value
+
+
 class Resources(BaseModel):
     """What each node gives to the run."""
 
@@ -70,9 +75,11 @@ class TrainingRun(BaseModel):
         examples=["./minilm", "hf://google-bert/bert-base-uncased"],
         json_schema_extra=_section("Program"),
     )
-    output: str = Field(
+    output: Annotated[str | None, BeforeValidator(_null)] = Field(
         min_length=1,
-        description="Where the trained model and report.json go: a path or an fsspec URL; must be empty.",
+        description="Where the trained model and report.json go: a path or an fsspec URL; must be empty. The "
+        "word null where the program is to write no model: the report alone is kept, in the folder `reports` "
+        "of this machine's $MANYCPU_HOME or the target's directory.",
         examples=["./models/qa", "s3://models/qa/2026-01-01"],
         json_schema_extra=_section("Program"),
     )

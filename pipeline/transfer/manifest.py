@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from manycpu.pipeline.adapters.listing import Rows
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.output import MANIFEST
-from manycpu.pipeline.spec.output import MANIFEST
 
 __all__ = [
     "DIGITS",

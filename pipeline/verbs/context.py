@@ -57,10 +57,16 @@ class RunContext(ABC):
         """Seconds that a run is let be from its launch on: by then its training has ended."""
         return LENGTH + self.run.longest
 
+    @property
+    def destination(self) -> str:
+        """Path or URL of the folder of the report, and of the model where there is to be one."""
+        folder = home(getattr(self.target, "directory", None))
+        return self.run.output or str(folder / "reports" / self.name)
+
     @cached_property
     def output(self) -> Location:
         """Where the model and the report go."""
-        return Location.of(self.run.output, "run.output")
+        return Location.of(self.destination, "run.output")
 
     def new_entry(self, created: float) -> Entry:
         """Begin a ledger entry."""

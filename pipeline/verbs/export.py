@@ -9,8 +9,8 @@ from manycpu.pipeline import report
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import Handle
-from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.output import MANIFEST, MANIFESTS
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.place import on_target
@@ -27,7 +27,8 @@ class Exported(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    path: str
+    path: str | None
+    """None where the run is to write no model; the next three are 0 and empty then."""
     files: int
     bytes: int
     sha256: str
@@ -40,20 +41,17 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
     Raises:
         ExportError: The program wrote nothing, the output cannot be written, or reads back otherwise.
     """
-    with ctx.ledger.timed("export"):
-        manifest: Manifest = on_target(ctx, "export").export(ctx, handle, progress)
-        if not manifest.files:
-            raise ExportError(
-                "the training succeeded, but the program wrote nothing",
-                field="run.output",
-                fix="Have it write its model to {output}, or $MANYCPU_OUTPUT",
-            )
+    with ctx.ledger.timed("export") as record:
+        if ctx.run.output is None:
+            record.result, manifest = "skipped", Manifest(files=())
+        else:
+            manifest = _written(on_target(ctx, "export").export(ctx, handle, progress))
         observed = observed_of(ctx, handle)
         exported = Exported(
             path=ctx.run.output,
             files=len(manifest.files),
             bytes=manifest.size,
-            sha256=manifest.digest,
+            sha256=manifest.digest if manifest.files else "",
             metrics=observed.metrics,
         )
         with ctx.ledger.update() as entry:
@@ -62,12 +60,23 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         return exported
 
 
+def _written(manifest: Manifest) -> Manifest:
+    if not manifest.files:
+        raise ExportError(
+            "the training succeeded, but the program wrote nothing",
+            field="run.output",
+            fix="Have it write its model to {output}, or $MANYCPU_OUTPUT; or set run.output to null, where "
+            "it is to write none",
+        )
+    return manifest
+
+
 def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
     """Say why the exported model cannot be seen from here; None where it can, or nothing was exported.
 
     Tasks of a DAG may run on several workers: what one wrote to its own disk is nowhere for the next.
     """
-    if entry.export is None:
+    if entry.export is None or ctx.run.output is None or in_the_cluster(ctx):  # pods all reach the same URL
         return None
     why = _fault(ctx, entry.export["sha256"])
     if why is None:
@@ -82,18 +91,12 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
 
 def _fault(ctx: RunContext, digest: str) -> str | None:
     try:
-        texts = [_text(ctx, name) for name in MANIFESTS]
+        texts = [text for name in MANIFESTS if (text := ctx.output.read_text(name)) is not None]
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
         return str(error) or type(error).__name__
-    if any(text is not None and _digest(text) == digest for text in texts):
+    if digest in map(_digest, texts):
         return None
-    return f"its {MANIFEST} is of another model" if any(texts) else f"there is no {MANIFEST}"
-
-
-def _text(ctx: RunContext, name: str) -> str | None:
-    text: str | None
-    text = on_target(ctx, "report").read(ctx, name) if in_the_cluster(ctx) else ctx.output.read_text(name)
-    return text
+    return f"its {MANIFEST} is of another model" if texts else f"there is no {MANIFEST}"
 
 
 def _digest(text: str) -> str | None:

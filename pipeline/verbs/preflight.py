@@ -113,9 +113,15 @@ def _output(ctx: RunContext) -> Findings:
         yield _unreadable("run.output", error)
 
 
+def _no_output(ctx: RunContext) -> Findings:
+    if ctx.run.output is None and any("{output}" in word for word in ctx.run.args):
+        message = "{output} is in them, and run.output is null: nothing that is written there is kept"
+        yield Finding("run.args", message, "Give a folder in run.output to have it", fatal=False)
+
+
 def _present_output(ctx: RunContext, output: Location) -> Findings:
     if output.is_file():
-        yield Finding("run.output", f"{ctx.run.output} is a file", "Give a folder, or a URL of one")
+        yield Finding("run.output", f"{ctx.destination} is a file", "Give a folder, or a URL of one")
     elif output.local:
         # An export to a disk is there whole or not at all: what it did not write is known now.
         yield from (not_empty(ctx, name) for name in transfer.strangers(output, ctx.key)[:1])
@@ -131,4 +137,5 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _data,
     _squad,
     _output,
+    _no_output,
 )

@@ -39,12 +39,12 @@ _ERRORS: dict[RunState, type[ManycpuError]] = {RunState.CANCELLED: CancelledErro
 
 def in_the_cluster(ctx: RunContext) -> bool:
     """Whether the run's output is reached from inside the cluster, and never from here."""
-    return isinstance(ctx, ClusterContext) and is_remote(ctx.run.output)
+    return isinstance(ctx, ClusterContext) and is_remote(ctx.destination)
 
 
 def report_path(ctx: RunContext) -> str:
     """Name the report's path or URL."""
-    where = ctx.run.output if is_remote(ctx.run.output) else ctx.output.root
+    where = ctx.destination if is_remote(ctx.destination) else ctx.output.root
     return f"{where.rstrip('/')}/{reports.REPORT}"
 
 
@@ -64,7 +64,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
         raise ExportError(
-            f"report.json cannot be written to {ctx.run.output}: {error}; {report.error or report.state}",
+            f"report.json cannot be written to {ctx.destination}: {error}; {report.error or report.state}",
             field="run.output",
             fix="Mend the output, and run again with the same run id",
         ) from error
@@ -90,7 +90,7 @@ def read_report(ctx: RunContext) -> Report:
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
         raise ExportError(
-            f"report.json cannot be read from {ctx.run.output}: {error}",
+            f"report.json cannot be read from {ctx.destination}: {error}",
             field="run.output",
             fix="See the first step that failed, and whether the output can be reached",
         ) from error
@@ -138,6 +138,6 @@ def not_empty(ctx: RunContext, name: str) -> Finding:
     """Say that an output holds a file, or an empty folder, which this run did not write."""
     return Finding(
         "run.output",
-        f"{ctx.run.output} is not empty: {name} is in it",
+        f"{ctx.destination} is not empty: {name} is in it",
         "Give an empty or new folder; a run never overwrites what it did not make",
     )

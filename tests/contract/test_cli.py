@@ -310,3 +310,29 @@ def test_a_run_that_another_version_left_is_no_obstacle_to_looking_at_the_others
     assert "not launched" in printed
     assert f"{other}/ledger.json cannot be read, another version" in caplog.text
     assert begun.ledger.exists()
+
+
+def test_mappings_are_given_name_by_name(manycpu: Type, script: Script, tmp_path: Path) -> None:
+    """Each name wins over the file's; a whole mapping replaces the file's; lists are repeated too."""
+    file = run_file(tmp_path, program=script(), output="out", env={"A": "of the file", "B": "2"})
+    words = ["--env", "A=1=one", "--env", "C=", "--resources", "cpu=1", "--env-from", "x", "--env-from", "y"]
+    code, printed = manycpu("render", file, *words)
+    env = yaml.safe_load(printed)["env"]
+    assert code == 0
+    assert (env["A"], env["B"], env["C"], env["MANYCPU_CPUS"]) == ("1=one", "2", "", "1.0")
+    assert "B" not in yaml.safe_load(manycpu("render", file, "--env", "{A: 1}")[1])["env"]
+    selector = ["--target-kind", "kubernetes", "--target-node-selector", "zone=a", "--target-image", "r/x:1"]
+    pod = yaml.safe_load(manycpu("render", file, *selector, "--target-build-args", "TORCH=2")[1])["spec"]
+    assert "zone: a" in yaml.safe_dump(pod)
+    said = "run.env: 'A' is no NAME=value. Write it as --env NAME=value, once for each.\n"
+    assert manycpu("render", file, "--env", "A") == (2, f"manycpu: {said}")
+    code, printed = manycpu("render", file, "--env", "{A: [")
+    assert (code, printed.startswith("manycpu: run.env: ")) == (2, True)
+
+
+def test_no_output_is_a_word_on_the_command_line_too(manycpu: Type, script: Script, tmp_path: Path) -> None:
+    file = run_file(tmp_path, program=script(), output="out")
+    code, printed = manycpu("preflight", file, "--output", "null", "--args", "--to {output}")
+    assert code == 0
+    assert "warning: run.args: {output}" in printed
+    assert not manycpu("render", file, "--output", "null")[0]

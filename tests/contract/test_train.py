@@ -351,7 +351,7 @@ def test_a_model_that_cleanup_cannot_see_is_kept(script: Script, tmp_path: Path)
     assert cleaned is not None
     model = Path(ctx.where) / "attempts" / "1" / "output"
     assert cleaned.state == "failed"
-    assert f"run.output: {tmp_path / 'out'} " in (cleaned.error or "")
+    assert f"run.output: the model was exported to {tmp_path / 'out'} and " in (cleaned.error or "")
     assert str(model) in (cleaned.error or "")
     assert (model / "model.txt").read_text() == "sum 1"
     export(ctx, handle)
@@ -359,3 +359,21 @@ def test_a_model_that_cleanup_cannot_see_is_kept(script: Script, tmp_path: Path)
     assert cleaned is not None
     assert cleaned.state == "succeeded"
     assert not model.exists()
+
+
+EVALUATES = """
+import os, torch.distributed as dist
+from manycpu.pipeline.node.speak import say
+dist.init_process_group()
+say("metrics", values={"accuracy": 0.5})
+dist.destroy_process_group()
+"""
+
+
+def test_a_program_that_is_to_write_no_model_succeeds_with_its_metrics(script: Script, home: Path) -> None:
+    found = train({"program": script(EVALUATES), "output": None, "nproc_per_node": 1}, run_id="x")
+    assert (found.state, found.metrics, found.left_behind) == ("succeeded", {"accuracy": 0.5}, [])
+    assert found.verbs["export"].result == "skipped"
+    assert list((home / "runs").iterdir()) == []
+    text = (home / "reports" / found.name / "report.json").read_text()
+    assert Report.model_validate_json(text) == found

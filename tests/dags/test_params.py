@@ -54,7 +54,7 @@ def test_only_the_program_has_to_be_given(form: dict[str, Param]) -> None:
     assert [name for name in empty if "null" not in form[name].schema["type"]] == ["program"]
     run, target = read(filled(form, program="./train.py"))
     assert run == TrainingRun(program="./train.py", output=run.output)
-    assert "manual-1" in run.output
+    assert "manual-1" in str(run.output)
     assert target == Local()
 
 

@@ -112,3 +112,21 @@ def test_bad_input_fails_prepare_and_names_the_field(
     assert ran.tasks["train"] == "upstream_failed"
     assert f"{field}: " in ran.said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_program_that_is_to_write_no_model_succeeds_and_its_metrics_are_told(
+    run_dag: RunDag, script: Callable[..., str], home: Path
+) -> None:
+    """The form has text alone: the word null. The report goes from cleanup to report as an XCom."""
+    text = """
+import torch.distributed as dist
+from manycpu.pipeline.node.speak import say
+dist.init_process_group()
+say("metrics", values={"accuracy": 0.5})
+dist.destroy_process_group()
+"""
+    ran = run_dag("train", conf=PLAIN | {"program": script(text), "output": "null"})
+    assert ran.state == "success"
+    assert "accuracy: 0.5" in ran.said
+    assert not (home / "models").exists()
+    assert len(list((home / "reports").iterdir())) == 1

@@ -22,25 +22,27 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
     source = f"{ctx.attempt_directory(handle.attempt)}/output"
     try:
         with helper(ctx, "export", ctx.claim, progress) as pod:
-            return (_publish if is_remote(ctx.run.output) else _pull)(ctx, pod, source, progress)
+            return (_publish if is_remote(ctx.destination) else _pull)(ctx, pod, source, progress)
     except RunGoneError:
         raise
     except (TransferError, OSError) as error:
         fix = f"The model is kept in {model_of(ctx, handle)}: mend the output, and run again "
         raise ExportError(
-            f"{ctx.run.output} was not written: {error}", field="run.output", fix=fix + "with the same run id"
+            f"{ctx.destination} was not written: {error}",
+            field="run.output",
+            fix=fix + "with the same run id",
         ) from error
 
 
 def _publish(ctx: ClusterContext, pod: Helper, source: str, _: Progress) -> Manifest:
-    request = {"source": source, "url": ctx.run.output, "key": ctx.key}
+    request = {"source": source, "url": ctx.destination, "key": ctx.key}
     return pod.run("publish", lambda channel: client.publish(channel, **request))
 
 
 def _pull(ctx: ClusterContext, pod: Helper, source: str, progress: Progress) -> Manifest:
     output = ctx.output.local
     if output is None:
-        raise ExportError(f"{ctx.run.output} is no folder of this machine", field="run.output")
+        raise ExportError(f"{ctx.destination} is no folder of this machine", field="run.output")
     return pod.run("send", lambda channel: client.pull(channel, source, output, ctx.key, progress))
 
 

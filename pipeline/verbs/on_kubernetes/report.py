@@ -33,7 +33,7 @@ def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
         BadInputError: The output holds what the run did not make.
         RemoteError: The output cannot be read or written.
     """
-    where = {"url": ctx.run.output, "name": reports.REPORT}
+    where = {"url": ctx.destination, "name": reports.REPORT}
     there = pod.ask("read", **where)
     found = occupied(ctx, there["names"], there["text"])
     raise_findings([found] if found else [])
@@ -43,7 +43,7 @@ def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
 def read(ctx: ClusterContext, name: str = reports.REPORT) -> str | None:
     """Read report.json, or another small file of the output; None where there is none."""
     with _pod(ctx) as pod:
-        text: str | None = pod.ask("read", url=ctx.run.output, name=name)["text"]
+        text: str | None = pod.ask("read", url=ctx.destination, name=name)["text"]
         return text
 
 

@@ -46,7 +46,7 @@ def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
         report.put(ctx, pod, reports.as_json(begun))
     except TransferError as error:
         raise ExportError(
-            f"{ctx.run.output} cannot be written from inside the cluster: {error}",
+            f"{ctx.destination} cannot be written from inside the cluster: {error}",
             field="run.output",
             fix=_FIXES["output"],
         ) from error

@@ -30,7 +30,7 @@ def export(
         # Every protocol of fsspec has errors of its own.
         fix = f"The model is kept in {source}: mend the output, and run again with the same run id"
         raise ExportError(
-            f"{ctx.run.output} was not written: {error}", field="run.output", fix=fix
+            f"{ctx.destination} was not written: {error}", field="run.output", fix=fix
         ) from error
 
 
