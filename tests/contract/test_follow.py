@@ -21,7 +21,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.verbs.on_kubernetes import launch
+from manycpu.pipeline.verbs.on_kubernetes import follow, launch
 from manycpu.pipeline.verbs.on_kubernetes.follow import Follower
 from manycpu.pipeline.verbs.on_kubernetes.record import Record
 from manycpu.pipeline.verbs.wait import outcome
@@ -175,6 +175,17 @@ def test_an_end_that_cannot_be_asked_for_is_not_believed(server: ApiServer, tmp_
 
     assert asyncio.run(run()).state is RunState.SUCCEEDED
     assert "whether it has ended cannot be asked" in following.notes[0]
+
+
+def test_a_budget_ends_the_wait_though_nobody_answers(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_UNASKED", 0.0)
+    healthy(server)
+    server.logs[WORKER] = ""
+    server.refuses = {"PyTorchJob"}
+    seen = asyncio.run(Following(server, tmp_path, stall_timeout=1).run(*picture(server)))
+    assert seen.budget == "run.stall_timeout"
 
 
 def test_a_job_that_is_gone_is_believed_to_be_once_it_was_asked_for(
