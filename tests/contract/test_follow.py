@@ -42,15 +42,15 @@ def server() -> Iterator[ApiServer]:
         yield found
 
 
-def worker(**state: Any) -> Object:
+def worker(number: int = 0, **state: Any) -> Object:
     phase = "Running" if "running" in state else "Succeeded"
-    return pod(WORKER, placed=30, phase=phase, containerStatuses=[container(**state)])
+    return pod(f"qa-1-worker-{number}", placed=30, phase=phase, containerStatuses=[container(**state)])
 
 
-def said(seconds: float, event: str, **fields: Any) -> str:
+def said(seconds: float, event: str, rank: int = 0, **fields: Any) -> str:
     """Write a rank's line as the API gives it."""
-    line = events.encode(event, rank=0, host="node", hostname=WORKER, **fields)
-    return f"{at(seconds)[:-1]}.0Z {events.join(0, 'node', line)}\n"
+    line = events.encode(event, rank=rank, host="node", hostname=f"qa-1-worker-{rank}", **fields)
+    return f"{at(seconds)[:-1]}.0Z {events.join(rank, 'node', line)}\n"
 
 
 def healthy(server: ApiServer) -> None:
@@ -208,6 +208,19 @@ def test_silence_counts_while_somebody_listens(server: ApiServer, tmp_path: Path
     seen = asyncio.run(silent.run(*picture(server)))
     assert (seen.state, seen.budget) == (RunState.FAILED, "run.stall_timeout")
     assert server.deleted == ["PyTorchJob/qa-1"]
+
+
+def test_a_worker_that_is_deleted_while_the_job_succeeds_is_missed(server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    server.objects["Pod"] += [worker(1, running={"startedAt": at(HOUR - 20)})]
+    for rank in (0, 1):
+        proof = said(HOUR - 10, "proof", rank, world_size=2, round=0, meeting="m")
+        server.logs[f"qa-1-worker-{rank}"] = proof
+    following = Following(server, tmp_path, nnodes=2, max_restarts=1)
+    seen = asyncio.run(followed(server, following))
+    believed = outcome(following.ctx, handle(), seen, following.record.kept.observed)
+    assert (seen.state, believed.state) == (RunState.SUCCEEDED, RunState.FAILED)
+    assert "nothing shows how the ranks on qa-1-worker-1 ended" in believed.reason
 
 
 def test_a_log_is_read_on_after_a_picture_without_its_pod(server: ApiServer, tmp_path: Path) -> None:
