@@ -21,7 +21,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.verbs.on_kubernetes import launch
+from manycpu.pipeline.verbs.on_kubernetes import follow, launch
 from manycpu.pipeline.verbs.on_kubernetes.follow import Follower
 from manycpu.pipeline.verbs.on_kubernetes.record import Record
 from manycpu.pipeline.verbs.wait import outcome
@@ -42,15 +42,15 @@ def server() -> Iterator[ApiServer]:
         yield found
 
 
-def worker(**state: Any) -> Object:
+def worker(number: int = 0, **state: Any) -> Object:
     phase = "Running" if "running" in state else "Succeeded"
-    return pod(WORKER, placed=30, phase=phase, containerStatuses=[container(**state)])
+    return pod(f"qa-1-worker-{number}", placed=30, phase=phase, containerStatuses=[container(**state)])
 
 
-def said(seconds: float, event: str, **fields: Any) -> str:
+def said(seconds: float, event: str, rank: int = 0, **fields: Any) -> str:
     """Write a rank's line as the API gives it."""
-    line = events.encode(event, rank=0, host="node", hostname=WORKER, **fields)
-    return f"{at(seconds)[:-1]}.0Z {events.join(0, 'node', line)}\n"
+    line = events.encode(event, rank=rank, host="node", hostname=f"qa-1-worker-{rank}", **fields)
+    return f"{at(seconds)[:-1]}.0Z {events.join(rank, 'node', line)}\n"
 
 
 def healthy(server: ApiServer) -> None:
@@ -177,6 +177,17 @@ def test_an_end_that_cannot_be_asked_for_is_not_believed(server: ApiServer, tmp_
     assert "whether it has ended cannot be asked" in following.notes[0]
 
 
+def test_a_budget_ends_the_wait_though_nobody_answers(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_UNASKED", 0.0)
+    healthy(server)
+    server.logs[WORKER] = ""
+    server.refuses = {"PyTorchJob"}
+    seen = asyncio.run(Following(server, tmp_path, stall_timeout=1).run(*picture(server)))
+    assert seen.budget == "run.stall_timeout"
+
+
 def test_a_job_that_is_gone_is_believed_to_be_once_it_was_asked_for(
     server: ApiServer, tmp_path: Path
 ) -> None:
@@ -197,6 +208,19 @@ def test_silence_counts_while_somebody_listens(server: ApiServer, tmp_path: Path
     seen = asyncio.run(silent.run(*picture(server)))
     assert (seen.state, seen.budget) == (RunState.FAILED, "run.stall_timeout")
     assert server.deleted == ["PyTorchJob/qa-1"]
+
+
+def test_a_worker_that_is_deleted_while_the_job_succeeds_is_missed(server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    server.objects["Pod"] += [worker(1, running={"startedAt": at(HOUR - 20)})]
+    for rank in (0, 1):
+        proof = said(HOUR - 10, "proof", rank, world_size=2, round=0, meeting="m")
+        server.logs[f"qa-1-worker-{rank}"] = proof
+    following = Following(server, tmp_path, nnodes=2, max_restarts=1)
+    seen = asyncio.run(followed(server, following))
+    believed = outcome(following.ctx, handle(), seen, following.record.kept.observed)
+    assert (seen.state, believed.state) == (RunState.SUCCEEDED, RunState.FAILED)
+    assert "nothing shows how the ranks on qa-1-worker-1 ended" in believed.reason
 
 
 def test_a_log_is_read_on_after_a_picture_without_its_pod(server: ApiServer, tmp_path: Path) -> None:
