@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,7 +153,7 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
     command = {"argv": manifest["argv"], "cwd": manifest["cwd"], **job._asdict()}
     write_json(directory / COMMAND, command)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_PRIVATE)}
-    with (directory / LOG).open("ab") as log:
+    with (directory / LOG).open("ab") as log, _in_time(job.run):
         starter = subprocess.run(
             [sys.executable, "-m", "manycpu.pipeline.adapters.supervisor", str(directory)],
             check=False,
@@ -171,6 +172,17 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
             f"the supervisor of {job.run} ended with exit code {starter.returncode}; it said: {tail}"
         )
     return handle
+
+
+@contextmanager
+def _in_time(run: str) -> Iterator[None]:
+    try:
+        yield
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(
+            f"the supervisor of {run} did not come up within {error.timeout:g} s",
+            fix="See whether the machine is overburdened, and run again",
+        ) from error
 
 
 def read_handle(directory: Path) -> ProcessHandle | None:

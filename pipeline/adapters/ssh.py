@@ -191,7 +191,18 @@ def _stream(source: list[str], sink: list[str], host: str) -> None:
         except subprocess.TimeoutExpired as error:
             sender.kill()
             raise StageError(f"copying to or from host {host} took longer than {_COPY:g} s") from error
-        _, said = sender.communicate()
+        said = _last_words(sender)
     if sender.returncode or done.returncode:
         text = (said + done.stderr).decode(errors="replace").strip()[-500:]
         raise StageError(f"copying to or from host {host} failed: {text}")
+
+
+def _last_words(sender: "subprocess.Popen[bytes]") -> bytes:
+    """Wait for what has nobody left to send to, and hear what it said."""
+    if sender.stdout is not None:
+        sender.stdout.close()
+    try:
+        return sender.communicate(timeout=_COMMAND)[1]
+    except subprocess.TimeoutExpired as error:
+        sender.kill()
+        return error.stderr or b"it did not end"

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from helpers import until
 
+from manycpu.pipeline.adapters import lock as locks
 from manycpu.pipeline.adapters.lock import leased, locked
+from manycpu.pipeline.spec.errors import DeadlineError
 
 HOLD = "from manycpu.pipeline.adapters.lock import leased; import pathlib, sys, time\n"
 HOLD += "with leased(pathlib.Path(sys.argv[1]), 0.05): time.sleep(60)"
@@ -72,3 +74,14 @@ def test_a_lease_that_was_lost_is_not_taken_from_its_next_holder(tmp_path: Path)
         before = path.stat().st_mtime_ns
     assert path.read_text() == "another"
     assert path.stat().st_mtime_ns == before
+
+
+def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_PATIENCE", 0.2)
+    refused = pytest.raises(DeadlineError, match="another process holds the lock")
+    with locked(tmp_path / "lock"), refused, locked(tmp_path / "lock"):
+        pass
+    with locked(tmp_path / "lock"):
+        pass
