@@ -140,7 +140,7 @@ class TrainOperator(RunOperator):
                 lines, seen = watching.look()
                 self._tell(lines)
                 if seen.state.terminal:
-                    return outcome(ctx, handle, seen)
+                    return outcome(ctx, handle, seen, watching.observed)
                 if self._signalled or patience.asks():
                     self._heed(context, watching)
                 if self.deferrable and patience.ends(lines):

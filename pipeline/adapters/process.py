@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -100,9 +101,8 @@ def follow(
     began = time.monotonic()
     timer.start()
     try:
-        with process.stdout:
-            for line in process.stdout:
-                tell(line.decode(errors="replace").rstrip())
+        for line in _lines_of(process, began + timeout):
+            tell(line.decode(errors="replace").rstrip())
         code = int(process.wait())
     finally:
         timer.cancel()
@@ -110,6 +110,20 @@ def follow(
     if time.monotonic() - began >= timeout:
         raise LaunchError(f"{argv[0]!r} did not end within {timeout:g} s")
     return code
+
+
+def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
+    """Tell lines as they come, up to a time: what a program leaves behind may keep its stdout open."""
+    rest = b""
+    with process.stdout as stream:
+        while select.select([stream], [], [], max(0.0, until - time.monotonic()))[0]:
+            block = os.read(stream.fileno(), 1 << 16)
+            *lines, rest = (rest + block).split(b"\n")
+            yield from lines
+            if not block:
+                break
+    if rest:
+        yield rest
 
 
 def _end_tree(process: psutil.Process) -> None:

@@ -34,6 +34,11 @@ class Watch:
         """Whether more is there to be read at once: a long log comes in parts."""
 
     @property
+    def observed(self) -> report.Observed:
+        """What the ranks have said so far."""
+        return self._heard.observed
+
+    @property
     def cursor(self) -> int:
         """How much of the log was read, in bytes: whoever goes on from here misses and repeats nothing."""
         return self._log.offset
