@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["JobTrigger"]
 
-_AGAIN = 5.0  # seconds between tries to end a training that a cluster does not hear of
+_AGAIN = 5.0  # seconds between tries to reach a cluster that does not answer
+_PATIENCE = 3600.0  # seconds for which that is tried
 _FAREWELL = 10.0  # seconds to note how far the logs were told, when the triggerer goes
 
 
@@ -131,9 +132,14 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         return True
 
     async def _patiently(self, act: Callable[..., Any], *given: Any) -> Any:
-        """Do it on a thread, again while the cluster does not answer."""
+        """Do it on a thread, again while the cluster does not answer, for an hour.
+
+        Raises:
+            ClusterError: It has not answered; the job is left as it is.
+        """
         from manycpu.pipeline.spec.errors import ClusterError, LaunchError
 
+        until = time.monotonic() + _PATIENCE
         while True:
             try:
                 return await asyncio.to_thread(act, *given)
@@ -141,6 +147,8 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 self.log.warning("%s", error)  # it is being ended, and takes its time
                 return None
             except ClusterError as error:
+                if time.monotonic() > until:
+                    raise
                 self.log.warning("%s", error)
                 await asyncio.sleep(_AGAIN)
 

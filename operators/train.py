@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.state import Status
+    from manycpu.pipeline.spec.training_run import TrainingRun
     from manycpu.pipeline.verbs.context import RunContext
     from manycpu.pipeline.verbs.wait import Watch
 
@@ -30,6 +31,7 @@ ASK_EVERY = 1.0  # seconds between two questions whether a person has ended this
 _ENDED_BY_A_PERSON = {"failed", "success", "restarting", "removed", "skipped"}
 _TAKEN_OVER = {"up_for_retry", "scheduled", "queued"}  # Airflow took this process for dead
 _SLACK = timedelta(minutes=2)  # the trigger keeps the deadline; this much later Airflow would
+_AWAY = timedelta(hours=2)  # longer than a trigger waits for a cluster that does not answer
 
 
 class TrainOperator(RunOperator):
@@ -139,7 +141,7 @@ class TrainOperator(RunOperator):
                 lines, seen = watching.look()
                 self._tell(lines)
                 if seen.state.terminal:
-                    return outcome(ctx, handle, seen)
+                    return outcome(ctx, handle, seen, watching.observed)
                 if self._signalled or patience.asks():
                     self._heed(context, watching)
                 if self.deferrable and patience.ends(lines):
@@ -189,7 +191,7 @@ class TrainOperator(RunOperator):
             not_before=now + SETTLED,
             deadline=None if left is None else now + left.total_seconds(),
         )
-        timeout = None if left is None else left + _SLACK
+        timeout = _latest(watch.ctx.run) if left is None else left + _SLACK
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
     def _time_left(self, context: Context) -> timedelta | None:
@@ -246,6 +248,11 @@ class _Patience:
         told = (decode(line.text) or {} for line in lines)
         left = (one.get("seconds_left") or 0 for one in told if one.get("event") == "progress")
         return time.monotonic() >= self._until or any(seconds > LONG for seconds in left)
+
+
+def _latest(run: TrainingRun) -> timedelta:
+    """Tell how long the run's own deadlines leave it at most: later, nobody follows it any more."""
+    return timedelta(seconds=run.acknowledge_timeout + run.queue_timeout + run.run_timeout) + _AWAY
 
 
 def _by(context: Context) -> str:

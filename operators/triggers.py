@@ -65,7 +65,7 @@ class TrainingTrigger(FollowingTrigger):
         self._log_lines(lines)
         if lines:
             self._bookmark.write_text(str(watch.cursor))
-        return outcome(watch.ctx, watch.handle, seen) if seen.state.terminal else seen
+        return outcome(watch.ctx, watch.handle, seen, watch.observed) if seen.state.terminal else seen
 
     @property
     def _bookmark(self) -> Path:

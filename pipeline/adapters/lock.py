@@ -10,10 +10,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
+from manycpu.pipeline.spec.errors import DeadlineError
+
 __all__ = ["leased", "locked"]
 
 BEAT: Final = 5.0  # seconds between two signs of life of a lease's holder
 STALE: Final = 30.0  # seconds without one after which a lease is free
+_PATIENCE: Final = 600.0  # seconds to wait for a lock: what is done under one takes a minute or two
+_LOOK: Final = 0.05  # seconds between two tries
 
 
 @contextmanager
@@ -21,14 +25,33 @@ def locked(path: Path) -> Iterator[int]:
     """Hold a lock on a file of this machine, which is made if need be; yields its descriptor.
 
     Whoever holds the lock may delete the file: those who wait for it then wait for the new one.
+
+    Raises:
+        DeadlineError: Somebody holds it for ten minutes: a process that hangs, or was stopped.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + _PATIENCE
     while True:
         with path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _flock(file, path, until)
             if not _is(file, path):
                 continue
             yield file.fileno()
+            return
+
+
+def _flock(file: IO[str], path: Path, until: float) -> None:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise DeadlineError(
+                    f"another process holds the lock {path} for {_PATIENCE:g} s",
+                    fix=f"See which: fuser {path}; end it where it hangs, and run again",
+                ) from None
+            time.sleep(_LOOK)
+        else:
             return
 
 

@@ -2,12 +2,14 @@
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,9 +112,8 @@ def follow(
     began = time.monotonic()
     timer.start()
     try:
-        with process.stdout:
-            for line in process.stdout:
-                tell(line.decode(errors="replace").rstrip())
+        for line in _lines_of(process, began + timeout):
+            tell(line.decode(errors="replace").rstrip())
         code = int(process.wait())
     finally:
         timer.cancel()
@@ -120,6 +121,20 @@ def follow(
     if time.monotonic() - began >= timeout:
         raise LaunchError(f"{argv[0]!r} did not end within {timeout:g} s")
     return code
+
+
+def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
+    """Tell lines as they come, up to a time: what a program leaves behind may keep its stdout open."""
+    rest = b""
+    with process.stdout as stream:
+        while select.select([stream], [], [], max(0.0, until - time.monotonic()))[0]:
+            block = os.read(stream.fileno(), 1 << 16)
+            *lines, rest = (rest + block).split(b"\n")
+            yield from lines
+            if not block:
+                break
+    if rest:
+        yield rest
 
 
 def _end_tree(process: psutil.Process) -> None:
@@ -163,7 +178,7 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
     command = {"argv": manifest["argv"], "cwd": manifest["cwd"], **job._asdict()}
     write_json(directory / COMMAND, command)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_PRIVATE)}
-    with (directory / LOG).open("ab") as log:
+    with (directory / LOG).open("ab") as log, _in_time(job.run):
         starter = subprocess.run(
             [sys.executable, "-m", "manycpu.pipeline.adapters.supervisor", str(directory)],
             check=False,
@@ -182,6 +197,17 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
             f"the supervisor of {job.run} ended with exit code {starter.returncode}; it said: {tail}"
         )
     return handle
+
+
+@contextmanager
+def _in_time(run: str) -> Iterator[None]:
+    try:
+        yield
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(
+            f"the supervisor of {run} did not come up within {error.timeout:g} s",
+            fix="See whether the machine is overburdened, and run again",
+        ) from error
 
 
 def read_handle(directory: Path) -> ProcessHandle | None:

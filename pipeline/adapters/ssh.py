@@ -255,7 +255,7 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
         finally:
             clock.cancel()
             sender.stdout.close()
-        code = sender.wait()
+        code = _code(sender)
         said.seek(0)
         text = (said.read() + done.stderr).decode(errors="replace").strip()[-500:]
     if code or done.returncode:
@@ -267,3 +267,12 @@ def _skip(stream: IO[bytes], marker: bytes) -> None:
     seen = b""
     while not seen.endswith(marker) and (byte := stream.read(1)):
         seen = (seen + byte)[-len(marker) :]
+
+
+def _code(sender: "subprocess.Popen[bytes]") -> int:
+    """Wait for what has nobody left to send to; what does not end is killed."""
+    try:
+        return sender.wait(_COMMAND)
+    except subprocess.TimeoutExpired:
+        sender.kill()
+        return sender.wait()

@@ -1,5 +1,6 @@
 """wait: watch a training to its end, live, in steps that a worker, a trigger and a terminal can all take."""
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -7,7 +8,13 @@ from typing import Any, Protocol
 
 from manycpu.pipeline import report
 from manycpu.pipeline.ledger import Result, VerbRecord
-from manycpu.pipeline.spec.errors import CancelledError, DeadlineError, ManycpuError, TrainingFailedError
+from manycpu.pipeline.spec.errors import (
+    CancelledError,
+    ClusterError,
+    DeadlineError,
+    ManycpuError,
+    TrainingFailedError,
+)
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
@@ -16,6 +23,7 @@ from manycpu.pipeline.verbs.place import on_target
 
 __all__ = ["POLL", "Watch", "conclude", "observed_of", "outcome", "wait", "watch"]
 
+_LOG = logging.getLogger(__name__)
 POLL = 0.5  # seconds between looks: a training's end is seen within a second
 _VOUCHES = frozenset({"torchrun", "mpirun", "mpijob"})
 """Launch kinds whose success is that of every rank: one launcher ends as the worst of them."""
@@ -30,6 +38,10 @@ class Watch(Protocol):
     """Whether a rank has said anything."""
     behind: bool
     """Whether more is there to be read at once: a long log comes in parts."""
+
+    @property
+    def observed(self) -> report.Observed:
+        """What the ranks have said, whether or not it could be recorded."""
 
     @property
     def cursor(self) -> Any:
@@ -56,7 +68,7 @@ def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -
             for line in lines:
                 on_line(line)
             if seen.state.terminal:
-                return outcome(ctx, handle, seen)
+                return outcome(ctx, handle, seen, watching.observed)
             if not watching.behind:
                 time.sleep(POLL)
 
@@ -87,12 +99,19 @@ def conclude(ctx: RunContext, handle: Handle, seen: Status) -> None:
         TrainingFailedError: It failed; with the first rank that failed and its last lines.
     """
     error = _error(seen)
+    try:
+        _record(ctx, handle, error)
+    except ClusterError as unrecorded:  # which changes no end
+        _LOG.warning("how the training ended could not be recorded: %s", unrecorded)
+    if error is not None:
+        raise error
+
+
+def _record(ctx: RunContext, handle: Handle, error: ManycpuError | None) -> None:
     seconds: float = on_target(ctx, "wait").seconds(ctx, handle)
     with ctx.ledger.update() as entry:
         result: Result = "failed" if error else "done"
         entry.verbs["wait"] = VerbRecord(seconds=seconds, result=result, error=error and str(error))
-    if error is not None:
-        raise error
 
 
 def observed_of(ctx: RunContext, handle: Handle) -> report.Observed:

@@ -12,10 +12,14 @@ from airflow.triggers.base import TriggerEvent
 from helpers import until
 from nasty_lines import NASTY
 
-from manycpu.operators.train import _Patience
+from manycpu.operators import job_trigger
+from manycpu.operators.job_trigger import JobTrigger
+from manycpu.operators.train import _latest, _Patience
 from manycpu.operators.triggers import TrainingTrigger
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.context import RunContext, open_context
@@ -144,3 +148,23 @@ def test_no_line_that_only_looks_like_progress_sends_the_task_away() -> None:
     assert not patience.ends([events.RankLine(0, "a", line) for line in others])
     long = events.encode("progress", seconds_left=1e6)
     assert patience.ends([events.RankLine(0, "a", long)])
+
+
+def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_trigger, "_AGAIN", 0.05)
+    monkeypatch.setattr(job_trigger, "_PATIENCE", 0.2)
+    tries = []
+
+    def away() -> None:
+        tries.append(1)
+        raise ClusterError("the API server does not answer")
+
+    following = JobTrigger(handle={"attempt": 1}, cursor=None, by="me")
+    with pytest.raises(ClusterError, match="does not answer"):
+        asyncio.run(asyncio.wait_for(following._patiently(away), 30))  # noqa: SLF001 - its one way to any cluster
+    assert len(tries) > 1
+
+
+def test_a_deferral_ends_after_the_deadlines_of_the_run() -> None:
+    run = TrainingRun(program="x", output="/out", queue_timeout=3600, run_timeout=7200)
+    assert _latest(run).total_seconds() > 3600 + 7200

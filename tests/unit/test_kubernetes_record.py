@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,13 @@ from kubernetes_objects import T0, handle
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.configmap import _data
 from manycpu.pipeline.report import Observed, Rank
-from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.errors import ClusterError, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine, encode
 from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.verbs.context import Access, open_context
 from manycpu.pipeline.verbs.on_kubernetes.packing import LIMIT
 from manycpu.pipeline.verbs.on_kubernetes.record import Heap, Kept, Line, Record, kept_of
+from manycpu.pipeline.verbs.wait import conclude
 
 MOST = 1 << 20  # bytes of a ConfigMap, as the API server counts them
 RANKS, PODS = 4096, 512
@@ -158,3 +161,38 @@ def test_what_grows_with_time_is_bounded() -> None:
     )
     assert [*heard.kept.cursor] == [f"uid/pytorch/{number}" for number in (297, 298, 299)]
     assert len(json.dumps(heard.fields())) < 200_000
+
+
+class ReadOnly:
+    """A namespace in which nothing may be changed any more."""
+
+    namespace = "ml"
+
+    def __init__(self) -> None:
+        self.ledger: dict[str, Any] = {}
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        self.ledger = manifest | {"metadata": manifest["metadata"] | {"uid": "u", "resourceVersion": "1"}}
+        return self.ledger
+
+    def get(self, *_: str) -> dict[str, Any]:
+        return self.ledger
+
+    def patch(self, *_: Any, **__: Any) -> None:
+        error = ClusterError("configmaps is forbidden")
+        error.status = 403
+        raise error
+
+
+def test_a_success_that_cannot_be_recorded_stays_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = {"program": "question_answering", "output": str(tmp_path / "out")}
+    target = {"kind": "kubernetes", "launch": "pytorchjob", "namespace": "ml"}
+    access = Access(cluster=ReadOnly())  # type: ignore[arg-type]
+    ctx = open_context(run, target, "test", base=tmp_path, access=access)
+    ctx.ledger.open(ctx.new_entry(1.0))
+    conclude(ctx, handle(), Status(state=RunState.SUCCEEDED))
+    assert "configmaps is forbidden" in caplog.text
+    with pytest.raises(TrainingFailedError, match="no cheese"):
+        conclude(ctx, handle(), Status(state=RunState.FAILED, reason="no cheese"))

@@ -11,7 +11,9 @@ import pytest
 from helpers import until
 from programs import Program
 
+from manycpu.pipeline.adapters import lock as locks
 from manycpu.pipeline.adapters.lock import leased, locked
+from manycpu.pipeline.spec.errors import DeadlineError
 
 HOLD = "from manycpu.pipeline.adapters.lock import leased; import pathlib, sys, time\n"
 HOLD += "with leased(pathlib.Path(sys.argv[1]), 0.05): time.sleep(60)"
@@ -109,3 +111,14 @@ def test_who_waits_for_a_lease_gets_on_as_long_as_its_holder_does(tmp_path: Path
         waiting.start()
         assert ticked.wait(30)
     waiting.join()
+
+
+def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_PATIENCE", 0.2)
+    refused = pytest.raises(DeadlineError, match="another process holds the lock")
+    with locked(tmp_path / "lock"), refused, locked(tmp_path / "lock"):
+        pass
+    with locked(tmp_path / "lock"):
+        pass

@@ -1,18 +1,22 @@
 """A training's log may be longer than memory: it is heard as it passes, once, and told in parts."""
 
 import json
+import os
 import socket
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.verbs.on_machines import wait
 from manycpu.pipeline.verbs.on_machines.heard import HEARD
 from manycpu.pipeline.verbs.on_machines.wait import Watch, observed_of
 
@@ -23,7 +27,8 @@ MET = events.encode("proof", rank=0, world_size=1, host="a")
 
 def context() -> Any:
     entry = Entry(key="k", name="r", created=1.0, run={}, target={"launch": "torchrun"}, attempt=1)
-    return SimpleNamespace(ledger=SimpleNamespace(read=lambda: entry))
+    run = SimpleNamespace(run_timeout=60)
+    return SimpleNamespace(ledger=SimpleNamespace(read=lambda: entry), run=run)
 
 
 @pytest.fixture
@@ -84,3 +89,15 @@ def test_without_what_was_remembered_the_log_is_read_from_its_beginning(
 ) -> None:
     (Path(ended.directory) / HEARD).write_text(text)
     assert observed_of(context(), ended).metrics == {"loss": 1.0}
+
+
+def test_a_supervisor_that_does_not_keep_its_deadline_is_not_waited_for_for_ever(
+    ended: ProcessHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (Path(ended.directory) / process.EXIT).unlink()
+    own = psutil.Process()
+    alive = {"pid": os.getpid(), "boot_id": process.boot_id(), "start_time": own.create_time()}
+    monkeypatch.setattr(wait, "_LATE", -60.0)
+    with pytest.raises(DeadlineError, match=f"process {os.getpid()}.* is left as it is") as caught:
+        Watch(context(), ended.model_copy(update=alive)).look()
+    assert caught.value.field == "run.run_timeout"

@@ -1,6 +1,7 @@
 """Follow a job to its end: what the cluster says of it and what its ranks say, in one event loop."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from typing import Final, TypeVar
@@ -38,6 +39,8 @@ _STEP: Final = 0.1  # seconds between looks whether they have
 _PATIENCE: Final = 5.0  # seconds that a job may wait before it is said why
 _UNASKED: Final = 300.0  # seconds after which a budget ends the wait though nobody answers
 _AWAY_EVERY: Final = 60.0  # seconds between two notes that the cluster is away
+_SILENCE: Final = 3600.0  # seconds without a word of the job or its pods after which nobody waits any longer
+_RECORDED: Final = 600.0  # seconds in which how it ended must be recorded
 
 Found = TypeVar("Found")
 Tell = Callable[[list[RankLine]], Awaitable[None]]
@@ -71,6 +74,10 @@ class Follower:
         self._asking, self._unasked_since = Pauses(), 0.0
         self._saving: asyncio.Task[None] | None = None
         self._notes: list[RankLine] = []
+        self._tell: Tell | None = None
+        # By this machine's clock, whatever the cluster says or does not say.
+        self._told_of = dict.fromkeys((self._gang.kind, "Pod"), time.monotonic())
+        self._trouble = "no watch says anything"
         self.status = Status(state=RunState.PENDING)
         """How the job is doing."""
 
@@ -80,7 +87,11 @@ class Follower:
         Args:
             stream: What the cluster tells of the namespace.
             tell: Is given the lines, in order for each rank, as they come.
+
+        Raises:
+            ClusterError: Nothing was heard of the job for an hour; it is left as it is.
         """
+        self._tell = tell
         feeding = asyncio.create_task(self._feed(stream))
         self._record.since = self._watch.now()
         try:
@@ -88,6 +99,7 @@ class Follower:
                 await self._pause(feeding)
                 await self._pass_on(tell)
                 self.status = await self._judge()
+                self._check_silence()
             await self._drain(tell)
             return await self._conclude(self.status)
         finally:
@@ -103,10 +115,12 @@ class Follower:
 
     def _take(self, change: Changes) -> None:
         if change.trouble:
+            self._trouble = change.trouble
             self._away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
             if change.kind == "Pod":
                 self._record.since = self._watch.now()  # silence counts while somebody listens
             return
+        self._told_of[change.kind] = time.monotonic()
         if self._gang.apply(change.kind, change.objects, change.deleted, complete=change.complete):
             self._read_logs()
             self._wake.set()
@@ -116,6 +130,18 @@ class Follower:
         if now >= self._away_due:
             self._away_due = now + _AWAY_EVERY
             self._say(text)
+
+    def _check_silence(self) -> None:
+        """Give up where nothing can be known: where nothing happens, lists still come every few minutes."""
+        kind = min((self._gang.kind, "Pod"), key=self._told_of.__getitem__)
+        if time.monotonic() - self._told_of[kind] < _SILENCE or self.status.state.terminal:
+            return
+        raise ClusterError(
+            f"nothing was heard of {kind} objects for {_SILENCE:g} s: {self._trouble}; "
+            f"{self._gang.kind} {self._gang.name} is left as it is",
+            field="target.connection",
+            fix="See that the cluster can be reached, and run again: that attaches to the job",
+        )
 
     async def _pause(self, feeding: "asyncio.Task[None]") -> None:
         """Wait until something happens, or something is due."""
@@ -260,22 +286,30 @@ class Follower:
             self._record.tails[ending.pod] = [one.text for one in map(parse, lines) if one is not None]
 
     async def _surely(self, act: Callable[..., Found], *given: object) -> Found | None:
-        """Do what must be done before the end is told, however long the cluster is away.
+        """Do what is to be done before the end is told; what cannot be done is said, and changes no end.
 
         Returns:
-            What it returns; None where the run was cleaned up already.
+            What it returns; None where the run was cleaned up already, or where it cannot be done.
         """
-        pauses = Pauses()
+        pauses, until = Pauses(), time.monotonic() + _RECORDED
         while True:
             try:
                 return await asyncio.to_thread(act, *given)
             except FileNotFoundError:
                 return None
             except FAILURES as error:
-                if _refused(error):
-                    raise
+                if _refused(error) or time.monotonic() > until:
+                    self._say(f"how it ended could not be recorded: {error}")
+                    await self._tell_notes()
+                    return None
                 self._away(f"how it ended cannot be recorded at present: {error}")
-                await asyncio.sleep(pauses.next())
+            await self._tell_notes()
+            await asyncio.sleep(pauses.next())
+
+    async def _tell_notes(self) -> None:
+        notes, self._notes = self._notes, []
+        if notes and self._tell is not None:
+            await self._tell(notes)
 
     def _delete(self) -> None:
         self._ctx.cluster.delete(self._gang.kind, self._handle.name, uid=self._handle.uid)
@@ -289,7 +323,7 @@ class Follower:
 
 def _refused(error: BaseException) -> bool:
     """Whether a call is refused for good: rights that were taken away come back, a wrong call does not."""
-    return isinstance(error, ClusterError) and error.status in (400, 404, 405, 422)
+    return isinstance(error, ClusterError) and error.status in (400, 404, 405, 413, 422)
 
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:

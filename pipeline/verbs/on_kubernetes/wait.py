@@ -39,7 +39,13 @@ class Watch:
         self.spoken = False
         self._told: deque[tuple[list[RankLine], Cursor]] = deque()
         self._status = Status(state=RunState.PENDING)
-        self._following = _Following(ctx, handle, Record(ctx, handle, cursor, by=""), self._told)
+        self._record = Record(ctx, handle, cursor, by="")
+        self._following = _Following(ctx, handle, self._record, self._told)
+
+    @property
+    def observed(self) -> Observed:
+        """What the ranks have said so far, whether or not it could be recorded."""
+        return self._record.kept.observed
 
     def look(self) -> tuple[list[RankLine], Status]:
         """Read what came since the last look. After a terminal state nothing more comes.

@@ -1,11 +1,13 @@
 """What a supervised process writes is its log; its exit record says how it ended."""
 
+import time
 from pathlib import Path
 from typing import Final
 
 from manycpu.pipeline import report
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import RunState, Status
@@ -16,6 +18,7 @@ from manycpu.pipeline.verbs.on_machines.heard import Heard
 __all__ = ["Watch", "observed_of", "seconds"]
 
 _BLOCK: Final = 1 << 20  # bytes of the log that one look reads
+_LATE: Final = 600.0  # seconds after its deadline in which a supervisor surely has ended everything
 
 
 class Watch:
@@ -25,9 +28,15 @@ class Watch:
         self.ctx, self.handle = ctx, handle
         self._log = process.LogFollower(Path(handle.directory) / process.LOG, cursor or 0)
         self._heard = Heard(Path(handle.directory))
+        self._until = time.monotonic() + ctx.run.run_timeout + _LATE
         self.spoken = False
         self.behind = False
         """Whether more is there to be read at once: a long log comes in parts."""
+
+    @property
+    def observed(self) -> report.Observed:
+        """What the ranks have said so far."""
+        return self._heard.observed
 
     @property
     def cursor(self) -> int:
@@ -35,7 +44,11 @@ class Watch:
         return self._log.offset
 
     def look(self) -> tuple[list[RankLine], Status]:
-        """Read what came since the last look. After a terminal state nothing more comes."""
+        """Read what came since the last look. After a terminal state nothing more comes.
+
+        Raises:
+            DeadlineError: The training's supervisor hangs: it does not keep the deadline.
+        """
         seen = status(self.ctx, self.handle, self.ctx.ledger.read())
         before = self._log.offset
         lines = [events.split(line) for line in self._log.read(_BLOCK)]
@@ -47,7 +60,17 @@ class Watch:
             return lines, Status(state=RunState.RUNNING)  # its last lines are still to come
         if ended:
             self._heard.hear_all()
+        elif time.monotonic() > self._until:
+            raise self._hangs()
         return lines, seen
+
+    def _hangs(self) -> DeadlineError:
+        return DeadlineError(
+            f"process {self.handle.pid}, which was to end the training after {self.ctx.run.run_timeout} s, "
+            f"still has not done so {_LATE:g} s later; it is left as it is",
+            field="run.run_timeout",
+            fix=f"See what holds it up, and end it: manycpu cancel {self.handle.run}",
+        )
 
     def close(self) -> None:
         """Nothing is held between looks."""

@@ -1,0 +1,29 @@
+"""Commands end in time, also where what they left behind holds on to their streams."""
+
+import os
+import signal
+
+import pytest
+
+from manycpu.pipeline.adapters import process, ssh
+from manycpu.pipeline.spec.errors import LaunchError, StageError
+
+
+def test_lines_are_told_as_they_are() -> None:
+    told: list[str] = []
+    assert process.follow(["printf", "one\\n\\ntwo \\nlast"], told.append, timeout=30) == 0
+    assert told == ["one", "", "two", "last"]
+
+
+def test_what_a_command_leaves_behind_is_not_waited_for() -> None:
+    told: list[str] = []
+    try:
+        with pytest.raises(LaunchError, match="did not end within"):
+            process.follow(["sh", "-c", "setsid sleep 60 & echo $!"], told.append, timeout=0.5)
+    finally:
+        os.kill(int(told[0]), signal.SIGKILL)
+
+
+def test_who_sends_a_folder_ends_with_who_takes_it() -> None:
+    with pytest.raises(StageError, match="copying to or from host a failed"):
+        ssh._stream(["sh", "-c", "while echo x; do :; done"], ["false"], "a")  # noqa: SLF001 - needs no host
