@@ -85,7 +85,7 @@ def _sentence(event: dict[str, Any]) -> str:
     if kind == "proof":
         words = "met: world size {world_size}, backend {backend}, {cpus:g} cores, {threads} threads"
         return words.format_map(event)
-    if kind in ("warning", "error"):
+    if kind in ("warning", "error", "start"):
         return f"{kind}: {event.get('message', '')}"
     return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in event.items() if name != "event")
 
@@ -96,6 +96,8 @@ def _progress(event: dict[str, Any]) -> list[str]:
     formats = {
         "epoch": "epoch {:.2f}",
         "loss": "loss {:.4g}",
+        "grad_norm": "gradient norm {:.3g}",
+        "learning_rate": "learning rate {:.3g}",
         "samples_per_second": "{:.1f} samples/s",
         "seconds_left": "{:.0f} s left",
     }
