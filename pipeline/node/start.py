@@ -1,4 +1,4 @@
-"""What the start waits for, and for how long: said by rank 0, before the program's own first line."""
+"""What the start waits for, and for how long: said once for the run, before the program's own first line."""
 
 import time
 
@@ -8,7 +8,7 @@ __all__ = ["Start"]
 
 
 class Start:
-    """Says each thing as the waiting for it begins, and its seconds with what comes next."""
+    """Says each thing as the waiting for it begins, and its seconds with what comes next; on rank 0."""
 
     def __init__(self, *, speaks: bool) -> None:
         self._speaks = speaks

@@ -47,7 +47,7 @@ def train(tmp_path: Path) -> None:
         str(tmp_path), max_steps=5, logging_steps=2, per_device_train_batch_size=2, report_to=[],
         save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
-    CpuTrainer(Squared(2, 2), options, train_dataset=[{"x": torch.ones(2)}] * 10).train()  # type: ignore[arg-type]
+    CpuTrainer(Squared(2, 2), options, train_dataset=[{"x": torch.ones(2)}] * 10).train()
 
 
 def test_in_a_run_each_step_has_one_line(
