@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LEGACY := .venv-legacy
 
-.PHONY: help demo ui test test-legacy lint bench bench-quick cluster cluster-down docs clean requirements
+.PHONY: help demo ui test test-long test-legacy lint bench bench-quick cluster cluster-down docs clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -22,6 +22,9 @@ ui: $(INSTALLED)  ## Airflow's web UI on loopback, with the DAGs ready to trigge
 test: $(INSTALLED) lint  ## everything that guards main
 	@sh tests/system-packages
 	@$(BIN)/python -m pytest
+
+test-long: $(INSTALLED)  ## torch's own tests of its backends, and Accelerate's, over gloo and over ccl; takes a quarter of an hour
+	@$(BIN)/python -m pytest tests/long
 
 test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an environment of its own
 	@MANYCPU_LEGACY=$(LEGACY) $(BIN)/python -m pytest tests/legacy

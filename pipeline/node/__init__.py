@@ -6,9 +6,11 @@ happens by events on stdout (:mod:`manycpu.pipeline.spec.events`), which readers
 =========  ==============================================================================
 event      fields
 =========  ==============================================================================
+start      message: what the start waits for, and how long the last thing took; of no rank, once
 proof      rank, world_size, host, cpus, threads, backend, round
 backend    asked, observed, world_size
-progress   step, total_steps, epoch, loss, samples_per_second, seconds_left (those given)
+progress   step, total_steps, epoch, loss, grad_norm, learning_rate, samples_per_second,
+           seconds_left (those given)
 metrics    values: name -> number
 warning    message
 error      message, kind: what the script, or the node itself, died of

@@ -29,10 +29,23 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
     total_steps: int | None = None,
     epoch: float | None = None,
     loss: float | None = None,
+    grad_norm: float | None = None,
+    learning_rate: float | None = None,
     samples_per_second: float | None = None,
     seconds_left: float | None = None,
 ) -> None:
-    """Tell how far the training is: steps done and in all, epochs, loss, samples/s of all ranks, seconds."""
+    """Tell how far the training is, in one line.
+
+    Args:
+        step: Steps done.
+        total_steps: Steps in all.
+        epoch: Epochs done.
+        loss: The loss, as the program defines it.
+        grad_norm: The norm of all gradients.
+        learning_rate: The learning rate.
+        samples_per_second: Samples that all ranks together take in a second.
+        seconds_left: Seconds until the last step is done.
+    """
     if not _speaks():
         return
     known = {
@@ -40,6 +53,8 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
         "total_steps": total_steps,
         "epoch": epoch,
         "loss": loss,
+        "grad_norm": grad_norm,
+        "learning_rate": learning_rate,
         "samples_per_second": samples_per_second,
         "seconds_left": seconds_left,
     }

@@ -34,6 +34,8 @@ _GRACE = 3.0  # seconds that a rank has to end by itself once its launcher is go
 _BAR_EVERY = 30.0  # seconds between states of a progress bar that does not end its line
 _BLOCK = 1 << 16
 _BLOCKS = 64  # more than a pipe holds; then look up, for whoever writes may never pause
+# Of the run as a whole, so that no rank is named: one that waits to start has not spoken yet.
+_OF_THE_RUN: Final = events.encode("start").removesuffix("}").encode()
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -108,7 +110,8 @@ class _Writer:
 
     def _write(self, lines: list[bytes]) -> None:
         for line in lines:
-            for piece in pieces(self._prefix, line):
+            prefix = b"" if line.startswith(_OF_THE_RUN) else self._prefix
+            for piece in pieces(prefix, line):
                 self._out.write(piece)
         if lines:
             self._last = time.monotonic()

@@ -7,6 +7,7 @@ from pathlib import Path
 from manycpu.pipeline.node import asked, cpus, options, ranks, script
 from manycpu.pipeline.node.refusal import NEVER_INITIALISED, PROOF, Refusal
 from manycpu.pipeline.node.speak import say, warn
+from manycpu.pipeline.node.start import Start
 from manycpu.pipeline.spec import cpu_plan
 
 __all__ = ["run"]
@@ -31,11 +32,17 @@ def _run(rank: ranks.Rank, program: script.Program) -> int:
     plan = plan_cpus(rank)
     _meeting_point(rank)
     _make_folders()
+    start = Start(speaks=rank.rank == 0)
+    start.waits_for("the import of torch")
     # Late: torch must not be loaded before the plan's variables are set.
     from manycpu.pipeline.node import backend, network, proof
 
+    if asked_for.backend == "ccl":
+        start.waits_for("the backend ccl (built once for each torch and compiler, in about half a minute)")
     backend.require(asked_for.backend)
+    start.waits_for(f"all ranks to meet: {rank.world_size} (for at most {asked_for.timeout} s)")
     meeting = proof.meet(rank, asked_for, plan)
+    start.ends()
     network.choose_interface(meeting)
     backend.wrap(asked_for.backend, meeting.world_size)
     program = options.translated(program, asked_for.backend)

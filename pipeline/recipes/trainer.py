@@ -1,6 +1,6 @@
 """What every recipe on Hugging Face's Trainer shares: speed, progress, and going on from a checkpoint."""
 
-import math
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from accelerate.utils import DDPCommunicationHookType
 from transformers import (
     PreTrainedModel,
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -24,7 +25,7 @@ from manycpu.pipeline.recipes import checkpoints, ipex
 from manycpu.pipeline.recipes.speak import say
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["CpuTrainer", "CpuTrainingOptions", "ProgressCallback", "option", "resume_point", "usable"]
+__all__ = ["CpuTrainer", "CpuTrainingOptions", "option", "resume_point", "usable"]
 
 
 def option(default: Any, text: str) -> Any:
@@ -59,9 +60,15 @@ def usable(options: CpuTrainingOptions) -> list[str]:
 
 
 class CpuTrainer(Trainer):
-    """Hugging Face's Trainer, with what its options leave out of torch's DistributedDataParallel."""
+    """Hugging Face's Trainer that tells its progress, with what its options leave out of torch's DDP."""
 
     args: CpuTrainingOptions
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_callback(ProgressCallback())
+        if self.pop_callback(PrinterCallback):
+            self.add_callback(Printer())
 
     def create_accelerator_and_postprocess(self) -> None:
         """Have gradients live in the buckets that are sent, and compressed there if asked for."""
@@ -87,11 +94,30 @@ class CpuTrainer(Trainer):
             self.model.config.save_pretrained(str(output_dir or self.args.output_dir))
 
 
+class Printer(PrinterCallback):
+    """Prints what the Trainer logs; in a run, once for all nodes, and not what is told as progress."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print it."""
+        logs = logs or {}
+        if "MANYCPU_RUN" in os.environ and ("loss" in logs or not state.is_world_process_zero):
+            return
+        super().on_log(args, state, control, logs, **kwargs)  # type: ignore[no-untyped-call]
+
+
 class ProgressCallback(TrainerCallback):
-    """Tells steps, loss, speed and the time left, whenever the Trainer logs."""
+    """Tells steps, loss, speed and the time left, whenever the Trainer logs: one line for a step."""
 
     def __init__(self) -> None:
-        self._began, self._first, self._loss = time.monotonic(), 0, math.nan
+        self._began, self._first, self._said = time.monotonic(), 0, -1
+        self._known: dict[str, Any] = {}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -111,29 +137,31 @@ class ProgressCallback(TrainerCallback):
         """Tell the mean loss since the last time; other logs are metrics, not progress."""
         del control, kwargs
         if logs and "loss" in logs:
-            self._loss = float(logs["loss"])
+            self._known = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
+            self._known["loss"] = round(float(logs["loss"]), 4)
             self._tell(args, state)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell that the last step is done."""
+        """Tell that the last step is done, where the Trainer logged none of it."""
         del control, kwargs
-        if not math.isnan(self._loss):
+        if self._known and state.global_step > self._said:
             self._tell(args, state)
 
     def _tell(self, args: TrainingArguments, state: TrainerState) -> None:
         done, seconds = state.global_step - self._first, time.monotonic() - self._began
         if not state.is_world_process_zero or done == 0:
             return
+        self._said = state.global_step
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         progress(
             step=state.global_step,
             total_steps=state.max_steps,
             epoch=round(state.epoch or 0.0, 3),
-            loss=round(self._loss, 4),
             samples_per_second=round(done * batch / seconds, 2),
             seconds_left=round((state.max_steps - state.global_step) * seconds / done),
+            **self._known,
         )
 
 

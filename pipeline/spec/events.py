@@ -151,7 +151,7 @@ def _sentence(event: dict[str, Any]) -> str:
         return ", ".join(_progress(event))
     if kind == "proof":
         return "met: " + ", ".join(_listed(event, _MEETING))
-    if kind in ("warning", "error"):
+    if kind in ("warning", "error", "start"):
         return f"{kind}: {event.get('message', '')}"
     return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in event.items() if name != "event")
 
@@ -175,6 +175,8 @@ _MEETING: Final = {
 _STEP: Final = {
     "epoch": "epoch {:.2f}",
     "loss": "loss {:.4g}",
+    "grad_norm": "gradient norm {:.3g}",
+    "learning_rate": "learning rate {:.3g}",
     "samples_per_second": "{:.1f} samples/s",
     "seconds_left": "{:.0f} s left",
 }

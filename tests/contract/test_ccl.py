@@ -54,6 +54,11 @@ CASES = (
     "refusals:2",
     "average:2",
     "mismatch_in_detail:2",
+    "sparse:2",
+    "several_at_once:2",
+    "monitored:2",
+    "profiled:2",
+    "alone:1",
 )
 Found = Callable[[str], dict[str, Any]]
 SOON = 20  # seconds; a third of what a group waits, for machines that do much else
@@ -150,15 +155,15 @@ def test_a_timeout_poisons_the_group(found: Found) -> None:
     result = found("late_peer:2")
     seen = result["results"]["1"]
     assert result["codes"] == [0, 0]
-    assert seen["error"].startswith("ccl: allreduce timed out after 4000 ms")
+    assert seen["error"].startswith("ccl: Timed out waiting 4000ms for all_reduce to complete")
     assert 3.9 < seen["seconds"] < SOON
     assert seen["again"] == seen["error"]
-    assert seen["large"].startswith("ccl: allreduce timed out after 4000 ms")
+    assert seen["large"].startswith("ccl: Timed out waiting 4000ms for all_reduce to complete")
 
 
 def test_a_wait_may_time_out_and_be_repeated(found: Found) -> None:
     results = found("impatient_wait:2")["results"]
-    assert results["1"] == {"error": "ccl: waited 200 ms in vain for a collective", "sum": 2}
+    assert results["1"] == {"error": "ccl: Timed out waiting 200ms for a collective to complete", "sum": 2}
     assert results["0"] == {"sum": 2}
 
 
@@ -227,11 +232,36 @@ def test_what_it_cannot_do_is_refused_and_leaves_the_group_usable(found: Found) 
             "Move it with .cpu(), or train on the CPU",
             "dtype": "ccl: cannot reduce tensors of dtype Float8_e4m3fn",
             "average": "ccl: an average of Int is not defined; take the sum",
-            "sparse": "ccl: works on dense tensors; this one is Sparse",
+            "sparse": "ccl: works on dense tensors, and adds up sparse ones in all_reduce; "
+            "this one is Sparse",
             "size": "ccl: the output of allgather has 3 elements and needs 4, "
             "the input's 2 for each of 2 ranks",
             "sum": 2,
         }
+
+
+def test_sparse_gradients_train_as_with_gloo_and_ddp_names_the_backend(found: Found) -> None:
+    for rank in found("sparse:2")["results"].values():
+        assert rank == {"name": "ccl", "trained": True, "same": True}
+
+
+def test_several_tensors_of_each_rank_are_gathered_at_once(found: Found) -> None:
+    error = "ccl: all_gather_coalesced takes a list of tensors for each of 2 ranks, not 1"
+    assert list(found("several_at_once:2")["results"].values()) == [{"right": True, "error": error}] * 2
+
+
+def test_a_monitored_barrier_names_who_is_late(found: Found) -> None:
+    results = found("monitored:2")["results"]
+    assert "Rank 1 failed to pass monitoredBarrier" in results["0"]["error"]
+    assert [rank["sum"] for rank in results.values()] == [2, 2]
+
+
+def test_a_profiler_shows_it_by_its_name(found: Found) -> None:
+    assert list(found("profiled:2")["results"].values()) == [{"shapes": [[[4]]]}] * 2
+
+
+def test_a_group_of_one_rank_has_all_of_it(found: Found) -> None:
+    assert found("alone:1")["results"] == {"0": {"sum": 3}}
 
 
 def test_averages(found: Found) -> None:

@@ -1,5 +1,6 @@
 """Ranks under the real torchrun and the real mpirun of three MPIs: they meet, or all fail."""
 
+import re
 import signal
 import socket
 import sys
@@ -41,6 +42,13 @@ def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -
     assert {event["host"] for event in proofs} == {host}
     assert len({event["meeting"] for event in proofs}) == 1
     assert {(event["world_size"], event["threads"], event["backend"]) for event in proofs} == {(2, 1, "gloo")}
+    starts = ended.events("start")
+    assert [event["by"] for event in starts] == [None] * 3  # no rank has spoken as long as the start waits
+    assert starts[0]["message"] == "waits for the import of torch"
+    assert re.fullmatch(
+        r"the import of torch took \d+\.\d s; waits for all ranks to meet: 2 .*", starts[1]["message"]
+    )
+    assert re.fullmatch(r"all ranks to meet: 2 .* took \d+\.\d s; the program begins", starts[2]["message"])
     used = [(event["asked"], event["observed"], event["world_size"]) for event in ended.events("backend")]
     assert used == [("gloo", "gloo", 2)] * 2
     assert ended.texts().count("sum 2") == 2

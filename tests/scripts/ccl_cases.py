@@ -258,15 +258,12 @@ def hybrid() -> dict[str, object]:
 def refusals() -> dict[str, object]:
     """Bad input is refused before anything is sent, so that the group stays usable."""
     start()
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))  # noqa: SLF001
     wrong = {
-        "device": lambda: (
-            dist.distributed_c10d._get_default_group()  # noqa: SLF001
-            ._get_backend(torch.device("cpu"))
-            .allreduce([torch.ones(2, device="meta")])
-        ),
+        "device": lambda: backend.allreduce([torch.ones(2, device="meta")]),
         "dtype": lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn)),
         "average": lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG),
-        "sparse": lambda: dist.all_reduce(torch.ones(2).to_sparse()),
+        "sparse": lambda: backend.broadcast([torch.ones(2).to_sparse()]),
         "size": lambda: dist.all_gather_into_tensor(torch.ones(3), torch.ones(2)),
     }
     found: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Run cases of ccl_cases and ccl_memory_cases, each in a world of its own: ``ccl_worlds.py FOLDER CASE:SIZE ...``.
+"""Run cases of ccl_cases and its siblings, each in a world of its own: ``ccl_worlds.py FOLDER CASE:SIZE ...``.
 
 torch is imported once, and each rank is a fork of that process: a case takes a second instead of ten.
 """
@@ -14,12 +14,13 @@ import traceback
 from pathlib import Path
 
 import ccl_cases
+import ccl_gloo_cases
 import ccl_memory_cases
 import torch
 
 from manycpu.pipeline.node.ccl import register
 
-CASES = vars(ccl_cases) | vars(ccl_memory_cases)
+CASES = vars(ccl_cases) | vars(ccl_gloo_cases) | vars(ccl_memory_cases)
 LIMIT = 150.0  # seconds that a case may take; what still runs then, hangs
 
 

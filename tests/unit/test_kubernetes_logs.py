@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from manycpu.pipeline.spec.events import RankLine, encode
-from manycpu.pipeline.verbs.on_kubernetes.logs import Limit, Position, parse
+from manycpu.pipeline.spec.events import RankLine, encode, split
+from manycpu.pipeline.verbs.on_kubernetes.logs import Limit, Position, parse, placed
 
 S = 1_000_000_000
 
@@ -31,6 +31,12 @@ def test_the_time_of_a_line_is_read_to_the_nanosecond() -> None:
     east = parse(b"2026-01-02T05:04:05.000000007+02:00 loss 0.5")
     assert east == line
     assert parse(b"2026-01-02T03:04:05.000000007Z ") == line._replace(text="")
+
+
+def test_what_no_rank_said_names_its_container_and_an_event_stays_one() -> None:
+    assert placed(split("exec format error"), "pod/train").text == "[pod/train] exec format error"
+    for line in (split("[rank 1 a] loss 0.5"), split(encode("start", message="waits for torch"))):
+        assert placed(line, "pod/train") == line
 
 
 @pytest.mark.parametrize("text", [b"", b"unable to retrieve container logs for containerd://1", b"12 x"])

@@ -9,6 +9,7 @@ from accelerate.utils import DDPCommunicationHookType
 
 from manycpu.pipeline.recipes import ipex
 from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, usable
+from manycpu.pipeline.spec import events
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
@@ -32,6 +33,46 @@ def test_the_optimizer_is_fused(tmp_path: Path) -> None:
     optimizer = trainer(tmp_path).create_optimizer()
     assert isinstance(optimizer, torch.optim.AdamW)
     assert optimizer.defaults["fused"]
+
+
+class Squared(torch.nn.Linear):
+    """A model as the Trainer has them: it computes its own loss."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"loss": super().forward(x).square().mean()}
+
+
+def train(tmp_path: Path) -> None:
+    options = CpuTrainingOptions(
+        str(tmp_path), max_steps=5, logging_steps=2, per_device_train_batch_size=2, report_to=[],
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    CpuTrainer(Squared(2, 2), options, train_dataset=[{"x": torch.ones(2)}] * 10).train()
+
+
+def test_in_a_run_each_step_has_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MANYCPU_RUN", "qa-0123456789")
+    train(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    told = [event for event in map(events.decode, lines) if event]
+    assert [event["step"] for event in told] == [2, 4, 5]
+    assert all(
+        event["loss"] > 0 and event["grad_norm"] > 0 and event["learning_rate"] > 0 for event in told[:2]
+    )
+    assert "gradient norm" in events.readable(events.split(lines[0]))
+    others = [line for line in lines if events.decode(line) is None]
+    assert len(others) == 1
+    assert "train_runtime" in others[0]
+
+
+def test_without_a_run_the_trainer_prints_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MANYCPU_RUN", raising=False)
+    train(tmp_path)
+    assert capsys.readouterr().out.count("'loss': ") == 2
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,23 @@
 """Make ``ccl`` known to torch.distributed."""
 
 import atexit
+import functools
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
 
 from manycpu.pipeline.node.ccl import build, environment, leftovers, memory, peers, vendor
 
 __all__ = ["register"]
 
 
-@cache
+@functools.cache
 def register() -> None:
     """Register the backend, once.
 
@@ -31,11 +32,23 @@ def register() -> None:
     leftovers.sweep()
     atexit.register(_end, module)
     dist.Backend.register_backend("ccl", _creator(module), devices=["cpu"])
+    DistributedDataParallel._get_ddp_logging_data = _named(DistributedDataParallel._get_ddp_logging_data)  # type: ignore[method-assign] # noqa: SLF001
 
 
 def _end(module: ModuleType) -> None:
     module.stop()
     leftovers.sweep(mine=True)
+
+
+def _named(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """Have DDP's own records name the backend: torch calls each that is not its own ``custom``."""
+
+    @functools.wraps(original)
+    def records(model: Any) -> dict[str, Any]:
+        found = original(model)
+        return found | ({"backend_name": "ccl"} if dist.get_backend(model.process_group) == "ccl" else {})
+
+    return records
 
 
 def _creator(module: ModuleType) -> Callable[..., Any]:
@@ -44,11 +57,9 @@ def _creator(module: ModuleType) -> Callable[..., Any]:
         environment.apply()
         met = peers.connect(store, rank, size, timeout, environment.address())
         own = PrefixStore(met.token, store)  # nothing that an earlier meeting left in it
-        messages = None
-        if size > 1:
-            messages = dist.ProcessGroupGloo(PrefixStore("messages", own), rank, size, timeout)
+        gloo = dist.ProcessGroupGloo(PrefixStore("gloo", own), rank, size, timeout)  # for what oneCCL has not
         shared = memory.share(own, rank, size, timeout, module.PART)
         descriptors = [connection.detach() for connection in met.connections]
-        return module.create(own, rank, size, timeout, descriptors, met.names, shared, messages)
+        return module.create(own, rank, size, timeout, descriptors, met.names, shared, gloo)
 
     return create

@@ -17,7 +17,7 @@ from manycpu.pipeline.recipes.question_answering import checkpoint, data, prepar
 from manycpu.pipeline.recipes.question_answering.options import Options
 from manycpu.pipeline.recipes.question_answering.preparation import Prepared
 from manycpu.pipeline.recipes.speak import say
-from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, ProgressCallback, resume_point
+from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, resume_point
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.hardware import bf16_warning, flags
 
@@ -102,7 +102,6 @@ def _trainer(
         processing_class=tokenizer,
         data_collator=collate,
         compute_metrics=evaluated.scorer if evaluated else None,
-        callbacks=[ProgressCallback()],
     )
 
 

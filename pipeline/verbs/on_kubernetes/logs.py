@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from manycpu.pipeline.spec.events import RankLine, decode
 
-__all__ = ["Limit", "Position", "Stamped", "parse"]
+__all__ = ["Limit", "Position", "Stamped", "parse", "placed"]
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _NANO = 1_000_000_000
@@ -36,6 +36,13 @@ def parse(line: bytes) -> Stamped | None:
         return Stamped(_nanoseconds(stamp.decode("ascii")), text.decode(errors="replace").rstrip("\r"))
     except ValueError:
         return None
+
+
+def placed(line: RankLine, container: str) -> RankLine:
+    """Name the container of what no rank said; an event stays one, to be read as such."""
+    if line.rank is not None or decode(line.text) is not None:
+        return line
+    return RankLine(None, None, f"[{container}] {line.text}")
 
 
 def _nanoseconds(stamp: str) -> int:

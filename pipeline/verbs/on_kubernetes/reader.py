@@ -6,9 +6,9 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch, LogPart, NoLogError, Pauses
-from manycpu.pipeline.spec.events import RankLine, split
+from manycpu.pipeline.spec.events import split
 from manycpu.pipeline.verbs.on_kubernetes.gang import Container
-from manycpu.pipeline.verbs.on_kubernetes.logs import Position, parse
+from manycpu.pipeline.verbs.on_kubernetes.logs import Position, parse, placed
 from manycpu.pipeline.verbs.on_kubernetes.record import Heap, Line
 
 __all__ = ["LogReader"]
@@ -112,10 +112,8 @@ class LogReader:
         return self._now.restarts == before and self._now.restarts in (number, number + 1)
 
     def _line(self, time: int, text: str) -> Line:
-        line, pod = split(text), self._now.pod["metadata"]["name"]
-        if line.rank is None:
-            line = RankLine(None, None, f"[{pod}/{self._now.name}] {line.text}")
-        return Line(line, time / 1e9, pod)
+        pod = self._now.pod["metadata"]["name"]
+        return Line(placed(split(text), f"{pod}/{self._now.name}"), time / 1e9, pod)
 
     def _over(self, number: int) -> bool:
         """Whether this start of the container has ended, so that its log is complete."""

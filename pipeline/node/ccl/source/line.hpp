@@ -32,12 +32,13 @@ class Line {
 
   Peers& peers() { return *peers_; }
 
-  c10::intrusive_ptr<Work> post(c10d::OpType type, const char* name, Plan plan, Milliseconds timeout) {
+  c10::intrusive_ptr<Work> post(
+      c10d::OpType type, const char* name, const Tensors& ins, Plan plan, Milliseconds timeout) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) std::rethrow_exception(failure("ccl: this group was shut down"));
     if (poison_) std::rethrow_exception(failure(*poison_));
     auto op = std::make_shared<Op>();
-    op->work = c10::make_intrusive<Work>(rank_, type, name, plan.outputs, ++number_);
+    op->work = c10::make_intrusive<Work>(rank_, type, name, ins, plan.outputs, ++number_);
     op->plan = std::move(plan);
     op->name = name;
     op->timeout = timeout;
@@ -193,8 +194,8 @@ class Line {
     }
     if (now > op.deadline) {
       fail(c10::str(
-          "ccl: ", op.name, " timed out after ", op.timeout.count(), " ms", where,
-          ": another rank is slower, has ended, or called something else. The group cannot be used any more"));
+          "ccl: Timed out waiting ", op.timeout.count(), "ms for ", op.name, " to complete on rank ", rank_,
+          " of the group of ", size_, ": another rank is slower, has ended, or called something else. The group cannot be used any more"));
     }
   }
 

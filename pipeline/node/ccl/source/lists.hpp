@@ -60,6 +60,28 @@ inline Plan allgather(const Tensors& outs, const at::Tensor& in, int rank, int s
       [=] { spread(rows->out, outs); }};
 }
 
+// Several tensors of each rank: a list of them for each, in `outs`.
+inline Plan allgather_several(const std::vector<Tensors>& outs, const Tensors& ins, int rank, int size) {
+  TORCH_CHECK(
+      outs.size() == static_cast<size_t>(size), "ccl: all_gather_coalesced takes a list of tensors for each of ", size,
+      " ranks, not ", outs.size());
+  checked(ins);
+  Tensors all;
+  for (const auto& list : outs) {
+    TORCH_CHECK(
+        list.size() == ins.size(), "ccl: all_gather_coalesced takes as many outputs of each rank as inputs, not ",
+        list.size(), " and ", ins.size());
+    all.insert(all.end(), list.begin(), list.end());
+  }
+  std::vector<Plan> parts;
+  for (size_t k = 0; k < ins.size(); ++k) {
+    Tensors of_each_rank;
+    for (const auto& list : outs) of_each_rank.push_back(list[k]);
+    parts.push_back(allgather(of_each_rank, ins[k], rank, size));
+  }
+  return together(all, std::move(parts));
+}
+
 inline Plan reduce_scatter(const at::Tensor& out, const Tensors& ins, const ReduceOp& op, int size) {
   one_for_each_rank(ins, size, out, "reduce_scatter");
   for (const auto& in : ins) {

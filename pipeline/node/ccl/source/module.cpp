@@ -45,7 +45,7 @@ std::unique_ptr<Comm> connected(const StorePtr& store, int rank, int size, Milli
     peers.listen();
     if (const auto news = peers.fault()) std::rethrow_exception(failure("ccl: " + news->text));
     if (Clock::now() > deadline) {
-      std::rethrow_exception(failure(c10::str("ccl: the ranks did not connect within ", timeout.count(), " ms")));
+      std::rethrow_exception(failure(c10::str("ccl: Timed out waiting ", timeout.count(), "ms for the ranks to connect")));
     }
   }
   return std::unique_ptr<Comm>(result.get());
@@ -53,7 +53,7 @@ std::unique_ptr<Comm> connected(const StorePtr& store, int rank, int size, Milli
 
 BackendPtr create(
     const StorePtr& store, int rank, int size, Milliseconds timeout, std::vector<int> connections,
-    std::vector<std::string> names, std::optional<int> memory, BackendPtr messages) {
+    std::vector<std::string> names, std::optional<int> memory, BackendPtr gloo) {
   static std::once_flag once;
   std::call_once(once, [] {
     const char* level = std::getenv("CCL_LOG_LEVEL");
@@ -65,7 +65,7 @@ BackendPtr create(
   auto comm = connected(store, rank, size, timeout, *peers);
   comm->shared = std::move(shared);
   auto line = std::make_shared<Line>(std::move(comm), std::move(peers), rank, size);
-  return c10::make_intrusive<Group>(rank, size, timeout, std::move(line), std::move(messages));
+  return c10::make_intrusive<Group>(rank, size, timeout, std::move(line), std::move(gloo));
 }
 
 void stop() {

@@ -13,7 +13,8 @@ inline const at::Tensor& checked(const at::Tensor& tensor) {
   TORCH_CHECK(
       tensor.device().is_cpu(), "ccl: works on CPU tensors; this one is on ", tensor.device(),
       ". Move it with .cpu(), or train on the CPU");
-  TORCH_CHECK(tensor.layout() == at::kStrided, "ccl: works on dense tensors; this one is ", tensor.layout());
+  TORCH_CHECK(tensor.layout() == at::kStrided, "ccl: works on dense tensors, and adds up sparse ones in all_reduce; this one is ",
+      tensor.layout());
   return tensor;
 }
 

@@ -1,0 +1,33 @@
+"""Accelerate's own scripts, as users launch programs, on two ranks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ccl_here
+import pytest
+
+pytestmark = pytest.mark.timeout(1800)
+
+ROOT = Path(__file__).parents[2]
+MISSING = ccl_here.missing()
+
+
+@pytest.mark.parametrize("script", ["test_script", "test_ops", "test_sync"])
+@pytest.mark.parametrize(
+    "backend", ["gloo", pytest.param("ccl", marks=pytest.mark.skipif(bool(MISSING), reason=MISSING))]
+)
+def test_its_scripts_pass(backend: str, script: str, tmp_path: Path) -> None:
+    ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    node = [sys.executable, "-m", "manycpu.pipeline.node", "-m", f"accelerate.test_utils.scripts.{script}"]
+    done = subprocess.run(
+        [sys.executable, "-m", *ranks, *node],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / ".dev"), "MANYCPU_BACKEND": backend},
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert f'"observed": "{backend}"' in done.stdout

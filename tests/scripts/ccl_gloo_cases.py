@@ -1,0 +1,82 @@
+"""What oneCCL has not, and a group of ccl does all the same, as those of ccl_cases."""
+
+import itertools
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from ccl_cases import first_line, ones, start
+from torch.nn.parallel import DistributedDataParallel
+
+
+def embedded(group: dist.ProcessGroup) -> tuple[torch.Tensor, str]:
+    """Train an embedding whose gradients are sparse; its weights, and what DDP's records call the backend."""
+    torch.manual_seed(0)
+    module = DistributedDataParallel(torch.nn.Embedding(10, 3, sparse=True), process_group=group)
+    optimizer = torch.optim.SGD(module.parameters(), 0.5)
+    for step in range(3):
+        module(torch.tensor([step, 4 * dist.get_rank()])).square().sum().backward()
+        assert module.module.weight.grad.is_sparse
+        optimizer.step()
+        optimizer.zero_grad()
+    return module.module.weight.detach(), module._get_ddp_logging_data()["backend_name"]
+
+
+def sparse() -> dict[str, object]:
+    start()
+    (ours, name), (gloos, _) = embedded(dist.group.WORLD), embedded(dist.new_group(backend="gloo"))
+    dist.destroy_process_group()
+    return {"name": name, "trained": not bool((ours == ours[0]).all()), "same": bool((ours == gloos).all())}
+
+
+def several_at_once() -> dict[str, object]:
+    """Gather several tensors of unlike sizes from each rank, one of them empty."""
+    rank, size = start()
+    of = [[torch.full((2, 3), k + 1.0), torch.full((5,), k - 1.0), torch.empty(0)] for k in range(size)]
+    found = [[torch.zeros_like(tensor) for tensor in tensors] for tensors in of]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.all_gather_coalesced(found, of[rank])
+    right = all(map(torch.equal, itertools.chain(*found), itertools.chain(*of)))
+    error = first_line(lambda: dist.group.WORLD.allgather_coalesced([found[0]], of[rank]).wait())
+    dist.destroy_process_group()
+    return {"right": right, "error": error}
+
+
+def monitored() -> dict[str, object]:
+    """A barrier that names who is late; what comes after it goes on."""
+    rank, _ = start()
+    dist.monitored_barrier()
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - the ranks' own way to meet
+    error = None
+    if rank == 0:
+        error = first_line(lambda: dist.monitored_barrier(timeout=timedelta(seconds=1)))
+        store.set("gave up", "1")
+    store.wait(["gave up"], timedelta(seconds=60))
+    found = {"error": error, "sum": ones()}
+    dist.destroy_process_group()
+    return found
+
+
+def profiled() -> dict[str, object]:
+    """A profiler shows it under its name, with the shape of what went in."""
+    start()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profile:
+        dist.all_gather([torch.ones(4), torch.ones(4)], torch.ones(4))
+    shapes = [event.input_shapes for event in profile.events() if event.name == "ccl:all_gather"]
+    dist.destroy_process_group()
+    return {"shapes": shapes}
+
+
+def alone() -> dict[str, object]:
+    """A group of one rank does it as well."""
+    start()
+    tensor = torch.ones(3).to_sparse()
+    dist.all_reduce(tensor)
+    dist.monitored_barrier()
+    found = {"sum": float(tensor.to_dense().sum())}
+    dist.destroy_process_group()
+    return found
