@@ -10,7 +10,7 @@ from typing import Any
 
 from manycpu.pipeline.ledger.entry import Entry, VerbRecord
 from manycpu.pipeline.ledger.lease import LENGTH, RENEW_EVERY, Lease
-from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
+from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError, RunGoneError
 
 __all__ = ["Ledger", "pause"]
 
@@ -103,6 +103,8 @@ class Ledger(ABC):
         try:
             with self.kept_alive(lease):
                 yield record
+        except ForeignRunError:
+            raise  # the run is another task's, and goes on
         except BaseException as error:
             record.result, record.error = "failed", str(error) or type(error).__name__
             record.seconds = time.monotonic() - started

@@ -18,14 +18,15 @@ from manycpu.pipeline.ledger.lease import LENGTH, Lease
 from manycpu.pipeline.spec.errors import ClusterError, LedgerError, RunGoneError
 from manycpu.pipeline.spec.naming import labels
 
-__all__ = ["ConfigMapLedger", "expired", "ledgers"]
+__all__ = ["ConfigMapLedger", "expired", "ledgers", "names"]
 
-_MAPPINGS = ("cancelled", "digests", "elsewhere", "verbs")
+_MAPPINGS = ("attempts", "cancelled", "digests", "elsewhere", "tasks", "verbs")
 _LEDGER = {"manycpu/part": "ledger"}
 _GOING = 120.0  # seconds in which a ledger that is being deleted must be gone
 _LOOK = 0.25  # seconds
 _QUICK = 5.0  # seconds that a renewal is tried for: another follows
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+_KEY = "manycpu/key"
 
 
 class ConfigMapLedger(Ledger):
@@ -54,7 +55,7 @@ class ConfigMapLedger(Ledger):
             "kind": "ConfigMap",
             "metadata": {
                 "name": self.name,
-                "labels": labels(self.name) | _LEDGER,
+                "labels": labels(self.name) | _LEDGER | {_KEY: entry.key},
                 "annotations": annotations.written(until=time.time() + LENGTH),
             },
             "data": _data(entry),
@@ -227,6 +228,12 @@ def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
     found = cluster.list("ConfigMap", _LEDGER)
     found.sort(key=lambda item: item["metadata"]["creationTimestamp"])
     return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in found]
+
+
+def names(cluster: Cluster, key: str) -> list[str]:
+    """List the names under which a run has begun and is not being cleaned up: one, or none."""
+    found = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
+    return [item["metadata"]["name"] for item in found if "deletionTimestamp" not in item["metadata"]]
 
 
 def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:

@@ -11,7 +11,15 @@ from manycpu.pipeline.spec import program
 from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.place import on_target
 
-__all__ = ["Built", "build", "installed", "installed_digest", "module_root", "program_of"]
+__all__ = [
+    "Built",
+    "build",
+    "built_from",
+    "installed",
+    "installed_digest",
+    "module_root",
+    "program_of",
+]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -27,6 +35,8 @@ class Built(BaseModel):
     digest: str
     image: str | None = None
     """The image by digest, on targets that have images."""
+    origin: str = ""
+    """Tells from which fields it was built; empty where an older version did."""
 
 
 def build(ctx: RunContext) -> Built:
@@ -39,11 +49,17 @@ def build(ctx: RunContext) -> Built:
     with ctx.ledger.timed("build") as record:
         built: Built
         built, reused = on_target(ctx, "build").build(ctx)
+        built = built.model_copy(update={"origin": built_from(ctx)})
         record.result = "reused" if reused else "done"
         with ctx.ledger.update() as entry:
             entry.code, entry.image = built.code, built.image
             entry.digests["code"] = built.digest
         return built
+
+
+def built_from(ctx: RunContext) -> str:
+    """Tell from which fields a run would be built."""
+    return ctx.origin("program")
 
 
 def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.context import RunContext, as_started
 from manycpu.pipeline.verbs.export import unseen
 from manycpu.pipeline.verbs.launch import present_handle, status
 from manycpu.pipeline.verbs.place import on_target
@@ -99,7 +99,7 @@ def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunSta
         seen = status(ctx, handle, entry)
         judged = entry.verbs.get("wait")
         if seen.state is not RunState.SUCCEEDED or judged is None or judged.result != "done":
-            seen = outcome(ctx, handle, seen)
+            seen = outcome(as_started(ctx, entry, handle.attempt), handle, seen)
     except ManycpuError as error:
         return RunState.FAILED, str(error)
     if seen.state is not RunState.SUCCEEDED:

@@ -7,7 +7,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 
 from manycpu.pipeline.adapters.cluster import Manifest
 from manycpu.pipeline.launchers import LAUNCHERS
-from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
@@ -15,7 +15,9 @@ from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.verbs.build import Built, program_of
 from manycpu.pipeline.verbs.context import ClusterContext
-from manycpu.pipeline.verbs.launch import goes_on
+from manycpu.pipeline.verbs.join import join
+from manycpu.pipeline.verbs.launch import attempt_of, goes_on
+from manycpu.pipeline.verbs.launch import status as look
 from manycpu.pipeline.verbs.on_kubernetes import judgement
 from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, Gang, epoch
 from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
@@ -37,10 +39,11 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
     attempt's name.
 
     Raises:
+        ForeignRunError: The run is another task's, which describes another training.
         LaunchError: The cluster does not accept the job.
         RunGoneError: The run was taken away meanwhile.
     """
-    handle, attempt = _next_attempt(ctx)
+    handle, attempt = _next_attempt(ctx, attempt_of(ctx, staged, built))
     if handle is not None:
         return handle, True
     _end_earlier(ctx, attempt)
@@ -95,7 +98,8 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
         return known
     if entry.attempt == 0:
         return None
-    job = ctx.cluster.get(JOBS[ctx.target.launch], f"{ctx.name}-{entry.attempt}")
+    kind = JOBS[entry.described().target["launch"]]
+    job = ctx.cluster.get(kind, f"{ctx.name}-{entry.attempt}")
     return _handle(ctx, job, entry.attempt) if job else None
 
 
@@ -162,9 +166,9 @@ def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
     ctx.cluster.delete(JOBS[handle.launch], handle.name, uid=handle.uid)
 
 
-def _next_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
+def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
     """Find the attempt to attach to, or record the next one."""
-    return _claiming(_record_attempt, ctx)
+    return _claiming(_record_attempt, ctx, described)
 
 
 def _claiming(act: Callable[..., Found], *given: object) -> Found:
@@ -178,24 +182,29 @@ def _claiming(act: Callable[..., Found], *given: object) -> Found:
     return retrying(act, *given)
 
 
-def _record_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
+def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
     with ctx.ledger.claim() as entry:
+        join(ctx, entry, "train")
         present = present_handle(ctx, entry)
-        if present is not None and goes_on(status(ctx, present, entry)):
+        if present is not None and goes_on(look(ctx, present, entry)):
             entry.handle = present
             return present, entry.attempt
         # Recorded, and whoever did so was killed before the job was there: that attempt is still to be made.
         recorded = entry.attempt > 0 and present is None and entry.cancelled_by is None
-        if not recorded:
+        # Unless it was to be another one: who recorded it may yet create its job.
+        if not recorded or entry.attempts.get(entry.attempt, described) != described:
             entry.attempt += 1
             entry.verbs.pop("wait", None)  # it told of the attempt before
+        entry.attempts[entry.attempt] = described
         entry.handle = None
         return None, entry.attempt
 
 
 def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
     """Delete an earlier attempt's job, and see its pods go: they would write to the same checkpoints."""
-    for job in ctx.cluster.list(JOBS[ctx.target.launch], labels(ctx.name)):
+    entry = ctx.ledger.read()
+    kinds = {JOBS[entry.described(number).target["launch"]] for number in range(1, attempt + 1)}
+    for job in [job for kind in sorted(kinds) for job in ctx.cluster.list(kind, labels(ctx.name))]:
         if job["metadata"]["name"] != f"{ctx.name}-{attempt}":
             ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
@@ -212,7 +221,7 @@ def _handle(ctx: ClusterContext, job: Manifest, attempt: int) -> JobHandle:
     return JobHandle(
         run=ctx.name,
         attempt=attempt,
-        launch=ctx.target.launch,
+        launch=job["kind"].lower(),
         namespace=ctx.target.namespace,
         name=meta["name"],
         uid=meta["uid"],

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.verbs.context import MachineContext
+from manycpu.pipeline.verbs.context import MachineContext, as_started
 from manycpu.pipeline.verbs.on_machines import hosts
 
 __all__ = ["export", "model_of"]
@@ -21,7 +22,8 @@ def export(
         ExportError: The output cannot be written, or reads back otherwise.
     """
     source = model_of(ctx, handle)
-    hosts.collect(ctx, source)
+    ran = as_started(ctx, ctx.ledger.read(), handle.attempt)
+    hosts.collect(cast("MachineContext", ran), source)
     if all(item.is_folder for item in transfer.written(str(source)).items()):
         return transfer.Manifest()
     try:

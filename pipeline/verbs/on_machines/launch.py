@@ -16,7 +16,9 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.verbs.build import Built
 from manycpu.pipeline.verbs.context import MachineContext
-from manycpu.pipeline.verbs.launch import goes_on
+from manycpu.pipeline.verbs.join import join
+from manycpu.pipeline.verbs.launch import attempt_of, goes_on
+from manycpu.pipeline.verbs.launch import status as look
 from manycpu.pipeline.verbs.on_machines import hosts
 from manycpu.pipeline.verbs.stage import Staged
 from manycpu.pipeline.verbs.wait import outcome
@@ -30,14 +32,17 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
     The attempt is on disk before anything starts, and nobody else starts one meanwhile.
 
     Raises:
+        ForeignRunError: The run is another task's, which describes another training.
         LaunchError: There is no MPI, no host, or no supervisor.
     """
     with ctx.ledger.hold() as (entry, lock):
+        join(ctx, entry, "train")
         present = present_handle(ctx, entry)
-        if present is not None and goes_on(status(ctx, present, entry)):
+        if present is not None and goes_on(look(ctx, present, entry)):
             entry.handle = present
             return present, True
         entry.attempt += 1
+        entry.attempts[entry.attempt] = attempt_of(ctx, staged, built)
         entry.handle = None
         entry.verbs.pop("wait", None)  # it told of the attempt before
         ctx.ledger.save(entry)
@@ -62,7 +67,7 @@ def status(ctx: MachineContext, handle: ProcessHandle, entry: Entry) -> Status:
     """
     observed = process.observe(handle) | {"cancelled": handle.attempt in entry.cancelled}
     met = observed["exit"] is None and report.met(process.lines(handle))
-    seen = LAUNCHERS[entry.target["launch"]].state(observed | {"met": met})
+    seen = LAUNCHERS[entry.described(handle.attempt).target["launch"]].state(observed | {"met": met})
     return outcome(ctx, handle, seen) if seen.state is RunState.SUCCEEDED else seen
 
 
