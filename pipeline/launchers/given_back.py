@@ -26,7 +26,7 @@ class Note(BaseModel):
     held: dict[str, int] = Field(default_factory=dict)
     """Run -> how many of its pods had a node."""
     short: tuple[str, ...] = ()
-    """Resources that no node had enough of, such as ``cpu``; empty where something else was in the way."""
+    """Of what there was too little, such as ``cpu``; empty where something else was in the way."""
     claim: str = ""
     """The claim that another run's pods had mounted."""
     resumed: float = 0.0

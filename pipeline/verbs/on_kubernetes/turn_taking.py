@@ -2,9 +2,9 @@
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Final
+from typing import Final, NamedTuple
 
 from manycpu.pipeline.adapters.cluster import Cluster, Manifest
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
@@ -13,13 +13,21 @@ from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, OWNER, Gang
 from manycpu.pipeline.verbs.on_kubernetes.present import Present
-from manycpu.pipeline.verbs.on_kubernetes.turns import Decision, decide
-from manycpu.pipeline.verbs.on_kubernetes.waiting import Job, holding, job_of, lacking, on_claims, unmountable
+from manycpu.pipeline.verbs.on_kubernetes.turns import Decision, Turns
+from manycpu.pipeline.verbs.on_kubernetes.waiting import (
+    Job,
+    given_back,
+    holding,
+    job_of,
+    lacking,
+    on_claims,
+    resumed,
+    unmountable,
+)
 
 __all__ = ["TurnTaking"]
 
 _OURS: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
-_PATIENCE: Final = 30.0  # seconds that a job may owe an act before nobody is thought to follow it
 _AGAIN: Final = 5.0  # seconds between tries to see the others, and between looks while they do not change
 _SETTLE: Final = 0.3  # seconds in which changes are put together
 _REFUSED: Final = (401, 403)
@@ -43,7 +51,7 @@ class TurnTaking:
         self._others: _Others | None = None
         self._acting: asyncio.Task[None] | None = None
         self._acted = ""
-        self._owing: dict[str, tuple[object, float]] = {}
+        self._turns = Turns()
         self._trouble = ""
 
     @property
@@ -65,11 +73,11 @@ class TurnTaking:
         others = self._join()
         if not others.known:
             return ""
-        jobs, pods = others.look(now)
-        decision = self._decide(mine, [job for job in jobs if job.uid != mine.uid], pods, now)
+        seen = others.look(now)
+        decision = self._decide(mine, seen, now)
         if decision.job is not None and (self._acting is None or self._acting.done()):
-            self._act(decision, decision.job, pods, now)
-        return "\n".join(filter(None, [lacking(mine, jobs, holding(pods)), self._trouble]))
+            self._act(decision, decision.job, seen.pods, now)
+        return "\n".join(filter(None, [lacking(mine, seen.jobs, seen.held), self._trouble]))
 
     async def close(self) -> None:
         """Stop looking; what is being done is done."""
@@ -82,34 +90,17 @@ class TurnTaking:
         found = job_of(job, self._gang.kind, self._gang.pods, now) if job else None
         return found and found._replace(stuck=unmountable(self._gang.pods, self._gang.events))
 
-    def _decide(self, mine: Job, others: list[Job], pods: list[Manifest], now: float) -> Decision:
-        if mine.stuck and on_claims(pods, mine):
+    def _decide(self, mine: Job, seen: "_Seen", now: float) -> Decision:
+        if mine.stuck and on_claims(seen.pods, mine):
             return Decision("give back", mine)
-        decision = decide(mine, others, holding(pods), now, self._absent(others, now))
-        owing = decision.owing
-        if owing is None:
-            self._owing = {
-                uid: since for uid, since in self._owing.items() if uid in self._absent(others, now)
-            }
-            return decision
-        _, since = self._owing.setdefault(owing.uid, (_state(owing), now))
-        overdue = now - since > _PATIENCE and owing.trying and not owing.underway
-        return Decision("give back", owing) if overdue else decision
-
-    def _absent(self, others: list[Job], now: float) -> set[str]:
-        """List the jobs that owe an act for so long that nobody seems to follow them."""
-        states = {job.uid: _state(job) for job in others}
-        self._owing = {uid: kept for uid, kept in self._owing.items() if states.get(uid) == kept[0]}
-        return {uid for uid, (_, since) in self._owing.items() if now - since > _PATIENCE}
+        others = [job for job in seen.jobs if job.uid != mine.uid]
+        return self._turns.decide(mine, others, seen.held, now)
 
     def _act(self, decision: Decision, job: Job, pods: list[Manifest], now: float) -> None:
         if job.version == self._acted:
             return  # what was done is not seen yet
         self._acted = job.version
-        if decision.act == "resume" and job.note is not None:
-            note = job.note.model_copy(update={"resumed": now})
-        else:
-            note = _note(job, pods, now)
+        note = resumed(job, now) if decision.act == "resume" else given_back(job, pods, now)
         self._acting = asyncio.create_task(self._patch(job, note))
 
     async def _patch(self, job: Job, note: Note) -> None:
@@ -134,16 +125,12 @@ class TurnTaking:
             self._others = None
 
 
-def _note(job: Job, pods: list[Manifest], now: float) -> Note:
-    tries = job.note.tries + 1 if job.note else 1
-    if job.stuck:
-        return Note(at=now, tries=tries, held=on_claims(pods, job), claim=job.stuck)
-    held = {run: count for run, count in holding(pods).items() if run != job.run}
-    return Note(at=now, tries=tries, held=held, short=job.short)
+class _Seen(NamedTuple):
+    """The jobs that wait or run, their pods, and which run has how many of them on nodes."""
 
-
-def _state(job: Job) -> object:
-    return job.given_back, job.note and (job.note.at, job.note.resumed)
+    jobs: list[Job]
+    pods: list[Manifest]
+    held: dict[str, int]
 
 
 class _Others:
@@ -153,43 +140,33 @@ class _Others:
         self._watch, self._cluster = watch, cluster
         self._wakes: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
-        self._present, self._kinds = Present(), frozenset[str]()
-        self._seen: tuple[list[Job], list[Manifest]] = ([], [])
-        self._looked = 0.0
-        self._changed = True
         self._waking: asyncio.TimerHandle | None = None
 
     @property
     def known(self) -> bool:
         """Whether all is known."""
-        there = {change.kind for change in self._present.changes()}
-        return bool(self._kinds) and self._kinds <= there
+        return bool(self._kinds) and self._kinds <= self._complete
 
     def join(self, wake: Callable[[], None]) -> None:
+        """Be woken when something changes."""
         self._wakes.append(wake)
         if self._task is None:
-            self._present, self._kinds = Present(), frozenset()
+            self._present, self._kinds, self._complete = Present(), frozenset[str](), set[str]()
+            self._seen, self._looked = _Seen([], [], {}), 0.0
             self._task = asyncio.create_task(self._follow())
 
     def leave(self, wake: Callable[[], None]) -> None:
+        """Be woken no more; when nobody is, nothing is watched."""
         self._wakes.remove(wake)
         if not self._wakes and self._task is not None:
             self._task.cancel()
             self._task = None
 
-    def look(self, now: float) -> tuple[list[Job], list[Manifest]]:
+    def look(self, now: float) -> _Seen:
         """Read all jobs and their pods, once for all who look."""
-        if self._changed or now - self._looked > _AGAIN:
-            self._changed, self._looked = False, now
-            objects = {change.kind: change.objects for change in self._present.changes()}
-            pods = objects.pop("Pod")
-            by_job = _by_job(pods)
-            jobs = [
-                job_of(job, kind, by_job.get(job["metadata"]["name"], ()), now)
-                for kind, found in objects.items()
-                for job in found
-            ]
-            self._seen = [job for job in jobs if job is not None], pods
+        if now - self._looked > _AGAIN:
+            self._looked = now
+            self._seen = _read({change.kind: change.objects for change in self._present.changes()}, now)
         return self._seen
 
     async def _follow(self) -> None:
@@ -203,7 +180,8 @@ class _Others:
             async with aclosing(self._watch.follow(dict.fromkeys(self._kinds, _OURS))) as changes:
                 async for change in changes:
                     self._present.apply(change)
-                    self._changed = True
+                    self._complete |= {change.kind} if change.complete else set()
+                    self._looked = 0.0
                     if self._waking is None:
                         self._waking = asyncio.get_running_loop().call_later(_SETTLE, self._wake)
 
@@ -234,8 +212,14 @@ def _is_served(cluster: Cluster, kind: str) -> bool:
     return True
 
 
-def _by_job(pods: list[Manifest]) -> Mapping[str, list[Manifest]]:
-    found: dict[str, list[Manifest]] = {}
+def _read(objects: dict[str, list[Manifest]], now: float) -> _Seen:
+    pods = objects.pop("Pod")
+    by_job: dict[str, list[Manifest]] = {}
     for pod in pods:
-        found.setdefault(pod["metadata"].get("labels", {}).get(OWNER, ""), []).append(pod)
-    return found
+        by_job.setdefault(pod["metadata"].get("labels", {}).get(OWNER, ""), []).append(pod)
+    jobs = (
+        job_of(job, kind, by_job.get(job["metadata"]["name"], ()), now)
+        for kind, found in objects.items()
+        for job in found
+    )
+    return _Seen([job for job in jobs if job is not None], pods, holding(pods))

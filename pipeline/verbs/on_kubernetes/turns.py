@@ -7,12 +7,11 @@ is not tried: so those that are alike keep their order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from manycpu.pipeline.verbs.on_kubernetes.waiting import Job
 
-__all__ = ["STAY", "Decision", "decide"]
+__all__ = ["Decision", "Turns"]
 
 Holding = Mapping[str, int]
 """Run -> how many of its pods have a node."""
@@ -29,21 +28,38 @@ class Decision(NamedTuple):
 
 
 STAY = Decision()
+_PATIENCE: Final = 30.0  # seconds that a job may owe an act before nobody is thought to follow it
 
 
-def decide(
-    mine: Job, others: Iterable[Job], holding: Holding, now: float, absent: AbstractSet[str] = frozenset()
-) -> Decision:
-    """Decide what becomes of a job that waits.
+class Turns:
+    """Decides for one job, look after look, and remembers who owes an act, and since when."""
 
-    Args:
-        mine: The job.
-        others: The others of ours in the namespace.
-        holding: Who has how much, this job included.
-        now: Seconds since the epoch, by the cluster's clock.
-        absent: Uids of jobs that nobody seems to follow: they are not waited for.
-    """
-    counted = sorted((q for q in others if q.uid not in absent and _contends(q, mine)), key=_age)
+    def __init__(self) -> None:
+        self._owing: dict[str, tuple[object, float]] = {}
+
+    def decide(self, mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Decision:
+        """Decide what becomes of a job that waits, or of one that it waits for in vain.
+
+        Args:
+            mine: The job.
+            others: The others of ours in the namespace.
+            holding: Who has how much, this job included.
+            now: Seconds since the epoch, by the cluster's clock.
+        """
+        states = {job.uid: _state(job) for job in others}
+        self._owing = {uid: kept for uid, kept in self._owing.items() if states.get(uid) == kept[0]}
+        absent = {uid for uid, (_, since) in self._owing.items() if now - since > _PATIENCE}
+        decision = _decide(mine, [job for job in others if job.uid not in absent], holding, now)
+        if (owing := decision.owing) is None:
+            return decision
+        _, since = self._owing.setdefault(owing.uid, (_state(owing), now))
+        overdue = now - since >= _PATIENCE and owing.trying and not owing.underway
+        return Decision("give back", owing) if overdue else STAY
+
+
+def _decide(mine: Job, others: Iterable[Job], holding: Holding, now: float) -> Decision:
+    """Decide what becomes of a job that waits; or say which other has to act before it can."""
+    counted = sorted((q for q in others if _contends(q, mine)), key=_age)
     if mine.given_back:
         return _given_back(mine, counted, holding, now)
     return _trying(mine, counted, holding, now) if mine.refused else STAY
@@ -126,3 +142,7 @@ def _may_fit(job: Job, holding: Holding, now: float) -> bool:
 
 def _age(job: Job) -> tuple[float, str]:
     return job.age
+
+
+def _state(job: Job) -> object:
+    return job.given_back, job.note

@@ -18,7 +18,7 @@ from manycpu.pipeline.verbs.on_kubernetes.gang import (
     scheduled,
 )
 
-__all__ = ["Job", "holding", "job_of", "lacking", "on_claims", "unmountable"]
+__all__ = ["Job", "given_back", "holding", "job_of", "lacking", "on_claims", "resumed", "unmountable"]
 
 _QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _GROUPS: Final = ("scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group")
@@ -62,7 +62,7 @@ class Job(NamedTuple):
     refused: bool
     """Whether the cluster has said that there is no room for one of them."""
     short: tuple[str, ...]
-    """Of which resources there is too little; empty where something else is in the way."""
+    """Of what there is too little, resources or quota; empty where something else is in the way."""
     underway: bool
     """Whether it has trained: a pod of it was made anew."""
     stuck: str = ""
@@ -96,7 +96,8 @@ def job_of(job: Manifest, kind: str, pods: Iterable[Manifest], now: float) -> Jo
     placed = sum(scheduled(pod) is not None for pod in ranks)
     births = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods]
     words = [text for pod in ranks if (text := _refusal(pod)) is not None]
-    lacking = 0 < len(ranks) < need and now - min(births) > _REFUSING
+    unmade = 0 < len(ranks) < need and now - min(births) > _REFUSING
+    trying = not _suspended(job) and placed < need
     begun = max(epoch(meta["creationTimestamp"]), note.resumed if note else 0.0)
     return Job(
         name=meta["name"],
@@ -113,9 +114,9 @@ def job_of(job: Manifest, kind: str, pods: Iterable[Manifest], now: float) -> Jo
         note=note,
         pods=len(pods),
         placed=placed,
-        trying=not _suspended(job) and placed < need and (bool(pods) or now - begun < _BEGINNING),
-        refused=bool(words) or lacking,
-        short=tuple(sorted({name for text in words for name in _INSUFFICIENT.findall(text)})),
+        trying=trying and (bool(pods) or now - begun < _BEGINNING),
+        refused=trying and (bool(words) or unmade),
+        short=("quota",) if unmade else _insufficient(words),
         underway=bool(births) and max(births) - min(births) > _AT_ONCE,
     )
 
@@ -133,6 +134,20 @@ def on_claims(pods: Iterable[Manifest], job: Job) -> dict[str, int]:
     """Count, for each other run, the pods that have a claim of the job's mounted."""
     sharing = [pod for pod in pods if _run(pod) != job.run and set(_claims(pod["spec"])) & set(job.claims)]
     return holding(sharing)
+
+
+def given_back(job: Job, pods: Iterable[Manifest], now: float) -> Note:
+    """Make the note of a job that gives back what it holds."""
+    tries = job.note.tries + 1 if job.note else 1
+    if job.stuck:
+        return Note(at=now, tries=tries, held=on_claims(pods, job), claim=job.stuck)
+    held = {run: count for run, count in holding(pods).items() if run != job.run}
+    return Note(at=now, tries=tries, held=held, short=job.short)
+
+
+def resumed(job: Job, now: float) -> Note:
+    """Make the note of a job that tries again."""
+    return (job.note or Note(at=now)).model_copy(update={"resumed": now})
 
 
 def unmountable(pods: Iterable[Manifest], events: Iterable[Manifest]) -> str:
@@ -245,3 +260,7 @@ def _refusal(pod: Manifest) -> str | None:
     found: Manifest = next((c for c in conditions if c["type"] == "PodScheduled"), {})
     refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
     return str(found.get("message", "")) if refused else None
+
+
+def _insufficient(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({name for text in words for name in _INSUFFICIENT.findall(text)}))
