@@ -6,19 +6,32 @@ from typing import Any, Final
 
 from kubernetes_jobs import Looker, Manifest, begin
 
+from manycpu.pipeline.launchers.mpijob import PORT, await_workers
+
 ROOM: Final = 2  # runs that fit at once
 # Two fit on each of two nodes of two cores, beside a launcher; three do not.
 RANK_CPU, LAUNCHER_CPU = "700m", "500m"
 LAUNCHES: Final = ("pytorchjob", "mpijob")
 WORK: Final = "say(f'began {{time.time()}}'); time.sleep({seconds}); say(f'ended {{time.time()}}')"
+# As torchrun does: nobody begins before all are there.
+MEET: Final = """
+if rank == 0:
+    socket.create_server(("", 23456)).accept()
+while rank:
+    try:
+        socket.create_connection((socket.gethostname()[:-1] + "0", 23456), 5)
+        break
+    except OSError:
+        time.sleep(0.1)
+"""
 
 
 def start(target: dict[str, Any], image: str, folder: Path, number: int, seconds: float) -> Looker:
     """Create the job of one run, of one kind and the other by turns, and begin to follow it."""
     launch = LAUNCHES[number % 2]
     waiting = begin(target | {"launch": launch}, image, folder, name=f"turn-{number}", nnodes=2)
-    change = _as_mpijob if launch == "mpijob" else _apart
-    handle = waiting.create(WORK.format(seconds=seconds), change=change)
+    meet, change = ("", _as_mpijob) if launch == "mpijob" else (MEET, _apart)
+    handle = waiting.create(meet + WORK.format(seconds=seconds), change=change)
     return Looker(waiting.ctx, handle)
 
 
@@ -45,13 +58,14 @@ def _as_mpijob(job: Manifest) -> None:
     worker = job["spec"].pop("pytorchReplicaSpecs")["Worker"]
     inner = worker["template"]["spec"]["containers"][0]
     speak = inner["command"]
-    inner["command"] = ["python3", "-c", "import time; time.sleep(600)"]
+    inner["command"] = ["python3", "-m", "http.server", str(PORT)]
+    inner["startupProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
     both = 'RANK_HERE=1 "$0" "$@" & RANK_HERE=0 "$0" "$@" && wait $!'
     fields = [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
     launcher = {
         "name": "launcher",
         "image": inner["image"],
-        "command": ["/bin/sh", "-c", both, *speak],
+        "command": [*await_workers(), "/bin/sh", "-c", both, *speak],
         "resources": {"requests": {"cpu": LAUNCHER_CPU, "memory": "20Mi"}},
         "env": fields,
     }

@@ -33,7 +33,16 @@ def six(
     namespace.create(full)
     lookers = [start(target, image, tmp_path, number, SECONDS) for number in range(RUNS)]
     waiting = lambda: all([one.look() and one.said("waits for") for one in lookers])  # noqa: C419, E731
-    wait_for("all to say what they wait for", waiting, seconds=60)
+    try:
+        wait_for("all to say what they wait for", waiting, seconds=40)
+    except Exception:
+        import sys
+
+        sys.path.insert(0, "/tmp/gangtmp")
+        from dump import dump
+
+        dump(lookers)
+        raise
     namespace.core.delete_namespaced_pod("full", namespace.name, grace_period_seconds=0)
     import sys
 
