@@ -88,7 +88,12 @@ def _acknowledge(run: TrainingRun, gang: Gang) -> Budget:
 
 
 def _queued_since(gang: Gang) -> float:
-    """Tell since when the job waits: since it was suspended, or its oldest pod without a node was made."""
+    """Tell since when the job waits: since it was suspended, or its oldest pod without a node was made.
+
+    A job that gave back what it held has waited since it was made.
+    """
+    if gang.note is not None:
+        return _created(gang)
     if gang.suspended and (suspended := condition(gang.job, "Suspended")):
         return epoch(suspended["lastTransitionTime"])
     waiting = [pod for pod in gang.members if scheduled(pod) is None]

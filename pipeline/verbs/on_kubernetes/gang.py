@@ -5,11 +5,13 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
 
+from manycpu.pipeline.launchers.given_back import Note, note_of
 from manycpu.pipeline.spec.handle import JobHandle
 
 __all__ = [
     "ENDED",
     "JOBS",
+    "OWNER",
     "Container",
     "Gang",
     "Manifest",
@@ -25,7 +27,8 @@ __all__ = [
 
 Manifest = Mapping[str, Any]
 _GROUP: Final = "training.kubeflow.org"
-_OWNER: Final = f"{_GROUP}/job-name"  # both operators put it on every pod of a job
+OWNER: Final = f"{_GROUP}/job-name"
+"""Label with the job's name, which both operators put on every pod of it."""
 JOBS: Final = {"mpijob": "MPIJob", "pytorchjob": "PyTorchJob"}
 """Launch kind -> kind of its resource."""
 ENDED: Final = ("Succeeded", "Failed")
@@ -88,10 +91,11 @@ class Gang:
         self._claims = frozenset(claims)
         self.known: set[str] = set()
         """Kinds of which everything is known."""
-        self.departed: dict[str, Manifest] = {}
-        """Pods that are gone, as they were seen last, by uid."""
+        self.note: Note | None = None
+        """What was so when it last gave back what it held; None where it never did."""
         self.memory: dict[Any, Any] = {}
         """What was read off it since it changed last."""
+        self._departed: dict[str, Manifest] = {}
         self._objects: dict[str, dict[str, Manifest]] = {}
         self._changed: dict[str, Manifest] = {}
         self._of_pods: dict[Any, dict[str, tuple[Manifest, list[Manifest], Any]]] = {}
@@ -117,8 +121,9 @@ class Gang:
         after = mine if complete else {uid: o for uid, o in (before | mine).items() if uid not in last}
         self._objects[kind] = after
         if kind == "Pod":
-            self.departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
+            self._departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
             self._changed |= {uid: pod for uid, pod in mine.items() if pod is not before.get(uid)}
+        self.note = note_of(self.job) or self.note
         first = complete and kind not in self.known
         if complete:
             self.known.add(kind)
@@ -154,7 +159,7 @@ class Gang:
         if kind == self.kind:
             return bool(meta["uid"] == self.uid)
         if kind == "Pod":
-            return bool(meta.get("labels", {}).get(_OWNER) == self.name)
+            return bool(meta.get("labels", {}).get(OWNER) == self.name)
         about = found.get("involvedObject", {})
         name = about.get("name", "")
         if about.get("kind") == "PersistentVolumeClaim":
@@ -192,6 +197,17 @@ class Gang:
         for event in self.events:
             found.setdefault(event["involvedObject"].get("uid", ""), []).append(event)
         return found
+
+    @property
+    def departed(self) -> dict[str, Manifest]:
+        """Pods that are gone, as they were seen last, by uid; but not those that were given back."""
+        since = self.note.at if self.note else 0.0
+        return {uid: pod for uid, pod in self._departed.items() if _born(pod) > since}
+
+    @property
+    def given_back(self) -> bool:
+        """Whether it has given back what it held, and waits for its turn."""
+        return self.suspended and self.note is not None and not self.note.resumed
 
     @property
     def suspended(self) -> bool:
