@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ from cluster.settings import PROJECT
 from cluster.space import Space
 from tiny_bert import tiny_checkpoint, tiny_data
 
+from manycpu.pipeline.adapters import cluster_exec
+from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.adapters.cluster_watch import ClusterWatch
 from manycpu.pipeline.verbs.context import ClusterContext, open_context
+from manycpu.pipeline.verbs.on_kubernetes.preflight import Right
 
 TWO_NODES = {
     "nnodes": 2,
@@ -89,3 +93,44 @@ def a_context(target: dict[str, Any], tmp_path: Path) -> Callable[..., ClusterCo
         return ctx
 
     return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def used_rights() -> Iterator[set[Right]]:
+    """Collect the rights that manycpu uses from this process, at each of its doors to the cluster."""
+    used: set[Right] = set()
+    call, answer, start = Cluster._call, ClusterWatch._answer, cluster_exec.start  # noqa: SLF001 - the doors
+
+    def calls(self: Cluster, method: str, path: str, query: dict[str, str], body: Any) -> bytes:
+        used.update(_rights(method, path, query))
+        return call(self, method, path, query, body)
+
+    def answers(self: ClusterWatch, path: str, query: dict[str, str], *more: Any) -> Any:
+        used.update(_rights("GET", path, query))
+        return answer(self, path, query, *more)
+
+    def starts(*given: Any) -> Any:
+        used.update((verb, "", "pods/exec") for verb in ("create", "get"))  # by the cluster's version
+        return start(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cluster, "_call", calls)
+        patch.setattr(ClusterWatch, "_answer", answers)
+        patch.setattr(cluster_exec, "start", starts)
+        yield used
+
+
+_PATH = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/[^/]+/namespaces/[^/]+/(?P<kind>[^/]+)(?:/[^/]+(?P<sub>/.+)?)?"
+)
+_VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+
+
+def _rights(method: str, path: str, query: Mapping[str, str]) -> list[Right]:
+    """Name the right that a call needs, where it is one in a namespace."""
+    found = _PATH.fullmatch(path)
+    if found is None:
+        return []
+    one = path.rpartition("/")[2] != found["kind"]
+    read = "get" if one else "watch" if query.get("watch") else "list"
+    return [(_VERBS.get(method, read), found["group"] or "", found["kind"] + (found["sub"] or ""))]

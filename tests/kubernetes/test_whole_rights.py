@@ -1,0 +1,24 @@
+"""rights.yaml has what manycpu uses, and no more; all other tests of this folder have used it by now."""
+
+from pathlib import Path
+
+import pytest
+
+from manycpu.pipeline.verbs.on_kubernetes.preflight import Right, rights
+
+
+def test_every_right_is_used_and_every_call_has_its_right(
+    request: pytest.FixtureRequest, used_rights: set[Right]
+) -> None:
+    ran = {item.path for item in request.session.items}
+    if request.config.option.keyword or set(Path(__file__).parent.glob("test_*.py")) - ran:
+        pytest.skip("only where the whole folder runs can it be seen which rights are used")
+    granted, used = {alike(right) for right in rights()}, {alike(right) for right in used_rights}
+    assert sorted(used - granted) == []
+    assert sorted(granted - used) == []
+
+
+def alike(right: Right) -> Right:
+    """Take jobs for jobs: all kinds are spoken of in one rule, and to by the same code."""
+    verb, group, resource = right
+    return verb, group, "jobs" if resource in ("mpijobs", "pytorchjobs") else resource
