@@ -2,7 +2,7 @@
 
 import json
 import os
-import select
+import selectors
 import socket
 import subprocess
 import sys
@@ -126,8 +126,9 @@ def follow(
 def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
     """Tell lines as they come, up to a time: what a program leaves behind may keep its stdout open."""
     rest = b""
-    with process.stdout as stream:
-        while select.select([stream], [], [], max(0.0, until - time.monotonic()))[0]:
+    with process.stdout as stream, selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while selector.select(max(0.0, until - time.monotonic())):
             block = os.read(stream.fileno(), 1 << 16)
             *lines, rest = (rest + block).split(b"\n")
             yield from lines

@@ -22,6 +22,7 @@ from manycpu.pipeline.spec import events
 __all__ = ["main"]
 
 _GRACE = 3.0  # seconds between asking the training to end and killing it
+_UNKILLABLE = 60.0  # seconds for what was killed to be gone: a disk that does not answer may hold on to it
 _TICK = 1.0  # seconds between looks at the log for a stall
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -114,10 +115,18 @@ def end_tree(pid: int | None = None) -> int:
     if pid is not None:
         _signal(pid, signal.SIGTERM)
     code = _drain(pid, time.monotonic() + (_GRACE if pid is not None else 0))
+    until = time.monotonic() + _UNKILLABLE
     while living := psutil.Process().children(recursive=True):
         for orphan in living:
             _signal(orphan.pid, signal.SIGKILL)
         code = _drain(pid, time.monotonic() + _GRACE, code)
+        if time.monotonic() > until:
+            left = ", ".join(str(orphan.pid) for orphan in living)
+            sys.stdout.write(
+                f"manycpu: killed, and still there: {left}; what they wait for does not answer\n"
+            )
+            sys.stdout.flush()
+            break
     return -signal.SIGKILL if code is None else code
 
 

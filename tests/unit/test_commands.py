@@ -2,10 +2,11 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 
-from manycpu.pipeline.adapters import process, ssh
+from manycpu.pipeline.adapters import process, ssh, supervisor
 from manycpu.pipeline.spec.errors import LaunchError, StageError
 
 
@@ -27,3 +28,17 @@ def test_what_a_command_leaves_behind_is_not_waited_for() -> None:
 def test_who_sends_a_folder_ends_with_who_takes_it() -> None:
     with pytest.raises(StageError, match="copying to or from host a failed"):
         ssh._stream(["sh", "-c", "while echo x; do :; done"], ["false"], "a")  # noqa: SLF001 - needs no host
+
+
+def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "_UNKILLABLE", 0.2)
+    monkeypatch.setattr(supervisor, "_GRACE", 0.1)
+    monkeypatch.setattr(supervisor, "_signal", lambda *_: None)  # as if it waited for a disk
+    with subprocess.Popen(["sleep", "60"]) as stuck:
+        try:
+            supervisor.end_tree()
+            assert f"killed, and still there: {stuck.pid};" in capsys.readouterr().out
+        finally:
+            stuck.kill()

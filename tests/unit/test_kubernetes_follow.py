@@ -80,7 +80,7 @@ def test_while_the_end_cannot_be_recorded_that_is_said(monkeypatch: pytest.Monke
     monkeypatch.setattr(follow, "_RECORDED", 0.2)
     following, told = follower(403)
     end(following, told, ENDED)
-    assert told[0] == "how it ended cannot be recorded at present: no such right."
+    assert told[0] == "how it ended could not be recorded so far: no such right."
 
 
 @pytest.mark.parametrize("known", [[], ENDED[:1], ENDED[1:]])

@@ -189,7 +189,7 @@ def test_a_success_that_cannot_be_recorded_stays_one(
 ) -> None:
     run = {"program": "question_answering", "output": str(tmp_path / "out")}
     target = {"kind": "kubernetes", "launch": "pytorchjob", "namespace": "ml"}
-    access = Access(cluster=ReadOnly())  # type: ignore[arg-type]
+    access = Access(cluster=ReadOnly())
     ctx = open_context(run, target, "test", base=tmp_path, access=access)
     ctx.ledger.open(ctx.new_entry(1.0))
     conclude(ctx, handle(), Status(state=RunState.SUCCEEDED))

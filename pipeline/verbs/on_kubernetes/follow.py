@@ -26,7 +26,7 @@ from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, Gang, containers, ro
 from manycpu.pipeline.verbs.on_kubernetes.launch import observe
 from manycpu.pipeline.verbs.on_kubernetes.logs import Limit, parse
 from manycpu.pipeline.verbs.on_kubernetes.reader import LogReader
-from manycpu.pipeline.verbs.on_kubernetes.record import TAIL, Heap, Record
+from manycpu.pipeline.verbs.on_kubernetes.record import TAIL, WIDTH, Heap, Record
 from manycpu.pipeline.verbs.on_kubernetes.turn_taking import TurnTaking
 
 __all__ = ["Follower", "batches", "selections"]
@@ -292,7 +292,7 @@ class Follower:
             await self._saving
         await self._surely(self._record.write, self._record.fields())
         if seen.state is RunState.FAILED and judgement.to_be_ended(self._ctx.run, self._gang, seen):
-            await self._surely(self._delete)
+            await self._surely(self._delete, lacking="what still runs of it could not be deleted")
         return seen
 
     async def _read_tail(self) -> None:
@@ -305,9 +305,13 @@ class Follower:
                 part = LogPart(follow=False, previous=ending.previous, tail=TAIL)
                 log = self._watch.log(ending.pod, ending.container, part)
                 lines = [line async for block in log for line in block]
-            self._record.tails[ending.pod] = [one.text for one in map(parse, lines) if one is not None]
+            self._record.tails[ending.pod] = [
+                one.text[:WIDTH] for one in map(parse, lines) if one is not None
+            ]
 
-    async def _surely(self, act: Callable[..., Found], *given: object) -> Found | None:
+    async def _surely(
+        self, act: Callable[..., Found], *given: object, lacking: str = "how it ended could not be recorded"
+    ) -> Found | None:
         """Do what is to be done before the end is told; what cannot be done is said, and changes no end.
 
         Returns:
@@ -321,10 +325,10 @@ class Follower:
                 return None
             except FAILURES as error:
                 if _refused(error) or time.monotonic() > until:
-                    self._say(f"how it ended could not be recorded: {error}")
+                    self._say(f"{lacking}: {error}")
                     await self._tell_notes()
                     return None
-                self._away(f"how it ended cannot be recorded at present: {error}")
+                self._away(f"{lacking} so far: {error}")
             await self._tell_notes()
             await asyncio.sleep(pauses.next())
 

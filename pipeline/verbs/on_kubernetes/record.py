@@ -18,13 +18,13 @@ from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.on_kubernetes import packing
 from manycpu.pipeline.verbs.on_kubernetes.budgets import Heard
 
-__all__ = ["TAIL", "Cursor", "Heap", "Kept", "Line", "Record", "kept_of"]
+__all__ = ["TAIL", "WIDTH", "Cursor", "Heap", "Kept", "Line", "Record", "kept_of"]
 
 Cursor = dict[str, list[Any]]
 """``pod uid/container/number of its restart`` -> state of a Position."""
 SAVE_EVERY = 30.0  # seconds: at most so much is told twice after a kill
 TAIL = 20  # lines
-_LINE = 2000  # characters of each
+WIDTH = 2000  # characters of each
 _TOO_LARGE = (413, 422)
 _STARTS = 3  # of a container, whose positions are kept: the log of the last but one can still be read
 
@@ -128,7 +128,7 @@ class Record:
         if event is not None and event["event"] == "exit":
             self.kept.parted[line.pod] = line.time
         tail = self.tails.setdefault(line.pod, [])
-        tail.append(line.line.text[:_LINE])
+        tail.append(line.line.text[:WIDTH])
         del tail[:-TAIL]
 
     def fail(self, failure: RankFailure) -> None:
