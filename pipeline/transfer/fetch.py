@@ -183,7 +183,7 @@ def _trusted(destination: Path, tick: Tick) -> Manifest | None:
 
 def _written(destination: Path) -> "array[int] | None":
     """Read when each file was written to; None where the marker does not tell."""
-    times = (fields.get("mtime_ns") for fields in read_lines(_marker(destination)))
+    times: Iterator[Any] = (fields.get("mtime_ns") for fields in read_lines(_marker(destination)))
     try:
         return array("q", times)
     except TypeError:  # an earlier version's
@@ -202,11 +202,11 @@ def _complete(partial: Path, destination: Path, manifest: Manifest, *, read_only
         destination.rename(aside)
     try:
         partial.rename(destination)
+        _write_marker(destination, manifest)
     except FileNotFoundError as error:
         raise TakenOverError("somebody else goes on with this copy") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    _write_marker(destination, manifest)
 
 
 def _protect(path: str) -> None:

@@ -146,9 +146,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 def _whole(text: str) -> list[dict[str, Any]]:
     """Read what earlier versions wrote."""
     read = json.loads(text)
-    if not isinstance(read, dict) or not isinstance(read.get("files"), list):
+    files = read.get("files") if isinstance(read, dict) else None
+    if not isinstance(files, list):
         raise ValueError("it is no list of files")  # noqa: TRY004 - of what was read
-    return read["files"]
+    return files
 
 
 def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
