@@ -183,7 +183,7 @@ def _trusted(destination: Path, tick: Tick) -> Manifest | None:
 
 def _written(destination: Path) -> "array[int] | None":
     """Read when each file was written to; None where the marker does not tell."""
-    times = (fields.get("mtime_ns") for fields in read_lines(_marker(destination)))
+    times: Iterator[Any] = (fields.get("mtime_ns") for fields in read_lines(_marker(destination)))
     try:
         return array("q", times)
     except TypeError:  # an earlier version's
@@ -192,9 +192,6 @@ def _written(destination: Path) -> "array[int] | None":
 
 def _complete(partial: Path, destination: Path, manifest: Manifest, *, read_only: bool = False) -> None:
     """Have a copy appear in one step: beside its marker it is whole."""
-    if read_only:
-        for file in manifest.files:
-            _protect(f"{partial}/{file.path}")
     disk.sync(partial)
     # Without its marker, whatever is there is not ours to trust. Who still reads it finds the new one.
     aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{partial.suffixes[-2]}.partial")
@@ -202,15 +199,17 @@ def _complete(partial: Path, destination: Path, manifest: Manifest, *, read_only
         destination.rename(aside)
     try:
         partial.rename(destination)
+        if read_only:  # not before: who takes up a partial copy has to write to it
+            _protect(destination, manifest)
+        _write_marker(destination, manifest)
     except FileNotFoundError as error:
         raise TakenOverError("somebody else goes on with this copy") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    _write_marker(destination, manifest)
 
 
-def _protect(path: str) -> None:
-    if not path.endswith("/"):
+def _protect(folder: Path, manifest: Manifest) -> None:
+    for path in (f"{folder}/{file.path}" for file in manifest.files if not file.path.endswith("/")):
         os.chmod(path, os.stat(path).st_mode & ~_WRITABLE)  # noqa: PTH101, PTH116 - one for each of many
 
 

@@ -95,7 +95,8 @@ def test_a_lease_whose_holder_does_not_get_on_is_another_s(tmp_path: Path) -> No
 
 
 def test_who_waits_for_a_lease_gets_on_as_long_as_its_holder_does(tmp_path: Path) -> None:
-    ticks, ticked = [], threading.Event()
+    ticks: list[int] = []
+    ticked = threading.Event()
 
     def tick() -> None:
         ticks.append(1)

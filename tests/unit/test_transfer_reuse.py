@@ -73,7 +73,7 @@ def test_a_thief_that_dies_leaves_no_hole_under_a_marker(source: Path, tmp_path:
 
 
 def test_a_holder_that_was_slow_finds_its_copy_taken_over(source: Path, tmp_path: Path) -> None:
-    taken = []
+    taken: list[bool] = []
 
     def meanwhile(*_: int) -> None:
         if not taken:
