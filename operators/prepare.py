@@ -21,10 +21,14 @@ class PrepareOperator(RunOperator):
         Raises:
             AirflowFailException: Bad input; nothing was started.
         """
+        from manycpu.operators.worker_disk import findings
+        from manycpu.pipeline.spec.errors import raise_findings
         from manycpu.pipeline.verbs.prepare import prepare
 
         with explained():
             ctx = self.open(context)
-            for finding in prepare(ctx):
+            here = list(findings(ctx, self.executor))
+            raise_findings(here)
+            for finding in [*here, *prepare(ctx)]:
                 self.log.warning("%s", finding)
         self.log.info("run %s is ready, its folder is %s", ctx.name, ctx.where)
