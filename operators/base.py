@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from manycpu.operators.access import access_of
+from manycpu.operators.masking import mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from airflow.sdk import Context
     from airflow.sdk.definitions.xcom_arg import XComArg
+    from jinja2 import Environment
 
     from manycpu.pipeline.spec.targets import Target
     from manycpu.pipeline.spec.training_run import TrainingRun
@@ -57,6 +59,11 @@ class RunOperator(BaseOperator):
         self.run = plain(run)
         self.target = plain(target)
 
+    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
+        """Render, and mask what is secret before Airflow keeps what was rendered."""
+        super().render_template_fields(context, jinja_env)
+        mask(self.run, self.target)
+
     def open(self, context: Context) -> RunContext:
         """Validate the rendered run and target, and find the run's place.
 
@@ -67,6 +74,7 @@ class RunOperator(BaseOperator):
 
         instance = context["ti"]
         run, target = self._fields(context)
+        mask(run, target)
         group = self.task_group.group_id if self.task_group else None
         identity = (instance.dag_id, instance.run_id, group, instance.map_index)
         access = access_of(target)

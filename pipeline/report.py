@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.credentials import redacted, redacted_fields
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.state import RankFailure, RunState
@@ -194,13 +195,13 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         name=entry.name,
         state=state,
         attempts=entry.attempt,
-        run=entry.run,
-        target=entry.target,
+        run=redacted_fields(entry.run),
+        target=redacted_fields(entry.target),
         verbs=entry.verbs,
         image=entry.image or entry.digests.get("code"),
-        export=entry.export,
+        export=redacted_fields(entry.export),
         kept=[path for path in (entry.data, entry.model, entry.image or entry.code) if path],
-        error=error,
+        error=error and redacted(error),
         **observed.model_dump(exclude={"failure", "failed_at", "introduced"}),
         hosts=observed.hosts,
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from manycpu.pipeline.ledger.entry import Entry, VerbRecord
+from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.errors import ManycpuError
 
 __all__ = ["Ledger"]
@@ -41,7 +42,7 @@ class Ledger(ABC):
         try:
             yield record
         except BaseException as error:
-            record.result, record.error = "failed", str(error) or type(error).__name__
+            record.result, record.error = "failed", redacted(str(error)) or type(error).__name__
             record.seconds = time.monotonic() - started
             with suppress(OSError, ManycpuError):  # a full disk, perhaps: the error itself says more
                 self._add(verb, record)

@@ -12,6 +12,7 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.spec import cpu_plan, program
+from manycpu.pipeline.spec.credentials import redacted_fields
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.naming import run_key, run_name
@@ -138,6 +139,12 @@ class ClusterContext(RunContext):
         connect = self.access.connect or partial(cluster.connect, self.target.connection)
         found: Cluster = cluster.Cluster(connect, self.target.namespace)
         return found
+
+    def new_entry(self, created: float) -> Entry:
+        """Begin a ledger entry without credentials: whoever may read ConfigMaps of the namespace reads it."""
+        entry = super().new_entry(created)
+        fields = {"run": redacted_fields(entry.run), "target": redacted_fields(entry.target)}
+        return entry.model_copy(update=fields)
 
     @cached_property
     def ledger(self) -> "ConfigMapLedger":

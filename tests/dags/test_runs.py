@@ -130,3 +130,18 @@ dist.destroy_process_group()
     assert "accuracy: 0.5" in ran.said
     assert not (home / "models").exists()
     assert len(list((home / "reports").iterdir())) == 1
+
+
+def test_credentials_of_a_url_are_masked_where_airflow_shows_a_run(
+    run_dag: RunDag, script: Callable[..., str]
+) -> None:
+    """In the log, and in what Airflow keeps of rendered templates."""
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields
+    from airflow.utils.session import create_session
+
+    data = "https://user:hunter2secret@127.0.0.1:1/set?sig=s3cr3tvalue"
+    ran = run_dag("own", own(program=script(), data=data, output="/proc/none"))
+    with create_session() as session:
+        kept = [str(row.rendered_fields) for row in session.query(RenderedTaskInstanceFields)]
+    assert ran.state == "failed"
+    assert not [text for text in [ran.said, *kept] if "hunter2secret" in text or "s3cr3tvalue" in text]

@@ -3,6 +3,7 @@
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.stream import manifest_of
+from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
@@ -27,7 +28,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
     except (TransferError, OSError) as error:
         fix = f"The model is kept in {model_of(ctx, handle)}: mend the output, and run again "
         raise ExportError(
-            f"{ctx.destination} was not written: {error}",
+            without(f"{ctx.destination} was not written: {error}", ctx.destination),
             field="run.output",
             fix=fix + "with the same run id",
         ) from error
