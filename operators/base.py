@@ -17,12 +17,14 @@ from urllib.parse import urlsplit
 from airflow.sdk import BaseOperator
 
 from manycpu.operators.access import access_of
+from manycpu.operators.masking import mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from airflow.sdk import Context
     from airflow.sdk.definitions.xcom_arg import XComArg
+    from jinja2 import Environment
 
     from manycpu.pipeline.spec.targets import Target
     from manycpu.pipeline.spec.training_run import TrainingRun
@@ -66,6 +68,11 @@ class RunOperator(BaseOperator):
         self.run = plain(run)
         self.target = plain(target)
 
+    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
+        """Render, and mask what is secret before Airflow keeps what was rendered."""
+        super().render_template_fields(context, jinja_env)
+        mask(self.run, self.target)
+
     def open(self, context: Context, name: str | None = None) -> RunContext:
         """Validate the rendered run and target, and find the run's place.
 
@@ -84,6 +91,7 @@ class RunOperator(BaseOperator):
         identity = self._identity(context)
         key = key_of(name) if name else run_key(*identity)
         run, target = self._fields(context, key)
+        mask(run, target)
         demand_instance(target)
         ctx = open_context(run, target, *identity, base=self._base(), access=access_of(target))
         return find(replace(ctx, task=_task(context), key=key, name=name or ctx.name))

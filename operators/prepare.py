@@ -21,12 +21,16 @@ class PrepareOperator(RunOperator):
         Raises:
             AirflowFailException: Bad input; nothing was started.
         """
+        from manycpu.operators.worker_disk import findings
+        from manycpu.pipeline.spec.errors import raise_findings
         from manycpu.pipeline.verbs.join import join
         from manycpu.pipeline.verbs.prepare import prepare
 
         with explained():
             ctx = self.open(context)
-            for finding in prepare(ctx):
+            here = list(findings(ctx, self.executor))
+            raise_findings(here)
+            for finding in [*here, *prepare(ctx)]:
                 self.log.warning("%s", finding)
             with ctx.ledger.update() as entry:
                 join(ctx, entry, "prepare")

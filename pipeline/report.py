@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.credentials import redacted, redacted_fields
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.state import RankFailure, RunState
@@ -262,13 +263,13 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         name=entry.name,
         state=state,
         attempts=entry.attempt,
-        run=ran.run,
-        target=ran.target,
+        run=redacted_fields(ran.run),
+        target=redacted_fields(ran.target),
         verbs=entry.verbs,
         image=ran.image or ran.digests.get("code"),
-        export=entry.export,
+        export=redacted_fields(entry.export),
         kept=list(dict.fromkeys(used)),
-        error=error,
+        error=error and redacted(error),
         **observed.model_dump(exclude={"failure", "failed_at", "introduced"}),
         hosts=observed.hosts,
     )

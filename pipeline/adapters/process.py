@@ -297,9 +297,10 @@ class LogFollower:
         return whole.decode(errors="replace").splitlines()
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write a file that is there whole or not at all."""
+def write_json(path: Path, value: object, mode: int = 0o666) -> None:
+    """Write a file that is there whole or not at all; the umask takes from its mode."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.touch(mode)
     partial.write_text(json.dumps(value))
     partial.replace(path)
 

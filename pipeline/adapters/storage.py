@@ -12,6 +12,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from manycpu.pipeline.adapters.listing import Item, LeftOut, OddFileError, Rows, below, item_of, regular
+from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["Block", "Item", "Location", "Reading", "blocks", "is_remote", "item_of"]
@@ -55,7 +56,8 @@ class Location:
             fs, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             fix = "Install the package that fsspec names, or use another protocol"
-            raise BadInputError(f"{url!r} cannot be opened: {error}", field=field, fix=fix) from error
+            text = without(f"{url!r} cannot be opened: {error}", url)
+            raise BadInputError(text, field=field, fix=fix) from error
         return cls(url, fs, root)
 
     @property

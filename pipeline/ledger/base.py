@@ -10,6 +10,7 @@ from typing import Any
 
 from manycpu.pipeline.ledger.entry import Entry, VerbRecord
 from manycpu.pipeline.ledger.lease import LENGTH, RENEW_EVERY, Lease
+from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError, RunGoneError
 
 __all__ = ["Ledger", "pause"]
@@ -106,7 +107,7 @@ class Ledger(ABC):
         except ForeignRunError:
             raise  # the run is another task's, and goes on
         except BaseException as error:
-            record.result, record.error = "failed", str(error) or type(error).__name__
+            record.result, record.error = "failed", redacted(str(error)) or type(error).__name__
             record.seconds = time.monotonic() - started
             with suppress(OSError, ManycpuError):  # a full disk, perhaps: the error itself says more
                 self._add(verb, record)

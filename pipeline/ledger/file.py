@@ -13,6 +13,7 @@ from manycpu.pipeline.adapters.lock import locked
 from manycpu.pipeline.ledger.base import Ledger
 from manycpu.pipeline.ledger.entry import Entry
 from manycpu.pipeline.ledger.lease import LENGTH, Lease
+from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import LedgerError, RunGoneError
 
 __all__ = ["FileLedger", "ledgers"]
@@ -96,7 +97,10 @@ class FileLedger(Ledger):
 
     def save(self, entry: Entry) -> None:
         """Write the entry; for callers inside :meth:`hold` that must have it on disk before they go on."""
-        process.write_json(self._file, entry.model_dump(mode="json"))
+        fields = entry.model_dump(mode="json")
+        # An output's credentials are needed to clean up; they are for the run's owner alone.
+        secret = bool(secrets_in([fields["run"], fields["target"], fields["attempts"]]))
+        process.write_json(self._file, fields, 0o600 if secret else 0o666)
 
     def remove(self) -> None:
         """Delete the run's folder with everything in it, the ledger last."""

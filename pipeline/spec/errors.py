@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from manycpu.pipeline.spec.credentials import redacted
+
 __all__ = [
     "BadInputError",
     "BuildError",
@@ -25,7 +27,7 @@ __all__ = [
 
 
 class ManycpuError(Exception):
-    """The base of all: says what was asked, what was seen, and what to do next.
+    """The base of all: says what was asked, what was seen, and what to do next; of URLs without credentials.
 
     Args:
         message: What was asked and what was seen.
@@ -36,6 +38,7 @@ class ManycpuError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, field: str | None = None, fix: str | None = None) -> None:
+        message, fix = redacted(message), fix and redacted(fix)
         super().__init__(message, field, fix)
         self.message, self.field, self.fix = message, field, fix
 

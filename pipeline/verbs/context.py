@@ -14,6 +14,7 @@ from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.ledger.lease import LENGTH
 from manycpu.pipeline.spec import cpu_plan, program
+from manycpu.pipeline.spec.credentials import redacted_fields
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.naming import run_key, run_name
@@ -173,6 +174,16 @@ class ClusterContext(RunContext):
         found: Cluster = cluster.Cluster(connect, self.target.namespace)
         return found
 
+    @property
+    def run_fields(self) -> dict[str, Any]:
+        """The run without credentials: whoever may read ConfigMaps of the namespace reads its ledger."""
+        return dict(redacted_fields(super().run_fields))
+
+    @property
+    def target_fields(self) -> dict[str, Any]:
+        """The target, likewise."""
+        return dict(redacted_fields(super().target_fields))
+
     @cached_property
     def ledger(self) -> "ConfigMapLedger":
         """The run's ledger: a ConfigMap."""
@@ -275,7 +286,8 @@ def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
         return ctx
     way = {name: getattr(ctx.target, name) for name in _WAY if hasattr(ctx.target, name)}
     target = read_target(known.target).model_copy(update=way)
-    return changed(ctx, run=read_run(known.run), target=target)
+    present = {name: getattr(ctx.run, name) for name in ("output", "keep", "keep_for")}
+    return changed(ctx, run=read_run(known.run).model_copy(update=present), target=target)
 
 
 def changed(ctx: RunContext, **fields: Any) -> RunContext:

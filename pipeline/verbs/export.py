@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from manycpu.pipeline import report
 from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.output import MANIFEST, MANIFESTS
@@ -28,7 +29,7 @@ class Exported(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     path: str | None
-    """None where the run is to write no model; the next three are 0 and empty then."""
+    """Of a URL without credentials; None where the run is to write no model, and there are no files."""
     files: int
     bytes: int
     sha256: str
@@ -48,7 +49,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
             manifest = _written(on_target(ctx, "export").export(ctx, handle, progress))
         observed = observed_of(ctx, handle)
         exported = Exported(
-            path=ctx.run.output,
+            path=ctx.run.output and redacted(ctx.run.output),
             files=len(manifest.files),
             bytes=manifest.size,
             sha256=manifest.digest if manifest.files else "",
@@ -82,10 +83,11 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
     if why is None:
         return None
     model = on_target(ctx, "export").model_of(ctx, handle)
-    return (
+    return without(
         f"run.output: the model was exported to {ctx.run.output} and is not to be seen there from "
         f"{socket.gethostname()}: {why}. It is kept in {model}. Give an output that every worker reaches, "
-        "and run again with the same run id."
+        "and run again with the same run id.",
+        ctx.run.output,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from manycpu.pipeline import report as reports
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.report import Report
+from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import (
     CancelledError,
     ExportError,
@@ -43,8 +44,8 @@ def in_the_cluster(ctx: RunContext) -> bool:
 
 
 def report_path(ctx: RunContext) -> str:
-    """Name the report's path or URL."""
-    where = ctx.destination if is_remote(ctx.destination) else ctx.output.root
+    """Name the report's path, or its URL without credentials."""
+    where = redacted(ctx.destination) if is_remote(ctx.destination) else ctx.output.root
     return f"{where.rstrip('/')}/{reports.REPORT}"
 
 
@@ -63,8 +64,9 @@ def write_report(ctx: RunContext, report: Report) -> None:
             ctx.output.write_text(reports.REPORT, text)
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
+        text = f"report.json cannot be written to {ctx.destination}: {error}; {report.error or report.state}"
         raise ExportError(
-            f"report.json cannot be written to {ctx.destination}: {error}; {report.error or report.state}",
+            without(text, ctx.destination),
             field="run.output",
             fix="Mend the output, and run again with the same run id",
         ) from error
@@ -90,7 +92,7 @@ def read_report(ctx: RunContext) -> Report:
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
         raise ExportError(
-            f"report.json cannot be read from {ctx.destination}: {error}",
+            without(f"report.json cannot be read from {ctx.destination}: {error}", ctx.destination),
             field="run.output",
             fix="See the first step that failed, and whether the output can be reached",
         ) from error

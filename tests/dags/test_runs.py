@@ -200,3 +200,18 @@ def test_a_cluster_is_for_airflows_that_can_be_told_apart(
     ran = run_dag("train", conf=conf)
     assert (ran.state, ran.tasks["prepare"]) == ("failed", "failed")
     assert "[manycpu] instance: nothing tells this Airflow from others" in ran.said
+
+
+def test_credentials_of_a_url_are_masked_where_airflow_shows_a_run(
+    run_dag: RunDag, script: Callable[..., str]
+) -> None:
+    """In the log, and in what Airflow keeps of rendered templates."""
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields
+    from airflow.utils.session import create_session
+
+    data = "https://user:hunter2secret@127.0.0.1:1/set?sig=s3cr3tvalue"
+    ran = run_dag("own", own(program=script(), data=data, output="/proc/none"))
+    with create_session() as session:
+        kept = [str(row.rendered_fields) for row in session.query(RenderedTaskInstanceFields)]
+    assert ran.state == "failed"
+    assert not [text for text in [ran.said, *kept] if "hunter2secret" in text or "s3cr3tvalue" in text]

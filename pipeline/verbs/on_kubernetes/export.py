@@ -4,6 +4,7 @@ from typing import cast
 
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.pod import client
+from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.targets import Kubernetes
@@ -32,7 +33,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
     except (TransferError, OSError) as error:
         fix = f"The model is kept in {model_of(ctx, handle)}: mend the output, and run again "
         raise ExportError(
-            f"{ctx.destination} was not written: {error}",
+            without(f"{ctx.destination} was not written: {error}", ctx.destination),
             field="run.output",
             fix=fix + "with the same run id",
         ) from error

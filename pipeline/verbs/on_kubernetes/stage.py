@@ -7,6 +7,7 @@ from manycpu.pipeline import report as reports
 from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
+from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError, StageError
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.transfer import Progress, TransferError
@@ -46,7 +47,7 @@ def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
         report.put(ctx, pod, reports.as_json(begun))
     except TransferError as error:
         raise ExportError(
-            f"{ctx.destination} cannot be written from inside the cluster: {error}",
+            without(f"{ctx.destination} cannot be written from inside the cluster: {error}", ctx.destination),
             field="run.output",
             fix=_FIXES["output"],
         ) from error
@@ -63,7 +64,8 @@ def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
     except RunGoneError:
         raise
     except (TransferError, OSError) as error:
-        raise StageError(f"{url} was not staged: {error}", field=field, fix=_fix(error)) from error
+        text = without(f"{url} was not staged: {error}", url)
+        raise StageError(text, field=field, fix=_fix(error)) from error
 
 
 def _push(pod: Helper, source: Location, folder: str) -> Copied:

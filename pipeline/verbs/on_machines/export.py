@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.verbs.context import MachineContext, as_started
@@ -31,9 +32,8 @@ def export(
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
         fix = f"The model is kept in {source}: mend the output, and run again with the same run id"
-        raise ExportError(
-            f"{ctx.destination} was not written: {error}", field="run.output", fix=fix
-        ) from error
+        text = without(f"{ctx.destination} was not written: {error}", ctx.destination)
+        raise ExportError(text, field="run.output", fix=fix) from error
 
 
 def model_of(ctx: MachineContext, handle: ProcessHandle) -> Path:  # noqa: ARG001 - as everywhere

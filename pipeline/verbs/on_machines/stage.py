@@ -5,6 +5,7 @@ from pathlib import Path
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import StageError
 from manycpu.pipeline.verbs.context import MachineContext
 from manycpu.pipeline.verbs.on_machines.hosts import deliver
@@ -32,11 +33,13 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         folder = ctx.home / name / identity[: transfer.DIGITS]
         _, manifest, reused = transfer.fetch(source, folder, progress, read_only=True)
     except transfer.TransferError as error:
-        raise StageError(str(error), field=field, fix="Stage again when nothing writes to it") from error
+        raise StageError(
+            without(str(error), url), field=field, fix="Stage again when nothing writes to it"
+        ) from error
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
         fix = f"See that it can be read and that {ctx.home} has room, or set target.directory; then run again"
-        raise StageError(f"{url} was not staged: {error}", field=field, fix=fix) from error
+        raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
     if source.local is not None and manifest.digest != identity:
         raise StageError(f"{url} changed while it was staged", field=field, fix="Run again")
     delivered = deliver(ctx, folder)

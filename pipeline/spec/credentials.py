@@ -1,0 +1,74 @@
+"""Credentials that stand in URLs: ``user:password@``, tokens, and what follows a ``?``.
+
+>>> redacted("not found: https://user:pw@host/set?sig=abc")
+'not found: https://***@host/set?sig=***'
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+__all__ = ["HIDDEN", "redacted", "redacted_fields", "secrets_in", "without"]
+
+HIDDEN: Final = "***"
+_SHORTEST: Final = 5  # characters: what is shorter is in any text
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s'\"<>]+?)(?=::|[\s'\"<>]|$)", re.IGNORECASE)
+# Of an AWS secret that is not quoted a slash may be part; what begins like a port is none.
+_USER: Final = re.compile(r"([^/?#@:]+:(?!\d+(?:/|$))[^?#\s]*|[^/?#]+)@")
+_VALUE: Final = re.compile(r"(?<=[?&;])([^=&;#]*=)([^&;#)]+)")
+_TOKENS: Final = frozenset({"http", "https", "webdav", "webdavs"})
+"""Protocols where a name alone before the @ may be a token."""
+_REVISIONS: Final = frozenset({"github", "hf"})
+"""Protocols where what follows the @ is a revision."""
+
+
+def redacted(text: str) -> str:
+    """Hide the credentials of every URL in a text."""
+    return _URL.sub(lambda url: _hide(url[1], url[2]), text)
+
+
+def without(text: str, url: str | None) -> str:
+    """Hide the credentials of a URL in a text, also where a library tells a part of it alone."""
+    text = redacted(text)
+    for secret in sorted(secrets_in(url), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN) if len(secret) >= _SHORTEST else text
+    return text
+
+
+def redacted_fields(value: Any) -> Any:
+    """Hide the credentials of every URL in what JSON can hold."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, Mapping):
+        return {name: redacted_fields(each) for name, each in value.items()}
+    return [redacted_fields(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def secrets_in(value: Any) -> set[str]:
+    """List the credentials themselves, for whoever masks them."""
+    texts = list(_texts(value))
+    urls = [url for text in texts for url in _URL.finditer(text)]
+    users = [user[1] for url in urls if (user := _user(url[1], url[2]))]
+    values = [found[2] for url in urls for found in _VALUE.finditer(url[2])]
+    return {*users, *(user.split(":", 1)[-1] for user in users), *values} - {""}
+
+
+def _hide(protocol: str, rest: str) -> str:
+    user = _user(protocol, rest)
+    shown = f"{HIDDEN}@{rest[user.end() :]}" if user else rest
+    return f"{protocol}://" + _VALUE.sub(rf"\g<1>{HIDDEN}", shown)
+
+
+def _user(protocol: str, rest: str) -> re.Match[str] | None:
+    user = _USER.match(rest)
+    if user is None or protocol.lower() in _REVISIONS:
+        return None
+    return user if ":" in user[1] or protocol.lower() in _TOKENS else None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)

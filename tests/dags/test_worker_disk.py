@@ -1,0 +1,38 @@
+"""A model on a worker's own disk is nowhere for the next task: said before anything is trained."""
+
+from pathlib import Path
+
+import pytest
+
+from manycpu.operators.worker_disk import findings
+from manycpu.pipeline.verbs.context import open_context
+
+POD = "airflow.providers.cncf.kubernetes.executors.kubernetes_executor.KubernetesExecutor"
+
+
+def found(executor: str | None, output: str | None, target: dict[str, str]) -> list[tuple[str, bool]]:
+    ctx = open_context({"program": "-m x", "output": output}, target, "test", base=Path("/"))
+    return [(finding.field, finding.fatal) for finding in findings(ctx, executor)]
+
+
+@pytest.mark.parametrize(
+    ("executor", "output", "fields"),
+    [
+        (POD, "/models", [("run.output", True)]),
+        ("CeleryExecutor", "/models", [("run.output", False)]),
+        ("LocalExecutor", "/models", []),
+        (None, "/models", []),  # the tests' own Airflow has a local one
+        (POD, "/proc/models", []),  # a mount stands for a volume
+        (POD, "memory://models", []),
+        (POD, None, []),
+    ],
+)
+def test_an_output_on_a_disk_that_goes_with_its_worker(
+    executor: str | None, output: str | None, fields: list[tuple[str, bool]]
+) -> None:
+    assert found(executor, output, {"kind": "kubernetes"}) == fields
+
+
+def test_the_folder_of_runs_on_machines_has_to_last_too() -> None:
+    assert found(POD, "/proc/x", {"kind": "local", "directory": "/runs"}) == [("target.directory", True)]
+    assert found(POD, "/proc/x", {"kind": "local", "directory": "/proc/runs"}) == []

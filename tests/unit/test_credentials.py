@@ -1,0 +1,106 @@
+"""Credentials in URLs stay where they were written: not in reports, messages and ledgers that others read."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline import report, train
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.report import Observed
+from manycpu.pipeline.spec.credentials import redacted, secrets_in
+from manycpu.pipeline.spec.errors import ManycpuError, StageError
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.verbs.context import open_context
+from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.report import report_path
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://user:pa:ss@host/a?x=1&sig=s%2Fe#top", "https://***@host/a?x=***&sig=***#top"),
+        ("sftp://me:pw@host:22/set", "sftp://***@host:22/set"),
+        ("s3://KEY:sec/ret@bucket/set", "s3://***@bucket/set"),
+        ("https://ghp_token@host/set.zip", "https://***@host/set.zip"),
+        ("zip://x.csv::https://u:p@host/a.zip", "zip://x.csv::https://***@host/a.zip"),
+        ("cannot read 'ftp://u:p@h/a': no.", "cannot read 'ftp://***@h/a': no."),
+        ("URL('https://h/a?X-Amz-Signature=abc')", "URL('https://h/a?X-Amz-Signature=***')"),
+        *[
+            (url, url)
+            for url in (
+                "hf://datasets/squad@main",
+                "github://org:repo@v1/data",
+                "abfs://box@account.dfs.core.windows.net/a",
+                "sftp://me@host/a",
+                "http://host:8080/a@b",
+                "/data/a?b=c@d",
+                "file:///a@b",
+            )
+        ],
+    ],
+)
+def test_what_is_secret_in_a_url(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+    assert redacted(shown) == shown
+
+
+def test_the_secrets_themselves_are_found_for_those_who_mask_them() -> None:
+    found = secrets_in({"data": "https://user:pass1@h/a?sig=abc123", "args": ["s3://k:longsecret@b/c"]})
+    assert found == {"user:pass1", "pass1", "abc123", "k:longsecret", "longsecret"}
+
+
+URL = "https://user:hunter2@127.0.0.1:1/set?sig=s3cr3t"
+SECRETS = ("hunter2", "s3cr3t")
+
+
+def shows_none(text: str) -> bool:
+    return not any(secret in text for secret in SECRETS)
+
+
+@pytest.mark.usefixtures("home")
+def test_errors_and_reports_show_none(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    given = {"program": str(tmp_path / "train.py"), "output": str(tmp_path / "out"), "env": {"PROXY": URL}}
+    data = "hf://datasets/nobody/nothing?sig=s3cr3t"
+    with pytest.raises(StageError, match=r"nobody/nothing\?sig=\*\*\* was not staged") as caught:
+        train({**given, "data": data, "args": ["--to", URL]}, run_id="x")
+    assert shows_none(repr(caught.value))
+    text = (tmp_path / "out" / "report.json").read_text()
+    assert shows_none(text)
+    assert json.loads(text)["run"]["args"] == ["--to", "https://***@127.0.0.1:1/set?sig=***"]
+
+
+def kubernetes(output: str) -> Any:
+    target = {"kind": "kubernetes", "image": "r/x:1"}
+    fields = {"program": "-m x", "output": output, "data": URL, "args": ["--to", URL]}
+    return open_context(fields, target, "test", base=Path())
+
+
+def test_a_ledger_that_a_namespace_reads_holds_none() -> None:
+    ctx = kubernetes(URL)
+    assert shows_none(ctx.new_entry(0).model_dump_json())
+    assert ctx.run.data == URL
+    assert shows_none(report_path(ctx))
+
+
+def test_a_ledger_on_disk_is_for_its_owner_alone(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    output = "memory://user:hunter2@models/qa"
+    ctx = open_context({"program": "train.py", "output": output}, None, "test", base=tmp_path)
+    prepare(ctx)
+    (file,) = home.glob("runs/*/ledger.json")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert ctx.ledger.read().run["output"] == output
+    FileLedger(file.parent).remove()
+
+
+def test_whatever_is_told_of_a_run_is_redacted() -> None:
+    entry = Entry(key="k", name="n", created=0, run={"data": URL}, target={"x": [URL]}, export={"path": URL})
+    drafted = report.draft(entry, Observed(), RunState.FAILED, f"no {URL}")
+    assert shows_none(report.as_json(drafted))
+    error = ManycpuError(f"no {URL}", field="run.data", fix=f"see {URL}")
+    assert shows_none(repr(error) + str(error) + error.message)
