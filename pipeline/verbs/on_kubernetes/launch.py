@@ -175,7 +175,7 @@ def _record_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
 def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
     """Delete an earlier attempt's job, and see its pods go: they would write to the same checkpoints."""
     for job in ctx.cluster.list(JOBS[ctx.target.launch], labels(ctx.name)):
-        if job["metadata"]["name"] != f"{ctx.name}-{attempt}":
+        if int(job["metadata"]["labels"]["manycpu/attempt"]) < attempt:  # a later one is another launcher's
             ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
     left = [name for selector in earlier[-1:] for name in wait_until_gone(ctx, selector, _ENDED_TIMEOUT)]
