@@ -217,9 +217,7 @@ def test_a_verb_whose_run_is_taken_away_says_so_within_seconds(a_context: Open, 
 # launchers
 
 
-@pytest.mark.parametrize(
-    ("kind", "call"), [("pytorchjob", "create"), ("mpijob", "create"), ("mpijob", "list")]
-)
+@pytest.mark.parametrize(("kind", "verb"), [("pytorchjob", "POST"), ("mpijob", "POST"), ("mpijob", "GET")])
 def test_a_launcher_that_was_paused_does_not_create_an_attempt_after_the_next(
     a_context: Open, kind: str, verb: str
 ) -> None:
