@@ -107,7 +107,12 @@ class ConfigMapLedger(Ledger):
 
     def change_lease(self, **fields: Any) -> None:
         """Change fields of the lease; the others stay as they are."""
-        self._change({"metadata": {"annotations": annotations.written(**fields)}}, deadline=_QUICK)
+        self._change({"metadata": {"annotations": annotations.written(**fields)}})
+
+    def renew(self, seconds: float = LENGTH) -> None:
+        """Have the run let be for so many seconds from now."""
+        renewed = annotations.written(until=time.time() + seconds, ended=False)
+        self._change({"metadata": {"annotations": renewed}}, deadline=_QUICK)
 
     @contextmanager
     def update(self) -> Iterator[Entry]:

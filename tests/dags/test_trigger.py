@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,21 @@ async def follows(handle: ProcessHandle) -> None:
     folder = Path(handle.directory)
     # What was told is noted after it was told: whoever is cancelled in between would tell it twice.
     await asyncio.to_thread(until, lambda: any(int(told.read_text() or 0) for told in folder.glob("told.*")))
+
+
+def test_the_lease_of_what_it_follows_is_renewed(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx, handle, go = training
+    monkeypatch.setattr("manycpu.pipeline.ledger.base.pause", lambda: 0.01)
+    ctx.ledger.change_lease(until=0)
+
+    async def follow() -> TriggerEvent:
+        following = asyncio.create_task(event(trigger(handle)))
+        renewed = partial(until, lambda: ctx.ledger.lease().held(time.time()), 60)
+        await asyncio.to_thread(renewed)
+        go.touch()
+        return await following
+
+    assert asyncio.run(follow()).payload["status"]["state"] == "succeeded"
 
 
 def test_every_line_once_and_the_end_soon(training: Training, capfd: pytest.CaptureFixture[str]) -> None:

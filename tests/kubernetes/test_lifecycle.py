@@ -27,6 +27,7 @@ from manycpu.pipeline.verbs.context import Access, ClusterContext
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.on_kubernetes import volume
 from manycpu.pipeline.verbs.on_kubernetes.cleanup import remove, remove_expired
+from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
 from manycpu.pipeline.verbs.on_kubernetes.helper import helper
 from manycpu.pipeline.verbs.stage import Staged
 
@@ -216,20 +217,23 @@ def test_a_verb_whose_run_is_taken_away_says_so_within_seconds(a_context: Open, 
 # launchers
 
 
-@pytest.mark.parametrize("kind", ["pytorchjob", "mpijob"])
+@pytest.mark.parametrize(("kind", "verb"), [("pytorchjob", "POST"), ("mpijob", "POST"), ("mpijob", "GET")])
 def test_a_launcher_that_was_paused_does_not_create_an_attempt_after_the_next(
-    a_context: Open, kind: str
+    a_context: Open, kind: str, verb: str
 ) -> None:
-    """It wakes up when its attempt was made by another, ended, and was followed."""
+    """It wakes up when its attempt was made by another, ended, and was followed.
+
+    It sleeps before a call: the one that looks for earlier attempts' jobs, or the one that creates its own.
+    """
     ctx = a_context("paused", launch=kind, queue="nobody-admits")
     paused, wakes = threading.Event(), threading.Event()
 
     class Pausing(Cluster):
-        def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-            if manifest["kind"].endswith("Job") and not dry_run:
+        def call(self, method: str, path: str, **more: Any) -> Manifest:
+            if (method, path) == (verb, self.path(JOBS[kind])) and "dryRun" not in more["query"]:
                 paused.set()
                 wakes.wait(60)
-            return super().create(manifest, dry_run=dry_run)
+            return super().call(method, path, **more)
 
     there = Pausing(lambda: connect(ctx.target.connection), ctx.target.namespace)
     found: list[tuple[object, bool]] = []
@@ -246,7 +250,7 @@ def test_a_launcher_that_was_paused_does_not_create_an_attempt_after_the_next(
     wakes.set()
     late.join(60)
     assert found == [(second, True)]
-    jobs = ctx.cluster.list({"pytorchjob": "PyTorchJob", "mpijob": "MPIJob"}[kind])
+    jobs = ctx.cluster.list(JOBS[kind])
     living = [job["metadata"]["name"] for job in jobs if "deletionTimestamp" not in job["metadata"]]
     assert living == [second.name]
     assert ctx.ledger.read().handle == second

@@ -205,7 +205,7 @@ def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
     entry = ctx.ledger.read()
     kinds = {JOBS[entry.described(number).target["launch"]] for number in range(1, attempt + 1)}
     for job in [job for kind in sorted(kinds) for job in ctx.cluster.list(kind, labels(ctx.name))]:
-        if job["metadata"]["name"] != f"{ctx.name}-{attempt}":
+        if int(job["metadata"]["labels"]["manycpu/attempt"]) < attempt:  # a later one is another launcher's
             ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
     left = [name for selector in earlier[-1:] for name in wait_until_gone(ctx, selector, _ENDED_TIMEOUT)]
