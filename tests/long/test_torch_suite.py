@@ -54,7 +54,7 @@ def passed_over_gloo() -> set[str]:
     return {test for test, found in run("gloo", "gloo").items() if found["result"] == "passed"}
 
 
-# The suite skips much for a name that it does not know. For mpi's it has what it skips for gloo's: all_to_all,
+# The suite skips much for a name that it does not know. For mpi it has what it skips for gloo: all_to_all,
 # and groups of some of less than eight ranks.
 @pytest.mark.parametrize(("name", "ranks"), [("gloo", 2), ("mpi", 3), ("ccl", 2)])
 def test_what_passes_over_gloo_passes_over_ccl(name: str, ranks: int, passed_over_gloo: set[str]) -> None:
