@@ -16,7 +16,7 @@ LIMIT = 60  # seconds for one test; what still runs then, hangs
 
 
 def environment(name: str) -> dict[str, str]:
-    fixed = {"WORLD_SIZE": "3", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    fixed = {"WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     return fixed | {
         "BACKEND": name,
         "INIT_METHOD": "file://",
