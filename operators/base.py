@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from airflow.sdk import BaseOperator
 
@@ -25,9 +28,11 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.training_run import TrainingRun
     from manycpu.pipeline.verbs.context import RunContext
 
-__all__ = ["RunOperator", "airflow_instance", "explained", "plain"]
+__all__ = ["RunOperator", "airflow_instance", "begun", "demand_instance", "explained", "plain"]
 
 _LOOPBACK = ("://localhost", "://127.0.0.1", "://0.0.0.0", "://[::1]")
+# Names that say nothing outside of the network they are used in.
+_INSIDE = (".local", ".localhost", ".localdomain", ".internal", ".svc", ".lan")
 _TENTH = 10  # per cent of a transfer between two lines in the log
 _WORTH_TELLING = 100 << 20  # bytes: less is there before anybody asks
 
@@ -36,6 +41,8 @@ class RunOperator(BaseOperator):
     """The base of all: holds ``run`` and ``target`` as template fields.
 
     Args:
+        training: Name of the training that this task is a part of. Tasks of a DAG that give the same name are
+            one run, expanded ones each with those of the same map index. None: a run of the task's own.
         run: What to train; a model, its fields with templates in them, or the output of another task.
             None: the parameters of the DAG run, as the trigger form of :func:`training_params` asks for them.
         target: Where to train; None where ``run`` is given is this machine.
@@ -49,28 +56,37 @@ class RunOperator(BaseOperator):
     def __init__(
         self,
         *,
+        training: str | None,
         run: TrainingRun | Mapping[str, Any] | XComArg | None = None,
         target: Target | Mapping[str, Any] | XComArg | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.training = training
         self.run = plain(run)
         self.target = plain(target)
 
-    def open(self, context: Context) -> RunContext:
+    def open(self, context: Context, name: str | None = None) -> RunContext:
         """Validate the rendered run and target, and find the run's place.
 
-        Raises:
-            BadInputError: A field is wrong.
-        """
-        from manycpu.pipeline.verbs.context import open_context
+        Args:
+            context: The task's.
+            name: Name of the run that this is; None: the one that ``training`` says.
 
-        instance = context["ti"]
-        run, target = self._fields(context)
-        group = self.task_group.group_id if self.task_group else None
-        identity = (instance.dag_id, instance.run_id, group, instance.map_index)
-        access = access_of(target)
-        return open_context(run, target, airflow_instance(), *identity, base=self._base(), access=access)
+        Raises:
+            BadInputError: A field is wrong, or nothing tells this Airflow's runs from another one's.
+            ClusterError: The cluster does not answer.
+        """
+        from manycpu.pipeline.spec.naming import key_of, run_key
+        from manycpu.pipeline.verbs.context import open_context
+        from manycpu.pipeline.verbs.runs import find
+
+        identity = self._identity(context)
+        key = key_of(name) if name else run_key(*identity)
+        run, target = self._fields(context, key)
+        demand_instance(target)
+        ctx = open_context(run, target, *identity, base=self._base(), access=access_of(target))
+        return find(replace(ctx, task=_task(context), key=key, name=name or ctx.name))
 
     def transferred(self) -> Callable[[int, int], None]:
         """Make a listener that logs every tenth of a transfer."""
@@ -85,12 +101,19 @@ class RunOperator(BaseOperator):
 
         return listen
 
-    def _fields(self, context: Context) -> tuple[Any, Any]:
+    def _identity(self, context: Context) -> tuple[object, ...]:
+        """Name what tells this task's run from every other."""
+        instance = context["ti"]
+        own = (self.training,) if self.training else ("task", self.task_id)
+        return (airflow_instance(), instance.dag_id, instance.run_id, *own, instance.map_index)
+
+    def _fields(self, context: Context, key: str) -> tuple[Any, Any]:
         if self.run is not None:
             return self.run, self.target
         from manycpu.operators.params import read_params
 
-        run, target = read_params(context["params"], known=context["dag"].params, run_id=context["run_id"])
+        known = context["dag"].params
+        run, target = read_params(context["params"], known, context["run_id"], key)
         return run, target if self.target is None else self.target
 
     def _base(self) -> Path:
@@ -119,6 +142,59 @@ def airflow_instance() -> str:
     shared = url if url and not any(host in url for host in _LOOPBACK) else ""
     home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
     return str(conf.get("manycpu", "instance", fallback="") or shared or home)
+
+
+def begun(ctx: RunContext) -> RunContext:
+    """See that a run has begun.
+
+    Raises:
+        BadInputError: It has not, or is cleaned up.
+    """
+    from manycpu.pipeline.spec.errors import BadInputError
+
+    if not ctx.ledger.exists():
+        raise BadInputError(
+            f"run {ctx.name} has not begun, or is cleaned up: nothing of it is in {ctx.where}",
+            field="training",
+            fix="Have a PrepareOperator of the same training go before. A run stays where it began: in "
+            "another namespace or directory it is another run",
+        )
+    return ctx
+
+
+def demand_instance(target: Any) -> None:
+    """See that no other Airflow can take the runs of this one for its own, where both reach the target."""
+    from airflow.sdk.configuration import conf
+
+    from manycpu.pipeline.spec.errors import BadInputError
+
+    shared = isinstance(target, dict) and target.get("kind", "local") != "local"
+    known = conf.get("manycpu", "instance", fallback="") or _public(conf.get("api", "base_url", fallback=""))
+    if shared and not known:
+        raise BadInputError(
+            "nothing tells this Airflow from others that train there: one with the same DAG would take over "
+            "its jobs",
+            field="[manycpu] instance",
+            fix="Set AIRFLOW__MANYCPU__INSTANCE to a name that no other Airflow has, the same on every "
+            "worker; or [api] base_url to its public address",
+        )
+
+
+def _public(url: str | None) -> bool:
+    """Whether a URL means the same everywhere.
+
+    >>> [_public(url) for url in ("http://localhost:8080", "http://airflow:8080", "https://airflow.example.org")]
+    [False, False, True]
+    """
+    host = urlsplit(url or "").hostname or ""
+    try:
+        return ip_address(host).is_global
+    except ValueError:
+        return "." in host and not host.endswith(_INSIDE)
+
+
+def _task(context: Context) -> str:
+    return f"task {context['ti'].task_id} of DAG {context['ti'].dag_id}"
 
 
 @contextmanager

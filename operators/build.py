@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from manycpu.operators.base import RunOperator, explained
+from manycpu.operators.base import RunOperator, begun, explained
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,6 +25,6 @@ class BuildImageOperator(RunOperator):
         from manycpu.pipeline.verbs.build import build
 
         with explained():
-            built = build(self.open(context))
+            built = build(begun(self.open(context)))
         self.log.info("code: %s, sha256 %s", built.code or "as installed", built.digest)
         return built.model_dump(mode="json")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import uuid
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["DAGS", "enter", "home", "settings"]
+__all__ = ["DAGS", "enter", "home", "instance", "settings"]
 
 DAGS = Path(__file__).resolve().parents[1] / "dags"
 
@@ -20,7 +22,7 @@ def home() -> Path:
 def enter(home: Path, port: int = 8080, **more: str) -> None:
     """Have this process, and all it starts, use the embedded Airflow; what the user has set wins."""
     home.mkdir(parents=True, exist_ok=True)
-    wanted = settings(home, port) | more
+    wanted = settings(home, port) | {"AIRFLOW__MANYCPU__INSTANCE": instance(home)} | more
     os.environ.update({name: os.environ.get(name, value) for name, value in wanted.items()} | _program_path())
 
 
@@ -71,6 +73,17 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
             for option, value in chosen.items()
         },
     }
+
+
+def instance(home: Path) -> str:
+    """Tell this Airflow from every other: made up once, and kept in its folder."""
+    name, made = home / "instance", home / f".instance.{os.getpid()}"
+    if not name.exists():
+        made.write_text(uuid.uuid4().hex)
+        with suppress(FileExistsError):
+            os.link(made, name)  # whole, and only if nobody else was first
+        made.unlink()
+    return name.read_text()
 
 
 def _program_path() -> dict[str, str]:

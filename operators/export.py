@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from manycpu.operators.base import RunOperator, explained
+from manycpu.operators.base import RunOperator, begun, explained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ class ExportModelOperator(RunOperator):
     """Bring the trained model to the run's output, verified, in one step.
 
     Args:
-        handle: What ``train`` returned.
+        handle: What ``train`` returned; it says which run this is.
         asset: The asset that the model is; its event carries the path, the digest and the metrics as extra.
         kwargs: ``run``, ``target``, and what every operator of Airflow takes.
     """
@@ -29,10 +29,15 @@ class ExportModelOperator(RunOperator):
     template_fields = (*RunOperator.template_fields, "handle")
 
     def __init__(
-        self, *, handle: Mapping[str, Any] | XComArg, asset: Asset | None = None, **kwargs: Any
+        self,
+        *,
+        handle: Mapping[str, Any] | XComArg,
+        asset: Asset | None = None,
+        training: str | None = None,
+        **kwargs: Any,
     ) -> None:
         outlets = [*kwargs.pop("outlets", ()), *([asset] if asset is not None else ())]
-        super().__init__(outlets=outlets, **kwargs)
+        super().__init__(training=training, outlets=outlets, **kwargs)
         self.handle = handle
         self.asset = asset
 
@@ -47,7 +52,8 @@ class ExportModelOperator(RunOperator):
         from manycpu.pipeline.verbs.export import export
 
         with explained():
-            exported = export(self.open(context), read_handle(self.handle), self.transferred())
+            handle = read_handle(self.handle)
+            exported = export(begun(self.open(context, handle.run)), handle, self.transferred())
         self.log.info("%s: %d files, manifest sha256 %s", exported.path, exported.files, exported.sha256)
         self._tell(context, exported)
         return exported.model_dump(mode="json")

@@ -162,9 +162,9 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
         from manycpu.pipeline.verbs.context import Access, reopen
 
-        cluster = self._cluster()
-        entry = ConfigMapLedger(cluster, self._handle().run).read()
-        context: Any = reopen(entry, access=Access(cluster=cluster))
+        cluster, handle = self._cluster(), self._handle()
+        entry = ConfigMapLedger(cluster, handle.run).read()
+        context: Any = reopen(entry, access=Access(cluster=cluster), attempt=handle.attempt)
         return context  # type: ignore[no-any-return]
 
     def _cluster(self) -> Cluster:

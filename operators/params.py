@@ -52,7 +52,7 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
 
 
 def read_params(
-    params: Mapping[str, Any], known: Collection[str], run_id: str
+    params: Mapping[str, Any], known: Collection[str], run_id: str, key: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Build the fields of a run and of a target from a DAG run's parameters.
 
@@ -60,6 +60,7 @@ def read_params(
         params: The parameters, flat.
         known: Names that the DAG declares, of its own ones as well.
         run_id: Names the output where none is given.
+        key: Tells that output from those of other trainings.
 
     Raises:
         BadInputError: The configuration names a parameter that there is not.
@@ -70,7 +71,7 @@ def read_params(
         value = params.get("_".join(name))
         if value not in _LEAVE_OUT:
             _put(run, name, value)
-    run.setdefault("output", _default_output(run_id))
+    run.setdefault("output", _default_output(run_id, key))
     kind = params.get(_KIND) or next(iter(_kinds()))
     target = {
         name: params[f"{kind}_{name}"]
@@ -186,11 +187,11 @@ def _put(fields: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     fields[last] = value
 
 
-def _default_output(run_id: str) -> str:
-    from manycpu.pipeline.spec.naming import run_key, run_name
+def _default_output(run_id: str, key: str) -> str:
+    from manycpu.pipeline.spec.naming import run_name
     from manycpu.pipeline.verbs.context import home
 
-    return str(home() / "models" / run_name(run_id, run_key(run_id)))
+    return str(home() / "models" / run_name(run_id, key))
 
 
 def _refuse_unknown(params: Mapping[str, Any], known: Collection[str]) -> None:

@@ -63,9 +63,9 @@ def training_pipeline(
         train_options: What :class:`TrainOperator` takes: ``deferrable``, ``execution_timeout``, ``retries``
             (1 by default: a try that finds a training alive attaches to it), ``pool``, ``queue``, ...
     """
-    what: dict[str, Any] = {"run": plain(run), "target": plain(target)}
     common = {"retries": 2, "retry_delay": _RETRY_DELAY, **(default_args or {})}
     with TaskGroup(group_id, default_args=common) as group:  # type: ignore[arg-type]
+        what: dict[str, Any] = {"training": group.group_id, "run": plain(run), "target": plain(target)}
         prepare = PrepareOperator(task_id="prepare", **what)
         stage = StageDatasetOperator(task_id="stage", **what)
         build = BuildImageOperator(task_id="build", **what)

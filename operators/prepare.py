@@ -21,10 +21,13 @@ class PrepareOperator(RunOperator):
         Raises:
             AirflowFailException: Bad input; nothing was started.
         """
+        from manycpu.pipeline.verbs.join import join
         from manycpu.pipeline.verbs.prepare import prepare
 
         with explained():
             ctx = self.open(context)
             for finding in prepare(ctx):
                 self.log.warning("%s", finding)
+            with ctx.ledger.update() as entry:
+                join(ctx, entry, "prepare")
         self.log.info("run %s is ready, its folder is %s", ctx.name, ctx.where)

@@ -7,7 +7,8 @@ __all__ = ["get_provider_info"]
 _NAME = "manycpu"
 _INSTANCE = (
     "Tells this Airflow from others that train on the same machines: part of every run's key. The same on "
-    "every worker. Default: `[api] base_url` where that is more than loopback, otherwise $AIRFLOW_HOME."
+    "every worker. Default: `[api] base_url` where that is more than loopback, otherwise $AIRFLOW_HOME. "
+    "Targets other than local need this option, or a public `[api] base_url`: other Airflows reach them too."
 )
 
 

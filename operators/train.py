@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from manycpu.operators.base import RunOperator, explained
+from manycpu.operators.base import RunOperator, begun, explained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,8 +40,10 @@ class TrainOperator(RunOperator):
     the task ends the training.
 
     Args:
-        staged: What ``stage`` returned; None: this operator stages.
-        built: What ``build`` returned; None: this operator builds.
+        training: Name of the training that this task is a part of, as :class:`RunOperator` has it; None: this
+            task is a training of its own.
+        staged: What ``stage`` returned; None, or where other fields were staged: this operator stages.
+        built: What ``build`` returned; None, or where other fields were built: this operator builds.
         deferrable: Whether to give the worker back while the training goes on.
         kwargs: ``run``, ``target``, and what every operator of Airflow takes. ``execution_timeout`` counts
             from the start of each try, deferred or not.
@@ -52,12 +54,13 @@ class TrainOperator(RunOperator):
     def __init__(
         self,
         *,
+        training: str | None = None,
         staged: Mapping[str, Any] | XComArg | None = None,
         built: Mapping[str, Any] | XComArg | None = None,
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(training=training, **kwargs)
         self.staged = staged
         self.built = built
         self.deferrable = deferrable
@@ -87,8 +90,8 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.spec.state import Status
 
         with explained():
-            ctx = self.open(context)
             handle, seen = read_handle(event["handle"]), Status.model_validate(event["status"])
+            ctx = begun(self.open(context, handle.run))
             if event["timed_out"]:
                 self._raise_timeout(ctx, handle, seen)
             if _ended_by_earlier_try(ctx, handle, context):
@@ -96,33 +99,42 @@ class TrainOperator(RunOperator):
             return self._conclude(ctx, handle, seen)
 
     def _train(self, context: Context, ctx: RunContext) -> dict[str, Any]:
-        from manycpu.pipeline.verbs.launch import launch
+        from manycpu.pipeline.verbs.launch import edited, launch
 
-        staged, built = self._inputs(ctx)
+        staged, built = self.staged_and_built(ctx)
         # A task that is cleared starts its next try before the triggerer has ended the old attempt: that try
         # attaches, sees the end come, and launches anew. Each earlier try can do this to it once.
         for _ in range(context["ti"].try_number + 1):
             handle, attached = launch(ctx, staged, built)
             verb = "attached to" if attached else "launched"
             self.log.info("%s attempt %d, %s", verb, handle.attempt, handle)
+            if finding := edited(ctx, handle, staged, built):
+                self.log.warning("%s", finding)
             seen = self._stay(context, ctx, handle)
             if not _ended_by_earlier_try(ctx, handle, context):
                 break
             self.log.info("attempt %d was ended with the try that started it", handle.attempt)
         return self._conclude(ctx, handle, seen)
 
-    def _inputs(self, ctx: RunContext) -> tuple[Any, Any]:
-        from manycpu.pipeline.verbs.build import Built, build
+    def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
+        """Take what was staged and built, or do so where it is not there or came from other fields."""
+        from manycpu.pipeline.verbs.build import Built, build, built_from
+        from manycpu.pipeline.verbs.join import join
         from manycpu.pipeline.verbs.prepare import prepare
-        from manycpu.pipeline.verbs.stage import Staged, stage
+        from manycpu.pipeline.verbs.stage import Staged, stage, staged_from
 
         # No ledger: this operator stands alone, or was cleared by itself after the run was cleaned up.
         fresh = not ctx.ledger.exists()
         if fresh:
             prepare(ctx)
-        restage, rebuild = fresh or self.staged is None, fresh or self.built is None
-        staged = stage(ctx, self.transferred()) if restage else Staged.model_validate(self.staged)
-        built = build(ctx) if rebuild else Built.model_validate(self.built)
+        with ctx.ledger.update() as entry:
+            join(ctx, entry, "train")
+        staged = Staged.model_validate(self.staged or {})
+        built = None if self.built is None else Built.model_validate(self.built)
+        if fresh or self.staged is None or staged.origin not in ("", staged_from(ctx)):
+            staged = stage(ctx, self.transferred())
+        if fresh or built is None or built.origin not in ("", built_from(ctx)):
+            built = build(ctx)
         return staged, built
 
     def _stay(self, context: Context, ctx: RunContext, handle: Handle) -> Status:
@@ -138,7 +150,7 @@ class TrainOperator(RunOperator):
                 lines, seen = watching.look()
                 self._tell(lines)
                 if seen.state.terminal:
-                    return outcome(ctx, handle, seen)
+                    return outcome(watching.ctx, handle, seen)
                 if self._signalled or patience.asks():
                     self._heed(context, watching)
                 if self.deferrable and patience.ends(lines):

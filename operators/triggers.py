@@ -44,7 +44,8 @@ class TrainingTrigger(FollowingTrigger):
         from manycpu.pipeline.verbs.context import reopen
 
         directory = Path(self.handle["directory"]).parents[1]
-        return reopen(FileLedger(directory).read(), str(directory.parents[1]))
+        entry, place = FileLedger(directory).read(), str(directory.parents[1])
+        return reopen(entry, place, attempt=self.handle["attempt"])
 
     def _watch(self) -> Watch:
         from manycpu.pipeline.spec.handle import read_handle

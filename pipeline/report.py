@@ -68,7 +68,7 @@ class Report(BaseModel):
     warnings: list[str] = Field(default_factory=list)
     verbs: dict[str, VerbRecord] = Field(default_factory=dict)
     image: str | None = None
-    """Digest of the image; for local targets, of the code's snapshot."""
+    """Digest of the image that the attempt ran with; for local targets, of the code's snapshot."""
     export: dict[str, Any] | None = None
     kept: list[str] = Field(default_factory=list)
     left_behind: list[str] = Field(default_factory=list)
@@ -189,17 +189,19 @@ _EVENTS = {
 
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:
     """Put together what is known before the run's folder is deleted."""
+    ran = entry.described()
+    used = [path for one in (ran, entry) for path in (one.data, one.model, one.image or one.code) if path]
     return Report(
         key=entry.key,
         name=entry.name,
         state=state,
         attempts=entry.attempt,
-        run=entry.run,
-        target=entry.target,
+        run=ran.run,
+        target=ran.target,
         verbs=entry.verbs,
-        image=entry.image or entry.digests.get("code"),
+        image=ran.image or ran.digests.get("code"),
         export=entry.export,
-        kept=[path for path in (entry.data, entry.model, entry.image or entry.code) if path],
+        kept=list(dict.fromkeys(used)),
         error=error,
         **observed.model_dump(exclude={"failure", "failed_at", "introduced"}),
         hosts=observed.hosts,

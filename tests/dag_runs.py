@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Airflow reads its settings when it is first imported: they have to be there before any test is collected.
 _HOME = Path(tempfile.mkdtemp(prefix="manycpu-airflow-"))
 os.environ |= {name: value for name, value in embedded.settings(_HOME).items() if "AIRFLOW" in name}
+os.environ["AIRFLOW__MANYCPU__INSTANCE"] = "tests"
 
 
 @pytest.fixture(scope="session")

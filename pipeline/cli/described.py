@@ -17,7 +17,7 @@ from manycpu.pipeline.spec import cpu_plan, description
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.validation import read_run
-from manycpu.pipeline.verbs import launch, preflight, train
+from manycpu.pipeline.verbs import launch, preflight, runs, train
 from manycpu.pipeline.verbs.context import ClusterContext
 
 __all__ = ["COMMANDS"]
@@ -31,8 +31,9 @@ def run(file: Path | None, run_id: str | None, **options: str | None) -> None:
 
     FILE is YAML with `run` and `target`; options win over it.
     """
-    run_id = run_id or train.new_run_id()
+    known, run_id = bool(run_id), run_id or train.new_run_id()
     ctx = given.described(file, options, run_id)
+    ctx = runs.find(ctx) if known else ctx
     console = Console()
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)

@@ -1,6 +1,6 @@
 """What a run owns and how far it got, recorded before anything it names exists."""
 
 from manycpu.pipeline.ledger.base import Ledger
-from manycpu.pipeline.ledger.entry import Entry, Result, VerbRecord
+from manycpu.pipeline.ledger.entry import Attempt, Entry, Result, VerbRecord
 
-__all__ = ["Entry", "Ledger", "Result", "VerbRecord"]
+__all__ = ["Attempt", "Entry", "Ledger", "Result", "VerbRecord"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from manycpu.pipeline.ledger.entry import Entry, VerbRecord
-from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError
 
 __all__ = ["Ledger"]
 
@@ -40,6 +40,8 @@ class Ledger(ABC):
         record, started = VerbRecord(seconds=0, result="done"), time.monotonic()
         try:
             yield record
+        except ForeignRunError:
+            raise  # the run is another task's, and goes on
         except BaseException as error:
             record.result, record.error = "failed", str(error) or type(error).__name__
             record.seconds = time.monotonic() - started

@@ -14,11 +14,12 @@ from manycpu.pipeline.ledger.base import Ledger
 from manycpu.pipeline.ledger.entry import Entry
 from manycpu.pipeline.spec.naming import labels
 
-__all__ = ["ConfigMapLedger", "expired", "ledgers"]
+__all__ = ["ConfigMapLedger", "expired", "ledgers", "names"]
 
-_MAPPINGS = ("cancelled", "digests", "elsewhere", "verbs")
+_MAPPINGS = ("attempts", "cancelled", "digests", "elsewhere", "tasks", "verbs")
 _LEDGER = {"manycpu/part": "ledger"}
 _KEPT = "manycpu/kept-until"
+_KEY = "manycpu/key"
 
 
 class ConfigMapLedger(Ledger):
@@ -32,7 +33,7 @@ class ConfigMapLedger(Ledger):
         manifest = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": self.name, "labels": labels(self.name) | _LEDGER},
+            "metadata": {"name": self.name, "labels": labels(self.name) | _LEDGER | {_KEY: entry.key}},
             "data": _data(entry),
         }
         return _entry(self._cluster.create(manifest))
@@ -111,6 +112,12 @@ def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
     found = cluster.list("ConfigMap", _LEDGER)
     found.sort(key=lambda item: item["metadata"]["creationTimestamp"])
     return [ConfigMapLedger(cluster, item["metadata"]["name"]) for item in found]
+
+
+def names(cluster: Cluster, key: str) -> list[str]:
+    """List the names under which a run has begun and is not being cleaned up: one, or none."""
+    found = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
+    return [item["metadata"]["name"] for item in found if "deletionTimestamp" not in item["metadata"]]
 
 
 def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from manycpu.pipeline.spec.handle import Handle
 
-__all__ = ["Entry", "Result", "VerbRecord"]
+__all__ = ["Attempt", "Entry", "Result", "VerbRecord"]
 
 Result = Literal["done", "reused", "skipped", "failed"]
 
@@ -19,6 +19,21 @@ class VerbRecord(BaseModel):
     error: str | None = None
 
 
+class Attempt(BaseModel):
+    """What an attempt was started with: the fields of a task may be edited before its next try."""
+
+    run: dict[str, Any]
+    target: dict[str, Any]
+    data: str | None = None
+    """Where the staged data is, and below, the staged base model and the snapshot of the code."""
+    model: str | None = None
+    code: str | None = None
+    image: str | None = None
+    """The image by digest, on targets that have images."""
+    digests: dict[str, str] = Field(default_factory=dict)
+    """What was staged and built -> sha256 of its manifest."""
+
+
 class Entry(BaseModel):
     """What the ledger holds."""
 
@@ -27,23 +42,26 @@ class Entry(BaseModel):
     created: float
     """Seconds since the epoch."""
     run: dict[str, Any]
+    """As the run was described before its first attempt; each attempt has a description of its own."""
     target: dict[str, Any]
+    tasks: dict[str, str] = Field(default_factory=dict)
+    """What is done for the run (prepare, train) -> the task that did it first."""
+    attempts: dict[int, Attempt] = Field(default_factory=dict)
+    """Attempt -> what it was started with; older versions did not note it."""
     attempt: int = 0
     handle: Handle | None = None
     cancelled: dict[int, str] = Field(default_factory=dict)
     """Attempt -> who ended it."""
     data: str | None = None
-    """Where the staged data is, and below, the staged base model and the snapshot of the code."""
+    """What was staged last, and below, what was built: the next attempt is started with it."""
     model: str | None = None
     code: str | None = None
     image: str | None = None
-    """The image by digest, on targets that have images."""
     elsewhere: dict[str, str] = Field(default_factory=dict)
     """What the run made outside of its own namespace: namespace/kind/name -> why."""
     observed: dict[str, Any] | None = None
     """What the ranks of the present attempt said of themselves, where their lines do not stay."""
     digests: dict[str, str] = Field(default_factory=dict)
-    """What was staged and built -> sha256 of its manifest."""
     export: dict[str, Any] | None = None
     verbs: dict[str, VerbRecord] = Field(default_factory=dict)
 
@@ -51,3 +69,12 @@ class Entry(BaseModel):
     def cancelled_by(self) -> str | None:
         """Who ended the present attempt; None when nobody did."""
         return self.cancelled.get(self.attempt)
+
+    def described(self, attempt: int | None = None) -> Attempt:
+        """Tell what an attempt was started with; before the first one, what the run was last described as.
+
+        Args:
+            attempt: The attempt; None: the present one.
+        """
+        known = self.attempts.get(self.attempt if attempt is None else attempt)
+        return known or Attempt.model_validate(self.model_dump(include=set(Attempt.model_fields)))

@@ -12,6 +12,7 @@ __all__ = [
     "DeadlineError",
     "ExportError",
     "Finding",
+    "ForeignRunError",
     "LaunchError",
     "LeftBehindError",
     "ManycpuError",
@@ -49,6 +50,10 @@ class BadInputError(ManycpuError):
     """A field of the run or the target cannot be used: nothing was started. ``manycpu`` exits 2."""
 
     exit_code = 2
+
+
+class ForeignRunError(BadInputError):
+    """The run is another task's, which describes another training: nothing of it was touched."""
 
 
 class ClusterError(ManycpuError):

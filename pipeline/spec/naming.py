@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-__all__ = ["labels", "run_key", "run_name"]
+__all__ = ["key_of", "labels", "run_key", "run_name"]
 
 _KEY_LENGTH = 10
 _NAME_LENGTH = 40  # leaves room for what operators append, within the 63 characters of a DNS label
@@ -20,6 +20,15 @@ def run_name(label: str, key: str) -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
     slug = re.sub(r"^[^a-z]+", "", slug)[: _NAME_LENGTH - _KEY_LENGTH - 1].strip("-")
     return f"{slug or 'run'}-{key}"
+
+
+def key_of(name: str) -> str:
+    """Find the key in a run's name.
+
+    >>> key_of("my-qa-1a2b3c4d5e")
+    '1a2b3c4d5e'
+    """
+    return name[-_KEY_LENGTH:]
 
 
 def labels(name: str, **more: str) -> dict[str, str]:

@@ -14,7 +14,16 @@ from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.place import on_target
 
-__all__ = ["Built", "build", "code_of", "installed", "installed_digest", "module_root", "program_of"]
+__all__ = [
+    "Built",
+    "build",
+    "built_from",
+    "code_of",
+    "installed",
+    "installed_digest",
+    "module_root",
+    "program_of",
+]
 
 _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
 _NOT_CODE = {"__pycache__", "node_modules", "venv", "env", "site-packages"}
@@ -32,6 +41,8 @@ class Built(BaseModel):
     digest: str
     image: str | None = None
     """The image by digest, on targets that have images."""
+    origin: str = ""
+    """Tells from which fields it was built; empty where an older version did."""
 
 
 def build(ctx: RunContext) -> Built:
@@ -43,11 +54,17 @@ def build(ctx: RunContext) -> Built:
     with ctx.ledger.timed("build") as record:
         built: Built
         built, reused = on_target(ctx, "build").build(ctx)
+        built = built.model_copy(update={"origin": built_from(ctx)})
         record.result = "reused" if reused else "done"
         with ctx.ledger.update() as entry:
             entry.code, entry.image = built.code, built.image
             entry.digests["code"] = built.digest
         return built
+
+
+def built_from(ctx: RunContext) -> str:
+    """Tell from which fields a run would be built."""
+    return ctx.origin("program")
 
 
 def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:

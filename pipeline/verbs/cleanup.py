@@ -10,7 +10,7 @@ from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.context import RunContext
+from manycpu.pipeline.verbs.context import RunContext, as_started
 from manycpu.pipeline.verbs.launch import present_handle, status
 from manycpu.pipeline.verbs.place import on_target
 from manycpu.pipeline.verbs.report import write_report
@@ -72,7 +72,8 @@ def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunSta
     if handle is None:
         return RunState.FAILED, failed or _not_done(entry)
     try:
-        seen = outcome(ctx, handle, status(ctx, handle, entry))
+        started = as_started(ctx, entry, handle.attempt)
+        seen = outcome(started, handle, status(started, handle, entry))
     except ManycpuError as error:
         return RunState.FAILED, str(error)
     if seen.state is not RunState.SUCCEEDED:

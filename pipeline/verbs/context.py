@@ -1,9 +1,10 @@
 """One run on one target, and where its things are: what every verb is given."""
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,20 @@ if TYPE_CHECKING:
     from manycpu.pipeline.adapters.cluster import Cluster
     from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 
-__all__ = ["Access", "ClusterContext", "MachineContext", "RunContext", "home", "open_context", "reopen"]
+__all__ = [
+    "Access",
+    "ClusterContext",
+    "MachineContext",
+    "RunContext",
+    "as_started",
+    "changed",
+    "home",
+    "open_context",
+    "reopen",
+]
+
+# Where a run is and how it is reached: not what an attempt was started with.
+_WAY = ("connection", "directory")
 
 
 @dataclass(frozen=True)
@@ -35,11 +49,10 @@ class RunContext(ABC):
     key: str
     base: Path
     """Folder that relative paths started from; modules of the user's own are looked for there."""
-
-    @property
-    def name(self) -> str:
-        """Name of the run, and of everything it makes."""
-        return run_name(self.run.label, self.key)
+    name: str
+    """Name of the run, and of everything it makes: it stays when the run's fields are edited."""
+    task: str = ""
+    """The task that acts, for people; empty where it is no task."""
 
     @property
     @abstractmethod
@@ -62,9 +75,24 @@ class RunContext(ABC):
             key=self.key,
             name=self.name,
             created=created,
-            run=self.run.model_dump(mode="json", exclude_defaults=True),
-            target=self.target.model_dump(mode="json", exclude_none=True),
+            run=self.run_fields,
+            target=self.target_fields,
         )
+
+    @property
+    def run_fields(self) -> dict[str, Any]:
+        """The run as ledgers keep it."""
+        return self.run.model_dump(mode="json", exclude_defaults=True)
+
+    @property
+    def target_fields(self) -> dict[str, Any]:
+        """The target as ledgers keep it."""
+        return self.target.model_dump(mode="json", exclude_none=True)
+
+    def origin(self, *fields: str) -> str:
+        """Hash fields of the run, with the target: what was made from others is not what is asked for."""
+        target = {name: value for name, value in self.target_fields.items() if name not in _WAY}
+        return run_key(*(getattr(self.run, field) for field in fields), json.dumps(target, sort_keys=True))
 
 
 @dataclass(frozen=True)
@@ -197,34 +225,58 @@ def open_context(
         BadInputError: A field is wrong.
     """
     where = read_target(target)
-    found = _sized(read_run(run), where)
-    return _context(
-        _anchored(found, where, base),
-        _anchored_target(where, base),
-        run_key(*identity),
-        base.absolute(),
-        access,
-    )
+    found = _anchored(_sized(read_run(run), where), where, base)
+    key = run_key(*identity)
+    known = {"name": run_name(found.label, key), "key": key, "base": base.absolute()}
+    return _context(found, _anchored_target(where, base), access, **known)
 
 
-def reopen(entry: Entry, directory: str | None = None, access: Access | None = None) -> RunContext:
+def reopen(
+    entry: Entry, directory: str | None = None, access: Access | None = None, attempt: int | None = None
+) -> RunContext:
     """Go on with a run that has begun, from what its ledger holds.
 
     Args:
         entry: The ledger's entry.
         directory: The target's folder, where it is on machines.
         access: How a cluster and its registry are reached.
+        attempt: Whose description to go by; None: the present attempt's.
     """
-    target = read_target(entry.target)
+    described = entry.described(attempt)
+    target = read_target(described.target)
     if directory is not None:
         target = target.model_copy(update={"directory": directory})
-    return _context(read_run(entry.run), target, entry.key, Path(directory or Path.cwd()), access)
+    known = {"name": entry.name, "key": entry.key, "base": Path(directory or Path.cwd())}
+    return _context(read_run(described.run), target, access, **known)
 
 
-def _context(run: TrainingRun, target: Target, key: str, base: Path, access: Access | None) -> RunContext:
+def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
+    """Go by the description that an attempt was started with: its end is judged by that one.
+
+    Args:
+        ctx: The run, perhaps with fields that were edited since.
+        entry: Its ledger's entry.
+        attempt: The attempt; one that an older version started is judged by what there is.
+    """
+    known = entry.attempts.get(attempt)
+    if known is None or (known.run, known.target) == (ctx.run_fields, ctx.target_fields):
+        return ctx
+    way = {name: getattr(ctx.target, name) for name in _WAY if hasattr(ctx.target, name)}
+    target = read_target(known.target).model_copy(update=way)
+    return changed(ctx, run=read_run(known.run), target=target)
+
+
+def changed(ctx: RunContext, **fields: Any) -> RunContext:
+    """Make a context that differs in some fields; of a cluster, over the same connection."""
+    if isinstance(ctx, ClusterContext):
+        fields |= {"access": replace(ctx.access, cluster=ctx.cluster)}
+    return replace(ctx, **fields)
+
+
+def _context(run: TrainingRun, target: Target, access: Access | None, **known: Any) -> RunContext:
     if isinstance(target, Kubernetes):
-        return ClusterContext(run, target, key, base, access or Access())
-    return MachineContext(run, target, key, base)
+        return ClusterContext(run, target, access=access or Access(), **known)
+    return MachineContext(run, target, **known)
 
 
 def _sized(run: TrainingRun, target: Target) -> TrainingRun:

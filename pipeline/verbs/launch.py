@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger import Attempt, Entry
+from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.verbs.build import Built
@@ -10,7 +11,10 @@ from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.place import on_target
 from manycpu.pipeline.verbs.stage import Staged
 
-__all__ = ["goes_on", "launch", "manifest", "present_handle", "status"]
+__all__ = ["attempt_of", "edited", "goes_on", "launch", "manifest", "present_handle", "status"]
+
+# What becomes of the model, and how a cluster is reached: what is given now counts, whatever the attempt.
+_NOT_OF_AN_ATTEMPT = frozenset({"run.output", "run.keep", "run.keep_for", "target.connection"})
 
 
 def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]:
@@ -53,6 +57,43 @@ def manifest(ctx: RunContext) -> dict[str, Any]:
     """Describe what would be run, with nothing staged or started yet."""
     found: dict[str, Any] = on_target(ctx, "launch").manifest(ctx)
     return found
+
+
+def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
+    """Describe an attempt that would be started now."""
+    return Attempt(
+        run=ctx.run_fields,
+        target=ctx.target_fields,
+        data=staged.data,
+        model=staged.model,
+        code=built.code,
+        image=built.image,
+        digests=staged.digests | {"code": built.digest},
+    )
+
+
+def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Finding | None:
+    """Say what an attempt that is attached to was started with otherwise than given now."""
+    known = ctx.ledger.read().attempts.get(handle.attempt)
+    if known is None:
+        return None
+    before, now = _flat(known), _flat(attempt_of(ctx, staged, built))
+    names = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
+    if not names:
+        return None
+    return Finding(
+        ", ".join(names),
+        f"attempt {handle.attempt} was started with something else, and is judged by that",
+        "What is given now counts from the next attempt on",
+        fatal=False,
+    )
+
+
+def _flat(attempt: Attempt) -> dict[str, Any]:
+    """Name what an attempt is made of: fields, and digests of what was staged and built."""
+    parts = {"run": attempt.run, "target": attempt.target, "digests": attempt.digests}
+    flat = {f"{part}.{name}": value for part, fields in parts.items() for name, value in fields.items()}
+    return {name: value for name, value in flat.items() if name not in _NOT_OF_AN_ATTEMPT}
 
 
 def goes_on(seen: Status) -> bool:

@@ -4,9 +4,32 @@ from functools import partial
 from pathlib import Path
 
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
-from manycpu.pipeline.verbs.context import Access, RunContext, reopen
+from manycpu.pipeline.verbs.context import Access, ClusterContext, MachineContext, RunContext, changed, reopen
 
-__all__ = ["in_namespace", "on_this_machine", "reopen_folder"]
+__all__ = ["find", "in_namespace", "on_this_machine", "reopen_folder"]
+
+
+def find(ctx: RunContext) -> RunContext:
+    """Go on under the name that the run has begun with: names begin with fields, which may be edited.
+
+    Raises:
+        ClusterError: The cluster does not answer.
+    """
+    if ctx.ledger.exists():
+        return ctx
+    names = _names(ctx)
+    return changed(ctx, name=names[0]) if names else ctx
+
+
+def _names(ctx: RunContext) -> list[str]:
+    if isinstance(ctx, ClusterContext):
+        from manycpu.pipeline.ledger import configmap
+
+        return configmap.names(ctx.cluster, ctx.key)
+    if not isinstance(ctx, MachineContext):
+        return []
+    folders = (ctx.home / "runs").glob(f"*-{ctx.key}")
+    return [folder.name for folder in folders if FileLedger(folder).exists()]
 
 
 def on_this_machine(home: Path) -> list[RunContext]:

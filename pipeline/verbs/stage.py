@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.place import on_target
 
-__all__ = ["Copied", "Staged", "stage"]
+__all__ = ["Copied", "Staged", "stage", "staged_from"]
 
 Progress = Callable[[int, int], None]
 
@@ -21,6 +21,8 @@ class Staged(BaseModel):
     data: str | None = None
     model: str | None = None
     digests: dict[str, str] = {}
+    origin: str = ""
+    """Tells from which fields it was staged; empty where an older version did."""
 
 
 class Copied(NamedTuple):
@@ -48,8 +50,14 @@ def stage(ctx: RunContext, progress: Progress = lambda *_: None) -> Staged:
         staged = Staged(
             **{name: copied.path for name, copied in found.items()},
             digests={name: copied.digest for name, copied in found.items()},
+            origin=staged_from(ctx),
         )
         with ctx.ledger.update() as entry:
             entry.data, entry.model = staged.data, staged.model
             entry.digests |= staged.digests
         return staged
+
+
+def staged_from(ctx: RunContext) -> str:
+    """Tell from which fields a run would be staged."""
+    return ctx.origin("data", "model")

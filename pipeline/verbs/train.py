@@ -17,10 +17,11 @@ from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.context import RunContext, open_context
 from manycpu.pipeline.verbs.export import export
-from manycpu.pipeline.verbs.launch import launch
+from manycpu.pipeline.verbs.launch import edited, launch
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.report import conclude as conclude_run
 from manycpu.pipeline.verbs.report import read_report, report_path
+from manycpu.pipeline.verbs.runs import find
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 
@@ -43,7 +44,7 @@ class Listener(Protocol):
         """Hear a line of a rank, or of the launcher where its rank is None."""
 
     def finding(self, finding: Finding) -> None:
-        """Hear what preflight found that is no obstacle."""
+        """Hear what is no obstacle: what preflight found, or an attempt that was started otherwise."""
 
     def report(self, written: Report, path: str) -> None:
         """Hear what the run did, and the path or URL of report.json."""
@@ -85,6 +86,7 @@ def train(
         ManycpuError: A verb failed. The report says so too.
     """
     ctx = open_context(run, target, "cli", run_id or new_run_id(), base=base or Path.cwd())
+    ctx = find(ctx) if run_id else ctx
     return perform(ctx, listener or Silent())
 
 
@@ -121,6 +123,8 @@ def _work(ctx: RunContext, listener: Listener) -> None:
         built = build(ctx)
     with _told(listener, "launch"):
         handle, _ = launch(ctx, staged, built)
+        if finding := edited(ctx, handle, staged, built):
+            listener.finding(finding)
     with _told(listener, "wait"):
         conclude(ctx, handle, wait(ctx, handle, listener.line))
     with _told(listener, "export"):

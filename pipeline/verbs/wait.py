@@ -11,7 +11,7 @@ from manycpu.pipeline.spec.errors import CancelledError, DeadlineError, ManycpuE
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.verbs.context import ClusterContext, RunContext
+from manycpu.pipeline.verbs.context import ClusterContext, RunContext, as_started
 from manycpu.pipeline.verbs.place import on_target
 
 __all__ = ["POLL", "Watch", "conclude", "observed_of", "outcome", "wait", "watch"]
@@ -39,7 +39,11 @@ class Watch(Protocol):
 
 
 def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
-    """Begin to watch an attempt, or go on from where another has come to."""
+    """Begin to watch an attempt, or go on from where another has come to.
+
+    The watch's run is as the attempt was started, whatever the fields are now.
+    """
+    ctx = as_started(ctx, ctx.ledger.read(), handle.attempt)
     made: Watch = on_target(ctx, "wait").Watch(ctx, handle, cursor)
     return made
 
@@ -52,7 +56,7 @@ def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -
             for line in lines:
                 on_line(line)
             if seen.state.terminal:
-                return outcome(ctx, handle, seen)
+                return outcome(watching.ctx, handle, seen)
             time.sleep(POLL)
 
 
@@ -60,7 +64,7 @@ def outcome(ctx: RunContext, handle: Handle, seen: Status, observed: report.Obse
     """Complete a terminal state with the rank that failed first, and with the proof of scale.
 
     Args:
-        ctx: The run.
+        ctx: The run, as the attempt was started.
         handle: The attempt.
         seen: Its terminal state.
         observed: What its ranks have said; None: read it anew.

@@ -23,12 +23,14 @@ from manycpu.pipeline.spec.errors import (
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.context import RunContext, open_context
+from manycpu.pipeline.verbs.context import RunContext, home, open_context
+from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.runs import on_this_machine
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.train import Silent
-from manycpu.pipeline.verbs.wait import wait
+from manycpu.pipeline.verbs.wait import conclude, wait
 
 pytestmark = pytest.mark.usefixtures("home", "no_process_left")
 Script = Callable[..., str]
@@ -143,6 +145,49 @@ def test_whoever_comes_again_attaches_to_what_runs(script: Script, tmp_path: Pat
     assert wait(ctx, again, lambda _: None).state == "succeeded"
     assert launch(ctx, *built) == (first, True)
     cleanup(ctx)
+
+
+def edited(ctx: RunContext, **fields: Any) -> RunContext:
+    """Open the same run again, with other fields."""
+    run = ctx.run.model_dump(exclude_unset=True) | fields
+    return open_context(run, ctx.target, "test", base=ctx.base)
+
+
+def test_an_attempt_is_judged_by_the_description_that_it_was_started_with(
+    script: Script, tmp_path: Path
+) -> None:
+    ctx, _ = begin(tmp_path, script(WAITS), nproc_per_node=1, args=["first"])
+    first, _ = launch(ctx, stage(ctx), began := build(ctx))
+    Path(ctx.run.program).write_text(WAITS + "# another program")
+    again = edited(ctx, nproc_per_node=2, args=["second"], backend="mpi", output=str(tmp_path / "new"))
+    (tmp_path / "gate").touch()
+    assert launch(again, stage(again), build(again)) == (first, True)
+    seen = wait(again, first, lambda _: None)
+    conclude(again, first, seen)
+    assert seen.state == "succeeded"
+    export(again, first)
+    cleanup(again)
+    written = Report.model_validate_json((tmp_path / "new" / "report.json").read_text())
+    assert (written.state, written.run["args"], written.image) == ("succeeded", ["first"], began.digest)
+    assert (tmp_path / "new" / "model.txt").exists()
+
+
+def test_the_next_attempt_uses_edited_fields_everywhere(script: Script, tmp_path: Path) -> None:
+    ctx, built = begin(tmp_path, script("import sys; sys.exit(3)"), nproc_per_node=1)
+    first, _ = launch(ctx, *built)
+    assert wait(ctx, first, lambda _: None).state == "failed"
+    again = edited(ctx, program=script(), nproc_per_node=2, run_timeout=77)
+    second, attached = launch(again, stage(again), built_again := build(again))
+    assert (second.attempt, attached) == (2, False)
+    (known,) = on_this_machine(home())  # as a trigger and `manycpu status` find it
+    assert (known.run.nproc_per_node, known.run.run_timeout) == (2, 77)
+    seen = wait(known, second, lambda _: None)
+    conclude(again, second, seen)
+    export(again, second)
+    found = cleanup(again)
+    assert found is not None
+    assert (found.state, found.world_size, found.run["nproc_per_node"]) == ("succeeded", 2, 2)
+    assert found.image == built_again.digest
 
 
 def test_a_starter_that_was_killed_before_it_noted_the_handle_is_no_second_start(

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,7 @@ def test_airflow_lists_the_provider() -> None:
 def test_the_instance_tells_airflows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     from manycpu.operators.base import airflow_instance
 
+    monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
     monkeypatch.setenv("AIRFLOW_HOME", "/srv/airflow")
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://localhost:8080")
     assert airflow_instance() == "/srv/airflow"
@@ -80,6 +82,44 @@ def test_the_instance_tells_airflows_apart(monkeypatch: pytest.MonkeyPatch) -> N
     assert airflow_instance() == "https://airflow.example.org"
     monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "team-a")
     assert airflow_instance() == "team-a"
+
+
+@pytest.mark.parametrize(
+    ("url", "known"),
+    [
+        ("", False),
+        ("http://127.0.0.1:8080", False),
+        ("http://10.1.2.3:8080", False),
+        ("http://airflow-api-server:8080", False),
+        ("http://airflow.ml.svc.cluster.local:8080", False),
+        ("https://airflow.example.org", True),
+    ],
+)
+def test_a_shared_target_needs_an_airflow_of_a_name(
+    url: str, monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    from manycpu.operators.base import demand_instance
+    from manycpu.pipeline.spec.errors import BadInputError
+
+    monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", url)
+    demand_instance({"kind": "local"})
+    for kind in ("kubernetes", "baremetal"):
+        with nullcontext() if known else pytest.raises(BadInputError, match=r"^\[manycpu\] instance: "):
+            demand_instance({"kind": kind})
+    monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "team-a")
+    demand_instance({"kind": "kubernetes"})
+
+
+def test_an_embedded_airflow_makes_up_its_name_once(tmp_path: Path) -> None:
+    from manycpu.operators.embedded import instance
+
+    names = []
+    for folder in ("a", "a", "b"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        names.append(instance(tmp_path / folder))
+    assert names[0] == names[1] != names[2]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["instance"]
 
 
 def test_all_operators_can_be_imported_by_name() -> None:

@@ -19,7 +19,7 @@ def form() -> dict[str, Param]:
 
 
 def read(params: dict[str, Any]) -> tuple[TrainingRun, Any]:
-    run, target = read_params(params, training_params(), "manual__1")
+    run, target = read_params(params, training_params(), "manual__1", "1a2b3c4d5e")
     return read_run(run), read_target(target)
 
 
@@ -54,7 +54,7 @@ def test_only_the_program_has_to_be_given(form: dict[str, Param]) -> None:
     assert [name for name in empty if "null" not in form[name].schema["type"]] == ["program"]
     run, target = read(filled(form, program="./train.py"))
     assert run == TrainingRun(program="./train.py", output=run.output)
-    assert "manual-1" in run.output
+    assert run.output.endswith("/models/manual-1-1a2b3c4d5e")
     assert target == Local()
 
 

@@ -21,6 +21,41 @@ def own():
 own()
 """
 
+ALONE = """
+from airflow.sdk import dag
+from manycpu.operators import TrainOperator
+
+RUN = {run!r}
+
+@dag(schedule=None)
+def alone():
+    for name in ("a", "b"):
+        TrainOperator(task_id=name, run=RUN | {{"args": [name]}})
+    runs = [RUN | {{"args": [name]}} for name in ("c", "d")]
+    TrainOperator.partial(task_id="mapped").expand(run=runs)
+
+alone()
+"""
+
+SINGLY = """
+from airflow.sdk import dag
+from manycpu.operators import CleanupOperator, ExportModelOperator, PrepareOperator, TrainOperator
+
+RUN = {run!r}
+
+@dag(schedule=None)
+def singly():
+    prepare = PrepareOperator(task_id="begin", training="one", run=RUN)
+    train = TrainOperator(task_id="train", training="one", run=RUN)
+    foreign = TrainOperator(task_id="foreign", training="one", run=RUN | {{"args": ["other"]}})
+    export = ExportModelOperator(task_id="export", run=RUN, handle=train.output)
+    cleanup = CleanupOperator(task_id="clean", training="one", run=RUN, trigger_rule="all_done")
+    prepare >> train >> foreign >> cleanup
+    export >> cleanup
+
+singly()
+"""
+
 pytestmark = pytest.mark.usefixtures("home", "no_process_left")
 
 
@@ -112,3 +147,38 @@ def test_bad_input_fails_prepare_and_names_the_field(
     assert ran.tasks["train"] == "upstream_failed"
     assert f"{field}: " in ran.said
     assert not (tmp_path / "out").exists()
+
+
+def test_trainings_that_a_dag_describes_apart_are_apart(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path
+) -> None:
+    text = f"import sys; open({str(tmp_path)!r} + '/trained-' + sys.argv[1], 'w')"
+    run = {"program": script(text), "output": str(tmp_path / "out"), "nproc_per_node": 1}
+    ran = run_dag("alone", ALONE.format(run=run))
+    assert (ran.state, set(ran.tasks.values())) == ("success", {"success"})
+    assert sorted(path.name[-1] for path in tmp_path.glob("trained-*")) == ["a", "b", "c", "d"]
+
+
+def test_operators_used_singly_share_the_run_that_they_are_told_to(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path, home: Path
+) -> None:
+    run = {"program": script(), "output": str(tmp_path / "out"), "nproc_per_node": 1}
+    ran = run_dag("singly", SINGLY.format(run=run))
+    expected = {"begin": "success", "train": "success", "export": "success", "clean": "success"}
+    assert ran.tasks == expected | {"foreign": "failed"}
+    refused = "training: task foreign of DAG singly and task train of DAG singly are one run, train-"
+    assert refused in ran.said
+    assert "differ in run.args" in ran.said
+    written = report(tmp_path / "out")
+    assert (written["state"], written["attempts"], written["error"]) == ("succeeded", 1, None)
+    assert list((home / "runs").iterdir()) == []
+
+
+def test_a_cluster_is_for_airflows_that_can_be_told_apart(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__MANYCPU__INSTANCE", "")
+    conf = PLAIN | {"program": script(), "output": str(tmp_path / "out"), "target_kind": "kubernetes"}
+    ran = run_dag("train", conf=conf)
+    assert (ran.state, ran.tasks["prepare"]) == ("failed", "failed")
+    assert "[manycpu] instance: nothing tells this Airflow from others" in ran.said

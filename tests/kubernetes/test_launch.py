@@ -14,9 +14,11 @@ from manycpu.pipeline.verbs.build import Built
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.context import ClusterContext, open_context
-from manycpu.pipeline.verbs.launch import launch, status
+from manycpu.pipeline.verbs.launch import attempt_of, launch, status
+from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
 from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
 from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.runs import find
 from manycpu.pipeline.verbs.stage import Staged
 
 BUILT = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="nobody/pulls:this")
@@ -64,6 +66,35 @@ def test_a_launch_that_was_killed_before_the_job_was_there_is_made_up_for(begun:
         entry.attempt = 1
     handle, attached = launch(begun, Staged(), BUILT)
     assert (handle.attempt, attached) == (1, False)
+
+
+def test_an_attempt_is_ended_by_its_own_launch_kind_and_the_next_one_uses_the_edited_one(
+    begun: ClusterContext, target: dict[str, Any], tmp_path: Path
+) -> None:
+    first, _ = launch(begun, Staged(), BUILT)
+    assert isinstance(first, JobHandle)
+    (other,) = set(JOBS) - {first.launch}
+    where = target | {"launch": other, "queue": "nobody-admits"}
+    now = find(open_context(begun.run.model_copy(update={"job_name": "mine"}), where, "test", base=tmp_path))
+    assert isinstance(now, ClusterContext)
+    with now.ledger.update() as entry:
+        entry.handle = None
+    assert launch(now, Staged(), BUILT) == (first, True)
+    assert cancel(now, by="a person")
+    second, _ = launch(now, Staged(), BUILT)
+    assert isinstance(second, JobHandle)
+    assert (second.launch, second.attempt) == (other, 2)
+    assert now.cluster.get(JOBS[first.launch], first.name) is None
+    cleaned = cleanup(now)
+    assert cleaned is not None
+    assert (cleaned.target["launch"], cleaned.left_behind) == (other, [])
+
+
+def test_an_attempt_that_was_recorded_otherwise_is_not_taken_over(begun: ClusterContext) -> None:
+    with begun.ledger.update() as entry:
+        entry.attempt, entry.attempts[1] = 1, attempt_of(begun, Staged(data="/other"), BUILT)
+    handle, attached = launch(begun, Staged(), BUILT)
+    assert (handle.attempt, attached) == (2, False)
 
 
 def test_two_who_launch_at_once_share_one_job(begun: ClusterContext) -> None:

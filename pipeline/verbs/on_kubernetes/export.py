@@ -1,12 +1,15 @@
 """Copy the model out of the claim: to this machine over a stream, to a URL by a pod beside the volume."""
 
+from typing import cast
+
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.stream import manifest_of
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
-from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.context import ClusterContext, as_started, changed
 from manycpu.pipeline.verbs.on_kubernetes.helper import Helper, helper
 
 __all__ = ["export"]
@@ -20,6 +23,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
         ClusterError: The cluster refuses the pod.
         DeadlineError: The pod did not start, or was lost again and again.
     """
+    ctx = _beside(ctx, handle)
     source = f"{ctx.attempt_directory(handle.attempt)}/output"
     try:
         with helper(ctx, "export", ctx.claim, progress) as pod:
@@ -29,6 +33,15 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
         raise ExportError(
             f"{ctx.run.output} was not written: {error}", field="run.output", fix=fix + "with the same run id"
         ) from error
+
+
+def _beside(ctx: ClusterContext, handle: JobHandle) -> ClusterContext:
+    """Go to the volume that the attempt wrote to; all else is as it is given now."""
+    there = as_started(ctx, ctx.ledger.read(), handle.attempt).target
+    if not isinstance(there, Kubernetes) or there == ctx.target:
+        return ctx
+    volume = {"claim": there.claim, "mount_path": there.mount_path}
+    return cast("ClusterContext", changed(ctx, target=ctx.target.model_copy(update=volume)))
 
 
 def _publish(ctx: ClusterContext, pod: Helper, source: str, _: Progress) -> Manifest:

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from manycpu.pipeline.adapters.cluster import Manifest
+from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.verbs.context import ClusterContext
+from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
 
 __all__ = ["named", "present", "wait_until_gone"]
 
@@ -27,9 +29,18 @@ def wait_until_gone(ctx: ClusterContext, selector: Mapping[str, str], timeout: f
 
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[Manifest]:
-    """List what the run's namespace has with these labels; jobs of the run's launch kind only."""
-    kinds = [kind for kind in KINDS if not kind.endswith("Job") or kind.lower() == ctx.target.launch]
-    return [item for kind in kinds for item in ctx.cluster.list(kind, selector)]
+    """List what the run's namespace has with these labels; earlier attempts may be of another launch kind."""
+    return [item for kind in KINDS for item in _list(ctx, kind, selector)]
+
+
+def _list(ctx: ClusterContext, kind: str, selector: Mapping[str, str]) -> list[Manifest]:
+    try:
+        return ctx.cluster.list(kind, selector)
+    except ClusterError as error:
+        # A cluster has the operators that it needs, and an account the rights to those.
+        if kind in JOBS.values() and kind != JOBS[ctx.target.launch] and error.status in (403, 404):
+            return []
+        raise
 
 
 def named(ctx: ClusterContext, there: Iterable[Manifest]) -> list[str]:

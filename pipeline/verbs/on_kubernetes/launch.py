@@ -6,7 +6,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 
 from manycpu.pipeline.adapters.cluster import Manifest
 from manycpu.pipeline.launchers import LAUNCHERS
-from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
@@ -14,7 +14,8 @@ from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.verbs.build import Built, program_of
 from manycpu.pipeline.verbs.context import ClusterContext
-from manycpu.pipeline.verbs.launch import goes_on
+from manycpu.pipeline.verbs.join import join
+from manycpu.pipeline.verbs.launch import attempt_of, goes_on
 from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, epoch
 from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
 from manycpu.pipeline.verbs.stage import Staged
@@ -32,9 +33,10 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
     attempt's name.
 
     Raises:
+        ForeignRunError: The run is another task's, which describes another training.
         LaunchError: The cluster does not accept the job.
     """
-    handle, attempt = _next_attempt(ctx)
+    handle, attempt = _next_attempt(ctx, attempt_of(ctx, staged, built))
     if handle is not None:
         return handle, True
     _end_earlier(ctx, attempt)
@@ -74,7 +76,8 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
         return known
     if entry.attempt == 0:
         return None
-    job = ctx.cluster.get(JOBS[ctx.target.launch], f"{ctx.name}-{entry.attempt}")
+    kind = JOBS[entry.described().target["launch"]]
+    job = ctx.cluster.get(kind, f"{ctx.name}-{entry.attempt}")
     return _handle(ctx, job, entry.attempt) if job else None
 
 
@@ -112,7 +115,7 @@ def place(
     )
 
 
-def _next_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
+def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
     """Find the attempt to attach to, or record the next one."""
     retrying = Retrying(
         # Somebody else changed the ledger at the same time: look again.
@@ -121,26 +124,31 @@ def _next_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
         wait=wait_random(0.05, 0.5),
         reraise=True,
     )
-    return retrying(_record_attempt, ctx)
+    return retrying(_record_attempt, ctx, described)
 
 
-def _record_attempt(ctx: ClusterContext) -> tuple[JobHandle | None, int]:
+def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
     with ctx.ledger.claim() as entry:
+        join(ctx, entry, "train")
         present = present_handle(ctx, entry)
         if present is not None and goes_on(status(ctx, present, entry)):
             entry.handle = present
             return present, entry.attempt
         # Recorded, and whoever did so was killed before the job was there: that attempt is still to be made.
         recorded = entry.attempt > 0 and present is None and entry.cancelled_by is None
-        if not recorded:
+        # Unless it was to be another one: who recorded it may yet create its job.
+        if not recorded or entry.attempts.get(entry.attempt, described) != described:
             entry.attempt += 1
+        entry.attempts[entry.attempt] = described
         entry.handle = None
         return None, entry.attempt
 
 
 def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
     """Delete an earlier attempt's job, and see its pods go: they would write to the same checkpoints."""
-    for job in ctx.cluster.list(JOBS[ctx.target.launch], labels(ctx.name)):
+    entry = ctx.ledger.read()
+    kinds = {JOBS[entry.described(number).target["launch"]] for number in range(1, attempt + 1)}
+    for job in [job for kind in sorted(kinds) for job in ctx.cluster.list(kind, labels(ctx.name))]:
         if job["metadata"]["name"] != f"{ctx.name}-{attempt}":
             ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
@@ -157,7 +165,7 @@ def _handle(ctx: ClusterContext, job: Manifest, attempt: int) -> JobHandle:
     return JobHandle(
         run=ctx.name,
         attempt=attempt,
-        launch=ctx.target.launch,
+        launch=job["kind"].lower(),
         namespace=ctx.target.namespace,
         name=meta["name"],
         uid=meta["uid"],

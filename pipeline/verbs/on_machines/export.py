@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.verbs.context import MachineContext
+from manycpu.pipeline.verbs.context import MachineContext, as_started
 from manycpu.pipeline.verbs.on_machines import hosts
 
 __all__ = ["export"]
@@ -21,7 +22,8 @@ def export(
         ExportError: The output cannot be written, or reads back otherwise.
     """
     source = Path(handle.directory) / "output"
-    hosts.collect(ctx, source)
+    ran = as_started(ctx, ctx.ledger.read(), handle.attempt)
+    hosts.collect(cast("MachineContext", ran), source)
     if not any(path.is_file() for path in source.rglob("*")):
         return transfer.Manifest(files=())
     try:

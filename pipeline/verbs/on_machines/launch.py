@@ -15,7 +15,8 @@ from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.verbs.build import Built
 from manycpu.pipeline.verbs.context import MachineContext
-from manycpu.pipeline.verbs.launch import goes_on
+from manycpu.pipeline.verbs.join import join
+from manycpu.pipeline.verbs.launch import attempt_of, goes_on
 from manycpu.pipeline.verbs.on_machines import hosts
 from manycpu.pipeline.verbs.stage import Staged
 
@@ -28,14 +29,17 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
     The attempt is on disk before anything starts, and nobody else starts one meanwhile.
 
     Raises:
+        ForeignRunError: The run is another task's, which describes another training.
         LaunchError: There is no MPI, no host, or no supervisor.
     """
     with ctx.ledger.hold() as (entry, lock):
+        join(ctx, entry, "train")
         present = present_handle(ctx, entry)
         if present is not None and goes_on(status(ctx, present, entry)):
             entry.handle = present
             return present, True
         entry.attempt += 1
+        entry.attempts[entry.attempt] = attempt_of(ctx, staged, built)
         entry.handle = None
         ctx.ledger.save(entry)
         placement = place(ctx, staged, built, entry.attempt)
@@ -58,7 +62,7 @@ def status(ctx: MachineContext, handle: ProcessHandle, entry: Entry) -> Status: 
         LaunchError: It was started on another machine.
     """
     observed = process.observe(handle) | {"cancelled": handle.attempt in entry.cancelled}
-    return LAUNCHERS[entry.target["launch"]].state(observed)
+    return LAUNCHERS[entry.described(handle.attempt).target["launch"]].state(observed)
 
 
 def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:

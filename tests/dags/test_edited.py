@@ -1,0 +1,41 @@
+"""A task whose fields are edited between its tries."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manycpu.operators import TrainOperator
+from manycpu.pipeline.verbs.build import build
+from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.context import RunContext, open_context
+from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.runs import find
+from manycpu.pipeline.verbs.stage import stage
+
+
+@pytest.mark.usefixtures("home")
+def test_what_was_staged_and_built_from_other_fields_is_made_anew(
+    script: Callable[..., str], tmp_path: Path
+) -> None:
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    other = Path(script()).with_name("other.py")
+    other.write_text("pass")
+
+    def described(program: str, data: str) -> RunContext:
+        run = {"program": program, "data": str(tmp_path / data), "output": str(tmp_path / "out")}
+        return find(open_context(run, None, "edited", base=tmp_path))
+
+    ctx = described(script(), "old.txt")
+    prepare(ctx)
+    made: dict[str, Any] = {"staged": stage(ctx), "built": build(ctx)}
+    task = TrainOperator(task_id="t", **{name: one.model_dump(mode="json") for name, one in made.items()})
+    assert task.staged_and_built(ctx) == (made["staged"], made["built"])
+    now = described(str(other), "new.txt")
+    staged, built = task.staged_and_built(now)
+    assert Path(staged.data).read_text() == "new"
+    assert built.program == ("other.py",)
+    assert (task.staged_and_built(described(script(), "new.txt"))[1]) == made["built"]
+    cleanup(now, keep=False)

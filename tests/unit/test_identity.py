@@ -1,0 +1,122 @@
+"""Whose a run is, under which name it goes on, and what an attempt was started with."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline.ledger import Attempt, Entry
+from manycpu.pipeline.ledger.configmap import _data, _entry
+from manycpu.pipeline.spec.errors import ForeignRunError
+from manycpu.pipeline.verbs.build import Built
+from manycpu.pipeline.verbs.context import RunContext, as_started, open_context, reopen
+from manycpu.pipeline.verbs.join import join
+from manycpu.pipeline.verbs.launch import attempt_of, edited, launch
+from manycpu.pipeline.verbs.runs import find
+from manycpu.pipeline.verbs.stage import Staged
+
+pytestmark = pytest.mark.usefixtures("home")
+BUILT = Built(code=None, program=("x.py",), digest="1")
+
+
+def described(folder: Path, task: str = "", **fields: Any) -> RunContext:
+    """Describe one and the same run."""
+    run = {"program": "x.py", "output": "out", "nproc_per_node": 1, **fields}
+    return replace(open_context(run, None, "the same", base=folder), task=task)
+
+
+def begin(ctx: RunContext) -> Entry:
+    entry: Entry = ctx.ledger.open(ctx.new_entry(0))
+    return entry
+
+
+def test_two_tasks_that_describe_one_run_differently_are_both_named(tmp_path: Path) -> None:
+    first, other = described(tmp_path, "task a"), described(tmp_path, "task b", args=["--lr", "1"])
+    entry = begin(first)
+    join(first, entry, "train")
+    with pytest.raises(ForeignRunError, match=r"^training: task b and task a are one run, .* run\.args\."):
+        join(other, entry, "train")
+    assert entry.run == first.run_fields
+
+
+def test_a_task_that_was_edited_goes_on_with_its_run(tmp_path: Path) -> None:
+    first, now = described(tmp_path, "task a"), described(tmp_path, "task a", args=["--lr", "1"])
+    entry = begin(first)
+    join(first, entry, "train")
+    join(now, entry, "train")
+    assert entry.run == now.run_fields
+
+
+def test_tasks_that_describe_a_run_alike_share_it(tmp_path: Path) -> None:
+    entry = begin(described(tmp_path))
+    join(described(tmp_path, "task a"), entry, "train")
+    join(described(tmp_path, "task b"), entry, "train")
+    assert entry.tasks == {"train": "task a"}
+
+
+def test_a_foreign_task_launches_nothing_and_leaves_no_trace(tmp_path: Path) -> None:
+    first, other = described(tmp_path, "task a"), described(tmp_path, "task b", args=["--lr", "1"])
+    begin(first)
+    with first.ledger.update() as entry:
+        join(first, entry, "train")
+    before = first.ledger.read()
+    with pytest.raises(ForeignRunError):
+        launch(other, Staged(), BUILT)
+    assert first.ledger.read() == before
+
+
+def test_a_run_keeps_its_name_when_what_it_is_named_after_is_edited(tmp_path: Path) -> None:
+    first = described(tmp_path)
+    begin(first)
+    for now in (described(tmp_path, program="y.py"), described(tmp_path, job_name="mine")):
+        assert now.name != first.name
+        assert find(now).name == first.name
+        assert find(now).run == now.run
+    other = open_context(first.run, None, "another", base=tmp_path)
+    assert find(other).name == other.name
+
+
+def test_an_attempt_goes_by_what_it_was_started_with(tmp_path: Path) -> None:
+    first, now = described(tmp_path), described(tmp_path, nnodes=1, args=["b"], output="new")
+    entry = begin(first)
+    entry.attempt, entry.attempts[1] = 1, attempt_of(first, Staged(), BUILT)
+    started = as_started(now, entry, 1)
+    assert (started.run, started.name, started.key) == (first.run, first.name, first.key)
+    assert as_started(now, entry, 2).run == now.run
+    assert as_started(first, entry, 1) is first
+    assert reopen(entry).run == first.run
+
+
+def test_what_differs_from_the_attempt_is_named_and_the_output_is_not_of_it(tmp_path: Path) -> None:
+    first, now = described(tmp_path), described(tmp_path, args=["b"], output="new", keep="always")
+    entry = begin(first)
+    entry.attempt, entry.attempts[1] = 1, attempt_of(first, Staged(), BUILT)
+    first.ledger.save(entry)  # type: ignore[attr-defined]
+    handle: Any = Handle()
+    finding = edited(now, handle, Staged(), BUILT.model_copy(update={"digest": "2"}))
+    assert finding is not None
+    assert (finding.field, finding.fatal) == ("digests.code, run.args", False)
+    assert edited(first, handle, Staged(), BUILT) is None
+
+
+class Handle:
+    attempt = 1
+
+
+def test_ledgers_of_older_versions_are_read(tmp_path: Path) -> None:
+    ctx = described(tmp_path)
+    entry = begin(ctx)
+    entry.attempt, entry.image = 1, "an image"
+    old = entry.model_dump(mode="json", exclude={"attempts", "tasks"})
+    read = Entry.model_validate(old)
+    assert read.described() == Attempt(run=entry.run, target=entry.target, image="an image")
+    assert reopen(read).run == ctx.run
+
+
+def test_a_configmap_holds_what_attempts_were_started_with(tmp_path: Path) -> None:
+    ctx = described(tmp_path, "task a", args=["--lr", "1"], env={"A": "b"})
+    entry = begin(ctx)
+    join(ctx, entry, "train")
+    entry.attempt, entry.attempts[1] = 1, attempt_of(ctx, Staged(data="/d", digests={"data": "2"}), BUILT)
+    assert _entry({"data": _data(entry)}) == entry
