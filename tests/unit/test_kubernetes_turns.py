@@ -25,6 +25,7 @@ class Run:
     cpu: int = 1
     seconds: int = 20
     followed: bool = True
+    replicas: str = "pytorchReplicaSpecs"
     suspended: bool = False
     note: Note | None = None
     pods: list[float | None] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Run:
         done = [{"type": "Succeeded", "status": "True"}] if self.ended else []
         return {
             "metadata": {**change["metadata"], **meta, "labels": labels},
-            "spec": {"runPolicy": {"suspend": self.suspended}, "pytorchReplicaSpecs": {"Worker": worker}},
+            "spec": {"runPolicy": {"suspend": self.suspended}, self.replicas: {"Worker": worker}},
             "status": {"conditions": done},
         }
 
@@ -135,6 +136,7 @@ class Namespace:
         if versions[other.name] != (other.suspended, other.note):
             return  # somebody else was quicker
         run.acts += 1
+        assert not job.committed
         other.suspended = decision.act == "give back"
         other.note = given_back(job, pods, now) if other.suspended else resumed(job, now)
 
@@ -156,6 +158,8 @@ def test_six_that_are_alike_finish_two_by_two_in_the_order_in_which_they_came(
     seed: int, apart: float
 ) -> None:
     namespace = Namespace(4, runs := alike(6, apart), seed)
+    for run in runs[1::2]:
+        run.replicas = "mpiReplicaSpecs"
     namespace.run_out(300)
     assert all(run.ended for run in runs)
     began = names(runs)
@@ -197,6 +201,8 @@ def test_any_mixture_ends_and_nothing_spins(seed: int) -> None:
         Run(f"run-{n}", chance.randrange(60), nodes=chance.randint(1, 4), cpu=chance.randint(1, 2))
         for n in range(12)
     ]
+    for run in runs[::3]:
+        run.replicas = "mpiReplicaSpecs"
     namespace = Namespace(8, runs, seed)
     namespace.run_out(3000)
     assert all(run.ended for run in runs)

@@ -76,6 +76,18 @@ def test_a_job_whose_ranks_are_placed_waits_for_nothing_whatever_became_of_them(
     assert not read(asking(job("Running")), pod("a"), pod("b", phase="Succeeded")).trying
 
 
+def test_ranks_whose_launcher_finds_no_node_wait_as_well() -> None:
+    launcher = refused("l")
+    launcher["metadata"]["labels"]["training.kubeflow.org/job-role"] = "launcher"
+    found, pods = asking(job("Created", launch="mpijob")), [pod("a"), pod("b")]
+    assert not read(found, *pods).trying
+    seen = read(found, *pods, launcher)
+    assert (seen.trying, seen.refused, seen.placed) == (True, True, 2)
+    assert lacking(seen, [], {}).startswith("waits for a node for its launcher")
+    waits = gang(found, [*pods, launcher])
+    assert (phase(RUN, waits, Heard()), budgets(RUN, waits, Heard())[0].field) == ("queued", "queue_timeout")
+
+
 def test_an_elastic_job_needs_its_least_number_of_nodes_and_no_more() -> None:
     least = asking(job("Created", elastic={}), nodes=4)
     least["spec"]["elasticPolicy"] = {"minReplicas": 2, "maxReplicas": 4}

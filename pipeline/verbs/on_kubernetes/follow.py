@@ -107,7 +107,7 @@ class Follower:
             return await self._conclude(self.status)
         finally:
             feeding.cancel()
-            await self._turn.close()
+            self._turn.close()
             await self._end_readers()
             with suppress(asyncio.CancelledError, *FAILURES):
                 await feeding

@@ -234,6 +234,11 @@ class Gang:
         pods = [*self.departed.values(), *self.members]
         return (one for pod in pods if role(pod) != "launcher" for one in containers(pod) if not one.init)
 
+    @property
+    def launchable(self) -> bool:
+        """Whether no launcher is there that has no node."""
+        return all(scheduled(pod) is not None for pod in self.pods if role(pod) == "launcher")
+
     @remembered
     def capacity(self, nodes: int) -> float | None:
         """Tell when so many pods had a node, as seconds since the epoch; None while fewer have."""

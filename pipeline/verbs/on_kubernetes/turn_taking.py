@@ -1,7 +1,6 @@
 """Give back what a job holds while its ranks cannot all be placed, and try again when it is its turn."""
 
 import asyncio
-import weakref
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final, NamedTuple
@@ -79,11 +78,11 @@ class TurnTaking:
             self._act(decision, decision.job, seen.pods, now)
         return "\n".join(filter(None, [lacking(mine, seen.jobs, seen.held), self._trouble]))
 
-    async def close(self) -> None:
-        """Stop looking; what is being done is done."""
+    def close(self) -> None:
+        """Stop looking; a change that is on its way is made, or not: whoever follows next sees which."""
         self._leave()
         if self._acting is not None:
-            await asyncio.wait([self._acting])
+            self._acting.cancel()
 
     def _mine(self, now: float) -> Job | None:
         job = self._gang.job
@@ -161,6 +160,7 @@ class _Others:
         if not self._wakes and self._task is not None:
             self._task.cancel()
             self._task = None
+            _ALL.pop(self._watch, None)
 
     def look(self, now: float) -> _Seen:
         """Read all jobs and their pods, once for all who look."""
@@ -195,7 +195,7 @@ class _Others:
             wake()
 
 
-_ALL: Final[weakref.WeakKeyDictionary[ClusterWatch, _Others]] = weakref.WeakKeyDictionary()
+_ALL: Final[dict[ClusterWatch, _Others]] = {}
 
 
 def _others_of(watch: ClusterWatch, cluster: Cluster) -> _Others:

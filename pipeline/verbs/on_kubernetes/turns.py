@@ -53,7 +53,8 @@ class Turns:
         if (owing := decision.owing) is None:
             return decision
         _, since = self._owing.setdefault(owing.uid, (_state(owing), now))
-        overdue = now - since >= _PATIENCE and owing.trying and not owing.underway
+        able = owing.trying and not owing.underway and not owing.committed
+        overdue = able and now - since >= _PATIENCE
         return Decision("give back", owing) if overdue else STAY
 
 
@@ -62,7 +63,7 @@ def _decide(mine: Job, others: Iterable[Job], holding: Holding, now: float) -> D
     counted = sorted((q for q in others if _contends(q, mine)), key=_age)
     if mine.given_back:
         return _given_back(mine, counted, holding, now)
-    return _trying(mine, counted, holding, now) if mine.refused else STAY
+    return _trying(mine, counted, holding, now) if mine.refused and not mine.committed else STAY
 
 
 def _trying(mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Decision:
@@ -84,9 +85,9 @@ def _given_back(mine: Job, others: Sequence[Job], holding: Holding, now: float) 
     if first := next((q for q in older if q.trying), None):
         owes = first.refused and fits and not _covers(first, mine)
         return Decision(owing=first if owes else None)
-    if first := next((q for q in older if _may_fit(q, holding, now)), None):
+    if first := next((q for q in older if _may_fit(q, holding, now) and _may_try(q, older)), None):
         return Decision(owing=first)
-    if fits and not any(_covers(q, mine) for q in older):
+    if fits and _may_try(mine, older) and not any(_covers(q, mine) for q in older):
         return Decision("resume", mine)
     return STAY if any(q.trying for q in others) else _last(mine, others, holding, now)
 
@@ -117,9 +118,14 @@ def _candidate(waiting: Sequence[Job], holding: Holding, now: float) -> Job | No
         known = any(
             _covers(q, job) and not (q.given_back and _may_fit(q, holding, now)) for q in waiting[:number]
         )
-        if job.given_back and not known and _may_fit(job, holding, now):
+        if job.given_back and not job.once and not known and _may_fit(job, holding, now):
             return job
     return None
+
+
+def _may_try(job: Job, older: Sequence[Job]) -> bool:
+    """Whether a job may try: one that cannot give back again only where none before it waits."""
+    return not job.once or not any(q.age < job.age for q in older)
 
 
 def _covers(refused: Job, job: Job) -> bool:

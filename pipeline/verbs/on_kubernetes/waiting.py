@@ -58,13 +58,17 @@ class Job(NamedTuple):
     placed: int
     """How many ranks' pods have a node."""
     trying: bool
-    """Whether some of its ranks have no node, and are on their way to one."""
+    """Whether some of its ranks, or their launcher, have no node, and are on their way to one."""
     refused: bool
     """Whether the cluster has said that there is no room for one of them."""
     short: tuple[str, ...]
     """Of what there is too little, resources or quota; empty where something else is in the way."""
     underway: bool
     """Whether it has trained: a pod of it was made anew."""
+    once: bool = False
+    """Whether it can give back only before its launcher has begun: mpi-operator does not resume launchers."""
+    committed: bool = False
+    """Whether it is past that."""
     stuck: str = ""
     """A claim that its pods cannot mount, since another run's pods have it on another node."""
 
@@ -95,9 +99,12 @@ def job_of(job: Manifest, kind: str, pods: Iterable[Manifest], now: float) -> Jo
     ranks = [pod for pod in pods if role(pod) != "launcher"]
     placed = sum(scheduled(pod) is not None for pod in ranks)
     births = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods]
-    words = [text for pod in ranks if (text := _refusal(pod)) is not None]
+    words = [text for pod in pods if (text := _refusal(pod)) is not None]
     unmade = 0 < len(ranks) < need and now - min(births) > _REFUSING
-    trying = not _suspended(job) and placed < need
+    launcher = any(role(pod) == "launcher" and scheduled(pod) is None for pod in pods)
+    trying = not _suspended(job) and (placed < need or launcher)
+    once = "mpiReplicaSpecs" in job["spec"]
+    launched = any(role(pod) == "launcher" for pod in pods) or bool(note and note.resumed)
     begun = max(epoch(meta["creationTimestamp"]), note.resumed if note else 0.0)
     return Job(
         name=meta["name"],
@@ -117,6 +124,8 @@ def job_of(job: Manifest, kind: str, pods: Iterable[Manifest], now: float) -> Jo
         trying=trying and (bool(pods) or now - begun < _BEGINNING),
         refused=trying and (bool(words) or unmade),
         short=("quota",) if unmade else _insufficient(words),
+        once=once,
+        committed=once and launched,
         underway=bool(births) and max(births) - min(births) > _AT_ONCE,
     )
 
@@ -175,6 +184,8 @@ def lacking(mine: Job, jobs: Iterable[Job], held: Mapping[str, int]) -> str:
 def _amounts(mine: Job) -> str:
     """Say how much the ranks need that have no node."""
     note, number = mine.note, mine.need - (0 if mine.given_back else mine.placed)
+    if number <= 0:
+        return "a node for its launcher"
     short = note.short if mine.given_back and note is not None else mine.short
     asked = [_amount(name, mine.ask[name] * number) for name in short if name in mine.ask]
     return " and ".join(asked) or f"{number} node{'' if number == 1 else 's'}"
