@@ -13,7 +13,7 @@ from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["CANNOT", "manifest", "state"]
+__all__ = ["CANNOT", "await_workers", "manifest", "state"]
 
 CANNOT = {
     "elastic": "an MPIJob has a fixed number of nodes; target.launch 'pytorchjob' takes a range",
@@ -64,6 +64,22 @@ START_SSHD: Final = (
 SSHD_FILES: Final = {"/etc/manycpu/sshd_config": SSHD}
 SSH_FILES: Final = {"/etc/ssh/ssh_config": SSH}
 
+# mpirun gives up on a worker whose sshd does not answer yet. The operator waits for the workers as well, but
+# not where the job was suspended before, by Kueue or by us: then all begin at once.
+AWAIT_WORKERS: Final = """\
+import os, re, signal, socket, sys, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+hostfile, port, *program = sys.argv[1:]
+for line in filter(str.strip, open(hostfile)):
+    while True:
+        try:
+            socket.create_connection((re.split("[: ]", line.strip())[0], port), 5).close()
+            break
+        except OSError:
+            time.sleep(0.5)
+os.execvp(program[0], program)
+"""
+
 
 def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
     """Describe the MPIJob.
@@ -79,7 +95,6 @@ def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict
             "mpiImplementation": IMPLEMENTATIONS[target.mpi],
             "slotsPerWorker": run.nproc_per_node,
             "sshAuthMountPath": KEYS,
-            # mpirun gives up on a worker whose sshd does not answer yet.
             "launcherCreationPolicy": "WaitForWorkersReady",
             # The default is None: sshd would run for ever.
             "runPolicy": pods.run_policy(target, clean="Running", backoff=run.max_restarts),
@@ -115,11 +130,16 @@ def _launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> dic
         "launcher",
         target,
         placement,
-        command=map(pods.literal, spoken["argv"]),
+        command=map(pods.literal, [*await_workers(), *spoken["argv"]]),
         variables={"HOME": pods.HOME} | spoken["env"],
         limits=_launcher_resources(run),
     )
     return pods.template(target, placement, "launcher", made, SSH_FILES)
+
+
+def await_workers() -> list[str]:
+    """Build the words that stand before a command which needs the workers' sshd."""
+    return ["python3", "-IS", "-c", AWAIT_WORKERS, f"{HOSTFILE_FOLDER}/{mpirun.HOSTFILE}", str(PORT)]
 
 
 def _launcher_resources(run: TrainingRun) -> dict[str, Any]:

@@ -6,6 +6,9 @@ read the diff.
 
 import os
 import re
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -429,6 +432,22 @@ def test_the_launcher_starts_when_sshd_answers() -> None:
     port = container(made)["startupProbe"]["tcpSocket"]["port"]
     assert f"Port {port}\n" in annotation(made, "Worker", "sshd_config")
     assert port > 1023
+
+
+def test_the_launcher_itself_awaits_every_worker_of_a_job_that_was_suspended(tmp_path: Path) -> None:
+    *words, _, _ = mpijob.await_workers()
+    assert command(manifest("mpijob"), "Launcher")[: len(words)] == words
+    hostfile = tmp_path / "hostfile"
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.socket() as second:
+        second.bind(("127.0.0.2", first.getsockname()[1]))
+        hostfile.write_text("127.0.0.1:2\n127.0.0.2 slots=2\n")
+        done = [sys.executable, *words[1:], str(hostfile), str(first.getsockname()[1]), "echo", "all there"]
+        with subprocess.Popen(done, stdout=subprocess.PIPE, text=True) as waiting:
+            first.accept()[0].close()
+            assert waiting.poll() is None
+            second.listen()
+            said, _ = waiting.communicate(timeout=60)
+    assert said == "all there\n"
 
 
 def test_keys_are_where_others_than_root_can_read_them() -> None:
