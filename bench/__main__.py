@@ -12,7 +12,7 @@ from pathlib import Path
 from bench import _measure, _page
 
 FOLDER = Path(__file__).parent
-ON_CLUSTER = {"ending", "launching", "pods", "transfer", "waiting"}
+ON_CLUSTER = {"ending", "launching", "pods", "together", "transfer", "waiting"}
 sys.path.insert(0, str(FOLDER.parent / "tests"))  # the test cluster is there
 
 

@@ -6,6 +6,7 @@ A condition holds only where its ``status`` is ``"True"``: former ones stay in t
 from collections.abc import Mapping
 from typing import Any
 
+from manycpu.pipeline.launchers.given_back import note_of
 from manycpu.pipeline.spec.state import RunState, Status
 
 __all__ = ["completed", "state"]
@@ -51,6 +52,9 @@ def _ended(observed: Mapping[str, Any], otherwise: Status) -> Status:
 
 def _underway(job: Mapping[str, Any], holds: Conditions) -> Status:
     if "Suspended" in holds or (job["spec"]["runPolicy"].get("suspend") and "Running" not in holds):
+        note = note_of(job)
+        if note is not None and not note.resumed:
+            return Status(state=RunState.PENDING, reason="it waits for room for all of its ranks")
         queue = job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
         waits = f"until the queue {queue!r} admits it" if queue else "by somebody"
         return Status(state=RunState.PENDING, reason=f"suspended {waits}")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline.launchers import Launcher, mpijob, pytorchjob
+from manycpu.pipeline.launchers.given_back import Note, patch
 from manycpu.pipeline.spec.state import RunState, Status
 
 BEFORE, ENDED, AFTER = "2026-01-01T10:00:00Z", "2026-01-01T11:00:00Z", "2026-01-01T11:00:05Z"
@@ -49,6 +50,14 @@ SUCCEEDED = job(condition("Running", holds=False), condition("Succeeded"), ended
 def test_a_job_without_a_status_was_not_taken_notice_of(kind: str) -> None:
     fresh = {name: value for name, value in job().items() if name != "status"}
     assert state(kind, fresh) == Status(state=RunState.PENDING, reason="no operator has taken notice of it")
+
+
+@in_every_kind
+def test_a_job_that_gave_back_what_it_held_waits_for_room(kind: str) -> None:
+    waiting = job(condition("Suspended"), suspend=True)
+    waiting["metadata"] |= patch(Note(at=0.0), "1")["metadata"]
+    expected = Status(state=RunState.PENDING, reason="it waits for room for all of its ranks")
+    assert state(kind, waiting) == expected
 
 
 @in_every_kind

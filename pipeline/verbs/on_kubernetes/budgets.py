@@ -70,7 +70,7 @@ def phase(run: TrainingRun, gang: Gang, heard: Heard) -> str:
     """Tell what a job that has not ended is doing: unacknowledged, queued, starting or running."""
     if not gang.acknowledged and not gang.suspended:
         return "unacknowledged"
-    if gang.suspended or gang.capacity(run.nodes[0]) is None:
+    if gang.suspended or gang.capacity(run.nodes[0]) is None or not gang.launchable:
         return "queued"
     return "running" if heard.met else "starting"
 
@@ -85,10 +85,15 @@ def _acknowledge(run: TrainingRun, gang: Gang) -> Budget:
 
 
 def _queued_since(gang: Gang) -> float:
-    """Tell since when the job waits: since it was suspended, or its oldest pod without a node was made."""
+    """Tell since when the job waits: since it was suspended, or its oldest pod without a node was made.
+
+    A job that gave back what it held has waited since it was made.
+    """
+    if gang.note is not None:
+        return _created(gang)
     if gang.suspended and (suspended := condition(gang.job, "Suspended")):
         return epoch(suspended["lastTransitionTime"])
-    waiting = [pod for pod in gang.members if scheduled(pod) is None]
+    waiting = [pod for pod in gang.pods if scheduled(pod) is None]
     times = [epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting]
     return min(times, default=_created(gang))
 

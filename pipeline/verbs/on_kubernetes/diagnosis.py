@@ -81,7 +81,7 @@ def hopeless(gang: Gang) -> str:
 def pending(gang: Gang) -> list[Reason]:
     """List what the job, or any pod of it, waits for; pods with the same reason stand together."""
     found: dict[tuple[str, bool], list[str]] = {}
-    for pod in gang.pods:
+    for pod in () if gang.given_back else gang.pods:
         for text, fatal in _of_pod(gang, pod):
             found.setdefault((text, fatal), []).append(pod["metadata"]["name"])
     pods = [Reason(text, tuple(names), fatal) for (text, fatal), names in found.items()]
@@ -95,6 +95,9 @@ def _of_job(gang: Gang) -> Iterator[Reason]:
         return
     for event in _latest(gang, {"ValidationError"}, gang.kind):
         yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
+    if gang.given_back:
+        yield Reason("it holds nothing until there is room for all of its ranks")
+        return
     if gang.suspended:
         queue = job["metadata"].get("labels", {}).get(_QUEUE)
         yield Reason(

@@ -25,12 +25,14 @@ from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, Gang, containers, ro
 from manycpu.pipeline.verbs.on_kubernetes.logs import Limit, parse
 from manycpu.pipeline.verbs.on_kubernetes.reader import LogReader
 from manycpu.pipeline.verbs.on_kubernetes.record import TAIL, Heap, Record
+from manycpu.pipeline.verbs.on_kubernetes.turn_taking import TurnTaking
 
 __all__ = ["Follower", "batches", "selections"]
 
 LINES_PER_SECOND: Final = 1000
 _HEAPS: Final = 256  # heaps of lines that wait to be told; more, and the cluster waits
 _TICK: Final = 30.0  # seconds between looks at what has not changed
+_TURN: Final = 5.0  # the same, while it waits for room
 _NOTE_EVERY: Final = 10.0  # seconds between two notes on why a job waits
 _DRAIN: Final = 5.0  # seconds that the last lines have to come
 _STEP: Final = 0.1  # seconds between looks whether they have
@@ -64,6 +66,7 @@ class Follower:
         self._readers: dict[tuple[str, str], tuple[LogReader, asyncio.Task[None]]] = {}
         self._limit = Limit(LINES_PER_SECOND)
         self._wake = asyncio.Event()
+        self._turn = TurnTaking(self._gang, ctx, watch, self._wake.set)
         self._noted, self._note_due = "", watch.now() + _PATIENCE
         self._away_due = 0.0
         self._saving: asyncio.Task[None] | None = None
@@ -88,6 +91,7 @@ class Follower:
             return await self._conclude(self.status)
         finally:
             feeding.cancel()
+            self._turn.close()
             await self._end_readers()
             with suppress(asyncio.CancelledError, *FAILURES):
                 await feeding
@@ -116,7 +120,8 @@ class Follower:
         now = self._watch.now()
         due = [budget.due for budget in budgets(self._ctx.run, self._gang, self._record.heard)[:1]]
         note = [self._note_due] if self.status.reason != self._noted else []
-        seconds = max(_STEP, min([now + _TICK, *due, *note]) - now)
+        tick = _TURN if self._turn.waits else _TICK
+        seconds = max(_STEP, min([now + tick, *due, *note]) - now)
         waking = asyncio.ensure_future(self._wake.wait())
         await asyncio.wait([waking, feeding], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         waking.cancel()
@@ -151,12 +156,20 @@ class Follower:
         now = self._watch.now()
         seen = judgement.judge(self._ctx.run, self._gang, self._record.heard, now)
         if not seen.state.terminal:
+            seen = self._await_turn(seen, now)
             self._note_waiting(seen, now)
         return seen
 
+    def _await_turn(self, seen: Status, now: float) -> Status:
+        """Take its turn where it waits for room, and say for what it waits."""
+        lacking = self._turn.look(met=self._record.heard.met, now=now)
+        return seen.model_copy(update={"reason": f"{seen.reason}\n{lacking}"}) if lacking else seen
+
     def _begin(self) -> None:
         capacity = self._gang.capacity(self._ctx.run.nodes[0])
-        if capacity and not self._record.kept.began:
+        if self._gang.given_back and not self._record.heard.met:
+            self._record.kept.began = 0.0  # it had its nodes, and not what it needs besides
+        elif capacity and not self._record.kept.began:
             self._record.kept.began = capacity
 
     def _note_waiting(self, seen: Status, now: float) -> None:
@@ -169,6 +182,9 @@ class Follower:
 
     def _read_logs(self) -> None:
         """Begin to read the log of every container that has something to say and is not being read."""
+        if self._gang.given_back:
+            self._stop_reading()
+            return
         for pod in self._gang.pods:
             if self._gang.kind == "MPIJob" and role(pod) != "launcher":
                 continue  # the ranks' lines come through the launcher; the workers run sshd
@@ -186,6 +202,12 @@ class Follower:
         for (uid, _), (reader, _) in self._readers.items():
             if uid not in present:
                 reader.leave()
+
+    def _stop_reading(self) -> None:
+        """Hear no more of pods that were given back: how their launchers take it says nothing of the run."""
+        for reader, task in self._readers.values():
+            reader.leave()
+            task.cancel()
 
     async def _put(self, heap: Heap) -> None:
         await self._heaps.put(heap)

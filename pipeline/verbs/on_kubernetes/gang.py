@@ -4,11 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
+from manycpu.pipeline.launchers.given_back import Note, note_of
 from manycpu.pipeline.spec.handle import JobHandle
 
 __all__ = [
     "ENDED",
     "JOBS",
+    "OWNER",
     "Container",
     "Gang",
     "Manifest",
@@ -23,7 +25,8 @@ __all__ = [
 
 Manifest = Mapping[str, Any]
 _GROUP: Final = "training.kubeflow.org"
-_OWNER: Final = f"{_GROUP}/job-name"  # both operators put it on every pod of a job
+OWNER: Final = f"{_GROUP}/job-name"
+"""Label with the job's name, which both operators put on every pod of it."""
 JOBS: Final = {"mpijob": "MPIJob", "pytorchjob": "PyTorchJob"}
 """Launch kind -> kind of its resource."""
 ENDED: Final = ("Succeeded", "Failed")
@@ -68,8 +71,9 @@ class Gang:
         self._claims = frozenset(claims)
         self.known: set[str] = set()
         """Kinds of which everything is known."""
-        self.departed: dict[str, Manifest] = {}
-        """Pods that are gone, as they were seen last, by uid."""
+        self.note: Note | None = None
+        """What was so when it last gave back what it held; None where it never did."""
+        self._departed: dict[str, Manifest] = {}
         self._objects: dict[str, dict[str, Manifest]] = {}
 
     def apply(
@@ -92,7 +96,8 @@ class Gang:
         after = mine if complete else {uid: o for uid, o in (before | mine).items() if uid not in last}
         self._objects[kind] = after
         if kind == "Pod":
-            self.departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
+            self._departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
+        self.note = note_of(self.job) or self.note
         first = complete and kind not in self.known
         if complete:
             self.known.add(kind)
@@ -104,7 +109,7 @@ class Gang:
         if kind == self.kind:
             return bool(meta["uid"] == self.uid)
         if kind == "Pod":
-            return bool(meta.get("labels", {}).get(_OWNER) == self.name)
+            return bool(meta.get("labels", {}).get(OWNER) == self.name)
         about = found.get("involvedObject", {})
         name = about.get("name", "")
         if about.get("kind") == "PersistentVolumeClaim":
@@ -131,6 +136,17 @@ class Gang:
         return [event for time, event in sorted(found, key=lambda pair: pair[0]) if time >= since]
 
     @property
+    def departed(self) -> dict[str, Manifest]:
+        """Pods that are gone, as they were seen last, by uid; but not those that were given back."""
+        since = self.note.at if self.note else 0.0
+        return {uid: pod for uid, pod in self._departed.items() if _born(pod) > since}
+
+    @property
+    def given_back(self) -> bool:
+        """Whether it has given back what it held, and waits for its turn."""
+        return self.suspended and self.note is not None and not self.note.resumed
+
+    @property
     def suspended(self) -> bool:
         """Whether it waits for somebody, such as Kueue, to admit it."""
         job = self.job or {}
@@ -147,6 +163,11 @@ class Gang:
     def members(self) -> list[Manifest]:
         """The pods that have ranks: all but a launcher."""
         return [pod for pod in self.pods if role(pod) != "launcher"]
+
+    @property
+    def launchable(self) -> bool:
+        """Whether no launcher is there that has no node."""
+        return all(scheduled(pod) is not None for pod in self.pods if role(pod) == "launcher")
 
     def capacity(self, nodes: int) -> float | None:
         """Tell when so many pods had a node, as seconds since the epoch; None while fewer have."""

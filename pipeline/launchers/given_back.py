@@ -1,0 +1,60 @@
+"""The note on a job that gave back what it held, because there was no room for all of its ranks.
+
+Whoever follows any job of ours in the namespace reads it: it is all that they have in common.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel, Field, ValidationError
+
+__all__ = ["Note", "note_of", "patch"]
+
+_NOTE: Final = "manycpu/given-back"
+_FIRST, _LONGEST = 60.0, 600.0  # seconds until it tries again though nothing of ours has changed
+
+
+class Note(BaseModel):
+    """What was so when a job gave back what it held.
+
+    Times are seconds since the epoch, by the cluster's clock.
+    """
+
+    at: float
+    tries: int = 1
+    """How often it has given back."""
+    held: dict[str, int] = Field(default_factory=dict)
+    """Run -> how many of its pods had a node."""
+    short: tuple[str, ...] = ()
+    """Of what there was too little, such as ``cpu``; empty where something else was in the way."""
+    claim: str = ""
+    """The claim that another run's pods had mounted."""
+    resumed: float = 0.0
+    """When it tried again; 0: it has not."""
+
+    @property
+    def due(self) -> float:
+        """When it tries again whatever is seen: others may have made room, in other namespaces."""
+        return self.at + min(_FIRST * 2.0 ** (self.tries - 1), _LONGEST)
+
+
+def note_of(job: Mapping[str, Any] | None) -> Note | None:
+    """Read the note of a job; None where it has none."""
+    text = ((job or {}).get("metadata", {}).get("annotations") or {}).get(_NOTE)
+    try:
+        return Note.model_validate_json(text) if text else None
+    except ValidationError:  # another version's, or somebody's own
+        return None
+
+
+def patch(note: Note, version: str) -> dict[str, Any]:
+    """Describe the change that suspends a job with a note, or lets it go on where it has resumed.
+
+    Args:
+        note: The note.
+        version: The resourceVersion that the decision was made on: of two who decide at once, one is refused.
+    """
+    return {
+        "metadata": {"resourceVersion": version, "annotations": {_NOTE: note.model_dump_json()}},
+        "spec": {"runPolicy": {"suspend": not note.resumed}},
+    }

@@ -1,0 +1,53 @@
+"""Runs that start together where there is room for some of them: whatever fits runs, the oldest first."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.command import wait_for
+from cluster.fixtures import TestCluster
+from cluster.jobs import pod
+from cluster.space import Space
+from kubernetes_jobs import Looker
+from kubernetes_turns import ROOM, start
+
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.verbs.on_kubernetes.record import kept_of
+
+RUNS = 6
+SECONDS = 6.0  # that each of them trains
+
+
+@pytest.fixture
+def six(
+    target: dict[str, Any], cluster: TestCluster, tmp_path: Path, namespace: Space
+) -> Iterator[list[Looker]]:
+    """Start six runs while one of the two nodes is full, PyTorchJobs and MPIJobs by turns; the oldest first.
+
+    Each finds a place for one pod at most. When the other node has room, two runs fit.
+    """
+    image = cluster.image("base")
+    full = pod("full", image, "sleep", "600", node=cluster.nodes[1])
+    full["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1900m"}}
+    namespace.create(full)
+    lookers = [start(target, image, tmp_path, number, SECONDS) for number in range(RUNS)]
+    waiting = lambda: all([one.look() and one.said("waits for") for one in lookers])  # noqa: C419, E731
+    wait_for("all to say what they wait for", waiting, seconds=60)
+    namespace.core.delete_namespaced_pod("full", namespace.name, grace_period_seconds=0)
+    yield sorted(lookers, key=lambda looker: (looker.handle.created, looker.handle.uid))
+    for looker in lookers:
+        looker.close()
+
+
+@pytest.mark.timeout(300)
+def test_six_that_start_together_finish_two_by_two_in_the_order_in_which_they_came(six: list[Looker]) -> None:
+    ended = lambda: all([one.look().state.terminal for one in six])  # noqa: C419, E731
+    wait_for("all to end", ended, seconds=150)
+    assert [one.seen.state for one in six] == [RunState.SUCCEEDED] * RUNS, [one.seen for one in six]
+    began = [kept_of(one.ctx.ledger.read(), one.handle).began for one in six]  # when each had its nodes
+    assert began == sorted(began)
+    for one in six[ROOM:]:
+        assert one.said("waits for 1.4 CPUs; held by run"), one.lines
+        assert not [line for line in one.lines if re.search("SIGTERM|exit code|was lost|deleted", line)]

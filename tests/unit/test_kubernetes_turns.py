@@ -1,0 +1,211 @@
+"""Whose turn it is: in a namespace whose scheduler places pods at random, and whose followers look late."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from kubernetes_objects import T0, Object, at
+
+from manycpu.pipeline.launchers.given_back import Note, patch
+from manycpu.pipeline.verbs.on_kubernetes.turns import Turns
+from manycpu.pipeline.verbs.on_kubernetes.waiting import Job, given_back, holding, job_of, resumed
+
+NO_ROOM = "0/2 nodes are available: 2 Insufficient cpu."
+
+
+@dataclass
+class Run:
+    """A run of a simulated namespace: pods of one CPU each on nodes of so many."""
+
+    name: str
+    born: float
+    nodes: int = 2
+    cpu: int = 1
+    seconds: int = 20
+    followed: bool = True
+    replicas: str = "pytorchReplicaSpecs"
+    suspended: bool = False
+    note: Note | None = None
+    pods: list[float | None] = field(default_factory=list)
+    """When each got its node; None: it has none."""
+    began: float = 0.0
+    ended: float = 0.0
+    turns: Turns = field(default_factory=Turns)
+    acts: int = 0
+
+    def job(self) -> Object:
+        change: Any = patch(self.note, "1") if self.note else {"metadata": {}}
+        container = {"resources": {"requests": {"cpu": str(self.cpu)}}}
+        worker = {"replicas": self.nodes, "template": {"spec": {"containers": [container]}}}
+        meta = {"name": f"{self.name}-1", "uid": self.name, "creationTimestamp": at(self.born)}
+        labels = {"manycpu/run": self.name}
+        done = [{"type": "Succeeded", "status": "True"}] if self.ended else []
+        return {
+            "metadata": {**change["metadata"], **meta, "labels": labels},
+            "spec": {"runPolicy": {"suspend": self.suspended}, self.replicas: {"Worker": worker}},
+            "status": {"conditions": done},
+        }
+
+    def seen_pods(self) -> list[Object]:
+        labels = {"manycpu/run": self.name, "training.kubeflow.org/job-name": f"{self.name}-1"}
+        return [self._pod(number, placed, labels) for number, placed in enumerate(self.pods)]
+
+    def _pod(self, number: int, placed: float | None, labels: dict[str, str]) -> Object:
+        yes = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(placed or 0)}
+        no = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_ROOM}
+        return {
+            "metadata": {"name": f"{self.name}-{number}", "uid": f"{self.name}-{number}", "labels": labels}
+            | {"creationTimestamp": at(self.born)},
+            "spec": {"containers": []},
+            "status": {
+                "phase": "Succeeded" if self.ended else "Pending",
+                "conditions": [no if placed is None else yes],
+            },
+        }
+
+
+class Namespace:
+    """Runs, and a cluster that has room for so many CPUs; time passes in seconds."""
+
+    def __init__(self, room: int, runs: list[Run], seed: int = 0) -> None:
+        self.room, self.runs, self.now = room, runs, 0.0
+        self._random = random.Random(seed)  # noqa: S311
+
+    def run_out(self, seconds: int) -> None:
+        while self.now < seconds and not all(run.ended or not run.followed for run in self.runs):
+            self.step()
+
+    def step(self) -> None:
+        self.now += 1
+        for run in self._alive():
+            if run.began and self.now - run.began >= run.seconds:
+                run.ended = self.now
+        before = self._seen()
+        self._operate()
+        self._schedule()
+        for run in self._alive():
+            if run.followed and self._random.random() < 0.7:  # who looks now, and who later
+                self._follow(run, *(self._seen() if self._random.random() < 0.5 else before))
+
+    def used(self) -> int:
+        return sum(run.cpu for run in self._alive() for placed in run.pods if placed is not None)
+
+    def _alive(self) -> list[Run]:
+        return [run for run in self.runs if run.born <= self.now and not run.ended]
+
+    def _operate(self) -> None:
+        for run in self._alive():
+            if run.suspended:
+                run.pods = []
+            elif not run.pods:
+                run.pods = [None] * run.nodes
+
+    def _schedule(self) -> None:
+        waiting = [(run, n) for run in self._alive() for n, placed in enumerate(run.pods) if placed is None]
+        self._random.shuffle(waiting)
+        for run, number in waiting:
+            if self.used() + run.cpu <= self.room:
+                run.pods[number] = self.now
+        for run in self._alive():
+            if run.pods and None not in run.pods and not run.began:
+                run.began = self.now
+
+    def _seen(self) -> tuple[list[Job], list[Object], dict[str, tuple[bool, Note | None]]]:
+        pods = {run.name: run.seen_pods() for run in self.runs if run.born <= self.now}
+        jobs = [
+            job
+            for run in self._alive()
+            if (job := job_of(run.job(), "PyTorchJob", pods[run.name], T0 + self.now)) is not None
+        ]
+        versions = {run.name: (run.suspended, run.note) for run in self.runs}
+        return jobs, [pod for some in pods.values() for pod in some], versions
+
+    def _follow(self, run: Run, jobs: list[Job], pods: list[Object], versions: dict[str, Any]) -> None:
+        now = T0 + self.now
+        mine = next((job for job in jobs if job.run == run.name), None)
+        if mine is None or run.began:
+            return
+        others = [job for job in jobs if job is not mine]
+        decision = run.turns.decide(mine, others, holding(pods), now)
+        job = decision.job
+        if job is None:
+            return
+        other = next(one for one in self.runs if one.name == job.run)
+        if versions[other.name] != (other.suspended, other.note):
+            return  # somebody else was quicker
+        run.acts += 1
+        assert not job.committed
+        other.suspended = decision.act == "give back"
+        other.note = given_back(job, pods, now) if other.suspended else resumed(job, now)
+
+
+def names(runs: Iterable[Run]) -> list[str]:
+    return [run.name for run in sorted(runs, key=lambda run: run.began)]
+
+
+def alike(count: int, apart: float = 0.0, **more: Any) -> list[Run]:
+    return [Run(f"run-{number}", born=number * apart, **more) for number in range(count)]
+
+
+seeds = pytest.mark.parametrize("seed", range(4))
+
+
+@seeds
+@pytest.mark.parametrize("apart", [0.0, 1.0, 7.0])
+def test_six_that_are_alike_finish_two_by_two_in_the_order_in_which_they_came(
+    seed: int, apart: float
+) -> None:
+    namespace = Namespace(4, runs := alike(6, apart), seed)
+    for run in runs[1::2]:
+        run.replicas = "mpiReplicaSpecs"
+    namespace.run_out(300)
+    assert all(run.ended for run in runs)
+    began = names(runs)
+    first = ["run-0", "run-1"] if apart else began[:2]  # of those that come at once, whom the scheduler likes
+    assert sorted(began[:2]) == sorted(first)
+    after = sorted(set(began) - set(first))
+    assert [set(began[2:4]), set(began[4:])] == [set(after[:2]), set(after[2:])]
+    assert max(run.acts for run in runs) <= 6
+
+
+@seeds
+def test_what_fits_runs_though_an_older_one_does_not(seed: int) -> None:
+    large, *small = [Run("large", 0, nodes=5), *(Run(f"small-{n}", n, nodes=1) for n in (1, 2, 3))]
+    namespace = Namespace(4, [large, *small], seed)
+    namespace.run_out(300)
+    assert all(run.ended for run in small)
+    assert large.acts <= 8
+    assert not large.ended
+
+
+@seeds
+def test_a_large_one_has_its_turn_when_the_small_ones_before_it_are_done(seed: int) -> None:
+    runs = [Run("a", 0, nodes=1), Run("b", 0, nodes=1), Run("large", 1, nodes=4), Run("c", 2, nodes=3)]
+    Namespace(4, runs, seed).run_out(400)
+    assert all(run.ended for run in runs)
+
+
+@seeds
+def test_a_run_that_nobody_follows_does_not_block_the_others_for_ever(seed: int) -> None:
+    runs = [Run("lost", 0, nodes=3, followed=False), *(Run(f"run-{n}", 1, nodes=2) for n in range(3))]
+    Namespace(3, [Run("first", 0, nodes=1, seconds=10), *runs], seed).run_out(600)
+    assert all(run.ended for run in runs[1:])
+
+
+@seeds
+def test_any_mixture_ends_and_nothing_spins(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    runs = [
+        Run(f"run-{n}", chance.randrange(60), nodes=chance.randint(1, 4), cpu=chance.randint(1, 2))
+        for n in range(12)
+    ]
+    for run in runs[::3]:
+        run.replicas = "mpiReplicaSpecs"
+    namespace = Namespace(8, runs, seed)
+    namespace.run_out(3000)
+    assert all(run.ended for run in runs)
+    assert max(run.acts for run in runs) <= 40
+    work = sum(run.nodes * run.cpu * run.seconds for run in runs)
+    assert namespace.now < 60 + 3 * work / namespace.room + 200
