@@ -107,8 +107,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(helper.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(helper.time, "sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", sleep)
     return now
 
 
