@@ -21,9 +21,7 @@ LARGE = 8 << 20
 
 
 @contextmanager
-def pod(
-    command: str, code: str | None = None, **options: object
-) -> Iterator[tuple[Channel, Program[bytes]]]:
+def pod(command: str, code: str | None = None, **options: object) -> Iterator[tuple[Channel, Program[bytes]]]:
     """Start what an exec into a helper pod starts, or code of a test's own."""
     words = [sys.executable, *(("-c", code) if code else ("-m", "manycpu.pipeline.pod")), command]
     program: Program[bytes] = Program(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -36,6 +36,7 @@ def _names(ctx: RunContext) -> list[str]:
     folders = (ctx.home / "runs").glob(f"*-{ctx.key}")
     return [folder.name for folder in folders if FileLedger(folder).exists()]
 
+
 log: Final = logging.getLogger("manycpu.runs")
 
 
