@@ -2,9 +2,9 @@
 
 import os
 import signal
-import subprocess
 
 import pytest
+from programs import Program
 
 from manycpu.pipeline.adapters import process, ssh, supervisor
 from manycpu.pipeline.spec.errors import LaunchError, StageError
@@ -36,7 +36,7 @@ def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(
     monkeypatch.setattr(supervisor, "_UNKILLABLE", 0.2)
     monkeypatch.setattr(supervisor, "_GRACE", 0.1)
     monkeypatch.setattr(supervisor, "_signal", lambda *_: None)  # as if it waited for a disk
-    with subprocess.Popen(["sleep", "60"]) as stuck:
+    with Program(["sleep", "60"]) as stuck:
         try:
             supervisor.end_tree()
             assert f"killed, and still there: {stuck.pid};" in capsys.readouterr().out

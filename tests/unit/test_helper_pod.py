@@ -84,7 +84,7 @@ class Breaking(helper.Helper):
 
     def __init__(self, clock: list[float], breaks: list[tuple[float, int]]) -> None:
         self.name, self._progress = "x", lambda *_: None
-        self._best, self._moved = 0, False
+        self._best, self._moved, self._owned = 0, False, False
         self._clock, self._breaks = clock, breaks
 
     def wait_ready(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import Program
 
 from manycpu.pipeline.launchers import LAUNCHERS, mpijob, pytorchjob, refusals
 from manycpu.pipeline.render import as_yaml
@@ -452,7 +453,7 @@ def test_the_launcher_itself_awaits_every_worker_of_a_job_that_was_suspended(tmp
         second.bind(("127.0.0.2", first.getsockname()[1]))
         hostfile.write_text("127.0.0.1:2\n127.0.0.2 slots=2\n")
         done = [sys.executable, *words[1:], str(hostfile), str(first.getsockname()[1]), "echo", "all there"]
-        with subprocess.Popen(done, stdout=subprocess.PIPE, text=True) as waiting:
+        with Program(done, stdout=subprocess.PIPE, text=True) as waiting:
             first.accept()[0].close()
             assert waiting.poll() is None
             second.listen()

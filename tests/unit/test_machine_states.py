@@ -43,7 +43,10 @@ def meets(handle: ProcessHandle, rank: int) -> None:
 
 def both(ctx: MachineContext, handle: ProcessHandle) -> Status:
     """See that both say the same; what they say."""
-    _, waited = watch(ctx, handle).look()
+    watching = watch(ctx, handle)
+    _, waited = watching.look()
+    while watching.behind:
+        _, waited = watching.look()
     waited = outcome(ctx, handle, waited) if waited.state.terminal else waited
     assert status(ctx, handle, ctx.ledger.read()) == waited
     return waited
