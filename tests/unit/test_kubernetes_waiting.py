@@ -76,6 +76,12 @@ def test_a_job_whose_ranks_are_placed_waits_for_nothing_whatever_became_of_them(
     assert not read(asking(job("Running")), pod("a"), pod("b", phase="Succeeded")).trying
 
 
+def test_who_holds_nodes_is_not_said_where_it_is_not_room_that_is_lacking() -> None:
+    wanted = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+    seen = read(asking(job("Created")), refused("a", message=wanted), refused("b", message=wanted))
+    assert (seen.refused, seen.short, lacking(seen, [], {"x": 2})) == (True, (), "")
+
+
 def test_ranks_whose_launcher_finds_no_node_wait_as_well() -> None:
     launcher = refused("l")
     launcher["metadata"]["labels"]["training.kubeflow.org/job-role"] = "launcher"

@@ -171,12 +171,14 @@ def unmountable(pods: Iterable[Manifest], events: Iterable[Manifest]) -> str:
 
 
 def lacking(mine: Job, jobs: Iterable[Job], held: Mapping[str, int]) -> str:
-    """Say what a job waits for, and who has it, as far as this account can see."""
-    others = sorted(run for run in held if run != mine.run)
-    by = f"held by {_named('run', others)}" if others else "no run of this namespace holds any"
+    """Say what a job waits for, and who has it, as far as can be seen; empty where it lacks no room."""
     if claim := mine.stuck or (mine.given_back and mine.note and mine.note.claim):
         return f"waits for claim {claim}, which is mounted on another node"
+    if mine.trying and not mine.short:
+        return ""  # it is not room that it lacks
     before = sorted((job for job in jobs if job.age < mine.age and (job.given_back or job.trying)), key=_age)
+    others = sorted(run for run in held if run != mine.run)
+    by = f"held by {_named('run', others)}" if others else "no run of this namespace holds any"
     after = f"; after {_named('run', [job.run for job in before])}" if before else ""
     return f"waits for {_amounts(mine)}; {by}{after}"
 
