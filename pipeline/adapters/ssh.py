@@ -1,13 +1,12 @@
 """The hosts of a ``baremetal`` target, over ssh.
 
-What the verbs call, all bounded in time, and at all hosts at once:
+All calls are bounded in time:
 
-- ``check(target, run, mpi)``: findings for preflight.
-- ``placement(target, run)``: the fields of a Placement that depend on the hosts.
+- ``at_all(hosts, act)``: do something with every host at once.
 - ``deliver(target, hosts, folder)``: copies a folder to every host that does not see it yet.
 - ``make_folder``, ``remove_folder``: on every host.
 - ``collect(target, hosts, folder)``: brings what the hosts have in a folder to this machine.
-- ``run(target, host, argv)``: one command on one host.
+- ``run(target, host, argv)``: one command on one host; ``command(...)``: its arguments, for others to run.
 
 A host may greet: what is read of a command's output begins behind a line of ours, whatever a banner or a
 login shell printed before.
