@@ -200,6 +200,8 @@ class Follower:
         self._unasked_since = self._unasked_since or now
         if seen.budget and now - self._unasked_since > _UNASKED:
             return seen
+        if now - self._unasked_since > _SILENCE:
+            raise error
         self._away(f"whether it has ended cannot be asked at present: {error}")
         await asyncio.sleep(self._asking.next())
         return self.status
