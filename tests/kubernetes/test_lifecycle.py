@@ -6,6 +6,7 @@ Jobs are suspended, so that nothing starts; where none is needed, none is made.
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def present(ctx: ClusterContext) -> Manifest | None:
 
 def reopened(ctx: ClusterContext, **access: Any) -> ClusterContext:
     """Meet the same run again, as another process does."""
-    return ClusterContext(ctx.run, ctx.target, ctx.key, ctx.base, Access(**access))
+    return replace(ctx, access=Access(**access))
 
 
 def trained(ctx: ClusterContext) -> None:
