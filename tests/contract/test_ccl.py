@@ -59,6 +59,7 @@ CASES = (
     "monitored:2",
     "profiled:2",
     "alone:1",
+    "hasty:2",
 )
 Found = Callable[[str], dict[str, Any]]
 SOON = 20  # seconds; a third of what a group waits, for machines that do much else
@@ -262,6 +263,12 @@ def test_a_profiler_shows_it_by_its_name(found: Found) -> None:
 
 def test_a_group_of_one_rank_has_all_of_it(found: Found) -> None:
     assert found("alone:1")["results"] == {"0": {"sum": 3}}
+
+
+def test_a_short_timeout_is_for_collectives_not_for_the_meeting(found: Found) -> None:
+    result = found("hasty:2")
+    assert result["codes"] == [0, 0]
+    assert result["results"]["0"]["error"].startswith("ccl: Timed out waiting 1ms for barrier to complete")
 
 
 def test_averages(found: Found) -> None:

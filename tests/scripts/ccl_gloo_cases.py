@@ -80,3 +80,15 @@ def alone() -> dict[str, object]:
     found = {"sum": float(tensor.to_dense().sum())}
     dist.destroy_process_group()
     return found
+
+
+def hasty() -> dict[str, object]:
+    """A group's timeout is for its collectives: to meet takes as long as it takes."""
+    rank, size = start()
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - the ranks' own way to meet
+    make = dist.Backend._plugins["CCL"].creator_fn
+    group = make(dist.PrefixStore("hasty", store), rank, size, timedelta(milliseconds=1))
+    error = first_line(lambda: group.barrier().wait()) if rank == 0 else None
+    store.set(f"hasty {rank}", "1")
+    store.wait([f"hasty {other}" for other in range(size)], timedelta(seconds=60))
+    return {"error": error}

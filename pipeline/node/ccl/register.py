@@ -16,6 +16,9 @@ from manycpu.pipeline.node.ccl import build, environment, leftovers, memory, pee
 
 __all__ = ["register"]
 
+_MEETING = timedelta(seconds=30)
+"""At least, to meet: a group's own timeout is for its collectives, and a busy machine connects slowly."""
+
 
 @functools.cache
 def register() -> None:
@@ -55,11 +58,14 @@ def _creator(module: ModuleType) -> Callable[..., Any]:
     def create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Make a group, as torch.distributed asks for one; all ranks of it do."""
         environment.apply()
-        met = peers.connect(store, rank, size, timeout, environment.address())
+        patience = max(timeout, _MEETING)
+        met = peers.connect(store, rank, size, patience, environment.address())
         own = PrefixStore(met.token, store)  # nothing that an earlier meeting left in it
-        gloo = dist.ProcessGroupGloo(PrefixStore("gloo", own), rank, size, timeout)  # for what oneCCL has not
-        shared = memory.share(own, rank, size, timeout, module.PART)
+        gloo = dist.ProcessGroupGloo(
+            PrefixStore("gloo", own), rank, size, patience
+        )  # for what oneCCL has not
+        shared = memory.share(own, rank, size, patience, module.PART)
         descriptors = [connection.detach() for connection in met.connections]
-        return module.create(own, rank, size, timeout, descriptors, met.names, shared, gloo)
+        return module.create(own, rank, size, timeout, patience, descriptors, met.names, shared, gloo)
 
     return create

@@ -52,7 +52,7 @@ std::unique_ptr<Comm> connected(const StorePtr& store, int rank, int size, Milli
 }
 
 BackendPtr create(
-    const StorePtr& store, int rank, int size, Milliseconds timeout, std::vector<int> connections,
+    const StorePtr& store, int rank, int size, Milliseconds timeout, Milliseconds patience, std::vector<int> connections,
     std::vector<std::string> names, std::optional<int> memory, BackendPtr gloo) {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -62,9 +62,10 @@ BackendPtr create(
   });
   auto peers = std::make_shared<Peers>(rank == 0, std::move(connections), std::move(names));
   auto shared = memory ? std::make_unique<Shared>(*memory, rank, size) : nullptr;
-  auto comm = connected(store, rank, size, timeout, *peers);
+  auto comm = connected(store, rank, size, patience, *peers);
   comm->shared = std::move(shared);
   auto line = std::make_shared<Line>(std::move(comm), std::move(peers), rank, size);
+  gloo->setTimeout(timeout);
   return c10::make_intrusive<Group>(rank, size, timeout, std::move(line), std::move(gloo));
 }
 
