@@ -169,11 +169,18 @@ def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
 
 
 def identity(source: Location, tick: Tick = lambda: None) -> str:
-    """Tell a source's present content from any other, reading it only where it is on disk."""
+    """Tell a source's present content from any other, reading it only where it is on disk.
+
+    Raises:
+        FileNotFoundError: There is nothing behind the URL: some protocols say no more of what cannot be reached.
+    """
     if source.local is not None:
         return scan(source, tick).digest
+    items = source.items()
+    if not any(item.size for item in items):
+        raise FileNotFoundError(f"there is nothing at {source.url}, or it cannot be reached")
     digest = hashlib.sha256(f"{source.url}\n[".encode())
-    for number, item in enumerate(source.items()):
+    for number, item in enumerate(items):
         described = json.dumps([item.path, item.size, item.version])
         digest.update(f"{', ' if number else ''}{described}".encode())
     digest.update(b"]")

@@ -170,3 +170,9 @@ def test_a_name_that_is_not_utf8_reaches_a_url_as_python_writes_it(source: Path)
         assert memory.cat_file("/models/qa/caf\\xe9.bin") == b"mine"
     finally:
         memory.rm("/models", recursive=True)
+
+
+@pytest.mark.parametrize("url", ["memory://nowhere", "http://127.0.0.1:9/set"])
+def test_a_url_with_nothing_behind_it_is_no_data_set(url: str) -> None:
+    with pytest.raises(FileNotFoundError, match="nothing at"):
+        transfer.identity(Location.of(url, "run.data"))
