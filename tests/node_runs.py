@@ -26,6 +26,9 @@ LAUNCHERS = ["torchrun", *MPIRUNS]
 PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
 
 
+LIMIT = 240  # seconds: four times what a busy machine of two cores took
+
+
 class Ended:
     """A command that ended: its code, its lines, and the events among them."""
 
@@ -52,7 +55,7 @@ def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:
         stderr=subprocess.STDOUT,
         env=PLAIN | dict(env),
         cwd=cwd,
-        timeout=90,
+        timeout=LIMIT,
     )
     return Ended(done.returncode, done.stdout.decode())
 
@@ -112,5 +115,5 @@ def by_hand(script: Path, *ranks: Mapping[str, str]) -> list[Ended]:
         Program(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**common, **rank})
         for rank in ranks
     ]
-    outs = [process.communicate(timeout=60)[0].decode() for process in started]
+    outs = [process.communicate(timeout=LIMIT)[0].decode() for process in started]
     return [Ended(process.returncode, out) for process, out in zip(started, outs, strict=True)]
