@@ -131,7 +131,7 @@ def test_what_a_script_leaves_running_neither_hangs_nor_survives(write: Callable
     script = """
         import subprocess
         for session in (False, True):
-            child = Program(["sleep", "600"], start_new_session=session)
+            child = subprocess.Popen(["sleep", "600"], start_new_session=session)
             print("left", child.pid)
     """
     ended = alone(write(script))
