@@ -100,6 +100,13 @@ class TrainOperator(RunOperator):
                 return self._train(context, ctx)
             return self._conclude(ctx, handle, seen)
 
+    def _tell_where_the_model_is(self, ctx: RunContext, handle: Handle) -> None:
+        from manycpu.pipeline.verbs.place import on_target
+
+        if ctx.run.output is not None:
+            where = on_target(ctx, "export").model_of(ctx, handle)
+            self.log.info("the model is in %s: ExportModelOperator brings it to run.output", where)
+
     def _train(self, context: Context, ctx: RunContext) -> dict[str, Any]:
         from manycpu.pipeline.verbs.launch import edited, launch
 
@@ -237,6 +244,7 @@ class TrainOperator(RunOperator):
             if seen.failure is not None and seen.failure.exit_code in EXIT_CODES:
                 raise AirflowFailException(str(error)) from error  # another try would be refused as well
             raise
+        self._tell_where_the_model_is(ctx, handle)
         return handle.model_dump(mode="json")
 
 

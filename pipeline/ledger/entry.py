@@ -32,6 +32,8 @@ class Attempt(BaseModel):
     """The image by digest, on targets that have images."""
     digests: dict[str, str] = Field(default_factory=dict)
     """What was staged and built -> sha256 of its manifest."""
+    fruitless: bool = False
+    """Whether it succeeded and wrote no model, though one was asked for: the next try trains again."""
 
 
 class Entry(BaseModel):

@@ -1,7 +1,7 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
 from manycpu.pipeline.transfer.destination import earlier, strangers
-from manycpu.pipeline.transfer.fetch import Lock, Stored, discard, fetch, staged, store
+from manycpu.pipeline.transfer.fetch import Lock, Stored, discard, fetch, staged, store, strays
 from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
@@ -40,5 +40,6 @@ __all__ = [
     "staged",
     "store",
     "strangers",
+    "strays",
     "written",
 ]

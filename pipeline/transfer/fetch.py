@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.adapters import disk
-from manycpu.pipeline.adapters.listing import Item, Rows
+from manycpu.pipeline.adapters.listing import Item, Rows, below
 from manycpu.pipeline.adapters.lock import locked
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
@@ -42,6 +42,16 @@ class Stored(NamedTuple):
     manifest: Manifest
     reused: bool
     """Whether it was there before."""
+
+
+def strays(destination: Path) -> list[Path]:
+    """List the files in a folder that :func:`fetch` completed which it did not put there; no bytecode."""
+    manifest = staged(destination)
+    if manifest is None:
+        return []
+    known = {file.path for file in manifest.files}
+    paths = [item.path for item in below(str(destination), lambda *_: None, follow=False)]
+    return [destination / path for path in paths if path not in known and "__pycache__" not in path]
 
 
 def staged(destination: Path) -> Manifest | None:

@@ -73,6 +73,8 @@ def undelivered(ctx: RunContext) -> bool:
     """
     entry = ctx.ledger.read()
     handle = present_handle(ctx, entry)
+    if entry.described().fruitless:
+        return False
     if entry.export is not None:
         return handle is not None and unseen(ctx, entry, handle) is not None
     if judged := entry.verbs.get("wait"):

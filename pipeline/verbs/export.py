@@ -46,7 +46,9 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         if ctx.run.output is None:
             record.result, manifest = "skipped", Manifest(files=())
         else:
-            manifest = _written(on_target(ctx, "export").export(ctx, handle, progress))
+            manifest = on_target(ctx, "export").export(ctx, handle, progress)
+            if not manifest.files:
+                raise _fruitless(ctx, handle)
         observed = observed_of(ctx, handle)
         exported = Exported(
             path=ctx.run.output and redacted(ctx.run.output),
@@ -61,15 +63,21 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         return exported
 
 
-def _written(manifest: Manifest) -> Manifest:
-    if not manifest.files:
-        raise ExportError(
-            "the training succeeded, but the program wrote nothing",
-            field="run.output",
-            fix="Have it write its model to {output}, or $MANYCPU_OUTPUT; or set run.output to null, where "
-            "it is to write none",
+def _fruitless(ctx: RunContext, handle: Handle) -> ExportError:
+    """Note that an attempt wrote no model, so that the next try trains again; say where it wrote."""
+    with ctx.ledger.update() as entry:
+        entry.attempts[handle.attempt] = entry.described(handle.attempt).model_copy(
+            update={"fruitless": True}
         )
-    return manifest
+    elsewhere: list[str] = on_target(ctx, "export").strays(ctx, entry, handle)
+    more = f" (and {len(elsewhere) - 1} more)" if len(elsewhere) > 1 else ""
+    where = f" to its output; {elsewhere[0]}{more} came into being elsewhere" if elsewhere else ""
+    return ExportError(
+        f"the training succeeded, but the program wrote nothing{where}",
+        field="run.output",
+        fix="Have it write its model to {output}, or $MANYCPU_OUTPUT, and run again: it is trained anew; "
+        "or set run.output to null, where it is to write none",
+    )
 
 
 def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:

@@ -97,6 +97,8 @@ def _flat(attempt: Attempt) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if name not in _NOT_OF_AN_ATTEMPT}
 
 
-def goes_on(seen: Status) -> bool:
-    """Whether an attempt is to be attached to: it lives, or has succeeded."""
-    return not seen.state.terminal or seen.state is RunState.SUCCEEDED
+def goes_on(seen: Status, entry: Entry) -> bool:
+    """Whether the present attempt is to be attached to: it lives, or has succeeded, and not in vain."""
+    if seen.state is RunState.SUCCEEDED:
+        return not entry.described().fruitless
+    return not seen.state.terminal

@@ -110,6 +110,32 @@ def test_a_program_that_writes_nothing_has_no_model_to_export(script: Script, tm
         train(fields(tmp_path, script(text)))
 
 
+def test_a_program_that_wrote_elsewhere_is_told_where_and_trains_again_once_it_was_mended(
+    script: Script, tmp_path: Path, home: Path
+) -> None:
+    meets = "import os, torch.distributed as dist; dist.init_process_group(); dist.destroy_process_group()\n"
+    save = "open({} + 'model.pt', 'w').write('the model')"
+    given = fields(tmp_path, script(meets + save.format("''")), nproc_per_node=1)
+    with pytest.raises(ExportError, match=rf"wrote nothing to its output; {home}/code/\w+/model\.pt came"):
+        train(given, run_id="x")
+    assert list((home / "runs").iterdir()) == []
+    given = fields(
+        tmp_path, script(meets + save.format("os.environ['MANYCPU_OUTPUT'] + '/'")), nproc_per_node=1
+    )
+    given |= {"keep": "on_failure"}
+    assert train(given, run_id="x").state == "succeeded"
+    assert (tmp_path / "out" / "model.pt").read_text() == "the model"
+
+
+def test_an_attempt_that_wrote_nothing_is_not_attached_to(script: Script, tmp_path: Path) -> None:
+    text = "import torch.distributed as dist; dist.init_process_group(); dist.destroy_process_group()"
+    given = fields(tmp_path, script(text), nproc_per_node=1, keep="on_failure")
+    for attempt in (1, 2):
+        with pytest.raises(ExportError, match="wrote nothing"):
+            train(given, run_id="x")
+        assert report(tmp_path).attempts == attempt
+
+
 def test_two_runs_at_the_same_time_do_not_disturb_each_other(script: Script, tmp_path: Path) -> None:
     program, found, errors = script(), {}, []
 

@@ -3,6 +3,7 @@
 from typing import cast
 
 from manycpu.pipeline.adapters.storage import is_remote
+from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError
@@ -12,7 +13,7 @@ from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 from manycpu.pipeline.verbs.context import ClusterContext, as_started, changed
 from manycpu.pipeline.verbs.on_kubernetes.helper import Helper, helper
 
-__all__ = ["export", "model_of"]
+__all__ = ["export", "model_of", "strays"]
 
 
 def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
@@ -64,3 +65,8 @@ def model_of(ctx: ClusterContext, handle: JobHandle) -> str:
     """Name the folder that the program of an attempt wrote to, for people."""
     where = f"claim {ctx.target.namespace}/{ctx.claim}"
     return f"{ctx.attempt_directory(handle.attempt)}/output of {where}"
+
+
+def strays(ctx: ClusterContext, entry: Entry, handle: JobHandle) -> list[str]:  # noqa: ARG001 - as everywhere
+    """Name files that a program wrote elsewhere: of a pod's own folders nobody knows, they go with it."""
+    return []

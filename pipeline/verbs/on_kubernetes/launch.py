@@ -186,7 +186,7 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
     with ctx.ledger.claim() as entry:
         join(ctx, entry, "train")
         present = present_handle(ctx, entry)
-        if present is not None and goes_on(look(ctx, present, entry)):
+        if present is not None and goes_on(look(ctx, present, entry), entry):
             entry.handle = present
             return present, entry.attempt
         # Recorded, and whoever did so was killed before the job was there: that attempt is still to be made.

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import cast
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.verbs.context import MachineContext, as_started
 from manycpu.pipeline.verbs.on_machines import hosts
 
-__all__ = ["export", "model_of"]
+__all__ = ["export", "model_of", "strays"]
 
 
 def export(
@@ -39,3 +40,10 @@ def export(
 def model_of(ctx: MachineContext, handle: ProcessHandle) -> Path:  # noqa: ARG001 - as everywhere
     """Name the folder that the program of an attempt wrote to."""
     return Path(handle.directory) / "output"
+
+
+def strays(ctx: MachineContext, entry: Entry, handle: ProcessHandle) -> list[str]:  # noqa: ARG001 - as everywhere
+    """Name files that came into the snapshot of the code, where programs work, or into what was staged."""
+    ran = entry.described(handle.attempt)
+    folders = [Path(path) for path in (ran.code, ran.data, ran.model) if path]
+    return [str(stray) for folder in folders for stray in transfer.strays(folder)]

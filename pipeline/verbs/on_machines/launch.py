@@ -38,7 +38,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
     with ctx.ledger.hold() as (entry, lock):
         join(ctx, entry, "train")
         present = present_handle(ctx, entry)
-        if present is not None and goes_on(look(ctx, present, entry)):
+        if present is not None and goes_on(look(ctx, present, entry), entry):
             entry.handle = present
             return present, True
         entry.attempt += 1
