@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from manycpu.pipeline.adapters.listing import Rows
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.output import MANIFEST
 
 __all__ = [
@@ -178,7 +179,7 @@ def identity(source: Location, tick: Tick = lambda: None) -> str:
         return scan(source, tick).digest
     items = source.items()
     if not any(item.size for item in items):
-        raise FileNotFoundError(f"there is nothing at {source.url}, or it cannot be reached")
+        raise FileNotFoundError(f"there is nothing at {redacted(source.url)}, or it cannot be reached")
     digest = hashlib.sha256(f"{source.url}\n[".encode())
     for number, item in enumerate(items):
         described = json.dumps([item.path, item.size, item.version])
