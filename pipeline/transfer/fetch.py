@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item, Rows
-from manycpu.pipeline.adapters.lock import locked
+from manycpu.pipeline.adapters.lock import locked, signs
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
     Manifest,
@@ -29,7 +29,8 @@ from manycpu.pipeline.transfer.verify import verify
 
 __all__ = ["Lock", "Stored", "discard", "fetch", "staged", "store"]
 
-Lock = Callable[[Path], AbstractContextManager[object]]
+Lock = Callable[[Path], AbstractContextManager[int | None]]
+"""Yields a descriptor for :func:`signs`; None where the lock gives its signs of life by itself."""
 log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
 _WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -84,7 +85,8 @@ def fetch(  # noqa: PLR0913 - the last three are seldom given
         OSError: The disk is full, or the source cannot be read.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with lock(_lock(destination)):
+    with lock(_lock(destination)) as held:
+        progress, tick = _signing(held, progress, tick)
         if (complete := _trusted(destination, tick)) is not None:
             return Stored(destination, complete, reused=True)
         partial, manifest = copy(source, destination, progress, tick)
@@ -122,7 +124,8 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     items = source.items()
     listing = folder / items.digest[:DIGITS]
     folder.mkdir(parents=True, exist_ok=True)
-    with lock(_lock(listing)):
+    with lock(_lock(listing)) as held:
+        progress, tick = _signing(held, progress, tick)
         if alike := list(_alike(folder, items)):
             wanted = digest()
             for place in alike:
@@ -138,6 +141,23 @@ def store(  # noqa: PLR0913 - the last two are seldom given
                 return Stored(destination, there, reused=True)
             _complete(partial, destination, manifest)
         return Stored(destination, manifest, reused=False)
+
+
+def _signing(held: int | None, progress: Progress, tick: Tick) -> tuple[Progress, Tick]:
+    """Have those who wait for a lock see that the work goes on."""
+    if held is None:
+        return progress, tick
+    sign = signs(held)
+
+    def signing_progress(done: int, total: int) -> None:
+        sign()
+        progress(done, total)
+
+    def signing_tick() -> None:
+        sign()
+        tick()
+
+    return signing_progress, signing_tick
 
 
 def _alike(folder: Path, items: Rows[Item]) -> Iterator[Path]:
