@@ -20,6 +20,7 @@ from manycpu.pipeline.transfer.manifest import (
     Manifest,
     Progress,
     Tick,
+    TransferError,
     file_of,
     read_lines,
     write_lines,
@@ -27,13 +28,17 @@ from manycpu.pipeline.transfer.manifest import (
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy, drop
 from manycpu.pipeline.transfer.verify import verify
 
-__all__ = ["Lock", "Stored", "discard", "fetch", "staged", "store"]
+__all__ = ["InUseError", "Lock", "Stored", "discard", "fetch", "staged", "store"]
 
 Lock = Callable[[Path], AbstractContextManager[int | None]]
 """Yields a descriptor for :func:`signs`; None where the lock gives its signs of life by itself."""
 log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
 _WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+class InUseError(TransferError):
+    """A folder is no longer what was copied, and somebody works with it: it is left as it is."""
 
 
 class Stored(NamedTuple):
@@ -57,7 +62,7 @@ def staged(destination: Path) -> Manifest | None:
         return None
 
 
-def fetch(  # noqa: PLR0913 - the last three are seldom given
+def fetch(  # noqa: PLR0913 - the last ones are seldom given
     source: Source,
     destination: Path,
     progress: Progress = lambda *_: None,
@@ -65,6 +70,7 @@ def fetch(  # noqa: PLR0913 - the last three are seldom given
     *,
     tick: Tick = lambda: None,
     read_only: bool = False,
+    in_use: Callable[[], bool] = lambda: False,
 ) -> Stored:
     """Copy a source to a folder on disk, which is there whole or not at all.
 
@@ -78,8 +84,10 @@ def fetch(  # noqa: PLR0913 - the last three are seldom given
         lock: Keeps others from the same copy: ``leased`` where they may be on other machines.
         tick: Called while the work goes on, also where no bytes are copied.
         read_only: Whether its files have no permission to be written to.
+        in_use: Tells whether somebody works with what is there, and may have written to it.
 
     Raises:
+        InUseError: What is there is not what was copied, and is in use.
         TransferError: A file changed while it was copied.
         TakenOverError: Somebody else took the copy over.
         OSError: The disk is full, or the source cannot be read.
@@ -87,7 +95,7 @@ def fetch(  # noqa: PLR0913 - the last three are seldom given
     destination.parent.mkdir(parents=True, exist_ok=True)
     with lock(_lock(destination)) as held:
         progress, tick = _signing(held, progress, tick)
-        if (complete := _trusted(destination, tick)) is not None:
+        if (complete := _trusted(destination, tick, in_use)) is not None:
             return Stored(destination, complete, reused=True)
         partial, manifest = copy(source, destination, progress, tick)
         _complete(partial, destination, manifest, read_only=read_only)
@@ -185,12 +193,18 @@ def _digest(destination: Path) -> str:
     return manifest.digest if manifest else ""
 
 
-def _trusted(destination: Path, tick: Tick) -> Manifest | None:
+def _trusted(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda: False) -> Manifest | None:
     """Read the manifest of a folder that is what was copied; one that is no longer loses its marker."""
     manifest = staged(destination)
     if manifest is None or not destination.is_dir():
         return None
-    found = verify(destination, manifest, _written(destination), tick)
+    times = _written(destination)
+    found = verify(destination, manifest, times, tick, keep=True)
+    if found.fault and in_use():
+        log.warning("%s is in use, and not what was staged: %s", destination, found.fault)
+        raise InUseError(f"{destination} is in use, and not what was staged: {found.fault}")
+    if found.fault:
+        found = verify(destination, manifest, times, tick)
     if found.fault:
         log.warning("%s is not what was staged (%s): it is staged anew", destination, found.fault)
         _marker(destination).unlink(missing_ok=True)

@@ -201,3 +201,15 @@ def test_what_is_to_be_read_only_cannot_be_written_to(source: Path, tmp_path: Pa
     assert [path.stat().st_mode & 0o222 for path in copy.rglob("*") if path.is_file()] == [0, 0]
     assert (copy / "deep" / "b.txt").stat().st_mode & 0o100
     assert transfer.fetch(location(source), tmp_path / "copy", read_only=True).reused
+
+
+def test_what_somebody_works_with_is_left_as_it_is(source: Path, tmp_path: Path) -> None:
+    copy = transfer.fetch(location(source), tmp_path / "copy").path
+    assert transfer.fetch(location(source), tmp_path / "copy", in_use=lambda: True).reused
+    (copy / "cache.arrow").write_text("of a program")
+    for _ in range(2):
+        with pytest.raises(transfer.InUseError, match=r"'cache\.arrow' is none of it"):
+            transfer.fetch(location(source), tmp_path / "copy", in_use=lambda: True)
+    assert (copy / "cache.arrow").read_text() == "of a program"
+    assert transfer.fetch(location(source), tmp_path / "copy").reused
+    assert contents(copy) == contents(source)
