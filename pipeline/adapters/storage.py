@@ -114,7 +114,7 @@ class Location:
         """Read a small file below; None where there is none."""
         try:
             return cast("bytes", self.fs.cat_file(self._at(path))).decode(errors="replace")
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return None
 
     def remove(self, path: str) -> None:

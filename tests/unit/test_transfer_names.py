@@ -52,6 +52,30 @@ def test_a_models_own_report_is_kept_beside_the_runs(source: Path, tmp_path: Pat
     assert "report.program.json" in (tmp_path / "out" / "manifest.json").read_text()
 
 
+@pytest.mark.parametrize("where", ["disk", "url"])
+@pytest.mark.parametrize("kind", ["file", "folder", "empty folder"])
+def test_all_that_a_program_wrote_is_kept_whatever_it_is_called(
+    source: Path, tmp_path: Path, kind: str, where: str
+) -> None:
+    names = ("manifest.json", "manifest.manycpu.json", "report.json", "report.program.json")
+    for name in names:
+        if kind != "file":
+            (source / name).mkdir()
+        if kind != "empty folder":
+            (source / name / "x" if kind == "folder" else source / name).write_text(f"my {name}")
+    out = Location.of(
+        str(tmp_path / "out") if where == "disk" else f"dir://out::file://{tmp_path}", "run.output"
+    )
+    for _ in range(2):
+        manifest = transfer.publish(source, out, "key")
+        found = contents(tmp_path / "out")
+        assert sorted(found.values(), key=len)[:-1] == sorted(contents(source).values(), key=len)
+        assert not transfer.strangers(out, "key")
+        assert sorted(path for path in found if "{" not in found[path].decode()) == [
+            file.path for file in sorted(manifest.files) if not file.path.endswith("/")
+        ]
+
+
 def test_a_link_to_a_folder_is_what_it_leads_to(source: Path, tmp_path: Path) -> None:
     (source / "step-500").mkdir()
     (source / "step-500" / "model.bin").write_bytes(b"weights")
