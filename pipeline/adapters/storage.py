@@ -50,12 +50,13 @@ class Location:
             field: The field it came from, for the error.
 
         Raises:
-            BadInputError: No such protocol, or its package is missing.
+            BadInputError: No such protocol, its package is missing, or what it needs to begin with.
         """
         try:
-            fs, root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            fix = "Install the package that fsspec names, or use another protocol"
+            fs, root = fsspec.core.url_to_fs(url) if is_remote(url) else _on_disk(url)
+        except Exception as error:
+            # Every protocol of fsspec has errors of its own.
+            fix = "Install the package that fsspec names, mend the URL, or use another protocol"
             text = without(f"{url!r} cannot be opened: {error}", url)
             raise BadInputError(text, field=field, fix=fix) from error
         return cls(url, fs, root)
@@ -166,6 +167,12 @@ class Location:
         found = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
         # Some list folders as files with a slash at the end; behind URLs there are no empty ones.
         return (_described(path.removeprefix(base), i) for path, i in found.items() if path[-1] != "/")
+
+
+def _on_disk(path: str) -> tuple[LocalFileSystem, str]:
+    """Open a path, in which ``::`` is no chain of protocols."""
+    fs = LocalFileSystem()
+    return fs, fs._strip_protocol(path)
 
 
 def _described(path: str, info: dict[str, Any]) -> Item:

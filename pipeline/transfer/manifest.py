@@ -172,7 +172,8 @@ def identity(source: Location, tick: Tick = lambda: None) -> str:
     """Tell a source's present content from any other, reading it only where it is on disk.
 
     Raises:
-        FileNotFoundError: There is nothing behind the URL: some protocols say no more of what cannot be reached.
+        FileNotFoundError: There is nothing behind the URL: some protocols say no more of what cannot be
+            reached.
     """
     if source.local is not None:
         return scan(source, tick).digest

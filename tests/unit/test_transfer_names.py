@@ -121,6 +121,28 @@ def test_a_marker_of_an_earlier_version_is_read(source: Path, tmp_path: Path) ->
     assert transfer.fetch(location(source), tmp_path / "copy").reused
 
 
+@pytest.mark.parametrize("url", ["{}", "file://{}"])
+def test_colons_in_a_path_are_no_chain_of_protocols(source: Path, tmp_path: Path, url: str) -> None:
+    (tmp_path / "source::v2").mkdir()
+    (tmp_path / "source::v2" / "b.txt").write_bytes(b"beta")
+    there = Location.of(url.format(tmp_path / "source::v2"), "run.data")
+    transfer.fetch(there, tmp_path / "copy")
+    assert contents(tmp_path / "copy") == {"b.txt": b"beta"}
+    transfer.publish(source, Location.of(url.format(tmp_path / "out::1"), "run.output"), "key")
+    assert (tmp_path / "out::1" / "a.txt").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chain_that_cannot_be_opened_is_bad_input_and_its_password_a_secret(tmp_path: Path) -> None:
+    url = "zip://x::http://bob:hunter2secret@127.0.0.1:1/n.zip"
+    run = {"program": "question_answering", "data": url, "output": url}
+    ctx = open_context(run, {"kind": "local", "directory": str(tmp_path / "home")}, "chain", base=tmp_path)
+    found = {finding.field: finding for finding in preflight(ctx)}
+    for field in ("run.data", "run.output"):
+        assert found[field].fatal
+        assert "hunter2secret" not in str(found[field])
+
+
 def _fifo(path: Path) -> None:
     os.mkfifo(path)
 
