@@ -171,8 +171,7 @@ class Location:
 
 def _on_disk(path: str) -> tuple[LocalFileSystem, str]:
     """Open a path, in which ``::`` is no chain of protocols."""
-    fs = LocalFileSystem()
-    return fs, fs._strip_protocol(path)
+    return LocalFileSystem(), fsspec.core.strip_protocol(path)
 
 
 def _described(path: str, info: dict[str, Any]) -> Item:
