@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -174,8 +174,11 @@ def _on_disk(path: str) -> tuple[LocalFileSystem, str]:
     return LocalFileSystem(), fsspec.core.strip_protocol(path)
 
 
+_VERSIONS: Final = ("ETag", "etag", "blob_id", "mtime", "Content-MD5", "Digest", "Last-Modified")
+
+
 def _described(path: str, info: dict[str, Any]) -> Item:
-    version = next((str(info[name]) for name in ("ETag", "etag", "blob_id", "mtime") if info.get(name)), "")
+    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
     return Item(path, int(info["size"] or 0), version)
 
 

@@ -3,11 +3,13 @@
 import json
 import os
 import socket
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import fsspec
 import pytest
 from folders import contents, location
+from web_server import served
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
@@ -141,6 +143,33 @@ def test_a_chain_that_cannot_be_opened_is_bad_input_and_its_password_a_secret(tm
     for field in ("run.data", "run.output"):
         assert found[field].fatal
         assert "hunter2secret" not in str(found[field])
+
+
+@pytest.mark.parametrize("header", ["", "ETag", "Last-Modified"])
+def test_other_content_of_the_same_size_behind_http_is_another_data_set(header: str) -> None:
+    content = [b"label,0"]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content[0])))
+            if header:
+                self.send_header(header, content[0].decode())
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(content[0])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with served(Handler) as host:
+        there = Location.of(f"http://{host}/train.csv", "run.data")
+        before = transfer.identity(there)
+        assert transfer.identity(there) == before
+        content[0] = b"label,1"
+        assert transfer.identity(there) != before
 
 
 def _fifo(path: Path) -> None:
