@@ -1,6 +1,7 @@
 """Bring a folder to its readers: what was read back is what was written, and the manifest comes last."""
 
 import logging
+import shutil
 from pathlib import Path
 
 from manycpu.pipeline.adapters import disk
@@ -83,6 +84,7 @@ def save(
     destination = destination.resolve()  # where a link leads: the link itself is the user's
     stem = destination.with_name(f".{destination.name}.{key}")
     stem.parent.mkdir(parents=True, exist_ok=True)
+    refuse(strangers(Location.of(str(destination), "run.output"), key))  # before all of it is copied
     partial, manifest = copy(source, stem, progress, tick)
     taken = _top(manifest)
     try:
@@ -94,7 +96,11 @@ def save(
         disk.sync(partial)
     except FileNotFoundError as error:
         raise TakenOverError("another export of this run goes on with this copy") from error
-    put(partial, destination, key)
+    try:
+        put(partial, destination, key)
+    except TransferError:
+        shutil.rmtree(partial, ignore_errors=True)  # the next try may go elsewhere: nobody would delete it
+        raise
     return manifest
 
 
