@@ -12,11 +12,12 @@ from typing import IO, Final
 
 from manycpu.pipeline.spec.errors import DeadlineError
 
-__all__ = ["leased", "locked"]
+__all__ = ["leased", "locked", "signs"]
 
 BEAT: Final = 5.0  # seconds between two signs of life of a lease's holder
 STALE: Final = 30.0  # seconds without one after which a lease is free
-_PATIENCE: Final = 600.0  # seconds to wait for a lock: what is done under one takes a minute or two
+_PATIENCE: Final = 600.0  # seconds to wait for a lock since the last sign of life of its holder
+_SIGN: Final = 1.0  # seconds at least between two of those
 _LOOK: Final = 0.05  # seconds between two tries
 
 
@@ -27,32 +28,51 @@ def locked(path: Path) -> Iterator[int]:
     Whoever holds the lock may delete the file: those who wait for it then wait for the new one.
 
     Raises:
-        DeadlineError: Somebody holds it for ten minutes: a process that hangs, or was stopped.
+        DeadlineError: Somebody holds it and gives no sign of life (:func:`signs`) for ten minutes: a process
+            that hangs, or was stopped.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + _PATIENCE
     while True:
         with path.open("a") as file:
-            _flock(file, path, until)
+            _flock(file, path)
             if not _is(file, path):
                 continue
             yield file.fileno()
             return
 
 
-def _flock(file: IO[str], path: Path, until: float) -> None:
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise DeadlineError(
-                    f"another process holds the lock {path} for {_PATIENCE:g} s",
-                    fix=f"See which: fuser {path}; end it where it hangs, and run again",
-                ) from None
-            time.sleep(_LOOK)
-        else:
-            return
+def signs(descriptor: int) -> Callable[[], None]:
+    """Give what the holder of a lock calls as its work goes on, where that may take longer than minutes."""
+    last = 0.0
+
+    def sign() -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SIGN:
+            last = time.monotonic()
+            os.utime(descriptor)
+
+    return sign
+
+
+def _flock(file: IO[str], path: Path) -> None:
+    seen, since = 0, time.monotonic()
+    while not _is_taken(file):
+        if (sign := os.fstat(file.fileno()).st_mtime_ns) != seen:
+            seen, since = sign, time.monotonic()
+        elif time.monotonic() - since > _PATIENCE:
+            raise DeadlineError(
+                f"another process holds the lock {path}, and has not got on for {_PATIENCE:g} s",
+                fix=f"See which: fuser {path}; end it where it hangs, and run again",
+            )
+        time.sleep(_LOOK)
+
+
+def _is_taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

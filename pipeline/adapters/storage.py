@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -50,12 +50,13 @@ class Location:
             field: The field it came from, for the error.
 
         Raises:
-            BadInputError: No such protocol, or its package is missing.
+            BadInputError: No such protocol, its package is missing, or what it needs to begin with.
         """
         try:
-            fs, root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            fix = "Install the package that fsspec names, or use another protocol"
+            fs, root = fsspec.core.url_to_fs(url) if is_remote(url) else _on_disk(url)
+        except Exception as error:
+            # Every protocol of fsspec has errors of its own.
+            fix = "Install the package that fsspec names, mend the URL, or use another protocol"
             text = without(f"{url!r} cannot be opened: {error}", url)
             raise BadInputError(text, field=field, fix=fix) from error
         return cls(url, fs, root)
@@ -114,7 +115,7 @@ class Location:
         """Read a small file below; None where there is none."""
         try:
             return cast("bytes", self.fs.cat_file(self._at(path))).decode(errors="replace")
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return None
 
     def remove(self, path: str) -> None:
@@ -168,8 +169,16 @@ class Location:
         return (_described(path.removeprefix(base), i) for path, i in found.items() if path[-1] != "/")
 
 
+def _on_disk(path: str) -> tuple[LocalFileSystem, str]:
+    """Open a path, in which ``::`` is no chain of protocols."""
+    return LocalFileSystem(), fsspec.core.strip_protocol(path)
+
+
+_VERSIONS: Final = ("ETag", "etag", "blob_id", "mtime", "Content-MD5", "Digest", "Last-Modified")
+
+
 def _described(path: str, info: dict[str, Any]) -> Item:
-    version = next((str(info[name]) for name in ("ETag", "etag", "blob_id", "mtime") if info.get(name)), "")
+    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
     return Item(path, int(info["size"] or 0), version)
 
 

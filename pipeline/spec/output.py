@@ -7,16 +7,57 @@ False
 """
 
 import json
+from collections.abc import Callable, Collection, Iterator
+from itertools import count, takewhile
 from typing import Any, Final
 
-__all__ = ["MANIFEST", "MANIFESTS", "OTHER_MANIFEST", "REPORT", "fields_of", "replaceable"]
+__all__ = [
+    "MANIFEST",
+    "REPORT",
+    "fields_of",
+    "manifest_name",
+    "manifests",
+    "programs_report",
+    "replaceable",
+]
 
 MANIFEST: Final = "manifest.json"
 """Lists what an export wrote; its ``run`` is the key of the run that did."""
-OTHER_MANIFEST: Final = "manifest.manycpu.json"
-"""Its name where the program wrote a ``manifest.json`` of its own."""
-MANIFESTS: Final = (OTHER_MANIFEST, MANIFEST)
 REPORT: Final = "report.json"
+
+
+def manifest_name(taken: Collection[str]) -> str:
+    """Name the manifest as nothing is called at the top of the program's output.
+
+    >>> manifest_name({"manifest.json", "manifest.manycpu.json"})
+    'manifest.manycpu-2.json'
+    """
+    return next(name for name in _manifest_names() if name not in taken)
+
+
+def programs_report(taken: Collection[str]) -> str:
+    """Name a report.json of the program's own: the run's is beside it."""
+    return next(name for name in _numbered("report.program") if name not in taken)
+
+
+def manifests(has: Callable[[str], bool]) -> list[str]:
+    """List the names that the manifest may have in an output; those before it are the program's own.
+
+    Args:
+        has: Tells whether there is such a file or folder.
+    """
+    names = _manifest_names()
+    return [*reversed([next(names), next(names), *takewhile(has, names)])]
+
+
+def _manifest_names() -> Iterator[str]:
+    yield MANIFEST
+    yield from _numbered("manifest.manycpu")
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield f"{stem}.json"
+    yield from (f"{stem}-{number}.json" for number in count(2))
 
 
 def fields_of(text: str | None) -> dict[str, Any]:

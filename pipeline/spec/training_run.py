@@ -193,6 +193,13 @@ class TrainingRun(BaseModel):
         json_schema_extra=_section("Failures"),
     )
 
+    @field_validator("data", "model", "output", "checkpoints", "resume_from")
+    @classmethod
+    def _paths_are_not_empty(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("it is empty, as of a template that gave nothing: give a path or a URL")
+        return value
+
     @field_validator("nnodes")
     @classmethod
     def _nodes_are_a_count_or_a_range(cls, value: int | str) -> int | str:

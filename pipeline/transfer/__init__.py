@@ -1,7 +1,7 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
 from manycpu.pipeline.transfer.destination import earlier, strangers
-from manycpu.pipeline.transfer.fetch import Lock, Stored, discard, fetch, staged, store, strays
+from manycpu.pipeline.transfer.fetch import InUseError, Lock, Stored, discard, fetch, staged, store, strays
 from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
@@ -22,6 +22,7 @@ __all__ = [
     "MANIFEST",
     "File",
     "Hashing",
+    "InUseError",
     "Lock",
     "Manifest",
     "Progress",

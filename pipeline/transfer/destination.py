@@ -29,7 +29,7 @@ def signed(manifest: Manifest, key: str) -> str:
 def earlier(destination: Location, key: str) -> Earlier | None:
     """Read what an earlier export of the same run wrote; None where there was none."""
     report = output.fields_of(destination.read_text(output.REPORT))
-    for name in output.MANIFESTS:
+    for name in output.manifests(destination.has):
         try:
             manifest, run = Manifest.parse(destination.read_text(name) or "")
         except ValueError:
@@ -89,7 +89,7 @@ def put(partial: Path, destination: Path, key: str) -> None:
         TransferError: It holds anything else.
     """
     before = destination.with_name(f".{destination.name}.{key}.before")
-    _make_up(before, destination)
+    _make_up(before, destination, key)
     if _renamed(partial, destination):
         return
     there = Location.of(str(destination), "run.output")
@@ -97,7 +97,7 @@ def put(partial: Path, destination: Path, key: str) -> None:
     refuse(changed(there, earlier(there, key)))
     destination.rename(before)
     if not strangers(Location.of(str(before), "run.output"), key) and _renamed(partial, destination):
-        _remove(before)
+        _remove(before, key)
         return
     before.rename(destination)  # something came at the last moment: all of it stays where it is
     refuse(strangers(there, key))
@@ -114,27 +114,27 @@ def _renamed(partial: Path, destination: Path) -> bool:
     return True
 
 
-def _make_up(before: Path, destination: Path) -> None:
+def _make_up(before: Path, destination: Path, key: str) -> None:
     """Go on where an earlier try was killed while it replaced an export."""
     if not before.exists():
         return
     if destination.exists():
-        _remove(before)
+        _remove(before, key)
     else:
         before.rename(destination)
 
 
-def _remove(before: Path) -> None:
+def _remove(before: Path, key: str) -> None:
     """Delete what an export wrote, file by file: what nobody has seen stays.
 
     Raises:
         TransferError: Something else is there.
     """
-    name = next((name for name in output.MANIFESTS if (before / name).exists()), None)
-    for file in Manifest.read(before / name).files if name else ():
+    export = earlier(Location.of(str(before), "run.output"), key)
+    for file in export.manifest.files if export else ():
         if not file.path.endswith("/"):
             (before / file.path).unlink(missing_ok=True)
-    for record in (output.REPORT, *([name] if name else [])):
+    for record in (output.REPORT, *([export.name] if export else [])):
         (before / record).unlink(missing_ok=True)
     try:
         for folder, _, _ in os.walk(before, topdown=False):

@@ -14,12 +14,13 @@ from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item, Rows, below
-from manycpu.pipeline.adapters.lock import locked
+from manycpu.pipeline.adapters.lock import locked, signs
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
     Manifest,
     Progress,
     Tick,
+    TransferError,
     file_of,
     read_lines,
     write_lines,
@@ -27,12 +28,17 @@ from manycpu.pipeline.transfer.manifest import (
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy, drop
 from manycpu.pipeline.transfer.verify import verify
 
-__all__ = ["Lock", "Stored", "discard", "fetch", "staged", "store"]
+__all__ = ["InUseError", "Lock", "Stored", "discard", "fetch", "staged", "store"]
 
-Lock = Callable[[Path], AbstractContextManager[object]]
+Lock = Callable[[Path], AbstractContextManager[int | None]]
+"""Yields a descriptor for :func:`signs`; None where the lock gives its signs of life by itself."""
 log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
 _WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+class InUseError(TransferError):
+    """A folder is no longer what was copied, and somebody works with it: it is left as it is."""
 
 
 class Stored(NamedTuple):
@@ -66,7 +72,7 @@ def staged(destination: Path) -> Manifest | None:
         return None
 
 
-def fetch(  # noqa: PLR0913 - the last three are seldom given
+def fetch(  # noqa: PLR0913 - the last ones are seldom given
     source: Source,
     destination: Path,
     progress: Progress = lambda *_: None,
@@ -74,6 +80,7 @@ def fetch(  # noqa: PLR0913 - the last three are seldom given
     *,
     tick: Tick = lambda: None,
     read_only: bool = False,
+    in_use: Callable[[], bool] = lambda: False,
 ) -> Stored:
     """Copy a source to a folder on disk, which is there whole or not at all.
 
@@ -87,15 +94,18 @@ def fetch(  # noqa: PLR0913 - the last three are seldom given
         lock: Keeps others from the same copy: ``leased`` where they may be on other machines.
         tick: Called while the work goes on, also where no bytes are copied.
         read_only: Whether its files have no permission to be written to.
+        in_use: Tells whether somebody works with what is there, and may have written to it.
 
     Raises:
+        InUseError: What is there is not what was copied, and is in use.
         TransferError: A file changed while it was copied.
         TakenOverError: Somebody else took the copy over.
         OSError: The disk is full, or the source cannot be read.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with lock(_lock(destination)):
-        if (complete := _trusted(destination, tick)) is not None:
+    with lock(_lock(destination)) as held:
+        progress, tick = _signing(held, progress, tick)
+        if (complete := _trusted(destination, tick, in_use)) is not None:
             return Stored(destination, complete, reused=True)
         partial, manifest = copy(source, destination, progress, tick)
         _complete(partial, destination, manifest, read_only=read_only)
@@ -132,7 +142,8 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     items = source.items()
     listing = folder / items.digest[:DIGITS]
     folder.mkdir(parents=True, exist_ok=True)
-    with lock(_lock(listing)):
+    with lock(_lock(listing)) as held:
+        progress, tick = _signing(held, progress, tick)
         if alike := list(_alike(folder, items)):
             wanted = digest()
             for place in alike:
@@ -148,6 +159,23 @@ def store(  # noqa: PLR0913 - the last two are seldom given
                 return Stored(destination, there, reused=True)
             _complete(partial, destination, manifest)
         return Stored(destination, manifest, reused=False)
+
+
+def _signing(held: int | None, progress: Progress, tick: Tick) -> tuple[Progress, Tick]:
+    """Have those who wait for a lock see that the work goes on."""
+    if held is None:
+        return progress, tick
+    sign = signs(held)
+
+    def signing_progress(done: int, total: int) -> None:
+        sign()
+        progress(done, total)
+
+    def signing_tick() -> None:
+        sign()
+        tick()
+
+    return signing_progress, signing_tick
 
 
 def _alike(folder: Path, items: Rows[Item]) -> Iterator[Path]:
@@ -175,12 +203,18 @@ def _digest(destination: Path) -> str:
     return manifest.digest if manifest else ""
 
 
-def _trusted(destination: Path, tick: Tick) -> Manifest | None:
+def _trusted(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda: False) -> Manifest | None:
     """Read the manifest of a folder that is what was copied; one that is no longer loses its marker."""
     manifest = staged(destination)
     if manifest is None or not destination.is_dir():
         return None
-    found = verify(destination, manifest, _written(destination), tick)
+    times = _written(destination)
+    found = verify(destination, manifest, times, tick, keep=True)
+    if found.fault and in_use():
+        log.warning("%s is in use, and not what was staged: %s", destination, found.fault)
+        raise InUseError(f"{destination} is in use, and not what was staged: {found.fault}")
+    if found.fault:
+        found = verify(destination, manifest, times, tick)
     if found.fault:
         log.warning("%s is not what was staged (%s): it is staged anew", destination, found.fault)
         _marker(destination).unlink(missing_ok=True)

@@ -170,7 +170,9 @@ def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
 
 
 def identity(source: Location, tick: Tick = lambda: None) -> str:
-    """Tell a source's present content from any other, reading it only where it is on disk.
+    """Tell a source's present content from any other.
+
+    It is read only where it is on disk, or where nothing else tells its versions apart.
 
     Raises:
         FileNotFoundError: There is nothing behind the URL, or it cannot be reached.
@@ -182,7 +184,7 @@ def identity(source: Location, tick: Tick = lambda: None) -> str:
         raise FileNotFoundError(f"there is nothing at {redacted(source.url)}, or it cannot be reached")
     digest = hashlib.sha256(f"{source.url}\n[".encode())
     for number, item in enumerate(items):
-        described = json.dumps([item.path, item.size, item.version])
+        described = json.dumps([item.path, item.size, item.version or source.sha256(item, tick)])
         digest.update(f"{', ' if number else ''}{described}".encode())
     digest.update(b"]")
     return digest.hexdigest()

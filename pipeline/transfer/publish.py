@@ -1,20 +1,20 @@
 """Bring a folder to its readers: what was read back is what was written, and the manifest comes last."""
 
 import logging
+import shutil
 from pathlib import Path
 
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.spec.output import MANIFEST, OTHER_MANIFEST, REPORT
+from manycpu.pipeline.spec.output import REPORT, manifest_name, programs_report
 from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse, signed, strangers
 from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import File, Manifest, Progress, Tick, TransferError, scan
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy
 
-__all__ = ["manifest_name", "publish", "save", "written"]
+__all__ = ["publish", "save", "written"]
 
-_PROGRAMS_REPORT = "report.program.json"
 log = logging.getLogger(__name__)
 
 
@@ -23,11 +23,6 @@ def written(folder: str) -> Location:
     return Location.of(folder, "run.output").without_odd(
         lambda path, why: log.warning("%r in the output %s: it is left out of the model", path, why)
     )
-
-
-def manifest_name(manifest: Manifest) -> str:
-    """Name the manifest's file: ``manifest.json``, unless the program wrote one of its own."""
-    return OTHER_MANIFEST if any(file.path == MANIFEST for file in manifest.files) else MANIFEST
 
 
 def publish(
@@ -52,14 +47,16 @@ def publish(
     manifest = scan(origin, tick)
     # Behind URLs there are no empty folders, and no names that are not UTF-8.
     files = [file for file in manifest.files if not file.path.endswith("/")]
-    published = Manifest(file._replace(path=_in_output(_spelled(file.path))) for file in files)
+    spelled = Manifest(file._replace(path=_spelled(file.path)) for file in files)
+    taken = _top(spelled)
+    published = _in_output(spelled, programs_report(taken))
     _make_room(destination, published, key, tick)
     done = 0
     for file, named in zip(files, published.files, strict=True):
         _upload(origin, destination, file, named, tick)
         done += file.size
         progress(done, published.size)
-    destination.write_text(manifest_name(published), signed(published, key))
+    destination.write_text(manifest_name(taken), signed(published, key))
     return published
 
 
@@ -87,26 +84,42 @@ def save(
     destination = destination.resolve()  # where a link leads: the link itself is the user's
     stem = destination.with_name(f".{destination.name}.{key}")
     stem.parent.mkdir(parents=True, exist_ok=True)
+    refuse(strangers(Location.of(str(destination), "run.output"), key))  # before all of it is copied
     partial, manifest = copy(source, stem, progress, tick)
+    taken = _top(manifest)
     try:
-        if (partial / REPORT).exists():
-            (partial / REPORT).rename(partial / _PROGRAMS_REPORT)
-            manifest = Manifest(file._replace(path=_in_output(file.path)) for file in manifest.files)
-        with (partial / manifest_name(manifest)).open("w") as file:
+        if REPORT in taken:
+            (partial / REPORT).rename(partial / programs_report(taken))
+            manifest = _in_output(manifest, programs_report(taken))
+        with (partial / manifest_name(taken)).open("w") as file:
             file.writelines(manifest.lines(run=key))
         disk.sync(partial)
     except FileNotFoundError as error:
         raise TakenOverError("another export of this run goes on with this copy") from error
-    put(partial, destination, key)
+    try:
+        put(partial, destination, key)
+    except TransferError:
+        shutil.rmtree(partial, ignore_errors=True)  # the next try may go elsewhere: nobody would delete it
+        raise
     return manifest
 
 
-def _in_output(path: str) -> str:
-    """Name a file of the model in the output: the run's own report.json comes beside it."""
-    if path != REPORT:
-        return path
-    log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, _PROGRAMS_REPORT)
-    return _PROGRAMS_REPORT
+def _top(manifest: Manifest) -> set[str]:
+    """Name the files and folders at the top."""
+    return {file.path.split("/", 1)[0] for file in manifest.files}
+
+
+def _in_output(manifest: Manifest, name: str) -> Manifest:
+    """Have a report.json of the program's, file or folder, by another name: the run's own comes beside it."""
+    if REPORT not in _top(manifest):
+        return manifest
+    log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, name)
+    return Manifest(file._replace(path=_renamed(file.path, name)) for file in manifest.files)
+
+
+def _renamed(path: str, name: str) -> str:
+    top, slash, rest = path.partition("/")
+    return f"{name}{slash}{rest}" if top == REPORT else path
 
 
 def _spelled(path: str) -> str:

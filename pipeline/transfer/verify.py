@@ -22,7 +22,9 @@ class Verdict(NamedTuple):
     """How many files had to be read for that."""
 
 
-def verify(folder: Path, manifest: Manifest, written: "array[int] | None", tick: Tick) -> Verdict:
+def verify(
+    folder: Path, manifest: Manifest, written: "array[int] | None", tick: Tick, *, keep: bool = False
+) -> Verdict:
     """Compare a folder with its manifest: by size and time of writing, and where these differ by content.
 
     What the manifest does not name is deleted, links among it: it is none of what was copied.
@@ -32,8 +34,9 @@ def verify(folder: Path, manifest: Manifest, written: "array[int] | None", tick:
         manifest: What should be there.
         written: When each file was written to, in nanoseconds; None: not known, all is read.
         tick: Is called while it goes on.
+        keep: Whether what the manifest does not name is a fault, and not deleted.
     """
-    there, read = _Walk(folder), 0
+    there, read = _Walk(folder, keep=keep), 0
     for number, file in enumerate(manifest.files):
         tick()
         item = there.up_to(file.path)
@@ -47,7 +50,7 @@ def verify(folder: Path, manifest: Manifest, written: "array[int] | None", tick:
         if not _same(folder, item, file, tick):
             return Verdict(f"{file.path!r} has other content", read)
     there.up_to(None)
-    return Verdict(None, read)
+    return Verdict(f"{there.kept[0]!r} is none of it" if there.kept else None, read)
 
 
 def _same(folder: Path, item: Item, file: File, tick: Tick) -> bool:
@@ -55,10 +58,11 @@ def _same(folder: Path, item: Item, file: File, tick: Tick) -> bool:
 
 
 class _Walk:
-    """The files of a folder by path; those that are passed over are deleted."""
+    """The files of a folder by path; those that are passed over are deleted, or kept and listed."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, keep: bool) -> None:
+        self._folder, self._keep = folder, keep
+        self.kept: list[str] = []
         self._rest: Iterator[Item] = below(str(folder), lambda path, _: self._delete(path), follow=False)
         self._next = next(self._rest, None)
 
@@ -74,5 +78,8 @@ class _Walk:
         return found
 
     def _delete(self, path: str) -> None:
+        if self._keep:
+            self.kept.append(path)
+            return
         place = f"{self._folder}/{path}"
         os.rmdir(place) if path.endswith("/") else os.unlink(place)  # noqa: PTH106, PTH108 - as listed

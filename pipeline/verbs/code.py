@@ -146,7 +146,8 @@ def _lines(file: Path) -> list[str]:
 
 def _is_output(folder: Path) -> bool:
     """Whether a run exported to a folder, or wrote its report there."""
-    manifests = (_reads(folder / name, _manifest) for name in output.MANIFESTS)
+    names = output.manifests(lambda name: (folder / name).exists())
+    manifests = (_reads(folder / name, _manifest) for name in names)
     return _reads(folder / output.REPORT, report.parse) or any(manifests)
 
 

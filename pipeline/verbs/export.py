@@ -10,7 +10,7 @@ from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import Handle
-from manycpu.pipeline.spec.output import MANIFEST, MANIFESTS
+from manycpu.pipeline.spec.output import MANIFEST, manifests
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs.context import RunContext
@@ -101,7 +101,8 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
 
 def _fault(ctx: RunContext, digest: str) -> str | None:
     try:
-        texts = [text for name in MANIFESTS if (text := ctx.output.read_text(name)) is not None]
+        names = manifests(ctx.output.has)
+        texts = [text for name in names if (text := ctx.output.read_text(name)) is not None]
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
         return str(error) or type(error).__name__
     if digest in map(_digest, texts):

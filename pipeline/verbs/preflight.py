@@ -9,6 +9,7 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.report import REPORT
 from manycpu.pipeline.spec import program, squad
+from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.verbs.build import installed, module_root, program_of
 from manycpu.pipeline.verbs.code import code_of
@@ -89,8 +90,9 @@ def _source(url: str | None, field: str) -> Findings:
         yield _unreadable(field, error)
 
 
-def _unreadable(field: str, error: OSError) -> Finding:
-    return Finding(field, f"not all of it can be read: {error}", "See that it can, from here")
+def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding:
+    said = without(str(error) or type(error).__name__, url)
+    return Finding(field, f"not all of it can be read: {said}", "See that it can, from here")
 
 
 def _squad(ctx: RunContext) -> Findings:
@@ -109,8 +111,8 @@ def _output(ctx: RunContext) -> Findings:
         yield from _present_output(ctx, ctx.output)
     except BadInputError as error:
         yield Finding("run.output", error.message, error.fix or "")
-    except OSError as error:
-        yield _unreadable("run.output", error)
+    except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
+        yield _unreadable("run.output", error, ctx.destination)
 
 
 def _no_output(ctx: RunContext) -> Findings:

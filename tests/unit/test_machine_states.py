@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from manycpu.pipeline.adapters import process
+from manycpu.pipeline.ledger.entry import Attempt
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.verbs.context import MachineContext, open_context
 from manycpu.pipeline.verbs.launch import status
+from manycpu.pipeline.verbs.on_machines.stage import stage
 from manycpu.pipeline.verbs.wait import outcome, watch
 
 
@@ -76,3 +78,22 @@ def test_a_success_counts_once_its_ranks_have_proved_it(
     record = {"code": 0, "reason": "", "started": 0.0, "ended": 1.0}
     process.write_json(Path(handle.directory) / process.EXIT, record)
     assert both(ctx, handle) == Status(state=state, reason=reason)
+
+
+def test_what_a_training_wrote_into_its_data_stays_while_it_goes_on(
+    attempt: tuple[MachineContext, ProcessHandle], tmp_path: Path
+) -> None:
+    ctx, handle = attempt
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.txt").write_text("x")
+    first = stage(ctx, {"data": str(tmp_path / "set")}, lambda *_: None)["data"].path
+    with ctx.ledger.update() as entry:
+        entry.attempts[1] = Attempt(run=ctx.run_fields, target=ctx.target_fields, data=first)
+    (Path(first) / "cache.arrow").write_text("mine")
+    again = stage(ctx, {"data": str(tmp_path / "set")}, lambda *_: None)["data"]
+    assert (again.path, again.reused) == (f"{first}-2", False)
+    assert [path.name for path in Path(again.path).iterdir()] == ["train.txt"]
+    assert (Path(first) / "cache.arrow").read_text() == "mine"
+    process.write_json(Path(handle.directory) / process.EXIT, {"code": 1, "reason": "ended"})
+    assert stage(ctx, {"data": str(tmp_path / "set")}, lambda *_: None)["data"].path == first
+    assert not (Path(first) / "cache.arrow").exists()

@@ -27,6 +27,13 @@ def test_other_nnodes_are_refused(given: object) -> None:
         read_run({**RUN, "nnodes": given})
 
 
+@pytest.mark.parametrize("given", ["", " "])
+@pytest.mark.parametrize("field", ["data", "model", "output", "checkpoints", "resume_from"])
+def test_an_empty_path_is_not_the_folder_that_paths_start_from(field: str, given: str) -> None:
+    with pytest.raises(BadInputError, match=rf"^run\.{field}: "):
+        read_run({**RUN, field: given})
+
+
 def test_args_may_be_written_as_a_shell_would_read_them() -> None:
     assert read_run({**RUN, "args": "--name 'a b' --n 2"}).args == ("--name", "a b", "--n", "2")
 

@@ -277,6 +277,11 @@ def test_what_comes_while_a_model_is_published_is_kept(source: Path, tmp_path: P
     with pytest.raises(transfer.TransferError, match=r"holds theirs, which this run did not write"):
         transfer.publish(source, location(tmp_path / "out"), "key", meanwhile)
     assert contents(tmp_path / "out") == {"theirs": b"theirs"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    copied: list[int] = []
+    with pytest.raises(transfer.TransferError, match=r"holds theirs, which this run did not write"):
+        transfer.publish(source, location(tmp_path / "out"), "key", lambda done, _: copied.append(done))
+    assert not copied
     (tmp_path / "out" / "theirs").unlink()
     transfer.publish(source, location(tmp_path / "out"), "key")
     assert contents(tmp_path / "out").items() >= contents(source).items()

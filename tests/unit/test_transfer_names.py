@@ -3,11 +3,13 @@
 import json
 import os
 import socket
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import fsspec
 import pytest
 from folders import contents, location
+from web_server import served
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
@@ -50,6 +52,30 @@ def test_a_models_own_report_is_kept_beside_the_runs(source: Path, tmp_path: Pat
     transfer.publish(source, Location.of(str(out), "run.output"), "key")
     assert contents(tmp_path / "out").keys() == {"a.txt", "manifest.json", "report.program.json"}
     assert "report.program.json" in (tmp_path / "out" / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize("where", ["disk", "url"])
+@pytest.mark.parametrize("kind", ["file", "folder", "empty folder"])
+def test_all_that_a_program_wrote_is_kept_whatever_it_is_called(
+    source: Path, tmp_path: Path, kind: str, where: str
+) -> None:
+    names = ("manifest.json", "manifest.manycpu.json", "report.json", "report.program.json")
+    for name in names:
+        if kind != "file":
+            (source / name).mkdir()
+        if kind != "empty folder":
+            (source / name / "x" if kind == "folder" else source / name).write_text(f"my {name}")
+    out = Location.of(
+        str(tmp_path / "out") if where == "disk" else f"dir://out::file://{tmp_path}", "run.output"
+    )
+    for _ in range(2):
+        manifest = transfer.publish(source, out, "key")
+        found = contents(tmp_path / "out")
+        assert sorted(found.values(), key=len)[:-1] == sorted(contents(source).values(), key=len)
+        assert not transfer.strangers(out, "key")
+        assert sorted(path for path in found if "{" not in found[path].decode()) == [
+            file.path for file in sorted(manifest.files) if not file.path.endswith("/")
+        ]
 
 
 def test_a_link_to_a_folder_is_what_it_leads_to(source: Path, tmp_path: Path) -> None:
@@ -95,6 +121,55 @@ def test_a_marker_of_an_earlier_version_is_read(source: Path, tmp_path: Path) ->
         json.dumps({"files": [file.described() for file in transfer.scan(location(source)).files]})
     )
     assert transfer.fetch(location(source), tmp_path / "copy").reused
+
+
+@pytest.mark.parametrize("url", ["{}", "file://{}"])
+def test_colons_in_a_path_are_no_chain_of_protocols(source: Path, tmp_path: Path, url: str) -> None:
+    (tmp_path / "source::v2").mkdir()
+    (tmp_path / "source::v2" / "b.txt").write_bytes(b"beta")
+    there = Location.of(url.format(tmp_path / "source::v2"), "run.data")
+    transfer.fetch(there, tmp_path / "copy")
+    assert contents(tmp_path / "copy") == {"b.txt": b"beta"}
+    transfer.publish(source, Location.of(url.format(tmp_path / "out::1"), "run.output"), "key")
+    assert (tmp_path / "out::1" / "a.txt").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chain_that_cannot_be_opened_is_bad_input_and_its_password_a_secret(tmp_path: Path) -> None:
+    url = "zip://x::http://bob:hunter2secret@127.0.0.1:1/n.zip"
+    run = {"program": "question_answering", "data": url, "output": url}
+    ctx = open_context(run, {"kind": "local", "directory": str(tmp_path / "home")}, "chain", base=tmp_path)
+    found = {finding.field: finding for finding in preflight(ctx)}
+    for field in ("run.data", "run.output"):
+        assert found[field].fatal
+        assert "hunter2secret" not in str(found[field])
+
+
+@pytest.mark.parametrize("header", ["", "ETag", "Last-Modified"])
+def test_other_content_of_the_same_size_behind_http_is_another_data_set(header: str) -> None:
+    content = [b"label,0"]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content[0])))
+            if header:
+                self.send_header(header, content[0].decode())
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(content[0])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with served(Handler) as host:
+        there = Location.of(f"http://{host}/train.csv", "run.data")
+        before = transfer.identity(there)
+        assert transfer.identity(there) == before
+        content[0] = b"label,1"
+        assert transfer.identity(there) != before
 
 
 def _fifo(path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from folders import contents, location
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import lock as locks
 from manycpu.pipeline.adapters.storage import Reading
 
 SIZE = 24 << 20
@@ -48,6 +50,28 @@ class Thief:
     def _die(self) -> Iterator[bytes]:
         raise BrokenError
         yield
+
+
+def test_a_copy_that_gets_on_is_waited_for_however_long_it_takes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_PATIENCE", 1.0)
+    monkeypatch.setattr(locks, "_SIGN", 0.0)
+    begun, results = threading.Event(), []
+
+    def slow(*_: int) -> None:  # a disk that takes longer for all than others wait without a sign
+        begun.set()
+        time.sleep(0.03)
+
+    def copy() -> None:
+        results.append(transfer.fetch(location(source), tmp_path / "copy", slow))
+
+    copying = threading.Thread(target=copy)
+    copying.start()
+    begun.wait(60)
+    assert transfer.fetch(location(source), tmp_path / "copy").reused
+    copying.join()
+    assert [found.reused for found in results] == [False]
 
 
 def test_a_thief_that_dies_leaves_no_hole_under_a_marker(source: Path, tmp_path: Path) -> None:
@@ -177,3 +201,15 @@ def test_what_is_to_be_read_only_cannot_be_written_to(source: Path, tmp_path: Pa
     assert [path.stat().st_mode & 0o222 for path in copy.rglob("*") if path.is_file()] == [0, 0]
     assert (copy / "deep" / "b.txt").stat().st_mode & 0o100
     assert transfer.fetch(location(source), tmp_path / "copy", read_only=True).reused
+
+
+def test_what_somebody_works_with_is_left_as_it_is(source: Path, tmp_path: Path) -> None:
+    copy = transfer.fetch(location(source), tmp_path / "copy").path
+    assert transfer.fetch(location(source), tmp_path / "copy", in_use=lambda: True).reused
+    (copy / "cache.arrow").write_text("of a program")
+    for _ in range(2):
+        with pytest.raises(transfer.InUseError, match=r"'cache\.arrow' is none of it"):
+            transfer.fetch(location(source), tmp_path / "copy", in_use=lambda: True)
+    assert (copy / "cache.arrow").read_text() == "of a program"
+    assert transfer.fetch(location(source), tmp_path / "copy").reused
+    assert contents(copy) == contents(source)

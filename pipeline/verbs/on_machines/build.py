@@ -8,6 +8,7 @@ from manycpu.pipeline.verbs.build import Built, installed_digest, program_of
 from manycpu.pipeline.verbs.code import code_of
 from manycpu.pipeline.verbs.context import MachineContext
 from manycpu.pipeline.verbs.on_machines.hosts import deliver
+from manycpu.pipeline.verbs.on_machines.shared import bring
 
 __all__ = ["build"]
 
@@ -32,7 +33,6 @@ def build(ctx: MachineContext) -> tuple[Built, bool]:
 
 def _snapshot(ctx: MachineContext, source: Location) -> tuple[str, str, bool]:
     digest = transfer.identity(source)
-    folder = ctx.home / "code" / digest[:_DIGITS]
-    reused = transfer.fetch(source, folder, read_only=True).reused
+    folder, _, reused = bring(ctx, source, ctx.home / "code" / digest[:_DIGITS])
     delivered = deliver(ctx, folder)
     return str(folder), digest, reused and not delivered

@@ -9,6 +9,7 @@ from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import StageError
 from manycpu.pipeline.verbs.context import MachineContext
 from manycpu.pipeline.verbs.on_machines.hosts import deliver
+from manycpu.pipeline.verbs.on_machines.shared import bring
 from manycpu.pipeline.verbs.stage import Copied
 
 __all__ = ["stage"]
@@ -31,7 +32,7 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
     try:
         identity = transfer.identity(source)
         folder = ctx.home / name / identity[: transfer.DIGITS]
-        _, manifest, reused = transfer.fetch(source, folder, progress, read_only=True)
+        folder, manifest, reused = bring(ctx, source, folder, progress)
     except transfer.TransferError as error:
         raise StageError(
             without(str(error), url), field=field, fix="Stage again when nothing writes to it"
