@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from manycpu.operators.base import RunOperator, explained
+from manycpu.operators.prepare import PrepareOperator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.xcom_arg import XComArg
 
 __all__ = ["ReportOperator"]
+
+_BAD = frozenset({"failed", "upstream_failed"})
 
 
 class ReportOperator(RunOperator):
@@ -48,6 +51,10 @@ class ReportOperator(RunOperator):
         from manycpu.pipeline.spec.errors import ManycpuError
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
+        failed = self._failed(context)
+        if any(_is(task, PrepareOperator) for task in failed):
+            # What is there to read is of an earlier time, before the DAG run was cleared.
+            raise AirflowFailException("the run ended without a report: it never got past prepare")
         with explained():
             ctx = self.open(context)
         try:
@@ -59,5 +66,31 @@ class ReportOperator(RunOperator):
         for name, value in report.metrics.items():
             self.log.info("%s: %s", name, value)
         path = report_path(ctx)
+        if failed:
+            names = ", ".join(sorted(task.task_id for task in failed))
+            raise AirflowFailException(f"{path} tells of no failure, but {names} failed")
         self.log.info("report: %s", path)
         return path
+
+    def _failed(self, context: Context) -> list[Any]:
+        """Find the tasks of this training that came before this one and failed, this time."""
+        relatives: Any = self.get_flat_relatives(upstream=True)
+        mine = {task.task_id: task for task in relatives if self._shares(task)}
+        if not mine:
+            return []
+        instance: Any = context["ti"]
+        known = instance.get_task_states(
+            dag_id=instance.dag_id, map_index=instance.map_index, task_ids=[*mine], run_ids=[instance.run_id]
+        )
+        states = known.get(instance.run_id, {})
+        end = "" if instance.map_index < 0 else f"_{instance.map_index}"
+        return [task for name, task in mine.items() if states.get(name + end) in _BAD]
+
+    def _shares(self, task: Any) -> bool:
+        fields = getattr(task, "partial_kwargs", None) or vars(task)
+        return _is(task, RunOperator) and fields.get("training") == self.training is not None
+
+
+def _is(task: Any, kind: type) -> bool:
+    """Whether a task of a DAG is of a kind; where it is expanded, what it is expanded to."""
+    return issubclass(getattr(task, "operator_class", type(task)), kind)

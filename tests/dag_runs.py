@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -42,9 +43,14 @@ def run_dag(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> Callable[..., Ran]:
-    """Run a DAG to its end in this process: one of the package's, or the only one of a file's text."""
+    """Run a DAG to its end in this process: one of the package's, or the only one of a file's text.
 
-    def run(dag_id: str, text: str = "", conf: dict[str, Any] | None = None) -> Ran:
+    The same ``when`` again is the same DAG run, cleared.
+    """
+
+    def run(
+        dag_id: str, text: str = "", conf: dict[str, Any] | None = None, when: datetime | None = None
+    ) -> Ran:
         folder = embedded.DAGS
         if text:
             folder = tmp_path / "dags"
@@ -54,7 +60,7 @@ def run_dag(
         variable = "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST"
         monkeypatch.setenv(variable, bundles[variable])
         capfd.readouterr()
-        ended = _test(folder, dag_id, conf)
+        ended = _test(folder, dag_id, conf, when)
         said = "".join(capfd.readouterr())
         tasks = {ti.task_id.removeprefix("training."): str(ti.state) for ti in ended.get_task_instances()}
         return Ran(state=str(ended.state), tasks=tasks, said=said, run_id=ended.run_id)
@@ -62,10 +68,10 @@ def run_dag(
     return run
 
 
-def _test(folder: Path, dag_id: str, conf: dict[str, Any] | None) -> "DagRun":
+def _test(folder: Path, dag_id: str, conf: dict[str, Any] | None, when: datetime | None) -> "DagRun":
     from airflow.dag_processing.dagbag import DagBag
 
     bag = DagBag(folder)
     assert bag.import_errors == {}
-    ended: DagRun = bag.dags[dag_id].test(run_conf=conf or {})
+    ended: DagRun = bag.dags[dag_id].test(run_conf=conf or {}, run_after=when, logical_date=when)
     return ended

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ __all__ = [
     "boot_id",
     "cancel",
     "follow",
+    "is_another",
     "is_dead",
     "lines",
     "observe",
@@ -299,7 +301,7 @@ class LogFollower:
 
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     """Write a file that is there whole or not at all; the umask takes from its mode."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # threads write the same file too
     partial.touch(mode)
     partial.write_text(json.dumps(value))
     partial.replace(path)
@@ -329,6 +331,12 @@ def wait_until_gone(handle: ProcessHandle, timeout: float) -> bool:
     except psutil.TimeoutExpired:
         return False
     return True
+
+
+def is_another(handle: ProcessHandle) -> bool:
+    """Whether a process surely lives on this machine, and is not the calling one."""
+    mine = (handle.host, handle.pid) == (socket.gethostname(), os.getpid())
+    return handle.host == socket.gethostname() and not mine and _process(handle) is not None
 
 
 def is_dead(handle: ProcessHandle) -> bool:

@@ -1,7 +1,7 @@
 """Commands for runs that have begun."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Container
 from pathlib import Path
 
 import click
@@ -10,14 +10,18 @@ from rich.table import Table
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.cli.options import place as with_place
+from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError
 from manycpu.pipeline.verbs import launch, runs, wait
 from manycpu.pipeline.verbs.cancel import cancel as end_run
+from manycpu.pipeline.verbs.cancel import withhold
 from manycpu.pipeline.verbs.cleanup import cleanup, undelivered
 from manycpu.pipeline.verbs.context import RunContext, home
 
 __all__ = ["COMMANDS"]
+
+_CANCEL = "manycpu cancel"
 
 
 @click.command()
@@ -61,11 +65,18 @@ def logs(name: str, *, follow: bool, **place: str | None) -> None:
 @click.argument("name")
 @with_place
 def cancel(name: str, **place: str | None) -> None:
-    """End a run's training; `manycpu clean` may remove it then, unless somebody goes on with it."""
+    """End a run's training; `manycpu clean` may remove it then, unless somebody goes on with it.
+
+    What is not launched yet will not be.
+    """
     ctx = _find(name, place)
-    ended = end_run(ctx, by="manycpu cancel")
-    ctx.ledger.change_lease(ended=True)
-    click.echo(f"{ctx.name}: {'ended' if ended else 'nothing was running'}")
+    said = "ended" if end_run(ctx, by=_CANCEL) else "nothing was running"
+    if said != "ended" and withhold(ctx, by=_CANCEL):
+        said += "; nothing more of it will be launched"
+    lease = ctx.ledger.lease()
+    if lease.holder is None or not lease.held(time.time()):  # else its process lives, and cleans up itself
+        ctx.ledger.change_lease(ended=True)
+    click.echo(f"{ctx.name}: {said}")
 
 
 @click.command()
@@ -85,8 +96,8 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **plac
         raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
     found = [_find(name, place)] if name else _runs(place)
     ended = [ctx for ctx in found if _may_go(ctx, delete_model=delete_model)]
-    here = place["namespace"] is None and len(ended) == len(found)
-    folders = list(_unused(home(place["directory"]))) if data and here else []
+    here = home(place["directory"])
+    folders = _unused(here, {ctx.name for ctx in ended}) if data and place["namespace"] is None else []
     for what in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
         click.echo(what)
     if not ended and not folders:
@@ -98,7 +109,8 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **plac
         if _may_go(ctx, delete_model=delete_model):  # the answer may have taken its time
             cleanup(ctx, keep=False, delete_model=delete_model)
     for folder in folders:
-        transfer.discard(folder)
+        if _unused(here):  # a run may have begun meanwhile
+            transfer.discard(folder)
 
 
 def _runs(place: dict[str, str | None]) -> list[RunContext]:
@@ -146,10 +158,24 @@ def _running(ctx: RunContext) -> bool:
     return handle is not None and not launch.status(ctx, handle, entry).state.terminal
 
 
-def _unused(place: Path) -> Iterator[Path]:
-    for part in ("data", "model", "code"):
-        folder = place / part
-        yield from sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else ()
+def _unused(place: Path, leaving: Container[str] = ()) -> list[Path]:
+    """List what was staged and built; none where a run that does not leave may use it, which is said."""
+    known = [ledger for ledger in ledgers(place / "runs") if ledger.directory.name not in leaving]
+    if using := [ledger.directory.name for ledger in known if _uses(ledger)]:
+        click.echo(f"staged data, models and code are left alone: {', '.join(using)} may use them")
+        return []
+    folders = [folder for part in ("data", "model", "code") if (folder := place / part).is_dir()]
+    return [path for folder in folders for path in sorted(folder.iterdir()) if path.is_dir()]
+
+
+def _uses(ledger: FileLedger) -> bool:
+    """Whether a run may use what is staged: it is not over, or nobody can tell."""
+    try:
+        return bool(_stays(runs.reopen_folder(ledger.directory), delete_model=False))
+    except RunGoneError:
+        return False
+    except ManycpuError:
+        return True
 
 
 COMMANDS = (status, logs, cancel, clean)

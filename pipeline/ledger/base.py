@@ -70,6 +70,19 @@ class Ledger(ABC):
         """
         self.change_lease(until=time.time() + seconds, ended=False)
 
+    def refuse_second(self) -> None:
+        """See that no other process of this machine does all of the run: both would clean up.
+
+        Raises:
+            ForeignRunError: One does; nothing of the run was touched.
+        """
+        lease = self.lease()
+        if lease.holder is not None and lease.held_by_another(time.time()):
+            raise ForeignRunError(
+                f"process {lease.holder.pid} of this machine works on run {lease.holder.run}",
+                fix="`manycpu logs --follow` follows it, `manycpu cancel` ends it; or give another run id",
+            )
+
     def keep(self, seconds: float | None) -> None:
         """Note that nobody works on the run any more, and for how long it is kept; None: for ever."""
         until = None if seconds is None else time.time() + seconds

@@ -27,12 +27,17 @@ class FileLedger(Ledger):
         self._file, self._lease = directory / "ledger.json", directory / "lease.json"
 
     def open(self, entry: Entry) -> Entry:
-        """Begin the ledger, or go on with the one that is there."""
+        """Begin the ledger, or go on with the one that is there.
+
+        Raises:
+            ForeignRunError: Another process that lives goes on with it.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         with locked(self._lock):
             if not self._file.exists():
                 self.save(entry)
-            self.change_lease(until=time.time() + LENGTH, ended=False, holder=None)
+            self.refuse_second()
+            self._write_lease(until=time.time() + LENGTH, ended=False, holder=None)
         return self.read()
 
     def exists(self) -> bool:
@@ -62,11 +67,24 @@ class FileLedger(Ledger):
         return Lease.model_validate(self._lease_fields())
 
     def change_lease(self, **fields: Any) -> None:
-        """Change fields of the lease; the others stay as they are."""
+        """Change fields of the lease; the others stay as they are.
+
+        Raises:
+            ForeignRunError: Another process that lives is its holder, and this one wants to be.
+        """
+        if not self.directory.exists():
+            raise self._lost()
+        with locked(self._lock):
+            if fields.get("holder"):
+                self.refuse_second()
+            self._write_lease(**fields)
+
+    def _write_lease(self, **fields: Any) -> None:
         changed = Lease.model_validate(self._lease_fields() | fields)
         try:
             process.write_json(self._lease, changed.model_dump(mode="json"))
         except FileNotFoundError as error:
+            self._lock.unlink(missing_ok=True)  # of a folder that is gone
             raise self._lost() from error
 
     def _lease_fields(self) -> dict[str, Any]:

@@ -29,6 +29,10 @@ class Lease(BaseModel):
             return False
         return self.holder is None or not process.is_dead(self.holder)
 
+    def held_by_another(self, now: float) -> bool:
+        """Whether another process of this machine surely lives, and does all of the run."""
+        return self.held(now) and self.holder is not None and process.is_another(self.holder)
+
     def over(self, now: float) -> bool:
         """Whether the run's time is over, so that others may remove it."""
         return self.until is not None and self.until <= now

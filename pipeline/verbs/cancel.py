@@ -1,9 +1,12 @@
 """cancel: end a training, wherever it is."""
 
+import time
+
+from manycpu.pipeline.spec.errors import CancelledError
 from manycpu.pipeline.verbs.context import RunContext
 from manycpu.pipeline.verbs.place import on_target
 
-__all__ = ["cancel"]
+__all__ = ["cancel", "heed", "withhold"]
 
 
 def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
@@ -22,3 +25,32 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
         ClusterError: The cluster does not answer.
     """
     return ctx.ledger.exists() and bool(on_target(ctx, "cancel").cancel(ctx, by, attempt))
+
+
+def withhold(ctx: RunContext, by: str) -> bool:
+    """Have the next attempt of a run that somebody works on not be launched.
+
+    Args:
+        ctx: The run, of which nothing runs.
+        by: Who says so, for the record.
+
+    Returns:
+        Whether somebody works on it.
+    """
+    held = ctx.ledger.lease().held(time.time())
+    if held:
+        with ctx.ledger.update() as entry:
+            entry.cancelled[entry.attempt + 1] = by
+    return held
+
+
+def heed(ctx: RunContext) -> None:
+    """See that the next attempt was not cancelled before its launch; once that is said, it may be launched.
+
+    Raises:
+        CancelledError: It was.
+    """
+    with ctx.ledger.update() as entry:
+        by = entry.cancelled.pop(entry.attempt + 1, None)
+    if by is not None:
+        raise CancelledError(f"ended by {by}, before anything was launched")

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from manycpu.pipeline import report
 from manycpu.pipeline.ledger import Entry, VerbRecord
@@ -10,7 +11,7 @@ from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.context import RunContext, as_started
+from manycpu.pipeline.verbs.context import MachineContext, RunContext, as_started
 from manycpu.pipeline.verbs.export import unseen
 from manycpu.pipeline.verbs.launch import present_handle, status
 from manycpu.pipeline.verbs.place import on_target
@@ -76,10 +77,21 @@ def undelivered(ctx: RunContext) -> bool:
     if entry.described().fruitless:
         return False
     if entry.export is not None:
-        return handle is not None and unseen(ctx, entry, handle) is not None
+        return handle is not None and (_unasked(ctx, entry, handle) or unseen(ctx, entry, handle) is not None)
     if judged := entry.verbs.get("wait"):
         return judged.result != "failed"
     return handle is not None and status(ctx, handle, entry).state is RunState.SUCCEEDED
+
+
+def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
+    """Whether an attempt was to write a model, and ``output`` is null since: nobody said that it may go."""
+    before = entry.described(handle.attempt).run.get("output")
+    if before is None or entry.export is None or entry.export["path"] is not None:
+        return False
+    if not isinstance(ctx, MachineContext):  # what it wrote is on a volume, perhaps nothing
+        return True
+    model: Path = on_target(ctx, "export").model_of(ctx, handle)
+    return any(path.is_file() for path in model.rglob("*"))
 
 
 def _draft(ctx: RunContext) -> Report:

@@ -7,6 +7,7 @@ from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.verbs.build import Built
+from manycpu.pipeline.verbs.cancel import cancel, heed
 from manycpu.pipeline.verbs.context import RunContext, as_started
 from manycpu.pipeline.verbs.place import on_target
 from manycpu.pipeline.verbs.stage import Staged
@@ -24,11 +25,15 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
         The handle, and whether it is that of an attempt which was there before.
 
     Raises:
+        CancelledError: Somebody said before that nothing more of the run is to be launched.
         LaunchError: The target does not accept the run.
     """
     with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
+        heed(ctx)
         handle: Handle
         handle, attached = on_target(ctx, "launch").launch(ctx, staged, built)
+        if not attached and (by := ctx.ledger.read().cancelled.get(handle.attempt)):  # said meanwhile
+            cancel(ctx, by, handle.attempt)
         record.result = "reused" if attached else "done"
         return handle, attached
 

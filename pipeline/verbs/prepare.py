@@ -25,6 +25,9 @@ def prepare(ctx: RunContext) -> list[Finding]:
     raise_findings(findings)
     findings += on_target(ctx, "cleanup").remove_expired(ctx, time.time())
     entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
+    if entry.attempt + 1 in entry.cancelled:  # said of what was begun before, and did not get that far
+        with ctx.ledger.update() as entry:
+            entry.cancelled.pop(entry.attempt + 1, None)
     if "prepare" not in entry.verbs:
         with ctx.ledger.timed("prepare") as record:
             record.seconds = 0

@@ -100,15 +100,18 @@ def perform(ctx: RunContext, listener: Listener) -> Report:
     """Do all verbs; whatever happens, clean up and have the report say how it ended.
 
     Raises:
+        ForeignRunError: Another process of this machine does so; nothing was touched.
         ManycpuError: A verb failed.
     """
+    if ctx.ledger.exists():
+        ctx.ledger.refuse_second()
     with _told(listener, "prepare"):
         for finding in prepare(ctx):
             listener.finding(finding)
+    # All of it is this process's: when it is killed, nobody has to wait for the end of the lease.
+    ctx.ledger.change_lease(holder=process.handle_of_this_process(Path(), ctx.name, 0))
     taken_away = False
     try:
-        # All of it is this process's: when it is killed, nobody has to wait for the end of the lease.
-        ctx.ledger.change_lease(holder=process.handle_of_this_process(Path(), ctx.name, 0))
         _work(ctx, listener)
     except KeyboardInterrupt as interrupt:
         cancel(ctx, by="the terminal")

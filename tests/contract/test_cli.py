@@ -3,10 +3,12 @@
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,15 @@ import yaml
 from helpers import processes_of, until
 from programs import Program
 
-from manycpu.pipeline import cli
+from manycpu.pipeline import cli, transfer
 from manycpu.pipeline.adapters import process
+from manycpu.pipeline.adapters.lock import locked
+from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import VerbRecord
+from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.context import RunContext, open_context
 from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.runs import on_this_machine
 
 pytestmark = pytest.mark.usefixtures("home")
 Script = Callable[..., str]
@@ -270,6 +276,51 @@ def test_clean_leaves_alone_what_somebody_works_on_whatever_its_step(
     assert manycpu("cancel", begun.name)[0] == 0
     assert "left alone" not in manycpu("clean", "--yes")[1]
     assert not begun.ledger.exists()
+
+
+def test_clean_leaves_alone_what_is_staged_while_a_run_may_use_it(
+    manycpu: Type, begun: RunContext, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged, other = home / "data" / "0123456789abcdef", home / "runs" / "other"
+    staged.mkdir(parents=True)
+    old = replace(begun, key="0" * 10, name="old-0000000000")
+    for words in (["old"], []):  # a run that is named, or all
+        prepare(old)
+        old.ledger.keep(None)
+        assert f"left alone: {begun.name} may use them" in manycpu("clean", *words, "--data", "--yes")[1]
+        assert (staged.exists(), old.ledger.exists()) == (True, False)
+    cleanup(begun)
+    other.mkdir()
+    (other / "ledger.json").write_text('{"schema": 99}')
+    assert "left alone: other may use them" in manycpu("clean", "--data", "--yes")[1]
+    shutil.rmtree(other)
+    monkeypatch.setattr("click.confirm", lambda *_, **__: prepare(begun))  # a run begins while it asks
+    assert f"left alone: {begun.name} may use them" in manycpu("clean", "--data")[1]
+    assert staged.exists()
+    cleanup(begun)
+    assert manycpu("clean", "--data", "--yes")[0] == 0
+    assert not staged.exists()
+
+
+def test_a_run_that_is_cancelled_while_it_stages_is_not_launched(
+    manycpu: Type, script: Script, tmp_path: Path, home: Path
+) -> None:
+    source, written = Path(script()).with_name("data"), tmp_path / "out" / "report.json"
+    source.mkdir()
+    (source / "x").write_text("x")
+    file = run_file(tmp_path, program=script(), data=str(source), output="out")
+    digest = transfer.identity(Location.of(str(source), "run.data"))[: transfer.DIGITS]
+    with locked(home / "data" / f".{digest}.lock"):
+        running = typed("run", file, "--run-id", "x")
+        until(lambda: [run for run in on_this_machine(home) if run.ledger.lease().holder])
+        (ledger,) = (home / "runs").glob("train-*")
+        code, printed = manycpu("cancel", ledger.name)
+        assert (code, "nothing more of it will be launched" in printed) == (0, True)
+        assert "left alone" in manycpu("clean", "--yes")[1]
+    printed, _ = running.communicate(timeout=60)
+    assert (running.returncode, "ended by manycpu cancel, before" in printed) == (1, True)
+    assert "ended by manycpu cancel" in written.read_text()
+    assert list((home / "runs").iterdir()) == []
 
 
 def test_clean_removes_what_a_killed_command_left(manycpu: Type, begun: RunContext) -> None:

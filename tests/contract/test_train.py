@@ -24,7 +24,7 @@ from manycpu.pipeline.spec.errors import (
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.context import RunContext, home, open_context
+from manycpu.pipeline.verbs.context import RunContext, changed, home, open_context
 from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
@@ -273,6 +273,21 @@ def test_a_failed_run_is_kept_where_it_was_asked_for(
     assert Path(ctx.where).exists() is kept
     assert (ctx.where in cleaned.kept) is kept
     cleanup(ctx, keep=False)
+    assert not Path(ctx.where).exists()
+
+
+def test_a_model_stays_where_the_output_it_was_for_is_null_since(script: Script, tmp_path: Path) -> None:
+    text = "import sys; open(sys.argv[1] + '/model', 'w').write('x')"
+    ctx, built = begin(tmp_path, script(text), nproc_per_node=1, args=["{output}"])
+    handle, _ = launch(ctx, *built)
+    conclude(ctx, handle, wait(ctx, handle, lambda _: None))
+    now = changed(ctx, run=ctx.run.model_copy(update={"output": None}))
+    assert export(now, handle).path is None
+    cleaned = cleanup(now)
+    assert cleaned is not None
+    assert ctx.where in cleaned.kept
+    assert export(ctx, handle).files == 1
+    cleanup(ctx)
     assert not Path(ctx.where).exists()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,6 +127,22 @@ def test_cleanup_runs_when_stage_fails_and_the_run_is_failed(
     assert (written["state"], written["verbs"]["stage"]["result"]) == ("failed", "failed")
     assert written["verbs"]["stage"]["error"] in written["error"]
     assert list((home / "runs").iterdir()) == []
+
+
+def test_a_cleared_run_that_fails_is_no_success_by_the_report_of_its_first_time(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path
+) -> None:
+    data, when = tmp_path / "data.txt", datetime(2026, 1, 1, tzinfo=UTC)
+    data.write_text("x")
+    program, where = script("import sys; open(sys.argv[1] + '/m', 'w').write('x')"), str(tmp_path / "out")
+    text = own(program=program, args=["{output}"], data=str(data), nproc_per_node=1, output=where)
+    text = text.replace("own()", "cleared()")  # cleared, a run must not meet other versions of its DAG
+    first = run_dag("cleared", text, when=when)
+    assert first.state == "success"
+    data.unlink()
+    ran = run_dag("cleared", text, when=when)
+    assert ran.run_id == first.run_id
+    assert (ran.tasks["prepare"], ran.tasks["report"], ran.state) == ("failed", "failed", "failed")
 
 
 @pytest.mark.parametrize(

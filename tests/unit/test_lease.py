@@ -4,8 +4,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from manycpu.pipeline.adapters import process
@@ -15,7 +18,7 @@ from manycpu.pipeline.ledger.base import pause
 from manycpu.pipeline.ledger.entry import Entry
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.ledger.lease import LENGTH, RENEW_EVERY, Lease
-from manycpu.pipeline.spec.errors import LedgerError, RunGoneError
+from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
 NOW = 1_700_000_000.0
@@ -111,6 +114,33 @@ def test_a_run_whose_folder_was_taken_away_says_so(ledger: FileLedger) -> None:
         with pytest.raises(RunGoneError, match="the run has not begun, or was taken away"):
             act()
     assert list(ledger.directory.parent.iterdir()) == []
+
+
+def test_changes_of_a_lease_at_the_same_time_are_all_kept(ledger: FileLedger) -> None:
+    """Each thread changes a field of its own; none may find another's file gone, nor undo its change."""
+    for number in range(20):
+        changes: list[dict[str, object]] = [{"until": NOW + number}, {"ended": number % 2 == 0}]
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(ledger.change_lease, **change) for change in changes]:
+                done.result()
+        assert ledger.lease() == Lease(until=NOW + number, ended=number % 2 == 0)
+
+
+def test_a_run_that_another_process_works_on_is_left_alone(ledger: FileLedger) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        started = psutil.Process(other.pid).create_time()
+        holder = ME.model_copy(update={"pid": other.pid, "start_time": started})
+        ledger.change_lease(until=time.time() + LENGTH, holder=holder)
+        for act in (lambda: ledger.open(ledger.read()), lambda: ledger.change_lease(holder=ME)):
+            with pytest.raises(ForeignRunError, match=f"process {other.pid} of this machine works on run"):
+                act()
+        assert ledger.lease().holder == holder
+        ledger.renew()  # its own threads, and whoever waits
+    finally:
+        other.communicate(b"\n")
+    ledger.change_lease(holder=ME)
+    assert ledger.lease().holder == ME
 
 
 def test_a_ledger_that_another_version_wrote_says_so(ledger: FileLedger) -> None:
