@@ -151,14 +151,16 @@ class TrainingRun(BaseModel):
     )
     checkpoints: str | None = Field(
         None,
-        description="Folder on the nodes for checkpoints that outlive the run; default: the run's own.",
+        description="Folder on the nodes for checkpoints that outlive the run, which has a folder of its "
+        "name there: other runs go on from them by `resume_from` alone. Default: in the run's own folder.",
         examples=["./checkpoints/qa"],
         json_schema_extra=_section("Failures"),
     )
     resume_from: str | None = Field(
         None,
-        description="Checkpoint folder to start from; a retry resumes from the run's last one by itself.",
-        examples=["./checkpoints/qa/checkpoint-500"],
+        description="Checkpoint folder to start from, of any run; a retry resumes from the run's last one by "
+        "itself.",
+        examples=["./checkpoints/qa/train-0123456789/checkpoint-500"],
         json_schema_extra=_section("Failures"),
     )
     acknowledge_timeout: Seconds = Field(
