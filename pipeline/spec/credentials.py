@@ -13,11 +13,13 @@ __all__ = ["HIDDEN", "redacted", "redacted_fields", "secrets_in", "without"]
 HIDDEN: Final = "***"
 _SHORTEST: Final = 5  # characters: what is shorter is in any text
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s'\"<>]+?)(?=::|[\s'\"<>]|$)", re.IGNORECASE)
-_PASSWORD: Final = r"(?!\d{1,5}(?:[/'\"<>]|[).,;:\]]*(?:\s|$)))"  # what begins like a port is none
+_NO_PORT: Final = r"(?!\d{1,5}(?:[/'\"<>]|[).,;:\]]*(?:\s|$)))"  # what begins like a port is no password
 # Of an AWS secret that is not quoted a slash may be part.
-_USER: Final = re.compile(rf"([^/?#@:]*:{_PASSWORD}[^?#\s]*|[^/?#]+)@")
+_USER: Final = re.compile(rf"([^/?#@:]*:{_NO_PORT}[^?#\s]*|[^/?#]+)@")
 # Passwords that no URL may have and that people write: with quotes, spaces and `::`.
-_ODD: Final = re.compile(rf"([a-z][a-z0-9+.-]*)://([^\s/?#@:'\"<>]*:{_PASSWORD}[^\s/?#@][^/?#@\r\n]*)@", re.I)
+_ODD: Final = re.compile(
+    rf"([a-z][a-z0-9+.-]*)://([^\s/?#@:'\"<>]*:{_NO_PORT}[^\s/?#@][^/?#@\r\n]*)@", re.IGNORECASE
+)
 _VALUE: Final = re.compile(r"(?<=[?&;#])([^=&;#]*=)((?:[^&;#)]|\)(?=\w))+)")
 _TOKENS: Final = frozenset({"http", "https", "webdav", "webdavs"})
 """Protocols where a name alone before the @ may be a token; as what others go over too, such as git+https."""
