@@ -110,6 +110,7 @@ def test_a_ledger_on_disk_is_for_its_owner_alone(tmp_path: Path, home: Path) -> 
     prepare(ctx)
     (file,) = home.glob("runs/*/ledger.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700  # what is written beside it, too
     assert ctx.ledger.read().run["output"] == output
     FileLedger(file.parent).remove()
 
