@@ -109,7 +109,7 @@ def _value(part: str, name: str, given: str | tuple[str, ...], before: Any) -> A
         name, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
             found = _read(field, text)
-        elif equals:
+        elif equals and name:
             found[name] = value
         else:
             fix = f"Write it as {_flag(*field.split('.'))} NAME=value, once for each"

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["fault", "newest", "step"]
+__all__ = ["fault", "newest", "of_others", "step"]
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _TORCH_FILES = ("optimizer.pt", "scheduler.pt")
@@ -31,6 +31,15 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
             return checkpoint, skipped
         skipped.append(f"{checkpoint} is skipped: {reason}")
     return None, skipped
+
+
+def of_others(folder: Path, run: str) -> int:
+    """Count the checkpoints beside a run's own folder: of other runs, or of earlier versions of manycpu."""
+    if folder.name != run:
+        return 0
+    shared = folder.parent
+    found = [*shared.glob("checkpoint-*"), *shared.glob("*/checkpoint-*")]
+    return sum(path.parent != folder and _NAME.fullmatch(path.name) is not None for path in found)
 
 
 def fault(checkpoint: Path) -> str | None:

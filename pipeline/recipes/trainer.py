@@ -169,7 +169,8 @@ def resume_point(args: TrainingArguments, env: Mapping[str, str]) -> str | None:
     """Decide which checkpoint to go on from, the same on every rank.
 
     What was asked for comes first (``--resume_from_checkpoint``, then MANYCPU_RESUME_FROM), but a retry goes
-    on from what the run itself has written since; otherwise the newest whole one in ``args.output_dir``.
+    on from what the run itself has written since; otherwise the newest whole one in ``args.output_dir``,
+    which a run has to itself.
 
     Raises:
         BadInputError: The checkpoint asked for is not whole, or a rank cannot see it.
@@ -204,6 +205,9 @@ def _choice(args: TrainingArguments, env: Mapping[str, str], asked: Path | None)
     for note in skipped:
         say(f"checkpoint {note}")
     chosen = found or asked
+    others = 0 if chosen else checkpoints.of_others(folder, env.get("MANYCPU_RUN", ""))
+    if others:
+        say(f"{others} checkpoint(s) of other runs are in {folder.parent}: run.resume_from goes on from one")
     return str(chosen) if chosen else None
 
 

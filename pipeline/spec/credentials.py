@@ -13,18 +13,23 @@ __all__ = ["HIDDEN", "redacted", "redacted_fields", "secrets_in", "without"]
 HIDDEN: Final = "***"
 _SHORTEST: Final = 5  # characters: what is shorter is in any text
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s'\"<>]+?)(?=::|[\s'\"<>]|$)", re.IGNORECASE)
-# Of an AWS secret that is not quoted a slash may be part; what begins like a port is none.
-_USER: Final = re.compile(r"([^/?#@:]+:(?!\d+(?:/|$))[^?#\s]*|[^/?#]+)@")
-_VALUE: Final = re.compile(r"(?<=[?&;])([^=&;#]*=)([^&;#)]+)")
+_NO_PORT: Final = r"(?!\d{1,5}(?:[/'\"<>]|[).,;:\]]*(?:\s|$)))"  # what begins like a port is no password
+# Of an AWS secret that is not quoted a slash may be part.
+_USER: Final = re.compile(rf"([^/?#@:]*:{_NO_PORT}[^?#\s]*|[^/?#]+)@")
+# Passwords that no URL may have and that people write: with quotes, spaces and `::`.
+_ODD: Final = re.compile(
+    rf"([a-z][a-z0-9+.-]*)://([^\s/?#@:'\"<>]*:{_NO_PORT}[^\s/?#@][^/?#@\r\n]*)@", re.IGNORECASE
+)
+_VALUE: Final = re.compile(r"(?<=[?&;#])([^=&;#]*=)((?:[^&;#)]|\)(?=\w))+)")
 _TOKENS: Final = frozenset({"http", "https", "webdav", "webdavs"})
-"""Protocols where a name alone before the @ may be a token."""
+"""Protocols where a name alone before the @ may be a token; as what others go over too, such as git+https."""
 _REVISIONS: Final = frozenset({"github", "hf"})
 """Protocols where what follows the @ is a revision."""
 
 
 def redacted(text: str) -> str:
     """Hide the credentials of every URL in a text."""
-    return _URL.sub(lambda url: _hide(url[1], url[2]), text)
+    return _in_urls(_without_odd(_in_urls(text)))
 
 
 def without(text: str, url: str | None) -> str:
@@ -49,8 +54,23 @@ def secrets_in(value: Any) -> set[str]:
     texts = list(_texts(value))
     urls = [url for text in texts for url in _URL.finditer(text)]
     users = [user[1] for url in urls if (user := _user(url[1], url[2]))]
-    values = [found[2] for url in urls for found in _VALUE.finditer(url[2])]
+    odd = [url[2] for text in texts for url in _ODD.finditer(_in_urls(text)) if _may_have_user(url[1])]
+    rest = [url[2] for text in texts for url in _URL.finditer(_without_odd(text))]
+    values = [found[2] for shown in rest for found in _VALUE.finditer(shown)]
+    users += odd
     return {*users, *(user.split(":", 1)[-1] for user in users), *values} - {""}
+
+
+def _in_urls(text: str) -> str:
+    return _URL.sub(lambda url: _hide(url[1], url[2]), text)
+
+
+def _without_odd(text: str) -> str:
+    return _ODD.sub(lambda url: f"{url[1]}://{HIDDEN}@" if _may_have_user(url[1]) else url[0], text)
+
+
+def _may_have_user(protocol: str) -> bool:
+    return protocol.lower() not in _REVISIONS
 
 
 def _hide(protocol: str, rest: str) -> str:
@@ -61,9 +81,9 @@ def _hide(protocol: str, rest: str) -> str:
 
 def _user(protocol: str, rest: str) -> re.Match[str] | None:
     user = _USER.match(rest)
-    if user is None or protocol.lower() in _REVISIONS:
+    if user is None or not _may_have_user(protocol):
         return None
-    return user if ":" in user[1] or protocol.lower() in _TOKENS else None
+    return user if ":" in user[1] or protocol.lower().rpartition("+")[2] in _TOKENS else None
 
 
 def _texts(value: Any) -> Iterator[str]:

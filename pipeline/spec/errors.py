@@ -1,6 +1,6 @@
 """Every error this package raises, and what to do about it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "RunGoneError",
     "StageError",
     "TrainingFailedError",
+    "as_error",
 ]
 
 
@@ -38,7 +39,7 @@ class ManycpuError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, field: str | None = None, fix: str | None = None) -> None:
-        message, fix = redacted(message), fix and redacted(fix)
+        message, field, fix = redacted(message), field and redacted(field), fix and redacted(fix)
         super().__init__(message, field, fix)
         self.message, self.field, self.fix = message, field, fix
 
@@ -135,11 +136,16 @@ def raise_findings(findings: Iterable[Finding]) -> None:
         BadInputError: One line for each fatal finding.
     """
     fatal = [finding for finding in findings if finding.fatal]
-    if not fatal:
-        return
-    if len(fatal) == 1:
-        raise BadInputError(fatal[0].message, field=fatal[0].field, fix=fatal[0].fix)
-    raise BadInputError("\n".join(["several things need a change:", *(f"- {finding}" for finding in fatal)]))
+    if fatal:
+        raise as_error(fatal)
+
+
+def as_error(findings: Sequence[Finding]) -> BadInputError:
+    """Tell findings as one error: one line for each."""
+    if len(findings) == 1:
+        return BadInputError(findings[0].message, field=findings[0].field, fix=findings[0].fix)
+    lines = "\n".join(["several things need a change:", *(f"- {finding}" for finding in findings)])
+    return BadInputError(lines)
 
 
 def _sentence(text: str) -> str:

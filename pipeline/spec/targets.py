@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from manycpu.pipeline.spec import quantity
-from manycpu.pipeline.spec.training_run import _section, _words
+from manycpu.pipeline.spec.training_run import _passable, _section, _words
 
 __all__ = ["BareMetal", "Kubernetes", "Local", "Target"]
 
@@ -18,6 +18,7 @@ class Local(BaseModel):
     """This machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    _no_nul = field_validator("*")(_passable)
 
     kind: Literal["local"] = "local"
     launch: Literal["torchrun", "mpirun"] = Field(
@@ -33,6 +34,7 @@ class BareMetal(BaseModel):
     """Hosts of a hostfile, reached by ssh without a password; this machine may be one of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    _no_nul = field_validator("*")(_passable)
 
     kind: Literal["baremetal"] = "baremetal"
     launch: Literal["mpirun"] = Field(
@@ -77,6 +79,7 @@ class Kubernetes(BaseModel):
     """A Kubernetes cluster with Kubeflow's operators."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    _no_nul = field_validator("*")(_passable)
 
     kind: Literal["kubernetes"] = "kubernetes"
     launch: Literal["pytorchjob", "mpijob"] = Field(

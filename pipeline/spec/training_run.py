@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
@@ -29,6 +30,20 @@ def _null(value: object) -> object:
     return None if value == "null" else value
 
 
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, tuple)):
+        for each in (*value, *value.values()) if isinstance(value, Mapping) else value:
+            yield from _texts(each)
+
+
+def _passable(value: Any) -> Any:
+    if any("\0" in text for text in _texts(value)):
+        raise ValueError("a NUL character can stand in no path, no argument and no environment")
+    return value
+
+
 class Resources(BaseModel):
     """What each node gives to the run."""
 
@@ -49,6 +64,7 @@ class TrainingRun(BaseModel):
     """One training: its program, its data, and how wide it runs. Immutable; goes to every target alike."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+    _no_nul = field_validator("*")(_passable)
 
     program: str = Field(
         min_length=1,
@@ -151,14 +167,16 @@ class TrainingRun(BaseModel):
     )
     checkpoints: str | None = Field(
         None,
-        description="Folder on the nodes for checkpoints that outlive the run; default: the run's own.",
+        description="Folder on the nodes for checkpoints that outlive the run, which has a folder of its "
+        "name there: other runs go on from them by `resume_from` alone. Default: in the run's own folder.",
         examples=["./checkpoints/qa"],
         json_schema_extra=_section("Failures"),
     )
     resume_from: str | None = Field(
         None,
-        description="Checkpoint folder to start from; a retry resumes from the run's last one by itself.",
-        examples=["./checkpoints/qa/checkpoint-500"],
+        description="Checkpoint folder to start from, of any run; a retry resumes from the run's last one by "
+        "itself.",
+        examples=["./checkpoints/qa/train-0123456789/checkpoint-500"],
         json_schema_extra=_section("Failures"),
     )
     acknowledge_timeout: Seconds = Field(
@@ -211,6 +229,14 @@ class TrainingRun(BaseModel):
         if int(match[1]) > int(match[2]):
             raise ValueError("the range's first number is the least: write it as '1:4'")
         return f"{match[1]}:{match[2]}"
+
+    @field_validator("env")
+    @classmethod
+    def _variables_have_names(cls, value: dict[str, str]) -> dict[str, str]:
+        wrong = [name for name in value if not name or "=" in name]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is no name of a variable")
+        return value
 
     @property
     def nodes(self) -> tuple[int, int]:

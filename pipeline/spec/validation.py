@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from manycpu.pipeline.spec.errors import BadInputError, Finding, raise_findings
+from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 
@@ -27,8 +27,9 @@ def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
     try:
         return TrainingRun.model_validate(dict(fields))
     except ValidationError as error:
-        raise_findings(_findings(error, "run", TrainingRun))
-        raise
+        findings = _findings(error, "run", TrainingRun)
+    # Not where it was caught: a traceback would show that error too, with credentials that were given.
+    raise as_error(findings)
 
 
 def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
@@ -41,14 +42,14 @@ def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
         return fields
     fields = {"kind": "local", **(fields or {})}
     kind = fields["kind"]
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         fix = _choose(_KINDS, like=str(kind))
         raise BadInputError(f"there is no target {kind!r}", field="target.kind", fix=fix)
     try:
         return _TARGETS.validate_python(fields)
     except ValidationError as error:
-        raise_findings(_findings(error, "target", _KINDS[kind]))
-        raise
+        findings = _findings(error, "target", _KINDS[kind])
+    raise as_error(findings)
 
 
 def _findings(error: ValidationError, prefix: str, model: type[BaseModel]) -> list[Finding]:
@@ -65,7 +66,14 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
     if problem["type"] == "missing":
         return Finding(field, "this field is needed", _example(path, model))
     message = str(problem["msg"]).removeprefix("Value error, ")
-    return Finding(field, f"{message}; given was {problem['input']!r}", _example(path, model))
+    return Finding(field, f"{message}; given was {_shown(problem['input'])}", _example(path, model))
+
+
+def _shown(given: object) -> str:
+    """Show what was given; of a mapping only the names: an environment's values may be secret."""
+    if isinstance(given, Mapping):
+        return f"a mapping of {', '.join(map(repr, given)) or 'nothing'}"
+    return repr(given)
 
 
 def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:

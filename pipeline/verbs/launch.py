@@ -8,11 +8,20 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.verbs.build import Built
 from manycpu.pipeline.verbs.cancel import cancel, heed
-from manycpu.pipeline.verbs.context import RunContext, as_started
+from manycpu.pipeline.verbs.context import ClusterContext, MachineContext, RunContext, as_started
 from manycpu.pipeline.verbs.place import on_target
 from manycpu.pipeline.verbs.stage import Staged
 
-__all__ = ["attempt_of", "edited", "goes_on", "launch", "manifest", "present_handle", "status"]
+__all__ = [
+    "attempt_of",
+    "checkpoints_of",
+    "edited",
+    "goes_on",
+    "launch",
+    "manifest",
+    "present_handle",
+    "status",
+]
 
 # What becomes of the model, and how a cluster is reached: what is given now counts, whatever the attempt.
 _NOT_OF_AN_ATTEMPT = frozenset({"run.output", "run.keep", "run.keep_for", "target.connection"})
@@ -63,6 +72,11 @@ def manifest(ctx: RunContext) -> dict[str, Any]:
     """Describe what would be run, with nothing staged or started yet."""
     found: dict[str, Any] = on_target(ctx, "launch").manifest(ctx)
     return found
+
+
+def checkpoints_of(ctx: MachineContext | ClusterContext) -> str:
+    """Find the folder of a run's checkpoints on the nodes: its own, also where runs share one."""
+    return f"{ctx.run.checkpoints}/{ctx.name}" if ctx.run.checkpoints else f"{ctx.directory}/checkpoints"
 
 
 def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:

@@ -377,6 +377,7 @@ def test_mappings_are_given_name_by_name(manycpu: Type, script: Script, tmp_path
     assert "zone: a" in yaml.safe_dump(pod)
     said = "run.env: 'A' is no NAME=value. Write it as --env NAME=value, once for each.\n"
     assert manycpu("render", file, "--env", "A") == (2, f"manycpu: {said}")
+    assert manycpu("render", file, "--env", "=1") == (2, "manycpu: " + said.replace("'A'", "'=1'"))
     code, printed = manycpu("render", file, "--env", "{A: [")
     assert (code, printed.startswith("manycpu: run.env: ")) == (2, True)
 

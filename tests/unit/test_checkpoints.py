@@ -9,11 +9,13 @@ import torch
 from safetensors.torch import save_file
 
 from manycpu.pipeline.recipes import checkpoints
+from manycpu.pipeline.verbs.context import open_context
+from manycpu.pipeline.verbs.launch import manifest
 
 
 def checkpoint(folder: Path, step: int, *, sharded: bool = False) -> Path:
     path = folder / f"checkpoint-{step}"
-    path.mkdir()
+    path.mkdir(parents=True)
     names = ("model-00001-of-00002", "model-00002-of-00002") if sharded else ("model",)
     for name in names:
         save_file({"weight": torch.ones(8, 8)}, path / f"{name}.safetensors", metadata={"format": "pt"})
@@ -76,3 +78,22 @@ def test_zeros_in_place_of_a_header_are_damage(tmp_path: Path) -> None:
     weights = path / "model.safetensors"
     weights.write_bytes(bytes(weights.stat().st_size))
     assert checkpoints.fault(path) == "model.safetensors is cut short or damaged"
+
+
+@pytest.mark.parametrize("target", [{}, {"kind": "kubernetes", "image": "r/x:1"}])
+@pytest.mark.usefixtures("home")
+def test_runs_that_share_a_folder_have_their_checkpoints_apart(
+    target: dict[str, str], tmp_path: Path
+) -> None:
+    given = {"program": "-m x", "output": "out", "checkpoints": "points", "args": ["{checkpoints}"]}
+    first, again, other = (open_context(given, target, key, base=tmp_path) for key in ("a", "a", "b"))
+    assert manifest(first) == manifest(again)
+    for ctx in (first, other):
+        assert f"{ctx.run.checkpoints}/{ctx.name}" in str(manifest(ctx))
+
+
+def test_checkpoints_of_other_runs_are_counted(tmp_path: Path) -> None:
+    for run in ("", "mine", "theirs"):
+        checkpoint(tmp_path / run, 10)
+    assert checkpoints.of_others(tmp_path / "mine", "mine") == 2
+    assert checkpoints.of_others(tmp_path / "mine", "") == 0

@@ -28,6 +28,13 @@ from manycpu.pipeline.verbs.report import report_path
         ("https://ghp_token@host/set.zip", "https://***@host/set.zip"),
         ("zip://x.csv::https://u:p@host/a.zip", "zip://x.csv::https://***@host/a.zip"),
         ("cannot read 'ftp://u:p@h/a': no.", "cannot read 'ftp://***@h/a': no."),
+        ("https://u:p'w@host/x?sig=a", "https://***@host/x?sig=***"),
+        ("'https://u:a::b@host/x' is gone", "'https://***@host/x' is gone"),
+        ("https://u:pw secret@host", "https://***@host"),
+        ("sftp://u:123456/abc@h/x", "sftp://***@h/x"),
+        ("git+https://ghp_token@host/a", "git+https://***@host/a"),
+        ("zip://x::https://u:12345@h/a#access_token=b", "zip://x::https://***@h/a#access_token=***"),
+        ("(see https://h/a?x=b)c)", "(see https://h/a?x=***)"),
         ("URL('https://h/a?X-Amz-Signature=abc')", "URL('https://h/a?X-Amz-Signature=***')"),
         *[
             (url, url)
@@ -39,6 +46,13 @@ from manycpu.pipeline.verbs.report import report_path
                 "http://host:8080/a@b",
                 "/data/a?b=c@d",
                 "file:///a@b",
+                "git+ssh://git@host/a",
+                "no http://host:8080, says me@there",
+                "no http://host:8080: ask 'me@there'",
+                "['http://host:80','me@there']",
+                "see https://host: mail me@there",
+                "sftp://me@host: denied (root@there)",
+                "zip://x.csv::hf://datasets/squad@main",
             )
         ],
     ],
@@ -51,6 +65,8 @@ def test_what_is_secret_in_a_url(text: str, shown: str) -> None:
 def test_the_secrets_themselves_are_found_for_those_who_mask_them() -> None:
     found = secrets_in({"data": "https://user:pass1@h/a?sig=abc123", "args": ["s3://k:longsecret@b/c"]})
     assert found == {"user:pass1", "pass1", "abc123", "k:longsecret", "longsecret"}
+    assert secrets_in("https://u:p'w x@h/a?sig=abc123") == {"u:p'w x", "p'w x", "abc123"}
+    assert secrets_in("git+https://tok3n@h/a#key=abc123") == {"tok3n", "abc123"}
 
 
 URL = "https://user:hunter2@127.0.0.1:1/set?sig=s3cr3t"
@@ -94,6 +110,7 @@ def test_a_ledger_on_disk_is_for_its_owner_alone(tmp_path: Path, home: Path) -> 
     prepare(ctx)
     (file,) = home.glob("runs/*/ledger.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700  # what is written beside it, too
     assert ctx.ledger.read().run["output"] == output
     FileLedger(file.parent).remove()
 

@@ -1,5 +1,8 @@
 """The words validate themselves, and say what to do."""
 
+import json
+import traceback
+
 import pytest
 
 from manycpu.pipeline.spec.errors import BadInputError
@@ -57,6 +60,12 @@ def test_numbers_in_args_and_env_become_text() -> None:
         ({"resources": {"memory": "lots"}}, "run.resources.memory: "),
         ({"job_name": "Weekly QA"}, "run.job_name: "),
         ({"run_timeout": 0}, "run.run_timeout: "),
+        ({"args": ["a", "b\0"]}, "run.args: a NUL character"),
+        ({"env": {"A": "b\0c"}}, "run.env: a NUL character"),
+        ({"env": {"A\0": "b"}}, "run.env: a NUL character"),
+        ({"data": "./a\0b"}, "run.data: a NUL character"),
+        ({"env": {"": "1"}}, "run.env: '' is no name of a variable; given was a mapping of ''."),
+        ({"env": {"A=B": "1"}}, "run.env: 'A=B' is no name of a variable"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_to_do(fields: dict[str, object], message: str) -> None:
@@ -119,3 +128,19 @@ def test_every_field_explains_itself(field: str) -> None:
         return
     assert EXPLAINED[field].description
     assert isinstance(EXPLAINED[field].json_schema_extra, dict)
+
+
+def test_a_target_holds_no_nul_either() -> None:
+    for fields in ({"directory": "a\0b"}, {"kind": "baremetal", "hostfile": "h", "ssh": ["ssh", "\0"]}):
+        with pytest.raises(BadInputError, match=rf"^target\.{list(fields)[-1]}: a NUL character"):
+            read_target(fields)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"data": ["URL"]}, {"env": {"A": ["URL"]}}, {"env": {"": "hunter2"}}, {"URL": 1}]
+)
+def test_no_error_and_no_traceback_shows_credentials(fields: dict[str, object]) -> None:
+    given = json.loads(json.dumps(fields).replace("URL", "https://bob:hunter2@host/set"))
+    with pytest.raises(BadInputError) as caught:
+        read_run({**RUN, **given})
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))

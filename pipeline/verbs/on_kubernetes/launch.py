@@ -16,7 +16,7 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.verbs.build import Built, program_of
 from manycpu.pipeline.verbs.context import ClusterContext
 from manycpu.pipeline.verbs.join import join
-from manycpu.pipeline.verbs.launch import attempt_of, goes_on
+from manycpu.pipeline.verbs.launch import attempt_of, checkpoints_of, goes_on
 from manycpu.pipeline.verbs.launch import status as look
 from manycpu.pipeline.verbs.on_kubernetes import judgement
 from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, Gang, epoch
@@ -128,7 +128,7 @@ def place(
         model=staged.model,
         # Of its own for each attempt: what a failed one wrote must not pass for a model.
         output=f"{folder}/output",
-        checkpoints=ctx.run.checkpoints or f"{ctx.directory}/checkpoints",
+        checkpoints=checkpoints_of(ctx),
         caches=f"{ctx.target.home}/caches",
         attempt_directory=folder,
         resume_from=ctx.run.resume_from,

@@ -17,7 +17,7 @@ from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.verbs.build import Built
 from manycpu.pipeline.verbs.context import MachineContext
 from manycpu.pipeline.verbs.join import join
-from manycpu.pipeline.verbs.launch import attempt_of, goes_on
+from manycpu.pipeline.verbs.launch import attempt_of, checkpoints_of, goes_on
 from manycpu.pipeline.verbs.launch import status as look
 from manycpu.pipeline.verbs.on_machines import hosts
 from manycpu.pipeline.verbs.stage import Staged
@@ -103,7 +103,7 @@ def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Pl
         "model": staged.model,
         # Of its own for each attempt: what a failed one wrote must not pass for a model.
         "output": str(folder / "output"),
-        "checkpoints": ctx.run.checkpoints or str(ctx.directory / "checkpoints"),
+        "checkpoints": checkpoints_of(ctx),
         "caches": str(ctx.home / "caches"),
         "attempt_directory": str(folder),
         "resume_from": ctx.run.resume_from,
