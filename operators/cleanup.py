@@ -15,11 +15,12 @@ __all__ = ["CleanupOperator"]
 class CleanupOperator(RunOperator):
     """End what still runs, write the report, delete what the run owns. A teardown of ``prepare``."""
 
-    def execute(self, context: Context) -> dict[str, Any] | None:
+    def execute(self, context: Context) -> dict[str, Any]:
         """Clean up; harmless when there is nothing to clean.
 
         Returns:
-            The report where ``run.output`` is null: there is no place for it that every worker sees.
+            The report where ``run.output`` is null: there is no place for it that every worker sees. Elsewhere
+            nothing in it; but nothing at all would be an error in the log of the task that takes it.
 
         Raises:
             LaunchError: A process of the run does not end.
@@ -31,9 +32,9 @@ class CleanupOperator(RunOperator):
             report = cleanup(ctx)
         if report is None:
             self.log.info("nothing to clean up")
-            return None
+            return {}
         for place in report.left_behind:
             self.log.error("left behind: %s", place)
         for place in report.kept:
             self.log.info("kept: %s", place)
-        return report.model_dump(mode="json") if ctx.run.output is None else None
+        return report.model_dump(mode="json") if ctx.run.output is None else {}
