@@ -19,8 +19,8 @@ class CleanupOperator(RunOperator):
         """Clean up; harmless when there is nothing to clean.
 
         Returns:
-            The report where ``run.output`` is null: there is no place for it that every worker sees. Elsewhere
-            nothing in it; but nothing at all would be an error in the log of the task that takes it.
+            The report where ``run.output`` is null: there is no place for it that every worker sees. Else
+            an empty one: none at all would be an error in the log of the task that takes it.
 
         Raises:
             LaunchError: A process of the run does not end.
