@@ -159,6 +159,8 @@ class Location:
         return self.root if self._one_file else f"{self.root.rstrip('/')}/{path}"
 
     def _item(self, path: str) -> Item:
+        if path.endswith("/"):
+            return Item(path, 0, "")
         at = self._at(path)
         return item_of(path, Path(at).stat()) if self.local else _described(path, self.fs.info(at))
 

@@ -26,7 +26,10 @@ Ignored = tuple[tuple[Path, GitIgnoreSpec], ...]
 
 
 class Code(NamedTuple):
-    """The code of a program: its files below its folder, by path, each with its size in bytes."""
+    """The code of a program: its files below its folder, by path, each with its size in bytes.
+
+    A path that ends with a slash is an empty folder.
+    """
 
     root: Path
     files: dict[str, int]
@@ -38,7 +41,8 @@ class Code(NamedTuple):
 
     def __str__(self) -> str:
         size = decimal(sum(self.files.values()))
-        return f"{len(self.files)} file(s) of {self.root}, {size}; the largest: {self._largest}"
+        files = sum(not path.endswith("/") for path in self.files)
+        return f"{files} file(s) of {self.root}, {size}; the largest: {self._largest}"
 
     @property
     def _largest(self) -> str:
@@ -62,7 +66,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
     excluded = {Path(path) for path in named if path and "://" not in path}
     code = Code(root, {})
     for path in _files(root, excluded | ({ctx.home} if isinstance(ctx, MachineContext) else set())):
-        code.files[path] = (root / path).stat().st_size
+        code.files[path] = 0 if path.endswith("/") else (root / path).stat().st_size
         if len(code.files) > _MAX_FILES:
             break
     if len(code.files) > _MAX_FILES or sum(code.files.values()) > _MAX_BYTES:
@@ -85,14 +89,18 @@ def _has(code: Code, program: tuple[str, ...]) -> bool:
 
 
 def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
-    """List the files by path; folders that are left out are not looked into."""
+    """List the files and empty folders by path; folders that are left out are not looked into."""
     docker = _docker(root)
     ignored = {root.parent: _above(root)}
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in os.walk(root, followlinks=True):
         here = Path(folder)
         rules = ignored[here] = (*_git(here), *ignored[here.parent])
+        empty = here.relative_to(root).as_posix()
+        if not folders and not files and here != root and not _matches(docker, empty):
+            yield f"{empty}/"
         folders[:] = [name for name in folders if _counts(here / name, excluded, rules, "/")]
         folders[:] = [name for name in folders if not _is_output(here / name)]
+        folders[:] = [name for name in folders if not _leads_back(here / name, root, excluded)]
         for name in files:
             path = here / name
             below = path.relative_to(root).as_posix()
@@ -108,6 +116,17 @@ def _counts(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> b
         if word is not None:
             return not word
     return True
+
+
+def _leads_back(path: Path, root: Path, excluded: set[Path]) -> bool:
+    """Whether a link leads to a folder that it is in itself, or to what is no code by its own name."""
+    if not path.is_symlink():
+        return False
+    there = path.resolve()
+    around = (folder.resolve() for folder in path.parents if folder.is_relative_to(root))
+    return there in {other.resolve() for other in excluded} or any(
+        folder.is_relative_to(there) for folder in around
+    )
 
 
 def _git(folder: Path) -> Ignored:

@@ -99,6 +99,38 @@ def test_a_program_that_is_ignored_itself_is_refused_at_once(folder: Path, name:
     assert "train.py is among what .gitignore or .dockerignore" in finding.message
 
 
+def test_linked_and_empty_folders_are_code_but_no_loop_and_no_data_by_another_name(
+    folder: Path, home: Path
+) -> None:
+    put(folder.parent, "common/conf.yaml", "data/set.txt")
+    put(folder, "deep/helper.py", "logs/x.log")
+    (folder / "empty" / "deeper").mkdir(parents=True)
+    (folder / "ignored").mkdir()
+    put(folder, ".gitignore", text="*.log\nignored/\n")
+    for name, leads_to in {
+        "lib": folder.parent / "common",
+        "set": folder.parent / "data",
+        "deep/up": folder,
+        "deep/self": folder / "deep",
+        "a": folder / "deep",
+    }.items():
+        (folder / name).symlink_to(leads_to)
+    (folder.parent / "common" / "back").symlink_to(folder / "deep")
+    (folder / "deep" / "there").symlink_to(folder.parent / "common")
+    there = code(folder, data="../data")
+    assert there >= {"train.py", "lib/conf.yaml", "deep/helper.py", "a/helper.py", "empty/deeper/"}
+    assert not [path for path in there if "set" in path or "ignored" in path or "logs" in path]
+    assert max(path.count("/") for path in there) <= 3
+    ctx = opened(folder, data="../data")
+    ctx.ledger.open(ctx.new_entry(0))
+    built = build(ctx).code
+    assert built is not None
+    assert Path(built).is_relative_to(home)
+    assert (Path(built) / "lib" / "conf.yaml").read_text() == "x"
+    assert (Path(built) / "empty" / "deeper").is_dir()
+    cleanup(ctx)
+
+
 @pytest.mark.parametrize(("limit", "value"), [("_MAX_BYTES", 20), ("_MAX_FILES", 1)])
 def test_more_than_code_is_bad_input_and_the_largest_files_are_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int

@@ -53,6 +53,15 @@ def test_folders_come_before_what_is_in_them_and_all_belongs_to_root(folder: Pat
     assert {(info.uid, info.gid, info.mtime) for info in found} == {(0, 0, 0)}
 
 
+def test_an_empty_folder_is_one_in_the_image(folder: Path) -> None:
+    (folder / "logs").mkdir()
+    found = members(pack(folder, "logs/", "train.py"))
+    assert [(info.name, info.isdir()) for info in found][2:] == [
+        ("opt/manycpu/code/logs", True),
+        ("opt/manycpu/code/train.py", False),
+    ]
+
+
 def test_order_times_and_groups_do_not_matter(folder: Path) -> None:
     before = pack(folder, "train.py", "part/b.py")
     os.utime(folder / "train.py", (1, 1))

@@ -61,6 +61,8 @@ def library() -> Tree:
 def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tree:
     """Pack files under their names in an image, which are below ``/opt/manycpu``.
 
+    A name that ends with a slash is an empty folder.
+
     Raises:
         BuildError: A file cannot be read.
     """
@@ -70,7 +72,8 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
         with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for name, path in sorted(files):
                 _add_folders(tar, name.lstrip("/"), seen)
-                _add(tar, name.lstrip("/"), path)
+                if not name.endswith("/"):
+                    _add(tar, name.lstrip("/"), path)
     except OSError as error:
         raise BuildError(f"the code cannot be read: {error}", field=field) from error
     return Tree(stream.getvalue(), f"manycpu: {what}")
@@ -78,7 +81,8 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
 
 def _add_folders(tar: tarfile.TarFile, name: str, seen: set[str]) -> None:
     """Make the folders above a file, but not those that the image has anyway."""
-    for folder in reversed(Path(name).parents):
+    above = Path(name.rpartition("/")[0])
+    for folder in reversed((above, *above.parents)):
         path = folder.as_posix()
         if path.startswith("opt/manycpu") and path not in seen:
             seen.add(path)
