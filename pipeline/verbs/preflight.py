@@ -1,5 +1,7 @@
 """preflight: every check of a run against its target; each finding names its field and what to do."""
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from manycpu.pipeline.verbs.report import in_the_cluster, not_empty, occupied
 __all__ = ["preflight"]
 
 Findings = Iterator[Finding]
+_READ_ONLY = frozenset({"data", "gist", "git", "github", "http", "https", "libarchive", "tar", "zip"})
 
 
 def preflight(ctx: RunContext) -> list[Finding]:
@@ -115,6 +118,40 @@ def _output(ctx: RunContext) -> Findings:
         yield _unreadable("run.output", error, ctx.destination)
 
 
+def _writable(ctx: RunContext) -> Findings:
+    """Find an output that can never be written: what export and report would make there is tried."""
+    protocol, _, rest = ctx.destination.partition("://")
+    if rest and protocol in _READ_ONLY:
+        message = f"nothing can be written by {protocol}"
+        yield Finding("run.output", message, "Give a folder, or a URL of storage, such as s3://bucket/folder")
+        return
+    if in_the_cluster(ctx):
+        return
+    try:
+        folder = ctx.output.local
+        if folder is not None and folder.name and not folder.is_file():
+            _try_out(folder.resolve(), ctx.key)
+    except BadInputError:
+        return  # said by another check
+    except OSError as error:
+        fix = "Give a folder that can be made and written to"
+        yield Finding("run.output", f"{ctx.destination} cannot be written: {error.strerror}", fix)
+
+
+def _try_out(output: Path, key: str) -> None:
+    """Make, below the nearest folder that is there, all folders of an export, and delete them again.
+
+    Raises:
+        OSError: A file is in the way, a name is too long, or the folder cannot be written to.
+    """
+    above = next(folder for folder in output.parents if os.path.lexists(folder))
+    with tempfile.TemporaryDirectory(prefix=".manycpu.", dir=above) as trial:
+        place = Path(trial) / output.relative_to(above)
+        # The copy stands beside it until it is whole, under the longest name of all.
+        token = "0" * (transfer.DIGITS + 9)
+        place.with_name(f".{output.name}.{key}.{token}.partial").mkdir(parents=True)
+
+
 def _no_output(ctx: RunContext) -> Findings:
     if ctx.run.output is None and any("{output}" in word for word in ctx.run.args):
         message = "{output} is in them, and run.output is null: nothing that is written there is kept"
@@ -139,5 +176,6 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _data,
     _squad,
     _output,
+    _writable,
     _no_output,
 )

@@ -103,6 +103,26 @@ def test_bad_input_is_named_with_its_field_and_nothing_starts(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        ("code/train.py/out", "cannot be written: Not a directory"),
+        ("/proc/x/out", "cannot be written: No such file or directory"),
+        ("n" * 230, "cannot be written: File name too long"),
+        ("http://127.0.0.1:1/x", "nothing can be written by http"),
+        (f"new/{'n' * 200}", ""),
+    ],
+)
+def test_an_output_that_can_never_be_written_is_found_before_the_training(
+    manycpu: Type, script: Script, tmp_path: Path, output: str, why: str
+) -> None:
+    file = run_file(tmp_path, program=script(), output=output, nproc_per_node=1)
+    before = sorted(tmp_path.rglob("*"))
+    code, printed = manycpu("preflight", file)
+    assert (code, why in printed, "run.output" in printed) == (2 if why else 0, True, bool(why))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="oneCCL is not for it")
 def test_ccl_without_its_extra_is_refused(
     manycpu: Type, script: Script, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
