@@ -1,6 +1,7 @@
 """The options that commands share, and what they describe: a run and a target, or a run that has begun."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
@@ -82,7 +83,8 @@ def described(file: Path | None, options: Options, name: str) -> RunContext:
     """Open the run that a file and options describe; its name tells it from others."""
     parts = fields_of(file, options)
     base = file.parent if file else Path.cwd()
-    return open_context(parts["run"], parts["target"], "cli", name, base=base)
+    ctx = open_context(parts["run"], parts["target"], "cli", name, base=base)
+    return replace(ctx, run_file=file)
 
 
 def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:

@@ -116,8 +116,8 @@ class FileLedger(Ledger):
     def save(self, entry: Entry) -> None:
         """Write the entry; for callers inside :meth:`hold` that must have it on disk before they go on."""
         fields = entry.model_dump(mode="json")
-        # An output's credentials are needed to clean up; they are for the run's owner alone, as is what
-        # stands beside the ledger: commands and logs hold them too.
+        # An output's credentials are needed to clean up; they are for the run's owner alone, as are the
+        # commands and logs beside the ledger, which hold them too.
         secret = bool(secrets_in([fields["run"], fields["target"], fields["attempts"]]))
         if secret:
             self.directory.chmod(0o700)

@@ -1,4 +1,4 @@
-"""What of a program's folder is its code: not what runs exported there, nor what ignore files name."""
+"""What of a program's folder is its code: not the run file, exports of runs, and what ignore files name."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -66,6 +66,8 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
     excluded = {Path(path) for path in named if path and "://" not in path}
     code = Code(root, {})
     for path in _files(root, excluded | ({ctx.home} if isinstance(ctx, MachineContext) else set())):
+        if _is(root / path, ctx.run_file):
+            continue
         code.files[path] = 0 if path.endswith("/") else (root / path).stat().st_size
         if len(code.files) > _MAX_FILES:
             break
@@ -78,6 +80,10 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
             fix="Let them have it (`!name`), or put the program into a folder of its own",
         )
     return code
+
+
+def _is(path: Path, file: Path | None) -> bool:
+    return file is not None and file.exists() and path.samefile(file)
 
 
 def _has(code: Code, program: tuple[str, ...]) -> bool:

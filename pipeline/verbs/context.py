@@ -55,6 +55,8 @@ class RunContext(ABC):
     """Name of the run, and of everything it makes: it stays when the run's fields are edited."""
     task: str = ""
     """The task that acts, for people; empty where it is no task."""
+    run_file: Path | None = None
+    """The file that the run was read from, which is no code: it may hold what is for its owner alone."""
 
     @property
     @abstractmethod

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from manycpu.pipeline.cli.options import described
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.verbs import code as chosen
 from manycpu.pipeline.verbs.build import build, program_of
@@ -68,6 +69,16 @@ def test_what_runs_exported_into_the_folder_is_no_code(folder: Path) -> None:
 def test_what_tools_make_and_the_run_names_is_no_code(folder: Path) -> None:
     put(folder, ".git/config", "__pycache__/x.pyc", "helper.py", "venv/lib.py", "set/a", "old/b", "points/c")
     assert code(folder, data="set", model="old", checkpoints="points") == {"train.py", "helper.py"}
+
+
+def test_the_run_file_is_no_code(folder: Path) -> None:
+    put(folder, "run.yaml", text="run: {program: ./train.py, output: ../out, env: {PASSWORD: hunter2}}\n")
+    put(folder, "settings.yaml", "sub/run.yaml")
+    (folder / "link.yaml").symlink_to("run.yaml")
+    ctx = described(folder / "run.yaml", {}, "test")
+    root, arguments = program_of(ctx)
+    assert root is not None
+    assert set(code_of(ctx, root, arguments).files) == {"train.py", "settings.yaml", "sub/run.yaml"}
 
 
 def test_gitignore_is_heeded_as_git_does(folder: Path) -> None:
