@@ -62,7 +62,9 @@ def _shape(field: FieldInfo) -> Shape:
     return "list" if get_origin(kind) is tuple and not words else "value"
 
 
-run_id = click.option("--run-id", help="Tells this run from others; the same again goes on with it, once whoever began it has ended.")
+run_id = click.option(
+    "--run-id", help="Tells this run from others; the same again goes on with it when its process is gone."
+)
 
 
 def place(command: Command) -> Command:
