@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ALL_REDUCE
 from helpers import processes_of, until
 
 from manycpu.pipeline import train
@@ -374,8 +375,8 @@ def test_a_ledger_is_gone_with_its_run(tmp_path: Path) -> None:
 def test_a_model_that_could_not_be_exported_is_kept_and_goes_out_with_the_next_try(
     script: Script, tmp_path: Path, home: Path
 ) -> None:
-    (tmp_path / "blocked").write_text("a file where a folder should be")
-    given = fields(tmp_path, script(), output=str(tmp_path / "blocked" / "out"))
+    in_the_way = f"open({str(tmp_path / 'blocked')!r}, 'w').write('since preflight')\n"
+    given = fields(tmp_path, script(ALL_REDUCE + in_the_way), output=str(tmp_path / "blocked" / "out"))
     with pytest.raises(ExportError, match=r"^run\.output: "):
         train(given, run_id="x")
     (kept,) = (home / "runs").glob("train-*")
