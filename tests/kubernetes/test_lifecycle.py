@@ -204,12 +204,18 @@ def test_nothing_is_done_to_a_later_run_of_the_same_name(a_context: Open) -> Non
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "PersistentVolumeClaim"])
-def test_a_verb_whose_run_is_taken_away_says_so_within_seconds(a_context: Open, kind: str) -> None:
-    ctx = a_context("taken")
+def test_a_verb_whose_run_is_taken_away_says_so_within_seconds(
+    a_context: Open, namespace: Space, kind: str
+) -> None:
+    ctx, core = a_context("taken"), client.CoreV1Api(namespace.admin)
+    somebody = {
+        "ConfigMap": core.delete_namespaced_config_map,
+        "PersistentVolumeClaim": core.delete_namespaced_persistent_volume_claim,
+    }
     claim = volume.ensure_claim(ctx)
     with helper(ctx, "stage", claim, quiet) as pod:
         pod.wait_ready()
-        ctx.cluster.delete(kind, {"ConfigMap": ctx.name}.get(kind, claim))
+        somebody[kind]({"ConfigMap": ctx.name}.get(kind, claim), namespace.name)
         ctx.cluster.delete("Pod", pod.name, grace=0)
         with pytest.raises(RunGoneError, match=r"the run was taken away: somebody (deleted|is deleting)"):
             pod.ask("remove", folder="/tmp/pvc-mount/manycpu/nothing")  # noqa: S108 - in a pod
