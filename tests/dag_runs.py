@@ -73,5 +73,6 @@ def _test(folder: Path, dag_id: str, conf: dict[str, Any] | None, when: datetime
 
     bag = DagBag(folder)
     assert bag.import_errors == {}
-    ended: DagRun = bag.dags[dag_id].test(run_conf=conf or {}, run_after=when, logical_date=when)
+    dates: dict[str, Any] = {"run_after": when, "logical_date": when} if when else {}  # None is no default
+    ended: DagRun = bag.dags[dag_id].test(run_conf=conf or {}, **dates)
     return ended
