@@ -28,12 +28,13 @@ from manycpu.pipeline.transfer.manifest import (
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy, drop
 from manycpu.pipeline.transfer.verify import verify
 
-__all__ = ["InUseError", "Lock", "Stored", "discard", "fetch", "staged", "store"]
+__all__ = ["InUseError", "Lock", "Stored", "discard", "fetch", "staged", "store", "strays"]
 
 Lock = Callable[[Path], AbstractContextManager[int | None]]
 """Yields a descriptor for :func:`signs`; None where the lock gives its signs of life by itself."""
 log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
+_NOT_WHOLE: Final = (FileNotFoundError, IsADirectoryError, ValueError)  # such a marker counts for nothing
 _WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -64,11 +65,7 @@ def staged(destination: Path) -> Manifest | None:
     """Read the manifest of a folder that :func:`fetch` completed; None where it did not."""
     try:
         return Manifest(file_of(fields) for fields in read_lines(_marker(destination)))
-    except (
-        FileNotFoundError,
-        IsADirectoryError,
-        ValueError,
-    ):  # ValueError: what is not whole counts for nothing
+    except _NOT_WHOLE:
         return None
 
 
@@ -152,9 +149,8 @@ def store(  # noqa: PLR0913 - the last two are seldom given
         partial, manifest = copy(source, listing, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
         with lock(_lock(destination)):
-            if there := _trusted(
-                destination, tick
-            ):  # somebody else's was ready first, and may be read already
+            # Somebody else's was ready first, and may be read already.
+            if there := _trusted(destination, tick):
                 shutil.rmtree(partial)
                 return Stored(destination, there, reused=True)
             _complete(partial, destination, manifest)
@@ -194,7 +190,7 @@ def _lists(marker: Path, items: Rows[Item]) -> bool:
             and (item.path, item.size, item.executable) == (file.path, file.size, file.executable)
             for item, file in zip_longest(items, files)
         )
-    except (FileNotFoundError, IsADirectoryError, ValueError):
+    except _NOT_WHOLE:
         return False
 
 
