@@ -48,7 +48,7 @@ def test_volumes_are_removed_with_their_claims(namespace: Space) -> None:
         )
 
     name = wait_for("the claim to be bound", volume, seconds=20)
-    namespace.core.delete_namespaced_persistent_volume_claim("data", namespace.name)
+    core.delete_namespaced_persistent_volume_claim("data", namespace.name)
 
     def removed() -> bool:
         return name not in [volume.metadata.name for volume in core.list_persistent_volume().items]
