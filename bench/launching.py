@@ -23,12 +23,12 @@ from bench._measure import by_turns, ratio, rounds, spread
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.verbs.build import Built
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
-from manycpu.pipeline.verbs.on_kubernetes import launch, volume
-from manycpu.pipeline.verbs.on_kubernetes.build import build
-from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
-from manycpu.pipeline.verbs.stage import Staged
+from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes import launch
+from manycpu.pipeline.targets.kubernetes.build import build
+from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
+from manycpu.pipeline.targets.kubernetes.volume import claims
+from manycpu.pipeline.targets.results import Built, Staged
 
 CLAIM = "bench"
 # The node part of manycpu is part of every image; this is the first that the user's own script does.
@@ -53,7 +53,7 @@ class _Bench:
 
     def measure(self) -> dict[str, Any]:
         first = self._context()
-        self._space.create(volume.claim(first.name, first.target, []) | {"metadata": {"name": CLAIM}})
+        self._space.create(claims.claim(first.name, first.target, []) | {"metadata": {"name": CLAIM}})
         built, _ = build(first)
         submit = by_turns(
             {"manycpu": partial(self._submit, built), "kubectl create": partial(self._create, built)},
@@ -93,7 +93,7 @@ class _Bench:
         ctx = self._context()
         placement = launch.place(ctx, Staged(), built, 1, owned=False)
         manifest = self._folder / "job.yaml"
-        manifest.write_text(as_yaml(LAUNCHERS[ctx.target.launch].manifest(ctx.run, ctx.target, placement)))
+        manifest.write_text(as_yaml(*LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)))
         program = self._cluster.modules["kubernetes"].program("kubectl")
         access = ["--kubeconfig", self._space.kubeconfig, "--cache-dir", self._folder / "kubectl"]
         command = [program, *access, "create", "--filename", manifest]

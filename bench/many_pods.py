@@ -15,8 +15,8 @@ def main() -> dict[str, Any]:
     from kubernetes_objects import T0, container, event, gang, job, pod
 
     from manycpu.pipeline.spec.training_run import TrainingRun
-    from manycpu.pipeline.verbs.on_kubernetes import judgement
-    from manycpu.pipeline.verbs.on_kubernetes.budgets import Heard, budgets
+    from manycpu.pipeline.targets.kubernetes.following import judgement
+    from manycpu.pipeline.targets.kubernetes.following.budgets import Heard, budgets
 
     waiting = container(waiting={"reason": "ContainerCreating"})
     pods = [pod(f"qa-1-worker-{number:03}", containerStatuses=[waiting]) for number in range(PODS)]

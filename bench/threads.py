@@ -7,8 +7,8 @@ from typing import Any
 
 from bench._measure import by_turns, ratio, rounds, spread
 from manycpu.pipeline.spec.cpu_plan import plan
+from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, Wanted
 from manycpu.pipeline.spec.machine import Machine
-from manycpu.pipeline.spec.wanted import THREAD_VARIABLES, Wanted
 
 PROCESSES = (2, 4)
 SECONDS = 2.0

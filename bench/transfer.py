@@ -21,9 +21,9 @@ from bench._cluster import namespace, target
 from bench._measure import rounds
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client
+from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 from manycpu.pipeline.transfer import MANIFEST
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
-from manycpu.pipeline.verbs.on_kubernetes import helper, volume
 
 ROUNDS = (6, 2)
 MOUNT = "/tmp/pvc-mount"  # noqa: S108 - in the pod
@@ -40,7 +40,7 @@ def main() -> Figures:
 def _measure(cluster: Cluster, space: Space, folder: Path) -> Figures:
     ctx = _context(space, folder)
     began = time.monotonic()
-    with helper.helper(ctx, "stage", volume.ensure_claim(ctx), lambda *_: None) as pod:
+    with helper_pod.helper(ctx, "stage", claims.ensure_claim(ctx), lambda *_: None) as pod:
         pod.wait_ready()
         figures: Figures = {"pod_seconds": round(time.monotonic() - began, 1)}
         sides = _Ours(ctx, pod, folder), _Kubectl(cluster, space, pod.name, folder)
@@ -60,7 +60,7 @@ def _context(space: Space, folder: Path) -> ClusterContext:
 
 
 class _Ours:
-    def __init__(self, ctx: ClusterContext, pod: helper.Helper, folder: Path) -> None:
+    def __init__(self, ctx: ClusterContext, pod: helper_pod.Helper, folder: Path) -> None:
         self._ctx, self._pod, self._folder = ctx, pod, folder
         self._staged = ""
 
@@ -92,7 +92,7 @@ class _Kubectl:
 
 
 def _compare(
-    sides: tuple[_Ours, _Kubectl], source: Path, space: Space, pod: helper.Helper
+    sides: tuple[_Ours, _Kubectl], source: Path, space: Space, pod: helper_pod.Helper
 ) -> dict[str, float]:
     works: dict[str, list[Callable[[], Any]]] = {
         "stage": [lambda side=side: side.stage(source) for side in sides],
@@ -112,14 +112,14 @@ def _compare(
 
 
 def _turn(
-    space: Space, pod: helper.Helper, works: Sequence[Callable[[], Any]], first: int
+    space: Space, pod: helper_pod.Helper, works: Sequence[Callable[[], Any]], first: int
 ) -> tuple[float, float]:
     # Each is the first in half of the rounds: the second finds the caches full.
     seconds = {side: _seconds(space, pod, works[side]) for side in (first, 1 - first)}
     return seconds[0], seconds[1]
 
 
-def _seconds(space: Space, pod: helper.Helper, work: Callable[[], Any]) -> float:
+def _seconds(space: Space, pod: helper_pod.Helper, work: Callable[[], Any]) -> float:
     # What another has written and not synced is not ours to wait for.
     os.sync()
     space.run(pod.name, "sync")

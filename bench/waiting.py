@@ -54,7 +54,7 @@ def _side(kubeconfig: str, folder: Path) -> dict[str, Any]:
 def _suspended(cluster: Any, kubeconfig: str, folder: Path, number: int) -> dict[str, Any]:
     from manycpu.pipeline.spec.handle import JobHandle
     from manycpu.pipeline.spec.naming import labels
-    from manycpu.pipeline.verbs.context import Access, open_context
+    from manycpu.pipeline.targets.context import Access, open_context
 
     target = LAUNCH | {"namespace": cluster.namespace, "connection": kubeconfig}
     run = {"program": "question_answering", "output": str(folder / str(number))}
@@ -149,7 +149,7 @@ def _child(kubeconfig: str, folder: Path) -> None:
 
     import manycpu.operators.access
     import manycpu.operators.job_trigger
-    import manycpu.pipeline.verbs.on_kubernetes.wait
+    import manycpu.pipeline.targets.kubernetes.wait
 
     manycpu.operators.access.access_of = lambda _: None  # a kubeconfig's path, and no connection of Airflow's
     with _quiet():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from manycpu.pipeline.verbs.context import Access
+    from manycpu.pipeline.targets.context import Access
 
 __all__ = ["access_of"]
 
@@ -23,7 +23,7 @@ def access_of(target: Any) -> Access | None:
     """
     if not isinstance(target, dict) or target.get("kind") != "kubernetes":
         return None
-    from manycpu.pipeline.verbs.context import Access
+    from manycpu.pipeline.targets.context import Access
 
     cluster, registry = target.get("connection"), target.get("registry_connection")
     return Access(

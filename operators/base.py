@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from manycpu.pipeline.spec.targets import Target
     from manycpu.pipeline.spec.training_run import TrainingRun
-    from manycpu.pipeline.verbs.context import RunContext
+    from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["RunOperator", "airflow_instance", "begun", "demand_instance", "explained", "plain"]
 
@@ -85,8 +85,8 @@ class RunOperator(BaseOperator):
             ClusterError: The cluster does not answer.
         """
         from manycpu.pipeline.spec.naming import key_of, run_key
-        from manycpu.pipeline.verbs.context import open_context
-        from manycpu.pipeline.verbs.runs import find
+        from manycpu.pipeline.targets.context import open_context
+        from manycpu.pipeline.targets.runs import find
 
         identity = self._identity(context)
         key = key_of(name) if name else run_key(*identity)

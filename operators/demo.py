@@ -141,9 +141,9 @@ def _conclude(console: Console, output: str, code: int, log: Path) -> int:
 
 def _clean_up() -> None:
     """End what an interrupted run left: the training outlives its worker on purpose."""
+    from manycpu.pipeline.targets.context import home
+    from manycpu.pipeline.targets.runs import on_this_machine
     from manycpu.pipeline.verbs.cleanup import cleanup
-    from manycpu.pipeline.verbs.context import home
-    from manycpu.pipeline.verbs.runs import on_this_machine
 
     for ctx in on_this_machine(home()):
         cleanup(ctx, keep=False)

@@ -16,7 +16,7 @@ def example_run(name: str) -> dict[str, Any]:
         BadInputError: The extra ``demo``, with the checkpoint, is not installed.
     """
     from manycpu.pipeline.recipes.question_answering.demo import demo_run
-    from manycpu.pipeline.verbs.context import home
+    from manycpu.pipeline.targets.context import home
 
     run_id = "{{ run_id | replace(':', '') | replace('+', '_') }}"
     return demo_run(str(home() / "models" / name / run_id))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger
 
-from manycpu.operators.following import FollowingTrigger
+from manycpu.operators.base_trigger import FollowingTrigger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.handle import JobHandle
     from manycpu.pipeline.spec.state import Status
-    from manycpu.pipeline.verbs.context import ClusterContext
-    from manycpu.pipeline.verbs.on_kubernetes.present import Present
-    from manycpu.pipeline.verbs.on_kubernetes.record import Record
+    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Record
+    from manycpu.pipeline.targets.kubernetes.following.object_store import Present
 
 __all__ = ["JobTrigger"]
 
@@ -59,8 +59,8 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     ) -> AsyncIterator[TriggerEvent]:
         """Follow; the one event carries the handle, the final status, and whether the deadline was met."""
         from manycpu.pipeline.adapters.cluster_watch import shared
-        from manycpu.pipeline.verbs.on_kubernetes.follow import Follower
-        from manycpu.pipeline.verbs.wait import outcome
+        from manycpu.pipeline.targets.kubernetes.following.follower import Follower
+        from manycpu.pipeline.targets.outcome import outcome
 
         handle, ctx, record = await self._patiently(self._open)
         async with (
@@ -75,7 +75,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             except asyncio.CancelledError:
                 await self._say_farewell(following, record)
                 raise
-        seen = outcome(ctx, handle, seen, record.kept.observed)
+        seen = outcome(ctx, seen, record.kept.observed)
         yield await self._event(seen, timed_out=timed_out)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -90,8 +90,8 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             keep: Whether to keep what is there for those that come later.
         """
         from manycpu.pipeline.adapters.cluster_watch import shared
-        from manycpu.pipeline.verbs.on_kubernetes.follow import selections
-        from manycpu.pipeline.verbs.on_kubernetes.present import Present
+        from manycpu.pipeline.targets.kubernetes.following.follower import selections
+        from manycpu.pipeline.targets.kubernetes.following.object_store import Present
 
         key, handle = self.shared_stream_key(), self._handle()
         connect = await asyncio.to_thread(self._connect)
@@ -164,14 +164,14 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         await asyncio.to_thread(self._log_lines, lines)
 
     def _open(self) -> tuple[JobHandle, ClusterContext, Record]:
-        from manycpu.pipeline.verbs.on_kubernetes.record import Record
+        from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Record
 
         handle, ctx = self._handle(), self._context()
         return handle, ctx, Record(ctx, handle, self.cursor, self.by)
 
     def _context(self) -> ClusterContext:
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
-        from manycpu.pipeline.verbs.context import Access, reopen
+        from manycpu.pipeline.targets.context import Access, reopen
 
         cluster, handle = self._cluster(), self._handle()
         entry = ConfigMapLedger(cluster, handle.run).read()

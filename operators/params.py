@@ -189,7 +189,7 @@ def _put(fields: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 def _default_output(run_id: str, key: str) -> str:
     from manycpu.pipeline.spec.naming import run_name
-    from manycpu.pipeline.verbs.context import home
+    from manycpu.pipeline.targets.context import home
 
     return str(home() / "models" / run_name(run_id, key))
 

@@ -23,7 +23,7 @@ class PrepareOperator(RunOperator):
         """
         from manycpu.operators.worker_disk import findings
         from manycpu.pipeline.spec.errors import raise_findings
-        from manycpu.pipeline.verbs.join import join
+        from manycpu.pipeline.targets.attempt import join
         from manycpu.pipeline.verbs.prepare import prepare
 
         with explained():

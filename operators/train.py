@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.spec.training_run import TrainingRun
-    from manycpu.pipeline.verbs.context import RunContext
-    from manycpu.pipeline.verbs.wait import Watch
+    from manycpu.pipeline.targets import Watch
+    from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["TrainOperator"]
 
@@ -101,10 +101,10 @@ class TrainOperator(RunOperator):
             return self._conclude(ctx, handle, seen)
 
     def _tell_where_the_model_is(self, ctx: RunContext, handle: Handle) -> None:
-        from manycpu.pipeline.verbs.place import on_target
+        from manycpu.pipeline.targets import verbs_of
 
         if ctx.run.output is not None:
-            where = on_target(ctx, "export").model_of(ctx, handle)
+            where = verbs_of(ctx).model_of(ctx, handle)
             self.log.info("the model is in %s: ExportModelOperator brings it to run.output", where)
 
     def _train(self, context: Context, ctx: RunContext) -> dict[str, Any]:
@@ -128,10 +128,11 @@ class TrainOperator(RunOperator):
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
         """Take what was staged and built, or do so where it is not there or came from other fields."""
-        from manycpu.pipeline.verbs.build import Built, build, built_from
-        from manycpu.pipeline.verbs.join import join
+        from manycpu.pipeline.targets.attempt import join
+        from manycpu.pipeline.targets.results import Built, Staged
+        from manycpu.pipeline.verbs.build import build, built_from
         from manycpu.pipeline.verbs.prepare import prepare
-        from manycpu.pipeline.verbs.stage import Staged, stage, staged_from
+        from manycpu.pipeline.verbs.stage import stage, staged_from
 
         # No ledger: this operator stands alone, or was cleared by itself after the run was cleaned up.
         fresh = not ctx.ledger.exists()
@@ -151,8 +152,9 @@ class TrainOperator(RunOperator):
         """Follow the training in this worker: to its end, or for the first seconds only."""
         from airflow.sdk.exceptions import AirflowTaskTimeout
 
+        from manycpu.pipeline.targets.outcome import outcome
         from manycpu.pipeline.verbs.cancel import cancel
-        from manycpu.pipeline.verbs.wait import POLL, outcome, watch
+        from manycpu.pipeline.verbs.wait import POLL, watch
 
         watching, patience = watch(ctx, handle), _Patience()
         try:
@@ -160,7 +162,7 @@ class TrainOperator(RunOperator):
                 lines, seen = watching.look()
                 self._tell(lines)
                 if seen.state.terminal:
-                    return outcome(watching.ctx, handle, seen, watching.observed)
+                    return outcome(watching.ctx, seen, watching.observed)
                 if self._signalled or patience.asks():
                     self._heed(context, watching)
                 if self.deferrable and patience.ends(lines):

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manycpu.operators.following import FollowingTrigger
+from manycpu.operators.base_trigger import FollowingTrigger
 from manycpu.pipeline.spec.naming import run_key
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from airflow.triggers.base import TriggerEvent
 
     from manycpu.pipeline.spec.state import Status
-    from manycpu.pipeline.verbs.context import RunContext
-    from manycpu.pipeline.verbs.wait import Watch
+    from manycpu.pipeline.targets import Watch
+    from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["TrainingTrigger"]
 
@@ -43,7 +43,7 @@ class TrainingTrigger(FollowingTrigger):
 
     def _context(self) -> RunContext:
         from manycpu.pipeline.ledger.file import FileLedger
-        from manycpu.pipeline.verbs.context import reopen
+        from manycpu.pipeline.targets.context import reopen
 
         directory = Path(self.handle["directory"]).parents[1]
         entry, place = FileLedger(directory).read(), str(directory.parents[1])
@@ -60,13 +60,13 @@ class TrainingTrigger(FollowingTrigger):
         return watch(self._context(), read_handle(self.handle), cursor)
 
     def _look(self, watch: Watch) -> Status:
-        from manycpu.pipeline.verbs.wait import outcome
+        from manycpu.pipeline.targets.outcome import outcome
 
         lines, seen = watch.look()
         self._log_lines(lines)
         if lines:
             self._bookmark.write_text(str(watch.cursor))
-        return outcome(watch.ctx, watch.handle, seen, watch.observed) if seen.state.terminal else seen
+        return outcome(watch.ctx, seen, watch.observed) if seen.state.terminal else seen
 
     @property
     def _bookmark(self) -> Path:

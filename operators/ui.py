@@ -134,9 +134,9 @@ def _welcome(console: Console, home: Path, port: int) -> None:
 
 def _cancel_trainings() -> None:
     """End what outlives its worker on purpose; the DAG runs find it cancelled when Airflow is back."""
+    from manycpu.pipeline.targets.context import home
+    from manycpu.pipeline.targets.runs import on_this_machine
     from manycpu.pipeline.verbs.cancel import cancel
-    from manycpu.pipeline.verbs.context import home
-    from manycpu.pipeline.verbs.runs import on_this_machine
 
     for ctx in on_this_machine(home()):
         cancel(ctx, by="the end of make ui")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from manycpu.pipeline.spec.errors import Finding
-    from manycpu.pipeline.verbs.context import RunContext
+    from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["findings"]
 
@@ -48,7 +48,7 @@ def _first() -> str:
 
 def _folders(ctx: RunContext) -> dict[str, Path]:
     from manycpu.pipeline.adapters.storage import is_remote
-    from manycpu.pipeline.verbs.context import MachineContext
+    from manycpu.pipeline.targets.context import MachineContext
 
     found = {"target.directory": ctx.home} if isinstance(ctx, MachineContext) else {}
     # With run.output null the report reaches the next task by itself.

@@ -21,6 +21,6 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def as_yaml(manifest: Any) -> str:
-    """Write a manifest."""
-    return yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=110)
+def as_yaml(*manifests: Any) -> str:
+    """Write manifests, each a document of its own."""
+    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=110)

@@ -14,7 +14,7 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.state import RankFailure, RunState
 
-__all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft", "met", "observe", "parse"]
+__all__ = ["REPORT", "Observed", "Observer", "Rank", "Report", "as_json", "draft", "observe", "parse"]
 
 _LAST_LINES = 20
 _LINE = 2000  # characters of each
@@ -92,12 +92,6 @@ def observe(lines: Iterable[str]) -> Observed:
     for line in lines:
         observer.hear(events.split(line))
     return observer.observed
-
-
-def met(lines: Iterable[str]) -> bool:
-    """Whether all ranks of a meeting have introduced themselves; reads a log only until they have."""
-    observer = Observer()
-    return any(observer.hear(events.split(line)) and observer.observed.met for line in lines)
 
 
 class Observer:

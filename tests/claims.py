@@ -9,8 +9,8 @@ from pathlib import Path
 from cluster.command import wait_for
 from cluster.space import Space
 
-from manycpu.pipeline.verbs.context import ClusterContext
-from manycpu.pipeline.verbs.on_kubernetes import helper, volume
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 
 __all__ = ["no_pod_is_left", "pods", "quiet", "shell", "sums", "sums_here"]
 
@@ -22,8 +22,8 @@ def quiet(*_: int) -> None:
 @contextmanager
 def shell(ctx: ClusterContext, namespace: Space) -> Iterator[Callable[..., str]]:
     """Run commands beside the volume, in a pod that a namespace with Pod Security `restricted` takes."""
-    claim, image = volume.ensure_claim(ctx), str(ctx.target.helper_image)
-    made = helper.manifest(ctx, "shell", claim, image, ctx.ledger.owner())
+    claim, image = claims.ensure_claim(ctx), str(ctx.target.helper_image)
+    made = helper_pod.manifest(ctx, "shell", claim, image, ctx.ledger.owner())
     made["spec"]["containers"][0]["command"] = ["sleep", "600"]
     name = namespace.create(made)["metadata"]["name"]
     namespace.wait_pod(name, "Running")

@@ -13,9 +13,11 @@ from manycpu.pipeline.adapters.cluster import Cluster, connect
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
-from manycpu.pipeline.verbs.on_kubernetes.launch import _handle
-from manycpu.pipeline.verbs.wait import Watch, outcome, watch
+from manycpu.pipeline.targets import Watch
+from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes.launch import _handle
+from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.verbs.wait import watch
 
 Manifest = dict[str, Any]
 
@@ -129,7 +131,7 @@ class Looker:
 
     def to_the_end(self, seconds: float = 120) -> Status:
         self.until("the end", lambda: self.seen.state.terminal, seconds)
-        return outcome(self.ctx, self.handle, self.seen)
+        return outcome(self.ctx, self.seen, self.watch.observed)
 
     def said(self, text: str) -> list[str]:
         return [line for line in self.lines if text in line]

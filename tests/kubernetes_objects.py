@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS, Gang
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, Gang
 
 T0 = 1_700_000_000
 Object = dict[str, Any]

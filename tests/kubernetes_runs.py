@@ -13,7 +13,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.report import REPORT, Report
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS
+from manycpu.pipeline.targets.kubernetes.deletion import KINDS
 
 Fields = dict[str, Any]
 

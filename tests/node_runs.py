@@ -84,7 +84,7 @@ def manifest_of(launcher: str, script: Path, *args: str, **fields: Any) -> dict[
         mpi=None if launcher == "torchrun" else found(launcher),
         master_port=free_port(),
     )
-    made: dict[str, Any] = MODULES[target.launch].manifest(run, target, placement)
+    made: dict[str, Any] = MODULES[target.launch].objects(run, target, placement)[-1]
     return made
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from manycpu.pipeline.adapters.registry import Repository, of_bytes
 from manycpu.pipeline.adapters.registry_http import Connection
 from manycpu.pipeline.spec.image import Change, Reference
-from manycpu.pipeline.verbs.on_kubernetes.layers import Tree
+from manycpu.pipeline.targets.kubernetes.image.layers import Tree
 
 __all__ = ["with_mpi"]
 

@@ -28,7 +28,6 @@ __all__ = [
     "follow",
     "is_another",
     "is_dead",
-    "lines",
     "observe",
     "run",
     "start",
@@ -234,15 +233,6 @@ def observe(handle: ProcessHandle) -> dict[str, Any]:
     alive = _process(handle) is not None
     record = _read(Path(handle.directory) / EXIT)
     return {"alive": alive, "exit": json.loads(record) if record else None}
-
-
-def lines(handle: ProcessHandle) -> Iterator[str]:
-    """Read the log of a supervised process, so far."""
-    try:
-        with (Path(handle.directory) / LOG).open(errors="replace") as file:
-            yield from file
-    except FileNotFoundError:
-        return
 
 
 def cancel(handle: ProcessHandle) -> None:

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from manycpu.pipeline.cli import begun, described
+from manycpu.pipeline.cli import run_commands, spec_commands
 from manycpu.pipeline.spec.errors import ManycpuError
 
 __all__ = ["cli", "main"]
@@ -18,7 +18,7 @@ def cli() -> None:
     """Train PyTorch models on many CPUs: on this machine, on hosts of a hostfile, on Kubernetes."""
 
 
-for _command in (*described.COMMANDS, *begun.COMMANDS):
+for _command in (*spec_commands.COMMANDS, *run_commands.COMMANDS):
     cli.add_command(_command)
 
 

@@ -2,10 +2,10 @@
 
 A launcher is a module with two pure functions, and the fields that it cannot express:
 
-- ``manifest(run, target, placement) -> dict``: what to run.
+- ``objects(run, target, placement) -> list``: what to create or run, the job last.
 - ``state(observed) -> Status``: what the target says of it.
-- ``CANNOT``: field of the run, or one of the target with ``target.`` before it, or ``elastic`` for a range of
-  nodes -> why this launch kind refuses it, so that nothing is dropped in silence.
+- ``UNSUPPORTED``: field of the run, or one of the target with ``target.`` before it, or ``elastic`` for a
+  range of nodes -> why this launch kind refuses it, so that nothing is dropped in silence.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ class Launcher(Protocol):
     """What a module of this package offers."""
 
     @property
-    def CANNOT(self) -> Mapping[str, str]:  # noqa: N802 - a constant of the module
+    def UNSUPPORTED(self) -> Mapping[str, str]:  # noqa: N802 - a constant of the module
         """Name the fields that it refuses, with the reason."""
 
-    def manifest(self, run: TrainingRun, target: Any, placement: Placement) -> dict[str, Any]:
-        """Describe what to run."""
+    def objects(self, run: TrainingRun, target: Any, placement: Placement) -> list[dict[str, Any]]:
+        """Describe what to create or run; the job, or the command, is the last."""
 
     def state(self, observed: Mapping[str, Any]) -> Status:
         """Read the run's state."""
@@ -49,7 +49,7 @@ def refusals(run: TrainingRun, target: Target) -> list[Finding]:
     """List the fields that were set and that the target's launch kind cannot express."""
     return [
         Finding(named, f"{target.launch!r} cannot do this: {why}", f"Leave {named} out.")
-        for field, why in LAUNCHERS[target.launch].CANNOT.items()
+        for field, why in LAUNCHERS[target.launch].UNSUPPORTED.items()
         for named, asked in [_find(run, target, field)]
         if asked
     ]

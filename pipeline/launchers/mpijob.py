@@ -13,9 +13,9 @@ from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["CANNOT", "await_workers", "manifest", "state"]
+__all__ = ["UNSUPPORTED", "await_workers", "objects", "state"]
 
-CANNOT = {
+UNSUPPORTED = {
     "elastic": "an MPIJob has a fixed number of nodes; target.launch 'pytorchjob' takes a range",
 }
 
@@ -81,38 +81,40 @@ os.execvp(program[0], program)
 """
 
 
-def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
+def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[dict[str, Any]]:
     """Describe the MPIJob.
 
     Raises:
         BadInputError: A range of nodes.
     """
-    return {
-        "apiVersion": "kubeflow.org/v2beta1",
-        "kind": "MPIJob",
-        "metadata": pods.metadata(target, placement),
-        "spec": {
-            "mpiImplementation": IMPLEMENTATIONS[target.mpi],
-            "slotsPerWorker": run.nproc_per_node,
-            "sshAuthMountPath": KEYS,
-            "launcherCreationPolicy": "WaitForWorkersReady",
-            # The default is None: sshd would run for ever.
-            "runPolicy": pods.run_policy(run, target, clean="Running", backoff=run.max_restarts),
-            "mpiReplicaSpecs": {
-                # A new pod for each restart: with its last container the operator deletes a pod, log and all.
-                "Launcher": {
-                    "replicas": 1,
-                    "restartPolicy": "Never",
-                    "template": _launcher(run, target, placement),
-                },
-                "Worker": {
-                    "replicas": run.nodes[1],
-                    "restartPolicy": pods.restart_policy(run, target),
-                    "template": _worker(run, target, placement),
+    return [
+        {
+            "apiVersion": "kubeflow.org/v2beta1",
+            "kind": "MPIJob",
+            "metadata": pods.metadata(target, placement),
+            "spec": {
+                "mpiImplementation": IMPLEMENTATIONS[target.mpi],
+                "slotsPerWorker": run.nproc_per_node,
+                "sshAuthMountPath": KEYS,
+                "launcherCreationPolicy": "WaitForWorkersReady",
+                # The default is None: sshd would run for ever.
+                "runPolicy": pods.run_policy(run, target, clean="Running", backoff=run.max_restarts),
+                "mpiReplicaSpecs": {
+                    # A new pod for each restart: a pod is deleted with its last container, log and all.
+                    "Launcher": {
+                        "replicas": 1,
+                        "restartPolicy": "Never",
+                        "template": _launcher(run, target, placement),
+                    },
+                    "Worker": {
+                        "replicas": run.nodes[1],
+                        "restartPolicy": pods.restart_policy(run, target),
+                        "template": _worker(run, target, placement),
+                    },
                 },
             },
-        },
-    }
+        }
+    ]
 
 
 def state(observed: Mapping[str, Any]) -> Status:
@@ -125,7 +127,7 @@ def state(observed: Mapping[str, Any]) -> Status:
 
 
 def _launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
-    spoken = mpirun.manifest(pods.with_library(run), _hosts(), _seen_from_launcher(run, target, placement))
+    [spoken] = mpirun.objects(pods.with_library(run), _hosts(), _seen_from_launcher(run, target, placement))
     made = pods.container(
         "launcher",
         target,

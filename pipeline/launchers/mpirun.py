@@ -14,9 +14,9 @@ from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["CANNOT", "manifest", "state"]
+__all__ = ["UNSUPPORTED", "objects", "state"]
 
-CANNOT = {
+UNSUPPORTED = {
     "env_from": "secrets by name exist on Kubernetes only; set the variable in the worker's environment",
     "resources.memory": "memory cannot be limited by mpirun",
     "max_restarts": "mpirun ends all ranks when one fails; the task's retries start from the last checkpoint",
@@ -33,8 +33,8 @@ class _Spoken(NamedTuple):
     hostfile: str = ""
 
 
-def manifest(run: TrainingRun, target: Local | BareMetal, placement: Placement) -> dict[str, Any]:
-    """Describe the launch as ``{argv, env, cwd, files}``: a command, its environment, folder and files.
+def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -> list[dict[str, Any]]:
+    """Describe the launch as one ``{argv, env, cwd, files}``: a command, its environment, folder and files.
 
     Raises:
         BadInputError: A range of nodes, or an ssh command with a word that mpirun would tear apart.
@@ -58,12 +58,14 @@ def manifest(run: TrainingRun, target: Local | BareMetal, placement: Placement) 
         env["MANYCPU_LAST"] = "1"
     processes = run.nproc_per_node * (len(placement.hosts) or 1)
     words = [*spoken.options, "-n", str(processes), placement.python, *node_command(run, placement)]
-    return {
-        "argv": [mpi.mpirun, *words],
-        "env": env,
-        "cwd": placement.code,
-        "files": {HOSTFILE: spoken.hostfile} if spoken.hostfile else {},
-    }
+    return [
+        {
+            "argv": [mpi.mpirun, *words],
+            "env": env,
+            "cwd": placement.code,
+            "files": {HOSTFILE: spoken.hostfile} if spoken.hostfile else {},
+        }
+    ]
 
 
 def _meeting_point(target: Local | BareMetal, placement: Placement) -> dict[str, str]:

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from manycpu.pipeline.launchers.environment import environment
-from manycpu.pipeline.spec import cpu_plan, description, quantity
+from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
+from manycpu.pipeline.spec.cpu_request import Wanted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.spec.wanted import Wanted
 
 __all__ = [
     "HOME",
@@ -103,7 +103,7 @@ def _threads(run: TrainingRun) -> Mapping[str, str]:
     cores = run.resources.cpu
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # or torchrun warns
-    described = description.describe(f"cores={math.ceil(cores)}")
+    described = node_spec.describe(f"cores={math.ceil(cores)}")
     wanted = Wanted(processes=run.nproc_per_node, cpus=cores, env=run.env)
     return cpu_plan.plan(described, wanted).env
 

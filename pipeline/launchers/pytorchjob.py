@@ -15,9 +15,9 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["CANNOT", "manifest", "state"]
+__all__ = ["UNSUPPORTED", "objects", "state"]
 
-CANNOT = {
+UNSUPPORTED = {
     "target.mpi": "a PyTorchJob's ranks are started by torchrun; target.launch 'mpijob' has an MPI",
 }
 
@@ -25,7 +25,7 @@ CONTAINER: Final = "pytorch"  # the only one that the operator looks at
 PORT: Final = 23456  # what the operator opens by itself
 
 
-def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
+def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[dict[str, Any]]:
     """Describe the PyTorchJob."""
     command = [*_torchrun(run, placement), *map(pods.literal, ["--no-python", placement.python])]
     command += map(pods.literal, node_command(run, placement))
@@ -45,19 +45,21 @@ def manifest(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict
         "restartPolicy": pods.restart_policy(run, target),
         "template": template,
     }
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": pods.metadata(target, placement),
-        "spec": {
-            # Running ones are let be: they may still write when the job is called a success.
-            # Restarts of all pods together at which the operator gives up: one more than may be.
-            "runPolicy": pods.run_policy(run, target, clean="None", backoff=run.max_restarts + 1),
-            "nprocPerNode": str(run.nproc_per_node),
-            **({"elasticPolicy": _elastic(run, placement)} if restarts(run) else {}),
-            "pytorchReplicaSpecs": {"Worker": workers},
-        },
-    }
+    return [
+        {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": pods.metadata(target, placement),
+            "spec": {
+                # Running ones are let be: they may still write when the job is called a success.
+                # Restarts of all pods together at which the operator gives up: one more than may be.
+                "runPolicy": pods.run_policy(run, target, clean="None", backoff=run.max_restarts + 1),
+                "nprocPerNode": str(run.nproc_per_node),
+                **({"elasticPolicy": _elastic(run, placement)} if restarts(run) else {}),
+                "pytorchReplicaSpecs": {"Worker": workers},
+            },
+        }
+    ]
 
 
 def restarts(run: TrainingRun) -> bool:

@@ -8,16 +8,16 @@ from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["CANNOT", "manifest", "state"]
+__all__ = ["UNSUPPORTED", "objects", "state"]
 
-CANNOT = {
+UNSUPPORTED = {
     "env_from": "secrets by name exist on Kubernetes only; set them where the worker starts",
     "resources.memory": "memory cannot be limited by torchrun",
 }
 
 
-def manifest(run: TrainingRun, target: Local, placement: Placement) -> dict[str, Any]:  # noqa: ARG001
-    """Describe the launch as ``{argv, env, cwd, files}``: a command, its environment, folder and files."""
+def objects(run: TrainingRun, target: Local, placement: Placement) -> list[dict[str, Any]]:  # noqa: ARG001
+    """Describe the launch as one ``{argv, env, cwd, files}``: a command and what it needs."""
     argv = [
         placement.python,
         "-m",
@@ -31,4 +31,4 @@ def manifest(run: TrainingRun, target: Local, placement: Placement) -> dict[str,
     ]
     # torchrun warns, and guesses 1 thread, where this is not set; each rank's CPU plan replaces it.
     env = {"OMP_NUM_THREADS": "1"} | environment(run, placement)
-    return {"argv": argv, "env": env, "cwd": placement.code, "files": {}}
+    return [{"argv": argv, "env": env, "cwd": placement.code, "files": {}}]

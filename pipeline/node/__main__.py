@@ -6,7 +6,7 @@ import socket
 import sys
 
 from manycpu.pipeline.node import cpus, ranks
-from manycpu.pipeline.node.pump import die_with_parent, pump
+from manycpu.pipeline.node.log_forwarder import die_with_parent, pump
 from manycpu.pipeline.spec import events
 
 USAGE = "usage: python -m manycpu.pipeline.node [-m MODULE | SCRIPT] ARGS..."

@@ -10,8 +10,8 @@ import torch.distributed
 from torch.distributed import DistError, PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
 from manycpu.pipeline.node.backends import BACKENDS, UnavailableError
-from manycpu.pipeline.node.refusal import BACKEND, PROOF, Refusal
-from manycpu.pipeline.node.speak import say, warn
+from manycpu.pipeline.node.emit import say, warn
+from manycpu.pipeline.node.node_exit import BACKEND, PROOF, Refusal
 
 __all__ = ["require", "was_initialised", "wrap"]
 

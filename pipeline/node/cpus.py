@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from manycpu.pipeline.node.ranks import Rank
 from manycpu.pipeline.spec import cpu_plan
+from manycpu.pipeline.spec.cpu_request import Wanted
 from manycpu.pipeline.spec.machine import Machine
-from manycpu.pipeline.spec.wanted import Wanted
 
 __all__ = ["pin", "plan", "preload"]
 

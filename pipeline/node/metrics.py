@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manycpu.pipeline.node.speak import say, warn
+from manycpu.pipeline.node.emit import say, warn
 
 __all__ = ["metrics", "progress"]
 

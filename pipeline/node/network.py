@@ -6,8 +6,8 @@ import socket
 
 import psutil
 
+from manycpu.pipeline.node.emit import warn
 from manycpu.pipeline.node.proof import Meeting
-from manycpu.pipeline.node.speak import warn
 
 __all__ = ["choose_interface"]
 

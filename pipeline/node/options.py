@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from manycpu.pipeline.node.emit import warn
 from manycpu.pipeline.node.script import Program
-from manycpu.pipeline.node.speak import warn
 
 __all__ = ["translate", "translated"]
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from manycpu.pipeline.node.asked import Asked
+from manycpu.pipeline.node.emit import say
+from manycpu.pipeline.node.node_exit import PROOF, Refusal
 from manycpu.pipeline.node.ranks import Rank
-from manycpu.pipeline.node.refusal import PROOF, Refusal
-from manycpu.pipeline.node.speak import say
+from manycpu.pipeline.node.requested_world import Asked
 from manycpu.pipeline.spec.cpu_plan import CpuPlan
 
 __all__ = ["Meeting", "meet"]

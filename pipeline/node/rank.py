@@ -4,9 +4,9 @@ import os
 import socket
 from pathlib import Path
 
-from manycpu.pipeline.node import asked, cpus, options, ranks, script
-from manycpu.pipeline.node.refusal import NEVER_INITIALISED, PROOF, Refusal
-from manycpu.pipeline.node.speak import say, warn
+from manycpu.pipeline.node import cpus, options, ranks, requested_world, script
+from manycpu.pipeline.node.emit import say, warn
+from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, PROOF, Refusal
 from manycpu.pipeline.node.start import Start
 from manycpu.pipeline.spec import cpu_plan
 
@@ -27,7 +27,7 @@ def run(rank: ranks.Rank, argv: list[str]) -> int:
 
 
 def _run(rank: ranks.Rank, program: script.Program) -> int:
-    asked_for = asked.of(os.environ)
+    asked_for = requested_world.of(os.environ)
     asked_for.check_world(rank)
     plan = plan_cpus(rank)
     _meeting_point(rank)

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from manycpu.pipeline.node.refusal import Refusal
-from manycpu.pipeline.node.speak import say
+from manycpu.pipeline.node.emit import say
+from manycpu.pipeline.node.node_exit import Refusal
 
 __all__ = ["Program", "execute"]
 

@@ -2,7 +2,7 @@
 
 import time
 
-from manycpu.pipeline.node.speak import say
+from manycpu.pipeline.node.emit import say
 
 __all__ = ["Start"]
 

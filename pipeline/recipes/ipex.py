@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from manycpu.pipeline.recipes.speak import say
+from manycpu.pipeline.recipes.emit import say
 
 __all__ = ["misfit", "optimize", "why_not"]
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from manycpu.pipeline.node.metrics import progress
 from manycpu.pipeline.recipes import checkpoints, ipex
-from manycpu.pipeline.recipes.speak import say
+from manycpu.pipeline.recipes.emit import say
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["CpuTrainer", "CpuTrainingOptions", "option", "resume_point", "usable"]

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from manycpu.pipeline.spec import mistakes, pinning, quantity
+from manycpu.pipeline.spec import cpu_warnings, pinning, quantity
+from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, Sizes, Wanted
 from manycpu.pipeline.spec.machine import Cpu, Machine
-from manycpu.pipeline.spec.wanted import AFFINITY_VARIABLES, THREAD_VARIABLES, Sizes, Wanted
 
 __all__ = ["CpuPlan", "Row", "plan", "shm_of"]
 
@@ -69,7 +69,7 @@ def plan(machine: Machine, wanted: Wanted | None = None) -> CpuPlan:
         preload=preload,
         shm=shm_of(memory) if memory else None,
         env={name: str(sizes.threads) for name in THREAD_VARIABLES if name not in wanted.env},
-        warnings=tuple(mistakes.found(machine, wanted, sizes, _preload(machine))),
+        warnings=tuple(cpu_warnings.found(machine, wanted, sizes, _preload(machine))),
         rows=(
             *_rows_of_machine(machine, wanted, sizes),
             *_rows_of_processes(wanted, sizes),

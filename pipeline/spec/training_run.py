@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from manycpu.pipeline.spec import quantity
-from manycpu.pipeline.spec.wanted import Wanted
+from manycpu.pipeline.spec.cpu_request import Wanted
 
 __all__ = ["Resources", "TrainingRun"]
 

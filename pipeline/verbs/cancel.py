@@ -3,8 +3,8 @@
 import time
 
 from manycpu.pipeline.spec.errors import CancelledError
-from manycpu.pipeline.verbs.context import RunContext
-from manycpu.pipeline.verbs.place import on_target
+from manycpu.pipeline.targets import verbs_of
+from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["cancel", "heed", "withhold"]
 
@@ -24,7 +24,7 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
         LaunchError: It does not end, or was started on another machine.
         ClusterError: The cluster does not answer.
     """
-    return ctx.ledger.exists() and bool(on_target(ctx, "cancel").cancel(ctx, by, attempt))
+    return ctx.ledger.exists() and verbs_of(ctx).cancel(ctx, by, attempt)
 
 
 def withhold(ctx: RunContext, by: str) -> bool:

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import suppress
-from pathlib import Path
 
 from manycpu.pipeline import report
 from manycpu.pipeline.ledger import Entry, VerbRecord
@@ -10,13 +9,15 @@ from manycpu.pipeline.report import Report
 from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets import verbs_of
+from manycpu.pipeline.targets.attempt import attempt_status
+from manycpu.pipeline.targets.context import RunContext, as_started
+from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.context import MachineContext, RunContext, as_started
 from manycpu.pipeline.verbs.export import unseen
-from manycpu.pipeline.verbs.launch import present_handle, status
-from manycpu.pipeline.verbs.place import on_target
+from manycpu.pipeline.verbs.launch import present_handle
 from manycpu.pipeline.verbs.report import write_report
-from manycpu.pipeline.verbs.wait import observed_of, outcome
+from manycpu.pipeline.verbs.wait import observed_of
 
 __all__ = ["cleanup", "undelivered"]
 
@@ -51,11 +52,11 @@ def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -
     with suppress(ExportError):  # raised below, when all else is done
         write_report(ctx, written)
     if model or (keep and _kept(ctx, written)):
-        written.kept += on_target(ctx, "cleanup").keep(ctx, None if model else ctx.run.keep_for)
+        written.kept += verbs_of(ctx).keep(ctx, None if model else ctx.run.keep_for)
         result = "skipped"
     else:
-        written.kept = [what for what in written.kept if not on_target(ctx, "cleanup").owns(ctx, what)]
-        written.left_behind = on_target(ctx, "cleanup").remove(ctx)
+        written.kept = [what for what in written.kept if not verbs_of(ctx).owns(ctx, what)]
+        written.left_behind = verbs_of(ctx).remove(ctx)
         result = "failed" if written.left_behind else "done"
     seconds = time.monotonic() - started
     written.verbs["cleanup"] = VerbRecord.model_validate({"seconds": seconds, "result": result})
@@ -80,7 +81,7 @@ def undelivered(ctx: RunContext) -> bool:
         return handle is not None and (_unasked(ctx, entry, handle) or unseen(ctx, entry, handle) is not None)
     if judged := entry.verbs.get("wait"):
         return judged.result != "failed"
-    return handle is not None and status(ctx, handle, entry).state is RunState.SUCCEEDED
+    return handle is not None and attempt_status(ctx, handle, entry).state is RunState.SUCCEEDED
 
 
 def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
@@ -88,10 +89,7 @@ def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
     before = entry.described(handle.attempt).run.get("output")
     if before is None or entry.export is None or entry.export["path"] is not None:
         return False
-    if not isinstance(ctx, MachineContext):  # what it wrote is on a volume, perhaps nothing
-        return True
-    model: Path = on_target(ctx, "export").model_of(ctx, handle)
-    return any(path.is_file() for path in model.rglob("*"))
+    return verbs_of(ctx).may_have_model(ctx, handle)
 
 
 def _draft(ctx: RunContext) -> Report:
@@ -110,10 +108,10 @@ def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunSta
     if handle is None:
         return RunState.FAILED, failed or _not_done(entry)
     try:
-        seen = status(ctx, handle, entry)
+        seen = attempt_status(ctx, handle, entry)
         judged = entry.verbs.get("wait")
         if seen.state is not RunState.SUCCEEDED or judged is None or judged.result != "done":
-            seen = outcome(as_started(ctx, entry, handle.attempt), handle, seen)
+            seen = outcome(as_started(ctx, entry, handle.attempt), seen, observed_of(ctx, handle))
     except ManycpuError as error:
         return RunState.FAILED, str(error)
     if seen.state is not RunState.SUCCEEDED:

@@ -12,10 +12,10 @@ from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.output import MANIFEST, manifests
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets import verbs_of
+from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
-from manycpu.pipeline.verbs.context import RunContext
-from manycpu.pipeline.verbs.place import on_target
-from manycpu.pipeline.verbs.report import in_the_cluster, write_report
+from manycpu.pipeline.verbs.report import write_report
 from manycpu.pipeline.verbs.wait import observed_of
 
 __all__ = ["Exported", "export", "unseen"]
@@ -46,7 +46,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         if ctx.run.output is None:
             record.result, manifest = "skipped", Manifest(files=())
         else:
-            manifest = on_target(ctx, "export").export(ctx, handle, progress)
+            manifest = verbs_of(ctx).export(ctx, handle, progress)
             if not manifest.files:
                 raise _fruitless(ctx, handle)
         observed = observed_of(ctx, handle)
@@ -69,7 +69,7 @@ def _fruitless(ctx: RunContext, handle: Handle) -> ExportError:
         entry.attempts[handle.attempt] = entry.described(handle.attempt).model_copy(
             update={"fruitless": True}
         )
-    elsewhere: list[str] = on_target(ctx, "export").strays(ctx, entry, handle)
+    elsewhere = verbs_of(ctx).strays(ctx, entry, handle)
     more = f" (and {len(elsewhere) - 1} more)" if len(elsewhere) > 1 else ""
     where = f" to its output; {elsewhere[0]}{more} came into being elsewhere" if elsewhere else ""
     return ExportError(
@@ -85,12 +85,12 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
 
     Tasks of a DAG may run on several workers: what one wrote to its own disk is nowhere for the next.
     """
-    if entry.export is None or ctx.run.output is None or in_the_cluster(ctx):  # pods all reach the same URL
+    if entry.export is None or ctx.run.output is None or ctx.output_in_cluster:  # pods all reach the same URL
         return None
     why = _fault(ctx, entry.export["sha256"])
     if why is None:
         return None
-    model = on_target(ctx, "export").model_of(ctx, handle)
+    model = verbs_of(ctx).model_of(ctx, handle)
     return without(
         f"run.output: the model was exported to {ctx.run.output} and is not to be seen there from "
         f"{socket.gethostname()}: {why}. It is kept in {model}. Give an output that every worker reaches, "

@@ -13,11 +13,10 @@ from manycpu.pipeline.report import REPORT
 from manycpu.pipeline.spec import program, squad
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
-from manycpu.pipeline.verbs.build import installed, module_root, program_of
-from manycpu.pipeline.verbs.code import code_of
-from manycpu.pipeline.verbs.context import MachineContext, RunContext
-from manycpu.pipeline.verbs.place import on_target
-from manycpu.pipeline.verbs.report import in_the_cluster, not_empty, occupied
+from manycpu.pipeline.targets import verbs_of
+from manycpu.pipeline.targets.context import MachineContext, RunContext
+from manycpu.pipeline.targets.output import not_empty, occupied
+from manycpu.pipeline.targets.program_code import code_of, installed, module_root, program_of
 
 __all__ = ["preflight"]
 
@@ -28,7 +27,7 @@ _READ_ONLY = frozenset({"data", "gist", "git", "github", "http", "https", "libar
 def preflight(ctx: RunContext) -> list[Finding]:
     """Check everything that can be known before anything starts; the fatal findings come first."""
     found = [finding for check in _CHECKS for finding in check(ctx)]
-    return sorted([*found, *on_target(ctx, "preflight").findings(ctx)], key=lambda finding: not finding.fatal)
+    return sorted([*found, *verbs_of(ctx).findings(ctx)], key=lambda finding: not finding.fatal)
 
 
 def _launch_kind(ctx: RunContext) -> Findings:
@@ -108,7 +107,7 @@ def _squad(ctx: RunContext) -> Findings:
 
 
 def _output(ctx: RunContext) -> Findings:
-    if in_the_cluster(ctx):  # stage looks at it, from there
+    if ctx.output_in_cluster:  # stage looks at it, from there
         return
     try:
         yield from _present_output(ctx, ctx.output)
@@ -125,7 +124,7 @@ def _writable(ctx: RunContext) -> Findings:
         message = f"nothing can be written by {protocol}"
         yield Finding("run.output", message, "Give a folder, or a URL of storage, such as s3://bucket/folder")
         return
-    if in_the_cluster(ctx):
+    if ctx.output_in_cluster:
         return
     try:
         folder = ctx.output.local

@@ -4,8 +4,9 @@ import time
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.errors import Finding, raise_findings
-from manycpu.pipeline.verbs.context import RunContext
-from manycpu.pipeline.verbs.place import on_target
+from manycpu.pipeline.targets import verbs_of
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.verbs.cleanup import undelivered
 from manycpu.pipeline.verbs.preflight import preflight
 
 __all__ = ["prepare"]
@@ -23,7 +24,7 @@ def prepare(ctx: RunContext) -> list[Finding]:
     started = time.monotonic()
     findings = preflight(ctx)
     raise_findings(findings)
-    findings += on_target(ctx, "cleanup").remove_expired(ctx, time.time())
+    findings += verbs_of(ctx).remove_expired(ctx, time.time(), undelivered)
     entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
     if entry.attempt + 1 in entry.cancelled:  # said of what was begun before, and did not get that far
         with ctx.ledger.update() as entry:

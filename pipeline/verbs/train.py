@@ -13,16 +13,16 @@ from manycpu.pipeline.spec.errors import CancelledError, Finding, RunGoneError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.targets.context import RunContext, open_context
+from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.context import RunContext, open_context
 from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import edited, launch
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.report import conclude as conclude_run
 from manycpu.pipeline.verbs.report import read_report, report_path
-from manycpu.pipeline.verbs.runs import find
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 

@@ -21,8 +21,8 @@ TOKEN_SECONDS = 3600
 LOG_LINES = 100
 EXEC_SECONDS = 60
 # What the account may do: in its namespace, and in one where images are built.
-RIGHTS = PROJECT / "pipeline" / "verbs" / "on_kubernetes" / "rights.yaml"
-BUILD_RIGHTS = PROJECT / "pipeline" / "verbs" / "on_kubernetes" / "build_rights.yaml"
+RIGHTS = PROJECT / "pipeline" / "targets" / "kubernetes" / "rights.yaml"
+BUILD_RIGHTS = PROJECT / "pipeline" / "targets" / "kubernetes" / "build_rights.yaml"
 # Group, version and plural of the operators' jobs, by kind.
 JOBS = {
     "PyTorchJob": ("kubeflow.org", "v1", "pytorchjobs"),

@@ -22,11 +22,11 @@ from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.display import Display
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.verbs.context import Access, ClusterContext, open_context
-from manycpu.pipeline.verbs.on_kubernetes import dependencies
-from manycpu.pipeline.verbs.on_kubernetes.image_checks import check_images
-from manycpu.pipeline.verbs.on_kubernetes.registries import registries
-from manycpu.pipeline.verbs.on_kubernetes.save import save
+from manycpu.pipeline.targets.context import Access, ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes.image import base_image
+from manycpu.pipeline.targets.kubernetes.image.checks import check_images
+from manycpu.pipeline.targets.kubernetes.image.image_archive import save
+from manycpu.pipeline.targets.kubernetes.image.registries import registries
 
 Context = Callable[..., ClusterContext]
 LOGIN = Login(USER, PASSWORD)
@@ -105,7 +105,7 @@ def context(host: str, builder: str, tmp_path: Path) -> Context:
 def build(ctx: ClusterContext) -> Reference:
     """Name the training image's base, after building it if need be."""
     with registries(ctx) as opened:
-        return dependencies.image(ctx, "train", opened)
+        return base_image.image(ctx, "train", opened)
 
 
 def left(builder: str) -> str:

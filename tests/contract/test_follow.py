@@ -21,10 +21,11 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.verbs.on_kubernetes import follow, launch
-from manycpu.pipeline.verbs.on_kubernetes.follow import Follower
-from manycpu.pipeline.verbs.on_kubernetes.record import Record
-from manycpu.pipeline.verbs.wait import outcome
+from manycpu.pipeline.targets.kubernetes import launch
+from manycpu.pipeline.targets.kubernetes.following import follower
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Record
+from manycpu.pipeline.targets.kubernetes.following.follower import Follower
+from manycpu.pipeline.targets.outcome import outcome
 
 HOUR = 3600
 WORKER = "qa-1-worker-0"
@@ -180,7 +181,7 @@ def test_an_end_that_cannot_be_asked_for_is_not_believed(server: ApiServer, tmp_
 def test_a_budget_ends_the_wait_though_nobody_answers(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "_UNASKED", 0.0)
+    monkeypatch.setattr(follower, "_UNASKED", 0.0)
     healthy(server)
     server.logs[WORKER] = ""
     server.refuses = {"PyTorchJob"}
@@ -218,7 +219,7 @@ def test_a_worker_that_is_deleted_while_the_job_succeeds_is_missed(server: ApiSe
         server.logs[f"qa-1-worker-{rank}"] = proof
     following = Following(server, tmp_path, nnodes=2, max_restarts=1)
     seen = asyncio.run(followed(server, following))
-    believed = outcome(following.ctx, handle(), seen, following.record.kept.observed)
+    believed = outcome(following.ctx, seen, following.record.kept.observed)
     assert (seen.state, believed.state) == (RunState.SUCCEEDED, RunState.FAILED)
     assert "nothing shows how the ranks on qa-1-worker-1 ended" in believed.reason
 
@@ -305,7 +306,7 @@ def test_status_and_wait_say_the_same_of_a_success_without_its_proof(
     following = Following(server, tmp_path, nnodes=2)
     assert story(following).reason == "nobody has read its log to the end yet"
     seen = asyncio.run(following.run(*picture(server)))
-    believed = outcome(following.ctx, handle(), seen, following.record.kept.observed)
+    believed = outcome(following.ctx, seen, following.record.kept.observed)
     assert story(following) == believed
     assert (believed.state, "2 ranks were asked for, 1 met" in believed.reason) == (RunState.FAILED, True)
 

@@ -91,7 +91,7 @@ def prepare(tmp_path: Path, target: BareMetal, script: str = ALL_REDUCE, **field
         mpi=mpi.find(target.mpi),
         **on_hosts.placement(target, run),
     )
-    manifest = mpirun.manifest(run, target, placement)
+    [manifest] = mpirun.objects(run, target, placement)
     for name, text in manifest["files"].items():
         (folders["attempt"] / name).write_text(text)
     return manifest

@@ -16,9 +16,9 @@ from registry_images import push_base
 
 from manycpu.pipeline.adapters.archive import Archive
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
-from manycpu.pipeline.verbs.on_kubernetes import build
-from manycpu.pipeline.verbs.on_kubernetes.save import save
+from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes import build
+from manycpu.pipeline.targets.kubernetes.image.image_archive import save
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from node_runs import LAUNCHERS, MPIRUNS, PLAIN, by_hand, execute, launch, manif
 from programs import Program
 
 from manycpu.pipeline.spec.cpu_plan import plan
+from manycpu.pipeline.spec.cpu_request import Wanted
 from manycpu.pipeline.spec.machine import Machine
-from manycpu.pipeline.spec.wanted import Wanted
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
 

@@ -22,14 +22,14 @@ from manycpu.pipeline.spec.errors import (
     StageError,
     TrainingFailedError,
 )
+from manycpu.pipeline.targets.context import RunContext, changed, home, open_context
+from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.context import RunContext, changed, home, open_context
 from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
-from manycpu.pipeline.verbs.runs import on_this_machine
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.train import Silent
 from manycpu.pipeline.verbs.wait import conclude, wait
@@ -449,7 +449,7 @@ def test_a_model_that_cleanup_cannot_see_is_kept(script: Script, tmp_path: Path)
 
 EVALUATES = """
 import os, torch.distributed as dist
-from manycpu.pipeline.node.speak import say
+from manycpu.pipeline.node.emit import say
 dist.init_process_group()
 say("metrics", values={"accuracy": 0.5})
 dist.destroy_process_group()

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from manycpu.operators import TrainOperator
+from manycpu.pipeline.targets.context import RunContext, open_context
+from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.context import RunContext, open_context
 from manycpu.pipeline.verbs.prepare import prepare
-from manycpu.pipeline.verbs.runs import find
 from manycpu.pipeline.verbs.stage import stage
 
 

@@ -172,7 +172,7 @@ def test_a_program_that_is_to_write_no_model_succeeds_and_its_metrics_are_told(
     """The form has text alone: the word null. The report goes from cleanup to report as an XCom."""
     text = """
 import torch.distributed as dist
-from manycpu.pipeline.node.speak import say
+from manycpu.pipeline.node.emit import say
 dist.init_process_group()
 say("metrics", values={"accuracy": 0.5})
 dist.destroy_process_group()

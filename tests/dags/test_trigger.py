@@ -21,10 +21,11 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.targets.attempt import attempt_status
+from manycpu.pipeline.targets.context import RunContext, open_context
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.context import RunContext, open_context
-from manycpu.pipeline.verbs.launch import launch, status
+from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.stage import stage
 
@@ -132,14 +133,14 @@ def test_a_triggerer_that_goes_leaves_the_training(training: Training) -> None:
         await gone.cleanup()
 
     asyncio.run(leave())
-    assert not status(ctx, handle, ctx.ledger.read()).state.terminal
+    assert not attempt_status(ctx, handle, ctx.ledger.read()).state.terminal
 
 
 def test_a_person_ends_the_training_and_the_record_says_who(training: Training) -> None:
     ctx, handle, _ = training
     asyncio.run(trigger(handle).on_kill())
     entry = ctx.ledger.read()
-    assert status(ctx, handle, entry).state == "cancelled"
+    assert attempt_status(ctx, handle, entry).state == "cancelled"
     assert entry.cancelled == {1: "task train, try 1 (id)"}
 
 

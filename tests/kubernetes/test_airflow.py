@@ -17,8 +17,8 @@ from kubernetes_jobs import Manifest, cluster_of
 from standalone import Airflow
 
 from manycpu.pipeline.report import Report
-from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
-from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS
+from manycpu.pipeline.targets.kubernetes.deletion import KINDS
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
 
 PROGRAM = Path(__file__).parents[1] / "e2e" / "programs" / "tiny.py"
 GO = "/tmp/go"  # noqa: S108 - inside a pod

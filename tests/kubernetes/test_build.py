@@ -17,11 +17,11 @@ from registry_images import pull
 
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.verbs import context
-from manycpu.pipeline.verbs.context import ClusterContext
-from manycpu.pipeline.verbs.on_kubernetes import dependencies, images
-from manycpu.pipeline.verbs.on_kubernetes.builders import PODS
-from manycpu.pipeline.verbs.on_kubernetes.registries import registries
+from manycpu.pipeline.targets import context
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.image import base_image, images
+from manycpu.pipeline.targets.kubernetes.image.builders import PODS
+from manycpu.pipeline.targets.kubernetes.image.registries import registries
 
 Fields = dict[str, Any]
 pytestmark = pytest.mark.pod_security("restricted")
@@ -75,7 +75,7 @@ def build(target: Fields, builder: str, builds: Space, tmp_path: Path) -> Callab
 def dependency(ctx: ClusterContext) -> Reference:
     """Name the training image's base, after building it if need be."""
     with registries(ctx) as opened:
-        return dependencies.image(ctx, "train", opened)
+        return base_image.image(ctx, "train", opened)
 
 
 def left(builds: Space) -> list[str]:

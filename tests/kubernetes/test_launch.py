@@ -10,16 +10,16 @@ from cluster.space import Space
 
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.verbs.build import Built
+from manycpu.pipeline.targets.attempt import attempt_of, attempt_status
+from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
+from manycpu.pipeline.targets.results import Built, Staged
+from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
-from manycpu.pipeline.verbs.launch import attempt_of, launch, status
-from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
-from manycpu.pipeline.verbs.on_kubernetes.gone import wait_until_gone
+from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
-from manycpu.pipeline.verbs.runs import find
-from manycpu.pipeline.verbs.stage import Staged
 
 BUILT = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="nobody/pulls:this")
 pytestmark = pytest.mark.pod_security("restricted")
@@ -48,7 +48,7 @@ def test_a_second_launch_attaches_and_a_cancelled_attempt_is_followed(begun: Clu
     assert not cancel(begun, by="another")
     entry = begun.ledger.read()
     assert entry.cancelled == {1: "a person"}
-    seen = status(begun, first, entry)
+    seen = attempt_status(begun, first, entry)
     assert (seen.state, seen.reason) == ("cancelled", "ended by a person")
     second, attached = launch(begun, Staged(), BUILT)
     assert (second.attempt, attached) == (2, False)
@@ -119,7 +119,7 @@ def test_a_job_that_somebody_deleted_is_a_failure_and_the_next_attempt_follows(b
     kind = {"pytorchjob": "PyTorchJob", "mpijob": "MPIJob"}[first.launch]
     begun.cluster.delete(kind, first.name)
     wait_until_gone(begun, {"manycpu/run": begun.name, "manycpu/attempt": "1"}, 30)
-    seen = status(begun, first, begun.ledger.read())
+    seen = attempt_status(begun, first, begun.ledger.read())
     assert (seen.state, "somebody deleted it" in seen.reason) == ("failed", True)
     assert launch(begun, Staged(), BUILT)[0].attempt == 2
 

@@ -16,10 +16,11 @@ from manycpu.pipeline.cli import cli
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
-from manycpu.pipeline.verbs.on_kubernetes import launch, volume
-from manycpu.pipeline.verbs.on_kubernetes.build import build
-from manycpu.pipeline.verbs.stage import Staged
+from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes import launch
+from manycpu.pipeline.targets.kubernetes.build import build
+from manycpu.pipeline.targets.kubernetes.volume import claims
+from manycpu.pipeline.targets.results import Staged
 
 Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]
@@ -38,7 +39,7 @@ def described(ctx: ClusterContext) -> str:
     """Describe the job with the image in it, as `render` does without."""
     built, _ = build(ctx)
     placement = launch.place(ctx, Staged(), built, 1, owned=False)
-    return as_yaml(LAUNCHERS[ctx.target.launch].manifest(ctx.run, ctx.target, placement))
+    return as_yaml(*LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement))
 
 
 def said(namespace: Space, ctx: ClusterContext) -> list[events.RankLine]:
@@ -69,7 +70,7 @@ def test_all_ranks_meet_on_both_nodes(
     run = a_run(SCRIPT, env_from=["words"], env={"GREETING": "good $(HOME)"}, **how)
     ctx = open_context(run, target | where, "by-hand", kind, base=tmp_path)
     assert isinstance(ctx, ClusterContext)
-    namespace.create(volume.claim(ctx.name, ctx.target, []))
+    namespace.create(claims.claim(ctx.name, ctx.target, []))
     job = namespace.create(yaml.safe_load(described(ctx)))
     assert namespace.wait_job(job["kind"], job["metadata"]["name"], seconds=300) == "Succeeded"
     lines = said(namespace, ctx)

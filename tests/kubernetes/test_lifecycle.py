@@ -20,17 +20,16 @@ from manycpu.pipeline.ledger import VerbRecord
 from manycpu.pipeline.ledger.configmap import ledgers
 from manycpu.pipeline.spec.errors import LedgerError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.verbs import runs
-from manycpu.pipeline.verbs.build import Built
+from manycpu.pipeline.targets import runs
+from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.kubernetes.cleanup import remove, remove_expired
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
+from manycpu.pipeline.targets.kubernetes.volume import claims
+from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
+from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.context import Access, ClusterContext
+from manycpu.pipeline.verbs.cleanup import cleanup, undelivered
 from manycpu.pipeline.verbs.launch import launch
-from manycpu.pipeline.verbs.on_kubernetes import volume
-from manycpu.pipeline.verbs.on_kubernetes.cleanup import remove, remove_expired
-from manycpu.pipeline.verbs.on_kubernetes.gang import JOBS
-from manycpu.pipeline.verbs.on_kubernetes.helper import helper
-from manycpu.pipeline.verbs.stage import Staged
 
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
@@ -82,7 +81,7 @@ def test_a_kept_run_that_goes_on_is_not_removed_when_its_time_as_a_kept_one_is_o
     again.ledger.open(again.new_entry(time.time()))
     lease = again.ledger.lease()
     assert (lease.held(time.time()), lease.ended) == (True, False)
-    assert remove_expired(another, time.time()) == []
+    assert remove_expired(another, time.time(), undelivered) == []
     assert present(kept) is not None
 
 
@@ -90,8 +89,8 @@ def test_a_run_has_an_end_from_its_birth_and_work_on_it_puts_that_off(a_context:
     left, worked_on, another = a_context("left"), a_context("worked-on"), a_context("another")
     tomorrow = time.time() + 25 * 3600
     with worked_on.ledger.kept_alive(30 * 3600):
-        assert remove_expired(another, time.time()) == []
-        assert remove_expired(another, tomorrow) == []
+        assert remove_expired(another, time.time(), undelivered) == []
+        assert remove_expired(another, tomorrow, undelivered) == []
     wait_for("the run that was left to be gone", lambda: present(left) is None, seconds=30)
     assert present(worked_on) is not None
     assert present(another) is not None  # who removes others goes on with its own
@@ -104,7 +103,7 @@ def test_a_model_that_was_not_exported_is_removed_by_a_word_for_its_run_alone(a_
     assert cleaned is not None
     assert f"ConfigMap {ctx.target.namespace}/{ctx.name}" in cleaned.kept
     ctx.ledger.change_lease(until=0)  # as an earlier version did
-    assert remove_expired(another, time.time()) == []
+    assert remove_expired(another, time.time(), undelivered) == []
     assert ctx.ledger.lease().until is None
     cleaned = cleanup(ctx, delete_model=True)
     assert cleaned is not None
@@ -123,13 +122,13 @@ def test_the_troubles_of_others_are_warnings_and_nobody_waits_for_them(
     for run in (broken, stuck, fine):
         run.ledger.change_lease(until=0)
     ctx.cluster.patch("ConfigMap", broken.name, {"data": {"run": "{no json"}})
-    (trouble,) = remove_expired(ctx, time.time())
+    (trouble,) = remove_expired(ctx, time.time(), undelivered)
     assert not trouble.fatal
     assert f"ledger {ctx.target.namespace}/{broken.name} cannot be read" in trouble.message
     wait_for("the run without trouble to be gone", lambda: present(fine) is None, seconds=30)
     meta = (present(stuck) or {})["metadata"]
     assert "deletionTimestamp" in meta
-    assert len(remove_expired(ctx, time.time())) == 1  # what is going is not deleted once more
+    assert len(remove_expired(ctx, time.time(), undelivered)) == 1  # what is going is not deleted once more
     with pytest.raises(LedgerError, match="another version of manycpu"):
         broken.ledger.read()
 
@@ -190,7 +189,7 @@ def test_nothing_is_done_to_a_later_run_of_the_same_name(a_context: Open) -> Non
     cleaning.ledger.read()
     remove(old)
     new = a_context("twice")
-    volume.ensure_claim(new)
+    claims.ensure_claim(new)
     cleaning.ledger.remove()
     for act in (cleaning.ledger.read, cleaning.ledger.renew):
         with pytest.raises(RunGoneError):
@@ -212,7 +211,7 @@ def test_a_verb_whose_run_is_taken_away_says_so_within_seconds(
         "ConfigMap": core.delete_namespaced_config_map,
         "PersistentVolumeClaim": core.delete_namespaced_persistent_volume_claim,
     }
-    claim = volume.ensure_claim(ctx)
+    claim = claims.ensure_claim(ctx)
     with helper(ctx, "stage", claim, quiet) as pod:
         pod.wait_ready()
         somebody[kind]({"ConfigMap": ctx.name}.get(kind, claim), namespace.name)

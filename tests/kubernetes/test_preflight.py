@@ -12,10 +12,10 @@ from helpers import until
 from kubernetes import client
 
 from manycpu.pipeline.spec.errors import Finding
-from manycpu.pipeline.verbs import context
-from manycpu.pipeline.verbs.context import ClusterContext
-from manycpu.pipeline.verbs.on_kubernetes import preflight
-from manycpu.pipeline.verbs.on_kubernetes.image_checks import RIGHTS, check_images
+from manycpu.pipeline.targets import context
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.kubernetes.image.checks import RIGHTS, check_images
 
 Fields = dict[str, Any]
 Findings = Iterator[Finding]

@@ -12,11 +12,11 @@ from manycpu.pipeline import train
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.spec.errors import TrainingFailedError
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes.launch import place
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
 from manycpu.pipeline.verbs.launch import launch
-from manycpu.pipeline.verbs.on_kubernetes.launch import place
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import wait
@@ -67,7 +67,7 @@ def test_an_mpijob_that_ran_elsewhere_than_asked_is_a_failure(
     staged, built = stage(ctx), build(ctx)
     with ctx.ledger.update() as entry:
         entry.attempt = 1
-    job = LAUNCHERS["mpijob"].manifest(ctx.run, ctx.target, place(ctx, staged, built, 1))
+    [job] = LAUNCHERS["mpijob"].objects(ctx.run, ctx.target, place(ctx, staged, built, 1))
     change(job)
     ctx.cluster.create(job)
     handle, attached = launch(ctx, staged, built)

@@ -17,9 +17,11 @@ from kubernetes_runs import DAG
 from manycpu.pipeline import train, transfer
 from manycpu.pipeline.report import REPORT, Report
 from manycpu.pipeline.spec.errors import ExportError, TrainingFailedError
+from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes import cleanup
+from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 from manycpu.pipeline.verbs import report
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
-from manycpu.pipeline.verbs.on_kubernetes import cleanup, helper, volume
+from manycpu.pipeline.verbs.cleanup import undelivered
 
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
@@ -33,7 +35,7 @@ LOCKS = f"import os; os.chmod('/tmp/pvc-mount/published/{REPORT}', 0o400); {FAIL
 def maker(a_context: Open) -> ClusterContext:
     """Have a run that owns the claim on which the others publish."""
     ctx = a_context("maker")
-    volume.ensure_claim(ctx)
+    claims.ensure_claim(ctx)
     return ctx
 
 
@@ -131,12 +133,12 @@ def test_a_pod_that_a_killed_worker_forgot_goes_with_a_later_run(
     remote: Open, maker: ClusterContext, namespace: Space
 ) -> None:
     ctx, image = remote("killed"), str(maker.target.helper_image)
-    forgotten = helper.manifest(ctx, "report", None, image, [])
+    forgotten = helper_pod.manifest(ctx, "report", None, image, [])
     forgotten["spec"]["containers"][0]["command"] = ["true"]
     name = namespace.create(forgotten)["metadata"]["name"]
     namespace.wait_pod(name, "Succeeded")
-    with helper.helper(remote("at-work"), "report", None, quiet) as pod:
+    with helper_pod.helper(remote("at-work"), "report", None, quiet) as pod:
         pod.wait_ready()
-        cleanup.remove_expired(maker, 0)
+        cleanup.remove_expired(maker, 0, undelivered)
         wait_for("the pod to be gone", lambda: ctx.cluster.get("Pod", name) is None, seconds=30)
         assert ctx.cluster.get("Pod", pod.name) is not None

@@ -16,7 +16,7 @@ from registry_images import files, pull
 
 from manycpu.pipeline.cli import cli
 from manycpu.pipeline.report import REPORT
-from manycpu.pipeline.verbs.on_kubernetes.gone import KINDS
+from manycpu.pipeline.targets.kubernetes.deletion import KINDS
 
 pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(600)]
 Fields = dict[str, Any]

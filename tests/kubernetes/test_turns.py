@@ -14,7 +14,7 @@ from kubernetes_jobs import Looker
 from kubernetes_turns import ROOM, start
 
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.verbs.on_kubernetes.record import kept_of
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import kept_of
 
 RUNS = 6
 SECONDS = 6.0  # that each of them trains

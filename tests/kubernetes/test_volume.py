@@ -20,8 +20,9 @@ from manycpu.pipeline.pod.channel import RemoteError
 from manycpu.pipeline.report import REPORT
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError, StageError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.verbs.context import ClusterContext
-from manycpu.pipeline.verbs.on_kubernetes import export, helper, launch, stage, volume
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes import export, launch, stage
+from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
@@ -70,7 +71,7 @@ def test_data_and_model_are_staged_from_this_machine(a_context: Open, source: Pa
 
 
 def test_a_second_run_finds_what_is_on_the_users_claim(a_context: Open, source: Path) -> None:
-    own = volume.ensure_claim(a_context("maker"))
+    own = claims.ensure_claim(a_context("maker"))
     first = stage.stage(a_context("first", claim=own), {"data": str(source)}, quiet)
     second = stage.stage(a_context("second", claim=own), {"data": str(source)}, quiet)
     assert (first["data"].reused, second["data"].reused) == (False, True)
@@ -81,7 +82,7 @@ def test_two_runs_that_stage_the_same_at_once_share_one_copy(
     a_context: Open, large: Path, namespace: Space
 ) -> None:
     maker = a_context("maker")
-    own, found = volume.ensure_claim(maker), {}
+    own, found = claims.ensure_claim(maker), {}
 
     def work(name: str) -> None:
         found[name] = stage.stage(a_context(name, claim=own), {"data": str(large)}, quiet)["data"]
@@ -168,7 +169,7 @@ def test_a_model_is_published_inside_the_cluster(a_context: Open, source: Path, 
 
 def test_a_program_that_wrote_nothing_has_nothing_exported(a_context: Open, tmp_path: Path) -> None:
     ctx = a_context()
-    volume.ensure_claim(ctx)
+    claims.ensure_claim(ctx)
     assert export.export(ctx, _handle(ctx), quiet).size == 0
     assert not (tmp_path / "out").exists()
 
@@ -183,7 +184,7 @@ def test_a_full_volume_is_named(a_context: Open, large: Path, faults: Faults) ->
 
 def test_a_pod_that_a_killed_worker_left_is_used(a_context: Open, source: Path) -> None:
     ctx = a_context()
-    left = helper.Helper(ctx, "stage", volume.ensure_claim(ctx), quiet)
+    left = helper_pod.Helper(ctx, "stage", claims.ensure_claim(ctx), quiet)
     left.create()
     left.wait_ready()
     uid = ctx.cluster.get("Pod", left.name)["metadata"]["uid"]  # type: ignore[index]
@@ -192,7 +193,7 @@ def test_a_pod_that_a_killed_worker_left_is_used(a_context: Open, source: Path) 
     def look(*_: int) -> None:
         seen.append(ctx.cluster.get("Pod", left.name)["metadata"]["uid"])  # type: ignore[index]
 
-    with helper.helper(ctx, "stage", volume.ensure_claim(ctx), quiet) as pod:
+    with helper_pod.helper(ctx, "stage", claims.ensure_claim(ctx), quiet) as pod:
         pod.wait_ready()
         look()
     assert seen == [uid]
@@ -201,7 +202,7 @@ def test_a_pod_that_a_killed_worker_left_is_used(a_context: Open, source: Path) 
 
 def test_a_claim_that_is_not_there_is_named(a_context: Open) -> None:
     with pytest.raises(ClusterError, match=r"^target\.claim: there is no PersistentVolumeClaim .*/none"):
-        volume.ensure_claim(a_context(claim="none"))
+        claims.ensure_claim(a_context(claim="none"))
 
 
 def test_a_pod_that_cannot_start_says_why(a_context: Open, source: Path) -> None:
@@ -223,7 +224,7 @@ def test_a_training_cannot_write_into_what_was_staged(
 ) -> None:
     ctx = a_context(run={"data": str(source)})
     staged = stage.stage(ctx, {"data": str(source)}, quiet)["data"].path
-    rank = launch.manifest(ctx)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    rank = launch.objects(ctx)[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     rank["metadata"]["name"] = f"{ctx.name}-rank"
     rank["spec"] |= {"restartPolicy": "Never"}
     rank["spec"]["containers"][0] |= {"image": ctx.target.helper_image, "command": ["sleep", "600"]}
@@ -239,10 +240,10 @@ def test_a_training_cannot_write_into_what_was_staged(
 def test_a_pod_that_runs_out_of_memory_says_so(
     a_context: Open, namespace: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(helper, "MEMORY", "256Mi")
-    monkeypatch.setattr(helper, "STALL", 0.0)
+    monkeypatch.setattr(helper_pod, "MEMORY", "256Mi")
+    monkeypatch.setattr(helper_pod, "STALL", 0.0)
     ctx = a_context()
-    with helper.helper(ctx, "stage", volume.ensure_claim(ctx), quiet) as pod:
+    with helper_pod.helper(ctx, "stage", claims.ensure_claim(ctx), quiet) as pod:
         pod.wait_ready()
         namespace.run(pod.name, "truncate", "-s", "1G", "/tmp/pvc-mount/large")
         with pytest.raises((RemoteError, DeadlineError), match="memory"):

@@ -16,8 +16,9 @@ from kubernetes_jobs import Looker, Waiting, begin
 
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.wait import observed_of, outcome
+from manycpu.pipeline.verbs.wait import observed_of
 
 Begin = Callable[..., Waiting]
 COUNT = "for n in range({n}): say(f'line {{n}}'); time.sleep({pause})"
@@ -156,7 +157,7 @@ def test_what_keeps_a_job_from_running_is_named(
     lookers = {name: look(begun, begun.create(**jobs[name].job)) for name, begun in waiting.items()}
     wait_for("all to end", lambda: {ended(looker) for looker in lookers.values()} == {True}, seconds=120)
     for name, (_, _, budget, reason) in jobs.items():
-        seen = outcome(waiting[name].ctx, lookers[name].handle, lookers[name].seen)
+        seen = outcome(waiting[name].ctx, lookers[name].seen, lookers[name].watch.observed)
         assert (name, seen.state, seen.budget) == (name, RunState.FAILED, budget)
         assert re.search(reason, seen.reason, re.DOTALL), (name, seen.reason)
     assert lookers["image"].said("cannot be pulled")  # also while it waited

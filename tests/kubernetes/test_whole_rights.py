@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manycpu.pipeline.verbs.on_kubernetes.preflight import Right, rights
+from manycpu.pipeline.targets.kubernetes.preflight import Right, rights
 
 
 @pytest.mark.usefixtures("cluster", "airflow")  # so it runs with the last of the folder

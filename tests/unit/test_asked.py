@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.node import asked
+from manycpu.pipeline.node import requested_world
+from manycpu.pipeline.node.node_exit import Refusal
 from manycpu.pipeline.node.ranks import ALONE, Rank
-from manycpu.pipeline.node.refusal import Refusal
 
 
-def want(nodes: str = "2", processes: str = "2", **more: str) -> asked.Asked:
-    return asked.of({"MANYCPU_NNODES": nodes, "MANYCPU_NPROC_PER_NODE": processes} | more)
+def want(nodes: str = "2", processes: str = "2", **more: str) -> requested_world.Asked:
+    return requested_world.of({"MANYCPU_NNODES": nodes, "MANYCPU_NPROC_PER_NODE": processes} | more)
 
 
 def world(size: int) -> Rank:
@@ -41,8 +41,8 @@ def test_several_alone_side_by_side() -> None:
 
 
 def test_outside_of_a_run_nothing_in_particular_is_asked_for() -> None:
-    asked.of({}).check_world(world(7))
-    asked.of({}).check_world(ALONE)
+    requested_world.of({}).check_world(world(7))
+    requested_world.of({}).check_world(ALONE)
 
 
 def test_a_meeting_as_asked() -> None:

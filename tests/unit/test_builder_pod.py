@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
-from manycpu.pipeline.verbs.on_kubernetes.builder_pod import manifest
-from manycpu.pipeline.verbs.on_kubernetes.builders import PODS
-from manycpu.pipeline.verbs.on_kubernetes.building import Build
-from manycpu.pipeline.verbs.on_kubernetes.recipe import Stage, recipe
-from manycpu.pipeline.verbs.on_kubernetes.registries import plain_hosts
+from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import Stage, recipe
+from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
+from manycpu.pipeline.targets.kubernetes.image.builders import PODS
+from manycpu.pipeline.targets.kubernetes.image.image_build import Build
+from manycpu.pipeline.targets.kubernetes.image.registries import plain_hosts
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -9,11 +9,11 @@ import pytest
 
 from manycpu.pipeline.cli.options import described
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.verbs import code as chosen
-from manycpu.pipeline.verbs.build import build, program_of
+from manycpu.pipeline.targets import program_code as chosen
+from manycpu.pipeline.targets.context import RunContext, open_context
+from manycpu.pipeline.targets.program_code import code_of, program_of
+from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
-from manycpu.pipeline.verbs.code import code_of
-from manycpu.pipeline.verbs.context import RunContext, open_context
 from manycpu.pipeline.verbs.preflight import preflight
 
 

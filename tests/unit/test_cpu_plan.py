@@ -8,9 +8,9 @@ import pytest
 
 from manycpu.pipeline.spec import pinning
 from manycpu.pipeline.spec.cpu_plan import CpuPlan, plan, shm_of
-from manycpu.pipeline.spec.description import describe
+from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, Wanted
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.wanted import THREAD_VARIABLES, Wanted
+from manycpu.pipeline.spec.node_spec import describe
 
 TWO = "sockets=2,cores=56,threads=2,memory=512Gi"
 OURS = {"processes": 2, "backend": "ccl"}

@@ -14,8 +14,8 @@ from manycpu.pipeline.report import Observed, Observer, Report, as_json, draft, 
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.verbs.on_kubernetes.logs import Limit
-from manycpu.pipeline.verbs.on_kubernetes.record import Heap, Line, Record, kept_of
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Heap, Line, Record, kept_of
+from manycpu.pipeline.targets.kubernetes.following.logs import Limit
 
 LINES = [*map(events.split, NASTY[:40]), *(RankLine(0, "a", line) for line in NASTY)]
 

@@ -8,8 +8,8 @@ import pytest
 
 from manycpu.pipeline.pod.channel import LostError
 from manycpu.pipeline.spec.errors import DeadlineError
-from manycpu.pipeline.verbs.context import ClusterContext, open_context
-from manycpu.pipeline.verbs.on_kubernetes import helper, volume
+from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 
 GOLDEN = Path(__file__).parent / "golden"
 OWNERS = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "qa-8a2b1c0d9e", "uid": "5f0c"}]
@@ -35,18 +35,18 @@ def test_the_helper_pod_is_as_agreed() -> None:
         pull_secret="registry",  # noqa: S106 - a secret's name
         pull_policy="IfNotPresent",
     )
-    made = helper.manifest(ctx, "stage", "training-data", "registry.example/helper@sha256:0", OWNERS)
+    made = helper_pod.manifest(ctx, "stage", "training-data", "registry.example/helper@sha256:0", OWNERS)
     assert made == json.loads((GOLDEN / "helper-pod.json").read_text())
 
 
 def test_the_claim_is_as_agreed() -> None:
     ctx = context(claim_size="5Gi", storage_class="shared")
-    assert volume.claim(ctx.name, ctx.target, OWNERS) == json.loads((GOLDEN / "claim.json").read_text())
+    assert claims.claim(ctx.name, ctx.target, OWNERS) == json.loads((GOLDEN / "claim.json").read_text())
 
 
 def test_a_claim_of_the_default_class_names_none() -> None:
     ctx = context()
-    assert "storageClassName" not in volume.claim(ctx.name, ctx.target, OWNERS)["spec"]
+    assert "storageClassName" not in claims.claim(ctx.name, ctx.target, OWNERS)["spec"]
 
 
 def test_what_keeps_a_pod_from_running_is_said() -> None:
@@ -55,7 +55,7 @@ def test_what_keeps_a_pod_from_running_is_said() -> None:
         "metadata": {"name": "x"},
         "status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": waiting}}]},
     }
-    assert helper.pending(pod) == ("InvalidImageName: couldn't parse image name", True)
+    assert helper_pod.pending(pod) == ("InvalidImageName: couldn't parse image name", True)
     unscheduled = {
         "type": "PodScheduled",
         "status": "False",
@@ -63,7 +63,7 @@ def test_what_keeps_a_pod_from_running_is_said() -> None:
         "message": "0/2 nodes",
     }
     pod["status"] = {"phase": "Pending", "conditions": [unscheduled]}
-    assert helper.pending(pod) == ("Unschedulable: 0/2 nodes", False)
+    assert helper_pod.pending(pod) == ("Unschedulable: 0/2 nodes", False)
 
 
 def test_a_pod_that_ran_out_of_memory_is_known_from_its_status() -> None:
@@ -74,12 +74,12 @@ def test_a_pod_that_ran_out_of_memory_is_known_from_its_status() -> None:
             "status": {"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]},
         }
 
-    assert helper.out_of_memory(pod("OOMKilled"))
-    assert not helper.out_of_memory(pod("Error"))
-    assert not helper.out_of_memory({"metadata": {"name": "x"}})
+    assert helper_pod.out_of_memory(pod("OOMKilled"))
+    assert not helper_pod.out_of_memory(pod("Error"))
+    assert not helper_pod.out_of_memory({"metadata": {"name": "x"}})
 
 
-class Breaking(helper.Helper):
+class Breaking(helper_pod.Helper):
     """A helper whose conversations break as told: seconds that pass, bytes that are done before."""
 
     def __init__(self, clock: list[float], breaks: list[tuple[float, int]]) -> None:

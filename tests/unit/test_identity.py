@@ -9,12 +9,11 @@ import pytest
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.ledger.configmap import _data, _entry
 from manycpu.pipeline.spec.errors import ForeignRunError
-from manycpu.pipeline.verbs.build import Built
-from manycpu.pipeline.verbs.context import RunContext, as_started, open_context, reopen
-from manycpu.pipeline.verbs.join import join
-from manycpu.pipeline.verbs.launch import attempt_of, edited, launch
-from manycpu.pipeline.verbs.runs import find
-from manycpu.pipeline.verbs.stage import Staged
+from manycpu.pipeline.targets.attempt import attempt_of, join
+from manycpu.pipeline.targets.context import RunContext, as_started, open_context, reopen
+from manycpu.pipeline.targets.results import Built, Staged
+from manycpu.pipeline.targets.runs import find
+from manycpu.pipeline.verbs.launch import edited, launch
 
 pytestmark = pytest.mark.usefixtures("home")
 BUILT = Built(code=None, program=("x.py",), digest="1")

@@ -13,9 +13,9 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import sha256
 from manycpu.pipeline.spec.placement import LIB
-from manycpu.pipeline.verbs.on_kubernetes import layers
-from manycpu.pipeline.verbs.on_kubernetes.appending import tag_of
-from manycpu.pipeline.verbs.on_kubernetes.layers import Tree
+from manycpu.pipeline.targets.kubernetes.image import layers
+from manycpu.pipeline.targets.kubernetes.image.append_layers import tag_of
+from manycpu.pipeline.targets.kubernetes.image.layers import Tree
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from kubernetes_objects import T0, Object, at, container, event, gang, job, pod
 
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.verbs.on_kubernetes.budgets import Heard, budgets
-from manycpu.pipeline.verbs.on_kubernetes.gang import Gang
-from manycpu.pipeline.verbs.on_kubernetes.judgement import judge, to_be_ended
+from manycpu.pipeline.targets.kubernetes.following.budgets import Heard, budgets
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Gang
+from manycpu.pipeline.targets.kubernetes.following.judgement import judge, to_be_ended
 
 LIMITS = {
     "acknowledge_timeout": 60,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from kubernetes_objects import Object, at, container, event, gang, job, pod
 
-from manycpu.pipeline.verbs.on_kubernetes import diagnosis
-from manycpu.pipeline.verbs.on_kubernetes.gang import Gang
+from manycpu.pipeline.targets.kubernetes.following import diagnosis
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Gang
 
 FULL = "0/2 nodes are available: 2 Insufficient cpu."
 NO_NODE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": FULL}

@@ -9,8 +9,8 @@ from kubernetes_objects import T0, Object, at, container, gang, handle, job, pod
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
-from manycpu.pipeline.verbs.on_kubernetes.judgement import complete
-from manycpu.pipeline.verbs.on_kubernetes.record import TAIL, Heap, Line, Record
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import TAIL, Heap, Line, Record
+from manycpu.pipeline.targets.kubernetes.following.judgement import complete
 
 FAILED = Status(state=RunState.FAILED, reason="the PyTorchJob has failed")
 

@@ -16,9 +16,9 @@ from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.verbs.on_kubernetes import follow
-from manycpu.pipeline.verbs.on_kubernetes.follow import Follower
-from manycpu.pipeline.verbs.on_kubernetes.record import Record
+from manycpu.pipeline.targets.kubernetes.following import follower as follower_module
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Record
+from manycpu.pipeline.targets.kubernetes.following.follower import Follower
 
 ENDED = [
     Changes("PyTorchJob", [job("Succeeded")], [], complete=True),
@@ -70,14 +70,14 @@ def end(following: Follower, told: list[str], changes: list[Changes]) -> Status:
 def test_an_end_that_cannot_be_recorded_is_told_all_the_same(
     monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(follow, "_RECORDED", 0.2)
+    monkeypatch.setattr(follower_module, "_RECORDED", 0.2)
     following, told = follower(status)
     assert end(following, told, ENDED).state is RunState.SUCCEEDED
     assert "how it ended could not be recorded: no such right." in told
 
 
 def test_while_the_end_cannot_be_recorded_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "_RECORDED", 0.2)
+    monkeypatch.setattr(follower_module, "_RECORDED", 0.2)
     following, told = follower(403)
     end(following, told, ENDED)
     assert told[0] == "how it ended could not be recorded so far: no such right."
@@ -87,8 +87,8 @@ def test_while_the_end_cannot_be_recorded_that_is_said(monkeypatch: pytest.Monke
 def test_a_job_of_which_nothing_is_heard_is_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch, known: list[Changes]
 ) -> None:
-    monkeypatch.setattr(follow, "_SILENCE", 0.3)
-    monkeypatch.setattr(follow, "_TICK", 0.1)
+    monkeypatch.setattr(follower_module, "_SILENCE", 0.3)
+    monkeypatch.setattr(follower_module, "_TICK", 0.1)
     following, told = follower(None)
     trouble = Changes("Pod", [], [], complete=False, trouble="pods is forbidden")
     with pytest.raises(

@@ -4,8 +4,8 @@ from typing import Any
 
 from kubernetes_objects import Object, at, container, event, gang, job, pod
 
-from manycpu.pipeline.verbs.on_kubernetes import diagnosis
-from manycpu.pipeline.verbs.on_kubernetes.gang import Gang, remembered
+from manycpu.pipeline.targets.kubernetes.following import diagnosis
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Gang, remembered
 
 PODS = 512
 

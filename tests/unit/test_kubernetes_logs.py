@@ -6,7 +6,7 @@ import random
 import pytest
 
 from manycpu.pipeline.spec.events import RankLine, encode, split
-from manycpu.pipeline.verbs.on_kubernetes.logs import Limit, Position, parse, placed
+from manycpu.pipeline.targets.kubernetes.following.logs import Limit, Position, parse, placed
 
 S = 1_000_000_000
 

@@ -68,7 +68,7 @@ def place(mount: str = "/tmp/pvc-mount", **fields: Any) -> Placement:  # noqa: S
 
 def manifest(launch: str = "pytorchjob", on: Manifest | None = None, **fields: Any) -> Manifest:
     where = target(launch, **(on or {}))
-    return LAUNCHERS[launch].manifest(run(**fields), where, place(where.mount_path))
+    return LAUNCHERS[launch].objects(run(**fields), where, place(where.mount_path))[-1]
 
 
 def replicas(made: Manifest) -> Manifest:
@@ -155,7 +155,7 @@ MANY_FIELDS: Manifest = {
 def test_golden_elastic_pytorchjob_of_the_bert_recipe() -> None:
     recipe = ("-m", "manycpu.pipeline.recipes.question_answering")
     placement = place(program=recipe, model="/tmp/pvc-mount/manycpu/model/cd34")  # noqa: S108 - a pod's
-    made = pytorchjob.manifest(run(**SEED_RUN), target(**SEED_TARGET), placement)
+    [made] = pytorchjob.objects(run(**SEED_RUN), target(**SEED_TARGET), placement)
     check("pytorchjob-elastic", made)
     worker, elastic = replicas(made)["Worker"], made["spec"]["elasticPolicy"]
     assert (worker["replicas"], worker["restartPolicy"]) == (4, "OnFailure")
@@ -335,7 +335,7 @@ def test_dollar_signs_of_the_user_stay_as_they_are(launch: str) -> None:
 def test_names_fit_into_dns_labels(launch: str) -> None:
     where = target(launch)
     long = place().model_copy(update={"name": "a" * 40, "attempt": 99})
-    made = LAUNCHERS[launch].manifest(run(nnodes=99999), where, long)
+    [made] = LAUNCHERS[launch].objects(run(nnodes=99999), where, long)
     last = f"{made['metadata']['name']}-worker-99998"
     assert len(last) <= 63
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", last)
@@ -546,18 +546,18 @@ def test_what_a_kind_cannot_express_is_refused(
 
 def test_an_mpijob_of_a_range_is_no_manifest() -> None:
     with pytest.raises(BadInputError, match=r"run\.nnodes: .*1:2"):
-        mpijob.manifest(run(nnodes="1:2"), target("mpijob"), place())
+        mpijob.objects(run(nnodes="1:2"), target("mpijob"), place())
 
 
-@pytest.mark.parametrize("make", [pytorchjob.manifest, mpijob.manifest])
-def test_all_of_a_run_can_be_expressed(make: Callable[..., Manifest]) -> None:
+@pytest.mark.parametrize("make", [pytorchjob.objects, mpijob.objects])
+def test_all_of_a_run_can_be_expressed(make: Callable[..., list[Manifest]]) -> None:
     launch = str(make.__module__).rsplit(".", 1)[-1]
     assert refusals(run(max_restarts=1, env_from=["a"]), target(launch)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_staged_data_is_mounted_to_be_read_only(kind: str) -> None:
-    made = LAUNCHERS[kind].manifest(run(), target(kind), place(data="/tmp/pvc-mount/manycpu/data/ab12"))  # noqa: S108 - a pod's
+    [made] = LAUNCHERS[kind].objects(run(), target(kind), place(data="/tmp/pvc-mount/manycpu/data/ab12"))  # noqa: S108 - a pod's
     replicas = made["spec"].get("pytorchReplicaSpecs") or made["spec"]["mpiReplicaSpecs"]
     mounts = replicas["Worker"]["template"]["spec"]["containers"][0]["volumeMounts"]
     on_claim = [mount for mount in mounts if mount["name"] == "volume"]

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kubernetes_objects import T0, Object, at, container, gang, handle, job, pod
+from kubernetes_objects import T0, Object, at, container, gang, job, pod
 
 from manycpu.pipeline.report import Observed, Observer
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.verbs.on_kubernetes.judgement import note_ends
-from manycpu.pipeline.verbs.wait import outcome
+from manycpu.pipeline.targets.kubernetes.following.judgement import note_ends
+from manycpu.pipeline.targets.outcome import outcome
 
 SUCCEEDED = Status(state=RunState.SUCCEEDED)
 RUN = TrainingRun.model_validate({"program": "a.py", "output": "o", "nnodes": 2, "max_restarts": 1})
@@ -42,7 +42,7 @@ def told(seen: Observed, *pods: Object, launch: str = "pytorchjob") -> Status:
     """Tell how a job is judged whose operator calls it a success."""
     note_ends(gang(job("Succeeded", launch=launch), list(pods)), seen)
     ctx: Any = SimpleNamespace(run=RUN, target=SimpleNamespace(launch=launch))
-    return outcome(ctx, handle(launch), SUCCEEDED, seen)
+    return outcome(ctx, SUCCEEDED, seen)
 
 
 def test_a_worker_that_was_deleted_before_it_ended_is_no_success() -> None:

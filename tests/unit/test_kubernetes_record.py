@@ -17,9 +17,9 @@ from manycpu.pipeline.report import Observed, Rank
 from manycpu.pipeline.spec.errors import ClusterError, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine, encode
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.verbs.context import Access, open_context
-from manycpu.pipeline.verbs.on_kubernetes.packing import LIMIT
-from manycpu.pipeline.verbs.on_kubernetes.record import Heap, Kept, Line, Record, kept_of
+from manycpu.pipeline.targets.context import Access, open_context
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Heap, Kept, Line, Record, kept_of
+from manycpu.pipeline.targets.kubernetes.following.packing import LIMIT
 from manycpu.pipeline.verbs.wait import conclude
 
 MOST = 1 << 20  # bytes of a ConfigMap, as the API server counts them

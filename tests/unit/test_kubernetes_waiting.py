@@ -7,9 +7,9 @@ from kubernetes_objects import T0, Object, at, container, event, gang, job, pod
 
 from manycpu.pipeline.launchers.given_back import Note, note_of, patch
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.verbs.on_kubernetes import diagnosis
-from manycpu.pipeline.verbs.on_kubernetes.budgets import Heard, budgets, phase
-from manycpu.pipeline.verbs.on_kubernetes.waiting import (
+from manycpu.pipeline.targets.kubernetes.following import diagnosis
+from manycpu.pipeline.targets.kubernetes.following.budgets import Heard, budgets, phase
+from manycpu.pipeline.targets.kubernetes.following.waiting import (
     Job,
     given_back,
     holding,

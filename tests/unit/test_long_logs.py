@@ -16,9 +16,9 @@ from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.verbs.on_machines import wait
-from manycpu.pipeline.verbs.on_machines.heard import HEARD
-from manycpu.pipeline.verbs.on_machines.wait import Watch, observed_of
+from manycpu.pipeline.targets.machines import wait
+from manycpu.pipeline.targets.machines.rank_activity import ACTIVITY
+from manycpu.pipeline.targets.machines.wait import MachineWatch, observed_of
 
 SIZE = 24 << 20
 LINE = "x" * 4000
@@ -54,7 +54,7 @@ def ended(tmp_path: Path) -> ProcessHandle:
 
 
 def test_a_long_log_is_never_in_memory_as_a_whole(ended: ProcessHandle) -> None:
-    watch, count, state = Watch(context(), ended), 0, None
+    watch, count, state = MachineWatch(context(), ended, None), 0, None
     tracemalloc.start()
     try:
         while state is None or not state.state.terminal:
@@ -87,7 +87,7 @@ def test_what_was_heard_is_not_read_again(ended: ProcessHandle) -> None:
 def test_without_what_was_remembered_the_log_is_read_from_its_beginning(
     ended: ProcessHandle, text: str
 ) -> None:
-    (Path(ended.directory) / HEARD).write_text(text)
+    (Path(ended.directory) / ACTIVITY).write_text(text)
     assert observed_of(context(), ended).metrics == {"loss": 1.0}
 
 
@@ -99,5 +99,5 @@ def test_a_supervisor_that_does_not_keep_its_deadline_is_not_waited_for_for_ever
     alive = {"pid": os.getpid(), "boot_id": process.boot_id(), "start_time": own.create_time()}
     monkeypatch.setattr(wait, "_LATE", -60.0)
     with pytest.raises(DeadlineError, match=f"process {os.getpid()}.* is left as it is") as caught:
-        Watch(context(), ended.model_copy(update=alive)).look()
+        MachineWatch(context(), ended.model_copy(update=alive), None).look()
     assert caught.value.field == "run.run_timeout"

@@ -11,10 +11,11 @@ from manycpu.pipeline.ledger.entry import Attempt
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.verbs.context import MachineContext, open_context
-from manycpu.pipeline.verbs.launch import status
-from manycpu.pipeline.verbs.on_machines.stage import stage
-from manycpu.pipeline.verbs.wait import outcome, watch
+from manycpu.pipeline.targets.attempt import attempt_status
+from manycpu.pipeline.targets.context import MachineContext, open_context
+from manycpu.pipeline.targets.machines.stage import stage
+from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.verbs.wait import watch
 
 
 @pytest.fixture
@@ -49,8 +50,8 @@ def both(ctx: MachineContext, handle: ProcessHandle) -> Status:
     _, waited = watching.look()
     while watching.behind:
         _, waited = watching.look()
-    waited = outcome(ctx, handle, waited) if waited.state.terminal else waited
-    assert status(ctx, handle, ctx.ledger.read()) == waited
+    waited = outcome(ctx, waited, watching.observed) if waited.state.terminal else waited
+    assert attempt_status(ctx, handle, ctx.ledger.read()) == waited
     return waited
 
 

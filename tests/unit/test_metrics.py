@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from manycpu.pipeline.node.emit import warn
 from manycpu.pipeline.node.metrics import metrics, progress
-from manycpu.pipeline.node.speak import warn
 from manycpu.pipeline.spec import events
 
 

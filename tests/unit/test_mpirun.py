@@ -67,7 +67,10 @@ def place(mpi: Mpi | None, *hosts: str) -> Placement:
 
 def manifest(family: str, where: str, **fields: Any) -> dict[str, Any]:
     hosts = ("node-a", "node-b") if where == "hosts" else ()
-    return mpirun.manifest(run(nnodes=len(hosts) or 1, **fields), TARGETS[where], place(MPIS[family], *hosts))
+    [command] = mpirun.objects(
+        run(nnodes=len(hosts) or 1, **fields), TARGETS[where], place(MPIS[family], *hosts)
+    )
+    return command
 
 
 def check(name: str, made: dict[str, Any]) -> None:
@@ -86,7 +89,7 @@ def test_golden(family: str, where: str) -> None:
 
 
 def test_golden_torchrun() -> None:
-    check("torchrun-local", torchrun.manifest(run(max_restarts=2), Local(), place(None)))
+    check("torchrun-local", *torchrun.objects(run(max_restarts=2), Local(), place(None)))
 
 
 @pytest.mark.parametrize("where", TARGETS)
@@ -112,15 +115,15 @@ def test_mpich_loses_its_last_variable() -> None:
 
 def test_a_range_of_nodes_is_refused() -> None:
     with pytest.raises(BadInputError, match=r"run\.nnodes: .*not 1:2"):
-        mpirun.manifest(run(nnodes="1:2"), TARGETS["hosts"], place(MPIS["intel"], "node-a", "node-b"))
+        mpirun.objects(run(nnodes="1:2"), TARGETS["hosts"], place(MPIS["intel"], "node-a", "node-b"))
 
 
 def test_an_ssh_option_with_a_blank_is_refused() -> None:
     target = BareMetal(hostfile="/work/hosts", ssh=("ssh", "-i", "/my keys/id"))
     with pytest.raises(BadInputError, match=r"target\.ssh: .*'/my keys/id'"):
-        mpirun.manifest(run(), target, place(MPIS["openmpi"], "node-a"))
+        mpirun.objects(run(), target, place(MPIS["openmpi"], "node-a"))
 
 
 def test_without_an_mpi_there_is_no_mpirun() -> None:
     with pytest.raises(LaunchError, match=r"target\.mpi"):
-        mpirun.manifest(run(), TARGETS["local"], place(None))
+        mpirun.objects(run(), TARGETS["local"], place(None))

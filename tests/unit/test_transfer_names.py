@@ -13,8 +13,8 @@ from web_server import served
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.targets.context import open_context
 from manycpu.pipeline.transfer import TransferError
-from manycpu.pipeline.verbs.context import open_context
 from manycpu.pipeline.verbs.preflight import preflight
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9.bin")

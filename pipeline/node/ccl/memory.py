@@ -16,7 +16,7 @@ from typing import Final
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from manycpu.pipeline.node.speak import warn
+from manycpu.pipeline.node.emit import warn
 
 __all__ = ["share"]
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 from datasets import Dataset  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
+from manycpu.pipeline.recipes.emit import say
 from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
 from manycpu.pipeline.recipes.question_answering.options import DataOptions
 from manycpu.pipeline.recipes.question_answering.postprocess import Limits
 from manycpu.pipeline.recipes.question_answering.scoring import Scorer
-from manycpu.pipeline.recipes.speak import say
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["Prepared", "prepare"]

@@ -13,10 +13,10 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, Trainer, set_seed
 
 from manycpu.pipeline.node.metrics import metrics
+from manycpu.pipeline.recipes.emit import say
 from manycpu.pipeline.recipes.question_answering import checkpoint, data, preparation
 from manycpu.pipeline.recipes.question_answering.options import Options
 from manycpu.pipeline.recipes.question_answering.preparation import Prepared
-from manycpu.pipeline.recipes.speak import say
 from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, resume_point
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.hardware import bf16_warning, flags

@@ -1,0 +1,103 @@
+"""What both triggers are: they follow an attempt to its end, and end it when a person says so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from manycpu.pipeline.spec.events import RankLine
+    from manycpu.pipeline.spec.state import Status
+    from manycpu.pipeline.targets.context import RunContext
+
+__all__ = ["FollowingTrigger"]
+
+
+class FollowingTrigger(BaseTrigger):
+    """Follow an attempt to its end, every line of its ranks into the task's log.
+
+    Args:
+        handle: The handle of the attempt, as JSON.
+        cursor: How much of the logs the worker has told.
+        by: The try of the task that follows: what the record says when a person ends the task.
+        not_before: Seconds since the epoch. An event that comes too soon after the deferral meets the
+            scheduler before the worker's own end does, and the scheduler then fails the task.
+        deadline: Seconds since the epoch at which the training is ended; None: no deadline.
+    """
+
+    def __init__(
+        self,
+        *,
+        handle: dict[str, Any],
+        cursor: Any,
+        by: str,
+        not_before: float = 0,
+        deadline: float | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.handle, self.cursor, self.by = handle, cursor, by
+        self.not_before, self.deadline = not_before, deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Say how to make this trigger anew, on another triggerer."""
+        names = ("handle", "cursor", "by", "not_before", "deadline")
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
+
+    @asynccontextmanager
+    async def _keeping_alive(self, ctx: RunContext) -> AsyncIterator[None]:
+        """Renew the run's lease for as long as the block follows it."""
+        renewing = asyncio.create_task(self._renew(ctx))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+
+    async def _renew(self, ctx: RunContext) -> None:
+        from manycpu.pipeline.ledger.base import pause
+        from manycpu.pipeline.spec.errors import ManycpuError
+
+        while True:
+            await asyncio.sleep(pause())
+            try:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(_RENEWALS, ctx.ledger.renew, ctx.waiting_lease)
+            except (OSError, ManycpuError) as error:
+                # The next time, then: the lease is far longer. That a run is gone, whoever follows it sees.
+                self.log.info("the run's lease was not renewed: %s", error)
+
+    async def on_kill(self) -> None:
+        """End the training: a person marked the task, or cleared it. Not called when the triggerer goes."""
+        ended = await asyncio.to_thread(self._cancel, self.by)
+        self.log.info("the training %s", "was ended" if ended else "had ended before")
+
+    def _cancel(self, by: str) -> bool:
+        from manycpu.pipeline.verbs.cancel import cancel
+
+        return cancel(self._context(), by=by, attempt=self.handle["attempt"])
+
+    def _context(self) -> RunContext:
+        raise NotImplementedError
+
+    def _log_lines(self, lines: Iterable[RankLine]) -> None:
+        from manycpu.pipeline.spec.events import readable
+
+        for line in lines:
+            self.log.info("%s", readable(line))
+
+    async def _event(self, seen: Status, *, timed_out: bool) -> TriggerEvent:
+        """Make the one event, not too soon: the handle, the final status, whether the deadline was met."""
+        await asyncio.sleep(max(0.0, self.not_before - time.time()))
+        payload = {"handle": self.handle, "status": seen.model_dump(mode="json"), "timed_out": timed_out}
+        return TriggerEvent(payload)  # type: ignore[no-untyped-call]
+
+
+_RENEWALS = ThreadPoolExecutor(2, thread_name_prefix="renew")
+"""Of their own: while an API server is away, renewals must not hold the threads that all else needs."""

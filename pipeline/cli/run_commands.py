@@ -1,0 +1,183 @@
+"""Commands for runs that have begun."""
+
+import time
+from collections.abc import Container
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.cli.options import place as with_place
+from manycpu.pipeline.ledger.file import FileLedger, ledgers
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError
+from manycpu.pipeline.targets import runs
+from manycpu.pipeline.targets.attempt import attempt_status
+from manycpu.pipeline.targets.context import RunContext, home
+from manycpu.pipeline.verbs import launch, wait
+from manycpu.pipeline.verbs.cancel import cancel as end_run
+from manycpu.pipeline.verbs.cancel import withhold
+from manycpu.pipeline.verbs.cleanup import cleanup, undelivered
+
+__all__ = ["COMMANDS"]
+
+_CANCEL = "manycpu cancel"
+
+
+@click.command()
+@click.argument("name", required=False)
+@with_place
+def status(name: str | None, **place: str | None) -> None:
+    """List the runs of this machine or of a namespace, or look at one."""
+    table = Table("run", "state", "attempt", "begun", "reason")
+    for ctx in [_find(name, place)] if name else _runs(place):
+        entry = ctx.ledger.read()
+        handle = launch.present_handle(ctx, entry)
+        seen = attempt_status(ctx, handle, entry) if handle else None
+        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
+        state, reason = (str(seen.state), seen.reason) if seen else ("not launched", "")
+        table.add_row(entry.name, state, str(entry.attempt), begun, reason)
+    Console().print(table)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the training ends.")
+@with_place
+def logs(name: str, *, follow: bool, **place: str | None) -> None:
+    """Print the log of a run's present attempt."""
+    ctx = _find(name, place)
+    handle = launch.present_handle(ctx, ctx.ledger.read())
+    if handle is None:
+        raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
+    if follow:
+        wait.wait(ctx, handle, lambda line: click.echo(events.readable(line)))
+        return
+    watching = wait.watch(ctx, handle)
+    while True:
+        for line in watching.look()[0]:
+            click.echo(events.readable(line))
+        if not watching.behind:
+            return
+
+
+@click.command()
+@click.argument("name")
+@with_place
+def cancel(name: str, **place: str | None) -> None:
+    """End a run's training; `manycpu clean` may remove it then, unless somebody goes on with it.
+
+    What is not launched yet will not be.
+    """
+    ctx = _find(name, place)
+    said = "ended" if end_run(ctx, by=_CANCEL) else "nothing was running"
+    if said != "ended" and withhold(ctx, by=_CANCEL):
+        said += "; nothing more of it will be launched"
+    lease = ctx.ledger.lease()
+    if lease.holder is None or not lease.held(time.time()):  # else its process lives, and cleans up itself
+        ctx.ledger.change_lease(ended=True)
+    click.echo(f"{ctx.name}: {said}")
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--data", is_flag=True, help="On this machine, also staged data, models and code that no run uses."
+)
+@click.option("--delete-model", is_flag=True, help="Of the run NAME, also a model that was not exported.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@with_place
+def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **place: str | None) -> None:
+    """Remove what older runs left: shown first, and asked about.
+
+    What somebody works on is left alone, whatever its step; so is a run with a model that was not exported.
+    """
+    if delete_model and name is None:
+        raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
+    found = [_find(name, place)] if name else _runs(place)
+    ended = [ctx for ctx in found if _may_go(ctx, delete_model=delete_model)]
+    here = home(place["directory"])
+    folders = _unused(here, {ctx.name for ctx in ended}) if data and place["namespace"] is None else []
+    for what in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
+        click.echo(what)
+    if not ended and not folders:
+        click.echo("nothing to remove")
+        return
+    if not yes:
+        click.confirm("remove these?", abort=True)
+    for ctx in ended:
+        if _may_go(ctx, delete_model=delete_model):  # the answer may have taken its time
+            cleanup(ctx, keep=False, delete_model=delete_model)
+    for folder in folders:
+        if _unused(here):  # a run may have begun meanwhile
+            transfer.discard(folder)
+
+
+def _runs(place: dict[str, str | None]) -> list[RunContext]:
+    if place["namespace"] is not None:
+        return runs.in_namespace(place["namespace"], place["connection"])
+    return runs.on_this_machine(home(place["directory"]))
+
+
+def _find(name: str, place: dict[str, str | None]) -> RunContext:
+    known = _runs(place)
+    found = [ctx for ctx in known if ctx.ledger.read().name.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(ctx.name for ctx in (found or known)) or "none"
+    said = f"{len(found)} runs begin with {name!r}" if found else f"there is no run {name!r}"
+    where = place["namespace"] or home(place["directory"])
+    raise BadInputError(f"{said} in {where}", fix=f"Runs there: {names}")
+
+
+def _may_go(ctx: RunContext, *, delete_model: bool) -> bool:
+    """Whether a run may be removed; where not, it is said why."""
+    try:
+        why = _stays(ctx, delete_model=delete_model)
+    except RunGoneError:
+        return False
+    except ManycpuError as error:
+        why = str(error)
+    if why:
+        click.echo(f"run {ctx.name} is left alone: {why}")
+    return not why
+
+
+def _stays(ctx: RunContext, *, delete_model: bool) -> str:
+    lease, now = ctx.ledger.lease(), time.time()
+    if lease.held(now) or (_running(ctx) and not lease.over(now)):
+        return f"somebody works on it; `manycpu cancel {ctx.name}` ends that"
+    if not delete_model and undelivered(ctx):
+        return f"it has a model that was not exported; `manycpu clean {ctx.name} --delete-model` deletes it"
+    return ""
+
+
+def _running(ctx: RunContext) -> bool:
+    entry = ctx.ledger.read()
+    handle = launch.present_handle(ctx, entry)
+    return handle is not None and not attempt_status(ctx, handle, entry).state.terminal
+
+
+def _unused(place: Path, leaving: Container[str] = ()) -> list[Path]:
+    """List what was staged and built; none where a run that does not leave may use it, which is said."""
+    known = [ledger for ledger in ledgers(place / "runs") if ledger.directory.name not in leaving]
+    if using := [ledger.directory.name for ledger in known if _uses(ledger)]:
+        click.echo(f"staged data, models and code are left alone: {', '.join(using)} may use them")
+        return []
+    folders = [folder for part in ("data", "model", "code") if (folder := place / part).is_dir()]
+    return [path for folder in folders for path in sorted(folder.iterdir()) if path.is_dir()]
+
+
+def _uses(ledger: FileLedger) -> bool:
+    """Whether a run may use what is staged: it is not over, or nobody can tell."""
+    try:
+        return bool(_stays(runs.reopen_folder(ledger.directory), delete_model=False))
+    except RunGoneError:
+        return False
+    except ManycpuError:
+        return True
+
+
+COMMANDS = (status, logs, cancel, clean)

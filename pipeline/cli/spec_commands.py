@@ -1,0 +1,106 @@
+"""Commands for a run that a file and options describe."""
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from manycpu.pipeline import display
+from manycpu.pipeline.cli import options as given
+from manycpu.pipeline.render import as_yaml
+from manycpu.pipeline.spec import cpu_plan, node_spec
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.validation import read_run
+from manycpu.pipeline.targets import runs
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.verbs import launch, preflight, train
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@given.fields
+@given.run_id
+def run(file: Path | None, run_id: str | None, **options: Any) -> None:
+    """Do a whole run: stage, build, launch, wait, export, clean up.
+
+    FILE is YAML with `run` and `target`; options win over it.
+    """
+    known, run_id = bool(run_id), run_id or train.new_run_id()
+    ctx = given.described(file, options, run_id)
+    ctx = runs.find(ctx) if known else ctx
+    console = Console()
+    console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    with display.Display(console) as shown:
+        train.perform(ctx, shown)
+
+
+@click.command(name="preflight")
+@given.fields
+def preflight_(file: Path | None, **options: Any) -> None:
+    """Check a run against its target, and start nothing."""
+    findings = preflight.preflight(given.described(file, options, "preflight"))
+    for finding in findings:
+        click.echo(f"{'error' if finding.fatal else 'warning'}: {finding}")
+    if any(finding.fatal for finding in findings):
+        sys.exit(BadInputError.exit_code)
+    click.echo("ready: nothing stands in the way of this run")
+
+
+@click.command()
+@given.fields
+@click.option("--node", metavar="TEXT", help=f"Another node than this machine, such as {node_spec.EXAMPLE}.")
+def plan(file: Path | None, node: str | None, **options: Any) -> None:
+    """Show the CPU plan of a node: processes, threads, cores and memory, and why.
+
+    Of this machine or of the one that --node describes; for the run of FILE, or for any.
+    """
+    machine = node_spec.describe(node) if node else Machine.observe()
+    run_fields = given.fields_of(file, options)["run"]
+    wanted = read_run({"program": "any", "output": "any", **run_fields}).wanted
+    made = cpu_plan.plan(machine, wanted)
+    table = Table("what", "value", "why")
+    for row in made.rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
+    for warning in made.warnings:
+        click.echo(f"warning: {warning}")
+
+
+@click.command()
+@given.fields
+@given.run_id
+def render(file: Path | None, run_id: str | None, **options: Any) -> None:
+    """Print what would be run, as YAML."""
+    ctx = given.described(file, options, run_id or "render")
+    click.echo(as_yaml(*launch.objects(ctx)), nl=False)
+
+
+@click.command()
+@given.fields
+@click.option("-o", "--output", type=click.Path(path_type=Path), default="image.tar", show_default=True)
+def image(file: Path | None, output: Path, **options: Any) -> None:
+    """Write the training image as an OCI archive, for nodes without a registry; print its name."""
+    ctx = given.described(file, options, "image")
+    if not isinstance(ctx, ClusterContext):
+        raise BadInputError("only Kubernetes has images", field="target.kind")
+    from manycpu.pipeline.targets.kubernetes.image.image_archive import save
+
+    with display.Display(Console(stderr=True)):
+        name = save(ctx, output)
+    click.echo(name)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the shape of a signal handler
+    raise KeyboardInterrupt
+
+
+COMMANDS = (run, preflight_, plan, render, image)

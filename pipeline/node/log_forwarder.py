@@ -1,0 +1,227 @@
+"""The parent of a rank: passes on what it says, line by line, forwards signals, and ends as it ended."""
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+from manycpu.pipeline.node.lines import Lines, pieces
+from manycpu.pipeline.node.orphan_killer import post
+from manycpu.pipeline.node.pipe_writer import OrphanedError, Outlet
+from manycpu.pipeline.spec import events
+
+__all__ = ["die_with_parent", "pump"]
+
+_FORWARDED: Final = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_TICK = 1.0  # seconds between looks at whether the launcher still lives
+_GRACE = 3.0  # seconds that a rank has to end by itself once its launcher is gone
+_BAR_EVERY = 30.0  # seconds between states of a progress bar that does not end its line
+_BLOCK = 1 << 16
+_BLOCKS = 64  # more than a pipe holds; then look up, for whoever writes may never pause
+# Of the run as a whole, so that no rank is named: one that waits to start has not spoken yet.
+_OF_THE_RUN: Final = events.encode("start").removesuffix("}").encode()
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, however the parent dies (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os._exit(1)
+
+
+def pump(child: int, stream: int, rank: int, host: str) -> NoReturn:
+    """Serve a rank until it ends, then end as it did.
+
+    Args:
+        child: Its process id; leads a process group.
+        stream: Where its stdout and stderr can be read.
+        rank: Its rank, for the prefix of its lines.
+        host: The name of this host, for the same.
+    """
+    launcher = os.getppid()
+    post(child)
+    # What the script leaves behind becomes ours, so that it can be found and ended.
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    wake = _wake_on_signals(child)
+    writer = _Writer(events.join(rank, host, "").encode())
+    try:
+        status = _serve(child, stream, writer, wake, launcher)
+    except OrphanedError:
+        status = _end(child)
+    _end_leftovers(child)
+    code = os.waitstatus_to_exitcode(status)
+    with contextlib.suppress(OrphanedError):
+        writer.read(stream)
+        name = socket.gethostname()
+        where = {"host": host} | ({} if name == host else {"hostname": name})  # a host may have several pods
+        writer.finish(events.encode("exit", code=code, rank=rank, **where))
+    if code:
+        _abort(code if code > 0 else 128 - code)
+    _exit_like(code)
+
+
+class _Writer:
+    """Writes a rank's lines."""
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._out = Outlet()
+        self._lines = Lines()
+        self._last = time.monotonic()
+
+    def read(self, stream: int) -> bool:
+        """Pass on what can be read without waiting; False at the stream's end."""
+        for _ in range(_BLOCKS):
+            try:
+                block = os.read(stream, _BLOCK)
+            except BlockingIOError:
+                return True
+            if not block:
+                return False
+            self._write(self._lines.feed(block))
+        return True
+
+    def tick(self) -> None:
+        """Show a progress bar now and then: a long epoch is no silence."""
+        if time.monotonic() - self._last > _BAR_EVERY and (bar := self._lines.bar()):
+            self._write([bar])
+
+    def finish(self, last: str) -> None:
+        """Write what had no newline yet, and a last line."""
+        self._write([*self._lines.rest(), last.encode()])
+        self._out.drain()
+
+    def _write(self, lines: list[bytes]) -> None:
+        for line in lines:
+            prefix = b"" if line.startswith(_OF_THE_RUN) else self._prefix
+            for piece in pieces(prefix, line):
+                self._out.write(piece)
+        if lines:
+            self._last = time.monotonic()
+
+
+def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -> int:
+    """Pass on lines until the rank has ended; its wait status."""
+    os.set_blocking(stream, False)
+    readers = [stream, wake]
+    while (status := _reap(child)) is None:
+        ready, _, _ = select.select(readers, [], [], _TICK)
+        if wake in ready:
+            _drain(wake)
+        if stream in ready and not writer.read(stream):
+            readers.remove(stream)
+        writer.tick()
+        if os.getppid() != launcher:
+            raise OrphanedError
+    return status
+
+
+def _end(child: int) -> int:
+    """Ask the rank to end, then make it; its wait status."""
+    deadline = time.monotonic() + _GRACE
+    _kill(child, signal.SIGTERM)
+    while (status := _reap(child)) is None:
+        if time.monotonic() > deadline:
+            _kill(child, signal.SIGKILL)
+        time.sleep(0.05)
+    return status
+
+
+def _reap(child: int) -> int | None:
+    """Reap whatever has ended, also orphans that became ours; the wait status of the rank once it has."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == child:
+                return status
+            if pid == 0:
+                return None
+    return None
+
+
+def _end_leftovers(child: int) -> None:
+    """Kill what the script left running: it would hold files, ports and cores of the next run."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for pid in _children():
+                _kill(pid, signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+def _children() -> Iterator[int]:
+    me = str(os.getpid())
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name in parentheses may hold anything; state and parent follow the last one.
+            if stat.read_bytes().rpartition(b")")[2].split()[1].decode() == me:
+                yield int(stat.parent.name)
+
+
+def _wake_on_signals(child: int) -> int:
+    """Forward signals from now on, also while a write blocks; a pipe that wakes the loop up."""
+    wake, wakened = os.pipe()
+    for end in (wake, wakened):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+
+    def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        _kill(child, number)
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return wake
+
+
+def _drain(wake: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while os.read(wake, 512):
+            pass
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _abort(code: int) -> None:
+    """Tell Hydra (Intel MPI, MPICH) to end the other ranks: it does so by itself for MPI programs only.
+
+    One line of the PMI protocol, on the descriptor that Hydra gives to every rank.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)
+
+
+def _exit_like(code: int) -> NoReturn:
+    if code < 0:
+        # The same signal, so that the launcher sees the truth; one core file is enough.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,0 +1,87 @@
+"""What the run asked for, by the environment that the launcher passed on; and whether it is what there is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from manycpu.pipeline.node.node_exit import PROOF, Refusal
+from manycpu.pipeline.node.ranks import Rank
+
+__all__ = ["Asked", "of"]
+
+
+class Asked(NamedTuple):
+    """Nodes (least and greatest) and processes on each; None where nobody asked for a number."""
+
+    nodes: tuple[int, int] | None
+    processes: int
+    backend: str | None
+    spread: bool
+    timeout: int
+
+    def check_world(self, rank: Rank) -> None:
+        """Compare the world that the launcher made with the one asked for.
+
+        Raises:
+            Refusal: 87, they differ.
+        """
+        if self.nodes is None:
+            return
+        low, high = (nodes * self.processes for nodes in self.nodes)
+        if low <= rank.world_size <= high and rank.world_size % self.processes == 0:
+            return
+        raise Refusal(
+            PROOF,
+            f"proof of scale failed: {self} were asked for, and {rank.launcher} gave this process a world of "
+            f"{rank.world_size} (it is rank {rank.rank}). {_why(rank)}",
+        )
+
+    def check_meeting(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Judge what the ranks said of themselves; every rank comes to the same verdict.
+
+        Raises:
+            Refusal: 87, with everything that is wrong.
+        """
+        if faults := list(self._faults(records)):
+            raise Refusal(PROOF, f"proof of scale failed: {self} were asked for, and {'; '.join(faults)}.")
+
+    def _faults(self, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        ranks = sorted(record["rank"] for record in records)
+        worlds = sorted({record["world_size"] for record in records})
+        if worlds != [len(records)]:
+            yield f"the ranks speak of worlds of {worlds}, and {len(records)} of them met"
+        if ranks != list(range(len(records))):
+            yield f"the ranks that met are {ranks}"
+        backends = sorted({str(record["backend"]) for record in records})
+        if len(backends) > 1:
+            yield f"the ranks ask for different backends, {' and '.join(backends)} (run.backend)"
+        hosts = sorted({record["machine"] for record in records})
+        wanted = self.nodes[0] if self.nodes else 1
+        if self.spread and len(hosts) < wanted:
+            yield f"they run on {', '.join(hosts)} alone, where run.spread requires {wanted} machines"
+
+    def __str__(self) -> str:
+        if self.nodes is None:
+            return "no particular number of processes"
+        low, high = self.nodes
+        return f"{low if low == high else f'{low} to {high}'} nodes with {self.processes} processes each"
+
+
+def of(environ: Mapping[str, str]) -> Asked:
+    """Read what was asked for; outside of a run nothing in particular was."""
+    nodes, processes = environ.get("MANYCPU_NNODES"), environ.get("MANYCPU_NPROC_PER_NODE")
+    low, _, high = (nodes or "1").partition(":")
+    return Asked(
+        nodes=(int(low), int(high or low)) if nodes or processes else None,
+        processes=int(processes or 1),
+        backend=environ.get("MANYCPU_BACKEND") or None,
+        spread=environ.get("MANYCPU_SPREAD") == "require",
+        timeout=int(environ.get("MANYCPU_START_TIMEOUT") or 900),
+    )
+
+
+def _why(rank: Rank) -> str:
+    if rank.launcher == "none":
+        return "No launcher that is known set its rank: an mpirun of another MPI, or none at all?"
+    if rank.world_size == 1:
+        return "Each process is alone: two MPIs that do not match, or an mpirun that ran one process?"
+    return "The launcher started another number of processes than the run asks for."

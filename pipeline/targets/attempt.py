@@ -1,0 +1,95 @@
+"""Attempts of a run: whose the run is, what an attempt is started with, and how it is doing."""
+
+from manycpu.pipeline.ledger import Attempt, Entry
+from manycpu.pipeline.spec.errors import ForeignRunError
+from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.targets import verbs_of
+from manycpu.pipeline.targets.context import ClusterContext, MachineContext, RunContext, as_started
+from manycpu.pipeline.targets.results import Built, Staged
+
+__all__ = ["attempt_of", "attempt_status", "checkpoints_of", "goes_on", "join", "with_canceller"]
+
+
+def join(ctx: RunContext, entry: Entry, role: str) -> None:
+    """Note which task does something for a run; before the first attempt, as what it describes the run.
+
+    Tasks share a run because they are told to, and must then mean the same training. A task that was edited
+    since goes on with its run: it is the same task.
+
+    Args:
+        ctx: The run, as the task describes it.
+        entry: The ledger's entry, which is changed.
+        role: What the task does that no second one may do otherwise: ``prepare``, ``train``.
+
+    Raises:
+        ForeignRunError: Another task did so, and describes another training.
+    """
+    if not ctx.task:
+        return
+    first = entry.tasks.setdefault(role, ctx.task)
+    if first != ctx.task:
+        _compare(ctx, entry, first)
+    if entry.attempt == 0:
+        entry.run, entry.target = ctx.run_fields, ctx.target_fields
+
+
+def _compare(ctx: RunContext, entry: Entry, first: str) -> None:
+    known = entry.described()
+    mine, theirs = ({"run": ctx.run_fields, "target": ctx.target_fields}, known.model_dump(mode="json"))
+    fields = [
+        f"{part}.{name}"
+        for part in mine
+        for name in sorted(mine[part] | theirs[part])
+        if mine[part].get(name) != theirs[part].get(name)
+    ]
+    if fields:
+        raise ForeignRunError(
+            f"{ctx.task} and {first} are one run, {ctx.name}, and differ in {', '.join(fields)}",
+            field="training",
+            fix="Give each a `training` of its own, or the same run and target",
+        )
+
+
+def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
+    """Describe an attempt that would be started now."""
+    return Attempt(
+        run=ctx.run_fields,
+        target=ctx.target_fields,
+        data=staged.data,
+        model=staged.model,
+        code=built.code,
+        image=built.image,
+        digests=staged.digests | {"code": built.digest},
+    )
+
+
+def checkpoints_of(ctx: MachineContext | ClusterContext) -> str:
+    """Find the folder of a run's checkpoints on the nodes: its own, also where runs share one."""
+    return f"{ctx.run.checkpoints}/{ctx.name}" if ctx.run.checkpoints else f"{ctx.directory}/checkpoints"
+
+
+def goes_on(status: Status, entry: Entry) -> bool:
+    """Whether the present attempt is to be attached to: it lives, or has succeeded, and not in vain."""
+    if status.state is RunState.SUCCEEDED:
+        return not entry.described().fruitless
+    return not status.state.terminal
+
+
+def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
+    """Look at an attempt, by what it was started with; of one that was cancelled, the reason is who did so.
+
+    Raises:
+        LaunchError: It was started on another machine.
+        ClusterError: The cluster does not answer.
+    """
+    started = as_started(ctx, entry, handle.attempt)
+    return with_canceller(verbs_of(ctx).status(started, handle, entry), handle, entry)
+
+
+def with_canceller(status: Status, handle: Handle, entry: Entry) -> Status:
+    """Say of an attempt that was cancelled who did so."""
+    by = entry.cancelled.get(handle.attempt)
+    if status.state is RunState.CANCELLED and by is not None:
+        return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
+    return status

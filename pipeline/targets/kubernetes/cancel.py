@@ -1,0 +1,36 @@
+"""Delete a training's job."""
+
+from manycpu.pipeline.spec.errors import LaunchError
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
+from manycpu.pipeline.targets.kubernetes.launch import has_ended, present_handle
+
+__all__ = ["cancel"]
+
+_TIMEOUT = 90.0  # seconds: pods are given 30 to end by themselves
+
+
+def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
+    """Delete the present attempt's job and see its pods go; who did so is in the ledger before.
+
+    Raises:
+        LaunchError: It does not end.
+        ClusterError: The cluster does not answer.
+    """
+    with ctx.ledger.update() as entry:
+        if attempt is not None and entry.attempt != attempt:
+            return False
+        handle = present_handle(ctx, entry)
+        if handle is None or has_ended(ctx, handle):
+            return False
+        entry.cancelled.setdefault(entry.attempt, by)
+    ctx.cluster.delete(JOBS[handle.launch], handle.name, uid=handle.uid)
+    left = wait_until_gone(ctx, labels(ctx.name, attempt=str(handle.attempt)), _TIMEOUT)
+    if left:
+        raise LaunchError(
+            f"{', '.join(left)} is still there {_TIMEOUT:g} s after the run was cancelled",
+            fix="See why it stays with `kubectl describe`; its node may be lost",
+        )
+    return True

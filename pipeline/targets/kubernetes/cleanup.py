@@ -1,0 +1,153 @@
+"""On Kubernetes the ledger owns what a run creates; on the volume a run has a folder."""
+
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+from manycpu.pipeline.adapters.cluster import Cluster, Manifest
+from manycpu.pipeline.ledger.configmap import ConfigMapLedger, expired
+from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.targets.context import ClusterContext, RunContext, reopen
+from manycpu.pipeline.targets.kubernetes.deletion import named, present, wait_until_gone
+from manycpu.pipeline.targets.kubernetes.report import remove_forgotten
+from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
+from manycpu.pipeline.transfer import TransferError
+
+__all__ = ["keep", "owns", "remove", "remove_expired"]
+
+_TIMEOUT = 120.0  # seconds until all that the run owned must be gone
+_OTHERS = 30.0  # seconds that a run waits for the removal of others, all together
+_LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; the claim goes with it, after its last pod
+
+
+def keep(ctx: ClusterContext, seconds: float | None) -> list[str]:
+    """Name what is kept, and note for how long; None: for ever."""
+    ctx.ledger.keep(seconds)
+    return named(ctx, present(ctx, labels(ctx.name)))
+
+
+def owns(ctx: ClusterContext, what: str) -> bool:
+    """Whether something goes with the run: on a claim that was made for it, all does."""
+    return ctx.target.claim is None and what.startswith(f"{ctx.target.mount_path}/")
+
+
+def remove(ctx: ClusterContext) -> list[str]:
+    """Delete what the run owns, and wait until it is gone; what is left."""
+    uid = ctx.ledger.uid()
+    another = partial(_is_of_another, uid)
+    return _begin_removal(ctx, uid) + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT, but=another)
+
+
+def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
+    """Delete what the run with this ledger owns, the ledger last; what cannot be deleted."""
+    left = _remove_elsewhere(ctx)
+    for item in present(ctx, labels(ctx.name)):
+        if item["kind"] not in _LAST and not _is_of_another(uid, item):
+            ctx.cluster.delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
+    left += _remove_folder(ctx)
+    ctx.ledger.remove()
+    return left
+
+
+def _is_of_another(uid: str, item: Manifest) -> bool:
+    """Whether it belongs to another ledger than the one with this uid: to a later run of the same name."""
+    owners = [item | item["metadata"], *(item["metadata"].get("ownerReferences") or ())]
+    return any(owner["kind"] == "ConfigMap" and owner["uid"] != uid for owner in owners)
+
+
+def remove_expired(
+    ctx: ClusterContext, now: float, undelivered: Callable[[RunContext], bool]
+) -> list[Finding]:
+    """Delete other runs whose time is over, but no model that was not exported.
+
+    All of it waits half a minute at most, and goes on beside the run after that.
+
+    Args:
+        ctx: The run that looks for others.
+        now: Seconds since the epoch.
+        undelivered: Whether a run has a model that was not exported.
+
+    Returns:
+        What troubled that: it is no concern of this run.
+    """
+    troubles: list[Finding] = []
+    work = threading.Thread(target=_remove_all, args=(ctx, now, undelivered, troubles), daemon=True)
+    work.start()
+    work.join(_OTHERS)
+    if work.is_alive():
+        troubles.append(_trouble(f"the removal of older runs takes more than {_OTHERS:g} s"))
+    return troubles[:]
+
+
+def _remove_all(
+    ctx: ClusterContext, now: float, undelivered: Callable[[RunContext], bool], troubles: list[Finding]
+) -> None:
+    try:
+        found = expired(ctx.cluster, now)
+        remove_forgotten(ctx.cluster)
+    except ManycpuError as error:
+        troubles.append(_trouble(f"older runs cannot be looked for: {error}"))
+        return
+    random.shuffle(found)  # one that takes long must not stand before the others every time
+    for ledger in found:
+        try:
+            left = _remove_one(ctx, ledger, now, undelivered)
+        except RunGoneError:
+            continue  # somebody else was faster
+        except ManycpuError as error:
+            left = [str(error)]
+        troubles += [
+            _trouble(f"run {ledger.name}, whose time is over, is not removed: {what}") for what in left
+        ]
+
+
+def _remove_one(
+    ctx: ClusterContext, ledger: ConfigMapLedger, now: float, undelivered: Callable[[RunContext], bool]
+) -> list[str]:
+    if ledger.name == ctx.name and not ledger.is_taken:
+        return []  # this run goes on from there
+    other = cast("ClusterContext", reopen(ledger.read(), access=ctx.access))
+    if undelivered(other):
+        other.ledger.keep(None)
+        return []
+    return _begin_removal(other, other.ledger.uid()) if ledger.take(now) else []
+
+
+def _trouble(message: str) -> Finding:
+    fix = "The next run tries again; `manycpu clean` does so now"
+    return Finding("target.namespace", message, fix, fatal=False)
+
+
+def _remove_folder(ctx: ClusterContext) -> list[str]:
+    """Delete the run's folder on a claim that was there before the run; its own claim goes as a whole."""
+    if ctx.target.claim is None or ctx.ledger.read().attempt == 0:
+        return []
+    try:
+        with helper(ctx, "cleanup", ctx.claim, lambda *_: None) as pod:
+            pod.ask("remove", folder=ctx.directory)
+    except (TransferError, ManycpuError) as error:
+        return [f"{ctx.directory} on claim {ctx.target.namespace}/{ctx.claim}: {error}"]
+    return []
+
+
+def _remove_elsewhere(ctx: ClusterContext) -> list[str]:
+    """Delete what is in another namespace: owners do not reach there; what cannot be deleted."""
+    return [left for name in ctx.ledger.read().elsewhere for left in _remove_there(ctx, name)]
+
+
+def _remove_there(ctx: ClusterContext, name: str) -> list[str]:
+    namespace, kind, item = name.split("/")
+    try:
+        there = ctx.cluster.in_namespace(namespace)
+        there.delete(kind, item)
+        return [name] if there.get(kind, item) and not _goes(there, kind, item) else []
+    except ManycpuError as error:
+        return [f"{name}: {error}"]
+
+
+def _goes(cluster: Cluster, kind: str, name: str) -> bool:
+    found = cluster.get(kind, name)
+    return found is None or "deletionTimestamp" in found["metadata"]

@@ -1,0 +1,77 @@
+"""Copy the model out of the claim: to this machine over a stream, to a URL by a pod beside the volume."""
+
+from typing import cast
+
+from manycpu.pipeline.adapters.storage import is_remote
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.errors import ExportError, RunGoneError
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.targets.context import ClusterContext, as_started, changed
+from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
+from manycpu.pipeline.transfer import Manifest, Progress, TransferError
+
+__all__ = ["export", "may_have_model", "model_of", "strays"]
+
+
+def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
+    """Copy what the program wrote; the manifest has no files where it wrote none.
+
+    Raises:
+        ExportError: The output cannot be written, or reads back otherwise.
+        ClusterError: The cluster refuses the pod.
+        DeadlineError: The pod did not start, or was lost again and again.
+    """
+    ctx = _beside(ctx, handle)
+    source = f"{ctx.attempt_directory(handle.attempt)}/output"
+    try:
+        with helper(ctx, "export", ctx.claim, progress) as pod:
+            return (_publish if is_remote(ctx.destination) else _pull)(ctx, pod, source, progress)
+    except RunGoneError:
+        raise
+    except (TransferError, OSError) as error:
+        fix = f"The model is kept in {model_of(ctx, handle)}: mend the output, and run again "
+        raise ExportError(
+            without(f"{ctx.destination} was not written: {error}", ctx.destination),
+            field="run.output",
+            fix=fix + "with the same run id",
+        ) from error
+
+
+def _beside(ctx: ClusterContext, handle: JobHandle) -> ClusterContext:
+    """Go to the volume that the attempt wrote to; all else is as it is given now."""
+    there = as_started(ctx, ctx.ledger.read(), handle.attempt).target
+    if not isinstance(there, Kubernetes) or there == ctx.target:
+        return ctx
+    volume = {"claim": there.claim, "mount_path": there.mount_path}
+    return cast("ClusterContext", changed(ctx, target=ctx.target.model_copy(update=volume)))
+
+
+def _publish(ctx: ClusterContext, pod: Helper, source: str, _: Progress) -> Manifest:
+    request = {"source": source, "url": ctx.destination, "key": ctx.key}
+    return pod.run("publish", lambda channel: client.publish(channel, **request))
+
+
+def _pull(ctx: ClusterContext, pod: Helper, source: str, progress: Progress) -> Manifest:
+    output = ctx.output.local
+    if output is None:
+        raise ExportError(f"{ctx.destination} is no folder of this machine", field="run.output")
+    return pod.run("send", lambda channel: client.pull(channel, source, output, ctx.key, progress))
+
+
+def model_of(ctx: ClusterContext, handle: JobHandle) -> str:
+    """Name the folder that the program of an attempt wrote to, for people."""
+    where = f"claim {ctx.target.namespace}/{ctx.claim}"
+    return f"{ctx.attempt_directory(handle.attempt)}/output of {where}"
+
+
+def may_have_model(ctx: ClusterContext, handle: JobHandle) -> bool:  # noqa: ARG001 - as everywhere
+    """Whether the program of an attempt may have written files: a volume cannot be seen from here."""
+    return True
+
+
+def strays(ctx: ClusterContext, entry: Entry, handle: JobHandle) -> list[str]:  # noqa: ARG001 - as everywhere
+    """Name files that a program wrote elsewhere: of a pod's own folders nobody knows, they go with it."""
+    return []

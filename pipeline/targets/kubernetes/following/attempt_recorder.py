@@ -1,0 +1,175 @@
+"""What a job's ranks have said, and how far their logs were told: in the ledger, for logs do not stay."""
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.report import Observed, Observer
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.state import RankFailure, Status
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.following import packing
+from manycpu.pipeline.targets.kubernetes.following.budgets import Heard
+
+__all__ = ["TAIL", "WIDTH", "Cursor", "Heap", "Kept", "Line", "Record", "kept_of"]
+
+Cursor = dict[str, list[Any]]
+"""``pod uid/container/number of its restart`` -> state of a Position."""
+SAVE_EVERY = 30.0  # seconds: at most so much is told twice after a kill
+TAIL = 20  # lines
+WIDTH = 2000  # characters of each
+_TOO_LARGE = (413, 422)
+_STARTS = 3  # of a container, whose positions are kept: the log of the last but one can still be read
+
+
+class Line(NamedTuple):
+    """A line of a container, and where it stood."""
+
+    line: RankLine
+    time: float
+    """Seconds since the epoch."""
+    pod: str
+
+
+class Heap(NamedTuple):
+    """Lines of one container, and the position in its log after them."""
+
+    log: str
+    """Key of the cursor."""
+    lines: list[Line]
+    position: list[Any]
+
+
+class Kept(BaseModel):
+    """What the ledger keeps of an attempt."""
+
+    attempt: int
+    by: str = ""
+    """Who has told the lines up to the cursor."""
+    cursor: Cursor = Field(default_factory=dict)
+    observed: Observed = Field(default_factory=Observed)
+    began: float = 0.0
+    """When the run had its nodes; seconds since the epoch, as below."""
+    spoke: float = 0.0
+    """When any rank spoke last."""
+    parted: dict[str, float] = Field(default_factory=dict)
+    """Pod -> when a rank of it last told of its own end."""
+    ended: float = 0.0
+    verdict: Status | None = None
+    """How it ended, as whoever followed it to its end saw it."""
+
+    @property
+    def heard(self) -> Heard:
+        """What the budgets depend on."""
+        return Heard(self.observed.met, self.spoke, self.began)
+
+
+class Record:
+    """What is known of an attempt besides what the cluster says.
+
+    Args:
+        ctx: The run.
+        handle: The attempt's handle.
+        cursor: How far its logs were told; None: nothing was.
+        by: Who tells them. Whoever told them before under the same name is followed.
+    """
+
+    def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None, by: str) -> None:
+        self._ctx, self._handle = ctx, handle
+        self.kept = kept_of(ctx.ledger.read(), handle)
+        if not by or self.kept.by != by:
+            # Whoever follows anew tells all; what the ranks said of themselves is known already.
+            self.kept.cursor = dict(cursor or {})
+        self.kept.by = by
+        self._observer = Observer(self.kept.observed)
+        self.tails: dict[str, list[str]] = {}
+        """Pod -> its last lines."""
+        self.spoken = bool(self.kept.spoke)
+        self.since = 0.0
+        """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
+        self._saved, self._pressing = time.monotonic(), False
+
+    @property
+    def heard(self) -> Heard:
+        """What the budgets depend on."""
+        return self.kept.heard._replace(since=self.since)
+
+    def hear(self, heaps: Iterable[Heap]) -> list[RankLine]:
+        """Take note of lines that are being told."""
+        told = []
+        for heap in heaps:
+            for line in heap.lines:
+                self._pressing |= self._observer.hear(line.line, line.time)
+                self._note(line)
+                told.append(line.line)
+            self._note_position(heap)
+        return told
+
+    def _note_position(self, heap: Heap) -> None:
+        container, _, number = heap.log.rpartition("/")
+        cursor = self.kept.cursor
+        cursor.pop(heap.log, None)  # the latest is last
+        cursor[heap.log] = heap.position
+        if number.isdecimal():
+            cursor.pop(f"{container}/{int(number) - _STARTS}", None)
+
+    def _note(self, line: Line) -> None:
+        if line.line.rank is not None:
+            self.spoken = True
+            self.kept.spoke = max(self.kept.spoke, line.time)
+        event = events.decode(line.line.text)
+        if event is not None and event["event"] == "exit":
+            self.kept.parted[line.pod] = line.time
+        tail = self.tails.setdefault(line.pod, [])
+        tail.append(line.line.text[:WIDTH])
+        del tail[:-TAIL]
+
+    def fail(self, failure: RankFailure) -> None:
+        """Take note of the rank that failed first, where it could not say so itself."""
+        self.kept.observed.failure = failure
+
+    @property
+    def due(self) -> bool:
+        """Whether the ledger is to be written: at once after what the report is made of."""
+        return self._pressing or time.monotonic() - self._saved > SAVE_EVERY
+
+    def fields(self) -> dict[str, Any]:
+        """Make what is to be written."""
+        self._saved, self._pressing = time.monotonic(), False
+        return self.kept.model_dump(mode="json", exclude_defaults=True)
+
+    def write(self, fields: dict[str, Any]) -> None:
+        """Write the ledger, unless the run has gone on to another attempt.
+
+        Where the ledger takes no more, the least is written: that there is much to say voids no success.
+
+        Raises:
+            ClusterError: The cluster refuses it, or does not answer.
+            FileNotFoundError: The run is cleaned up.
+        """
+        try:
+            self._put(packing.pack(fields))
+        except ClusterError as error:
+            if error.status not in _TOO_LARGE:
+                raise
+            self._put(packing.least(fields))
+
+    def _put(self, written: dict[str, Any]) -> None:
+        with self._ctx.ledger.update() as entry:
+            if entry.attempt == self._handle.attempt:
+                entry.observed = written
+
+
+def kept_of(entry: Entry, handle: JobHandle) -> Kept:
+    """Read what the ledger keeps of an attempt; nothing where an older version wrote what it should not."""
+    if entry.observed is not None and entry.observed.get("attempt") == handle.attempt:
+        with suppress(ValueError):
+            return Kept.model_validate(packing.unpack(entry.observed))
+    return Kept(attempt=handle.attempt)

@@ -1,0 +1,285 @@
+"""Why a job does not go on, or how it failed: read off what the cluster says of it. Pure."""
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from typing import Final, NamedTuple
+
+from manycpu.pipeline.spec.state import describe_exit
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
+    Container,
+    Gang,
+    Manifest,
+    condition,
+    containers,
+    ended,
+    epoch,
+    remembered,
+    role,
+    scheduled,
+)
+
+__all__ = [
+    "Ending",
+    "Reason",
+    "crashes",
+    "endings",
+    "exit_code",
+    "explain",
+    "hopeless",
+    "losses",
+    "pending",
+    "restarts",
+]
+
+_IMAGE: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+"""Why a container waits, where no waiting mends it."""
+_VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+_REFUSED: Final = frozenset({"FailedCreate", "FailedCreatePod"})
+_BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
+_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+_SIGNALS: Final = 128  # a container's exit code above this is a signal's number plus this
+
+
+class Reason(NamedTuple):
+    """One thing that keeps a job from running, and the pods that it concerns."""
+
+    text: str
+    pods: tuple[str, ...] = ()
+    fatal: bool = False
+    """Whether it will never pass by itself."""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({', '.join(self.pods)})" if self.pods else self.text
+
+
+class Ending(NamedTuple):
+    """How a container ended other than well."""
+
+    time: float
+    """Seconds since the epoch."""
+    pod: str
+    container: str
+    code: int
+    """Negative for a signal."""
+    reason: str
+    """In the kubelet's words, such as OOMKilled."""
+    message: str
+    previous: bool
+    """Whether it was started again since: its log is the previous one."""
+    began: float
+    """Seconds since the epoch; 0 where it never did."""
+
+    def __str__(self) -> str:
+        memory = ": it used more memory than its limit" if self.reason == "OOMKilled" else ""
+        word = f" ({self.reason}{memory})" if self.reason not in ("", "Error") else ""
+        said = f": {self.message}" if self.message else ""
+        return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{word}{said}"
+
+
+@remembered
+def explain(gang: Gang) -> str:
+    """Say in one message what keeps a job from running, a line for each reason; empty where nothing does."""
+    found = [*map(str, pending(gang)), *crashes(gang), *losses(gang)]
+    return "\n".join(dict.fromkeys(found))
+
+
+def hopeless(gang: Gang) -> str:
+    """Say what will never pass by itself; empty where nothing is like that."""
+    return "\n".join(str(reason) for reason in pending(gang) if reason.fatal)
+
+
+@remembered
+def pending(gang: Gang) -> list[Reason]:
+    """List what the job, or any pod of it, waits for; pods with the same reason stand together."""
+    found: dict[tuple[str, bool], list[str]] = {}
+    waiting = () if gang.given_back else zip(gang.pods, gang.of_pods(_of_pod), strict=True)
+    for pod, reasons in waiting:
+        for text, fatal in reasons:
+            found.setdefault((text, fatal), []).append(pod["metadata"]["name"])
+    pods = [Reason(text, tuple(names), fatal) for (text, fatal), names in found.items()]
+    return [*_of_job(gang), *_of_claims(gang), *pods]
+
+
+def _of_job(gang: Gang) -> Iterator[Reason]:
+    job = gang.job
+    if job is None:
+        yield Reason(f"{gang.kind} {gang.name} is gone: somebody deleted it")
+        return
+    for event in _latest(gang, {"ValidationError"}, gang.kind):
+        yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
+    if gang.given_back:
+        yield Reason("it holds nothing until there is room for all of its ranks")
+        return
+    if gang.suspended:
+        queue = job["metadata"].get("labels", {}).get(_QUEUE)
+        yield Reason(
+            f"it is suspended, until Kueue's queue {queue} admits it" if queue else "it is suspended"
+        )
+        return
+    refused = list(_latest(gang, _REFUSED))
+    for event in refused:
+        yield Reason(f"pods are refused: {event['message']}")
+    if gang.pods or refused:
+        return
+    if not gang.acknowledged:
+        yield Reason(f"no operator has acknowledged {gang.kind} {gang.name}")
+    elif not any(condition(job, kind) for kind in ("Succeeded", "Failed")):
+        yield Reason("it has no pods yet")
+
+
+def _of_claims(gang: Gang) -> Iterator[Reason]:
+    for event in _latest(gang, None, "PersistentVolumeClaim"):
+        yield Reason(f"claim {event['involvedObject']['name']}: {event['message']}")
+
+
+def _of_pod(pod: Manifest, told: list[Manifest]) -> list[tuple[str, bool]]:
+    if ended(pod):
+        return []
+    if scheduled(pod) is None:
+        return [(_unscheduled(pod), False)]
+    found = []
+    for container in containers(pod):
+        reason = (container.state("waiting") or {}).get("reason", "")
+        if reason not in _BEING_MADE:
+            found.append((_waiting(container, told), reason in NEVER))
+    if not found and (text := _being_made(pod, told)):
+        found.append((text, False))
+    return found
+
+
+def _unscheduled(pod: Manifest) -> str:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    found: Manifest = next((c for c in conditions if c["type"] == "PodScheduled"), {})
+    if found.get("message"):
+        return f"no node: {found['message']}"
+    volumes = pod["spec"].get("volumes") or ()
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
+    wants = f", which needs the volume of {', '.join(claims)}" if claims else ""
+    return f"no node: the scheduler has not placed it yet{wants}"
+
+
+def _waiting(container: Container, told: list[Manifest]) -> str:
+    waiting = container.state("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    what = f"{'init container' if container.init else 'container'} {container.name}"
+    if reason in _IMAGE:
+        specs = [*container.pod["spec"].get("initContainers", ()), *container.pod["spec"]["containers"]]
+        image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
+        said = [e["message"] for e in _among(told, {"Failed"}) if str(image) in e["message"]]
+        return f"image {image} of {what} cannot be pulled ({reason}): {said[-1] if said else message}"
+    if reason == "CrashLoopBackOff":
+        return f"{what} crashes in a loop"
+    return f"{what} cannot start ({reason}): {message}"
+
+
+def _being_made(pod: Manifest, told: list[Manifest]) -> str:
+    """Say what holds up a pod that has a node; empty where its containers run."""
+    troubles = _among(told, _VOLUME)
+    waits = [c for c in containers(pod) if not c.state("running") and not c.state("terminated")]
+    if not waits:
+        return ""
+    if troubles:
+        return f"volume: {troubles[-1]['message']}"
+    if sandbox := _among(told, {"FailedCreatePodSandBox"}):
+        return f"no sandbox: {sandbox[-1]['message']}"
+    running = next((c for c in containers(pod) if c.init and c.state("running")), None)
+    if running is not None:
+        return f"init container {running.name} has not finished"
+    return "its containers are being made: images are pulled, volumes mounted"
+
+
+@remembered
+def crashes(gang: Gang) -> list[str]:
+    """Say which containers crash in a loop, whatever the job says of itself; launchers included."""
+    found = [text for texts in gang.of_pods(_crashes_of) for text in texts]
+    failed = _failed_launchers(gang)
+    if len(failed) > 1:
+        found.append(
+            f"the launcher crashes in a loop: {len(failed)} pods of it have failed ({', '.join(failed)})"
+        )
+    return found
+
+
+def _crashes_of(pod: Manifest, _: list[Manifest]) -> list[str]:
+    crashed = [c for c in containers(pod) if c.restarts and c.last and c.last.get("exitCode")]
+    return [f"started {one.restarts + 1} times: {_ending(one)}" for one in crashed]
+
+
+def _failed_launchers(gang: Gang) -> list[str]:
+    return [name for name in gang.of_pods(_failed_launcher) if name]
+
+
+def _failed_launcher(pod: Manifest, _: list[Manifest]) -> str:
+    failed = role(pod) == "launcher" and pod["status"].get("phase") == "Failed"
+    return str(pod["metadata"]["name"]) if failed else ""
+
+
+@remembered
+def restarts(gang: Gang) -> int:
+    """Count how often a container of the gang crashed and was started again, at most of any one."""
+    return max([*gang.of_pods(_restarts_of), len(_failed_launchers(gang)) - 1, 0])
+
+
+def _restarts_of(pod: Manifest, _: list[Manifest]) -> int:
+    return max((c.restarts for c in containers(pod) if not c.init and c.last), default=0)
+
+
+@remembered
+def losses(gang: Gang) -> list[str]:
+    """Say which pods were evicted, preempted, or lost with their node."""
+    gone = [_loss_of(pod, []) for pod in gang.departed.values()]
+    return [text for text in dict.fromkeys([*gang.of_pods(_loss_of), *gone]) if text]
+
+
+def _loss_of(pod: Manifest, _: list[Manifest]) -> str:
+    status, name = pod.get("status", {}), pod["metadata"]["name"]
+    if status.get("reason") in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated"):
+        return f"pod {name} was lost ({status['reason']}): {status.get('message', '')}"
+    if target := condition(pod, "DisruptionTarget"):
+        return f"pod {name} was evicted ({target.get('reason')}): {target.get('message', '')}"
+    return ""
+
+
+def endings(gang: Gang) -> list[Ending]:
+    """List the containers that ended other than well, the first to end first."""
+    pods = [*gang.pods, *gang.departed.values()]
+    found = [_ending(c) for pod in pods for c in containers(pod) if c.last and c.last.get("exitCode")]
+    return sorted(set(found))
+
+
+def _ending(container: Container) -> Ending:
+    last = container.last or {}
+    return Ending(
+        time=epoch(last.get("finishedAt")),
+        pod=container.pod["metadata"]["name"],
+        container=container.name,
+        code=exit_code(last),
+        reason=last.get("reason", ""),
+        message=last.get("message", "").strip(),
+        previous=container.state("terminated") is None,
+        began=epoch(last.get("startedAt")),
+    )
+
+
+def exit_code(terminated: Manifest) -> int:
+    """Read how a container ended: its exit code, negative for a signal."""
+    code = int(terminated.get("exitCode", 0))
+    return _SIGNALS - code if code > _SIGNALS else code
+
+
+def _among(told: list[Manifest], reasons: AbstractSet[str]) -> list[Manifest]:
+    return [event for event in told if event.get("reason") in reasons]
+
+
+def _latest(gang: Gang, reasons: AbstractSet[str] | None, kind: str | None = None) -> Iterator[Manifest]:
+    """List the warnings for these reasons, about objects of this kind: of each object the last."""
+    found = {
+        (event["involvedObject"].get("uid"), event.get("reason")): event
+        for event in gang.events
+        if (reasons is None or event.get("reason") in reasons)
+        and kind in (None, event["involvedObject"].get("kind"))
+    }
+    yield from {event["message"]: event for event in found.values()}.values()

@@ -1,0 +1,361 @@
+"""Follow a job to its end: what the cluster says of it and what its ranks say, in one event loop."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
+from typing import Final, TypeVar
+
+from manycpu.pipeline.adapters.cluster_watch import (
+    FAILURES,
+    Changes,
+    ClusterWatch,
+    LogPart,
+    NoLogError,
+    Pauses,
+)
+from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.following import judgement
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import TAIL, WIDTH, Heap, Record
+from manycpu.pipeline.targets.kubernetes.following.budgets import budgets
+from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, Gang, containers, role
+from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReader
+from manycpu.pipeline.targets.kubernetes.following.logs import Limit, parse
+from manycpu.pipeline.targets.kubernetes.following.turn_taking import TurnTaking
+from manycpu.pipeline.targets.kubernetes.launch import observe
+
+__all__ = ["Follower", "batches", "selections"]
+
+LINES_PER_SECOND: Final = 1000
+_HEAPS: Final = 256  # heaps of lines that wait to be told; more, and the cluster waits
+_TICK: Final = 30.0  # seconds between looks at what has not changed
+_TURN: Final = 5.0  # the same, while it waits for room
+_NOTE_EVERY: Final = 10.0  # seconds between two notes on why a job waits
+_DRAIN: Final = 5.0  # seconds that the last lines have to come
+_STEP: Final = 0.1  # seconds between looks whether they have
+_PATIENCE: Final = 5.0  # seconds that a job may wait before it is said why
+_UNASKED: Final = 300.0  # seconds after which a budget ends the wait though nobody answers
+_AWAY_EVERY: Final = 60.0  # seconds between two notes that the cluster is away
+_SILENCE: Final = 3600.0  # seconds without a word of the job or its pods after which nobody waits any longer
+_RECORDED: Final = 600.0  # seconds in which how it ended must be recorded
+
+Found = TypeVar("Found")
+Tell = Callable[[list[RankLine]], Awaitable[None]]
+
+
+def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Select what is to be known of jobs of a launch kind that have these labels."""
+    selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())}
+    return {JOBS[launch]: selector, "Pod": selector, "Event": {"fieldSelector": "type=Warning"}}
+
+
+class Follower:
+    """Follows one job.
+
+    Args:
+        ctx: The run.
+        handle: The job.
+        watch: The namespace.
+        record: Takes note of what is told.
+    """
+
+    def __init__(self, ctx: ClusterContext, handle: JobHandle, watch: ClusterWatch, record: Record) -> None:
+        self._ctx, self._handle, self._watch, self._record = ctx, handle, watch, record
+        self._gang = Gang(handle, (ctx.claim,))
+        self._heaps: asyncio.Queue[Heap] = asyncio.Queue(_HEAPS)
+        self._readers: dict[tuple[str, str], tuple[LogReader, asyncio.Task[None]]] = {}
+        self._limit = Limit(LINES_PER_SECOND)
+        self._wake = asyncio.Event()
+        self._turn = TurnTaking(self._gang, ctx, watch, self._wake.set)
+        self._noted, self._note_due = "", watch.now() + _PATIENCE
+        self._away_due = 0.0
+        self._asking, self._unasked_since = Pauses(), 0.0
+        self._saving: asyncio.Task[None] | None = None
+        self._notes: list[RankLine] = []
+        self._tell: Tell | None = None
+        # By this machine's clock, whatever the cluster says or does not say.
+        self._told_of = dict.fromkeys((self._gang.kind, "Pod"), time.monotonic())
+        self._trouble = "no watch says anything"
+        self.status = Status(state=RunState.PENDING)
+        """How the job is doing."""
+
+    async def run(self, stream: AsyncIterator[list[Changes]], tell: Tell) -> Status:
+        """Follow to the end, whatever happens to the connection; the time budgets end it at the latest.
+
+        Args:
+            stream: What the cluster tells of the namespace.
+            tell: Is given the lines, in order for each rank, as they come.
+
+        Raises:
+            ClusterError: Nothing was heard of the job for an hour; it is left as it is.
+        """
+        self._tell = tell
+        feeding = asyncio.create_task(self._feed(stream))
+        self._record.since = self._watch.now()
+        try:
+            while not self.status.state.terminal:
+                await self._pause(feeding)
+                await self._pass_on(tell)
+                self.status = await self._judge()
+                self._check_silence()
+            await self._drain(tell)
+            return await self._conclude(self.status)
+        finally:
+            feeding.cancel()
+            self._turn.close()
+            await self._end_readers()
+            with suppress(asyncio.CancelledError, *FAILURES):
+                await feeding
+
+    async def _feed(self, stream: AsyncIterator[list[Changes]]) -> None:
+        async for told in stream:
+            for change in told:
+                self._take(change)
+
+    def _take(self, change: Changes) -> None:
+        if change.trouble:
+            self._trouble = change.trouble
+            self._away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
+            if change.kind == "Pod":
+                self._record.since = self._watch.now()  # silence counts while somebody listens
+            return
+        self._told_of[change.kind] = time.monotonic()
+        if self._gang.apply(change.kind, change.objects, change.deleted, complete=change.complete):
+            self._read_logs()
+            self._wake.set()
+
+    def _away(self, text: str) -> None:
+        now = self._watch.now()
+        if now >= self._away_due:
+            self._away_due = now + _AWAY_EVERY
+            self._say(text)
+
+    def _check_silence(self) -> None:
+        """Give up where nothing can be known: where nothing happens, lists still come every few minutes."""
+        kind = min((self._gang.kind, "Pod"), key=self._told_of.__getitem__)
+        if time.monotonic() - self._told_of[kind] < _SILENCE or self.status.state.terminal:
+            return
+        raise ClusterError(
+            f"nothing was heard of {kind} objects for {_SILENCE:g} s: {self._trouble}; "
+            f"{self._gang.kind} {self._gang.name} is left as it is",
+            field="target.connection",
+            fix="See that the cluster can be reached, and run again: that attaches to the job",
+        )
+
+    async def _pause(self, feeding: "asyncio.Task[None]") -> None:
+        """Wait until something happens, or something is due."""
+        now = self._watch.now()
+        due = [budget.due for budget in budgets(self._ctx.run, self._gang, self._record.heard)[:1]]
+        note = [self._note_due] if self.status.reason != self._noted else []
+        tick = _TURN if self._turn.waits else _TICK
+        seconds = max(_STEP, min([now + tick, *due, *note]) - now)
+        waking = asyncio.ensure_future(self._wake.wait())
+        await asyncio.wait([waking, feeding], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        waking.cancel()
+        self._wake.clear()
+        if feeding.done():
+            feeding.result()
+            raise RuntimeError("the stream of changes ended, which none should")
+
+    async def _pass_on(self, tell: Tell) -> None:
+        heaps = []
+        while not self._heaps.empty():
+            heaps.append(self._heaps.get_nowait())
+        lines, self._notes = self._notes, []
+        lines += self._record.hear(heaps)
+        if shown := self._limit.admit(lines, self._watch.now()):
+            await tell(shown)
+        if self._record.due and (self._saving is None or self._saving.done()):
+            self._saving = asyncio.create_task(self._save())
+
+    async def _save(self) -> None:
+        with suppress(*FAILURES):  # the next time, then
+            await asyncio.to_thread(self._record.write, self._record.fields())
+
+    def _say(self, text: str) -> None:
+        self._notes.append(RankLine(None, None, text))
+        self._wake.set()
+
+    async def _judge(self) -> Status:
+        seen = self._view()
+        if not seen.state.terminal:
+            return seen
+        # A watch may be half dead, and tell an old picture: an end is asked for before it is believed.
+        try:
+            self._gang.replace(*await asyncio.to_thread(observe, self._ctx, self._handle))
+        except FAILURES as error:
+            return await self._unasked(seen, error)
+        self._unasked_since = 0.0
+        self._read_logs()
+        return self._view()
+
+    async def _unasked(self, seen: Status, error: BaseException) -> Status:
+        """Go on as before where an end cannot be asked for; a budget is used up by the clock all the same."""
+        self._record.since = now = self._watch.now()
+        self._unasked_since = self._unasked_since or now
+        if seen.budget and now - self._unasked_since > _UNASKED:
+            return seen
+        if now - self._unasked_since > _SILENCE:
+            raise error
+        self._away(f"whether it has ended cannot be asked at present: {error}")
+        await asyncio.sleep(self._asking.next())
+        return self.status
+
+    def _view(self) -> Status:
+        """Judge by what is known."""
+        if not {self._gang.kind, "Pod"} <= self._gang.known:
+            return self.status
+        self._begin()
+        now = self._watch.now()
+        seen = judgement.judge(self._ctx.run, self._gang, self._record.heard, now)
+        if not seen.state.terminal:
+            seen = self._await_turn(seen, now)
+            self._note_waiting(seen, now)
+        return seen
+
+    def _await_turn(self, seen: Status, now: float) -> Status:
+        """Take its turn where it waits for room, and say for what it waits."""
+        lacking = self._turn.look(met=self._record.heard.met, now=now)
+        return seen.model_copy(update={"reason": f"{seen.reason}\n{lacking}"}) if lacking else seen
+
+    def _begin(self) -> None:
+        capacity = self._gang.capacity(self._ctx.run.nodes[0])
+        if self._gang.given_back and not self._record.heard.met:
+            self._record.kept.began = 0.0  # it had its nodes, and not what it needs besides
+        elif capacity and not self._record.kept.began:
+            self._record.kept.began = capacity
+
+    def _note_waiting(self, seen: Status, now: float) -> None:
+        """Say why the job waits, and what befell its pods: when that is new, and not all the time."""
+        if now < self._note_due or seen.reason == self._noted:
+            return
+        self._noted, self._note_due = seen.reason, now + _NOTE_EVERY
+        for line in seen.reason.splitlines():
+            self._say(line)
+
+    def _read_logs(self) -> None:
+        """Begin to read the log of every container that has something to say and is not being read."""
+        if self._gang.given_back:
+            self._stop_reading()
+            return
+        for pod in self._gang.take_changed():
+            if self._gang.kind == "MPIJob" and role(pod) != "launcher":
+                continue  # the ranks' lines come through the launcher; the workers run sshd
+            for container in containers(pod):
+                key = (pod["metadata"]["uid"], container.name)
+                started = container.restarts or container.state("running") or container.state("terminated")
+                if container.init or not started:
+                    continue
+                if key not in self._readers or self._readers[key][1].done():
+                    reader = LogReader(self._watch, self._record.kept.cursor, self._put)
+                    self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
+                self._readers[key][0].update(container)
+        present = {pod["metadata"]["uid"] for pod in self._gang.pods}
+        for (uid, _), (reader, _) in self._readers.items():
+            if uid not in present:
+                reader.leave()
+
+    def _stop_reading(self) -> None:
+        """Hear no more of pods that were given back: how their launchers take it says nothing of the run."""
+        for reader, task in self._readers.values():
+            reader.leave()
+            task.cancel()
+
+    async def _put(self, heap: Heap) -> None:
+        await self._heaps.put(heap)
+        self._wake.set()
+
+    async def _drain(self, tell: Tell) -> None:
+        """Tell the last lines: those of containers that have ended are complete."""
+        until = self._watch.now() + _DRAIN
+        while any(reader.behind for reader, _ in self._readers.values()) and self._watch.now() < until:
+            self._wake.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _STEP)
+            await self._pass_on(tell)
+        await self._pass_on(tell)
+
+    async def _conclude(self, seen: Status) -> Status:
+        """Complete a failure, write it down, and end what still runs of it."""
+        entry = await self._surely(self._ctx.ledger.read)
+        seen = seen if entry is None else judgement.concluded(entry, self._handle, seen)
+        if seen.state is RunState.FAILED:
+            await self._read_tail()
+            seen = judgement.complete(self._gang, self._record, seen)
+        kept = self._record.kept
+        judgement.note_ends(self._gang, kept.observed)
+        kept.ended, kept.verdict = judgement.ended_at(self._gang) or self._watch.now(), seen
+        if self._saving is not None:
+            await self._saving
+        await self._surely(self._record.write, self._record.fields())
+        if seen.state is RunState.FAILED and judgement.to_be_ended(self._ctx.run, self._gang, seen):
+            await self._surely(self._delete, lacking="what still runs of it could not be deleted")
+        return seen
+
+    async def _read_tail(self) -> None:
+        """Read the last lines of what failed first, where nobody follows its log."""
+        ending = next(iter(endings(self._gang)), None)
+        if ending is None or ending.pod in self._record.tails:
+            return
+        with suppress(NoLogError, *FAILURES):
+            async with asyncio.timeout(_DRAIN):
+                part = LogPart(follow=False, previous=ending.previous, tail=TAIL)
+                log = self._watch.log(ending.pod, ending.container, part)
+                lines = [line async for block in log for line in block]
+            self._record.tails[ending.pod] = [
+                one.text[:WIDTH] for one in map(parse, lines) if one is not None
+            ]
+
+    async def _surely(
+        self, act: Callable[..., Found], *given: object, lacking: str = "how it ended could not be recorded"
+    ) -> Found | None:
+        """Do what is to be done before the end is told; what cannot be done is said, and changes no end.
+
+        Returns:
+            What it returns; None where the run was cleaned up already, or where it cannot be done.
+        """
+        pauses, until = Pauses(), time.monotonic() + _RECORDED
+        while True:
+            try:
+                return await asyncio.to_thread(act, *given)
+            except FileNotFoundError:
+                return None
+            except FAILURES as error:
+                if _refused(error) or time.monotonic() > until:
+                    self._say(f"{lacking}: {error}")
+                    await self._tell_notes()
+                    return None
+                self._away(f"{lacking} so far: {error}")
+            await self._tell_notes()
+            await asyncio.sleep(pauses.next())
+
+    async def _tell_notes(self) -> None:
+        notes, self._notes = self._notes, []
+        if notes and self._tell is not None:
+            await self._tell(notes)
+
+    def _delete(self) -> None:
+        self._ctx.cluster.delete(self._gang.kind, self._handle.name, uid=self._handle.uid)
+
+    async def _end_readers(self) -> None:
+        tasks: Iterable[asyncio.Task[None]] = [task for _, task in self._readers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _refused(error: BaseException) -> bool:
+    """Whether a call is refused for good: rights that were taken away come back, a wrong call does not."""
+    return isinstance(error, ClusterError) and error.status in (400, 404, 405, 413, 422)
+
+
+async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:
+    """Hand on changes as the shared stream does."""
+    async with aclosing(changes) as told:
+        async for change in told:
+            yield [change]

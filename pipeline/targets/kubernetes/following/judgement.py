@@ -1,0 +1,132 @@
+"""What a job's state is, and how it ended."""
+
+from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.report import Observed
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.state import RankFailure, RunState, Status
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.targets.kubernetes.following import diagnosis
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Record, kept_of
+from manycpu.pipeline.targets.kubernetes.following.budgets import Heard, budgets, phase
+from manycpu.pipeline.targets.kubernetes.following.diagnosis import Ending
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Gang, condition, ended, epoch
+
+__all__ = ["complete", "concluded", "ended_at", "judge", "look", "note_ends", "to_be_ended"]
+
+_CRASHES = 3  # restarts that need no explanation: a peer that is late, say
+
+
+def judge(run: TrainingRun, gang: Gang, heard: Heard, now: float) -> Status:
+    """Tell how a job is doing, and whether there is any use in waiting for it: its time budgets count.
+
+    Args:
+        run: The run.
+        gang: The job.
+        heard: What its ranks have said.
+        now: Seconds since the epoch, by the cluster's clock.
+    """
+    seen = look(run, gang, heard)
+    if seen.state.terminal:
+        return seen
+    first = next(iter(budgets(run, gang, heard)), None)
+    if first is None or now < first.due:
+        return seen
+    reason = "\n".join(part for part in (first.message, diagnosis.explain(gang)) if part)
+    return Status(state=RunState.FAILED, reason=reason, budget=f"run.{first.field}")
+
+
+def look(run: TrainingRun, gang: Gang, heard: Heard) -> Status:
+    """Tell how a job is doing, at whatever time: what its operator says, and what its ranks have said."""
+    seen = LAUNCHERS[gang.launch].state({"job": gang.job, "pods": gang.pods, "cancelled": False})
+    if seen.state.terminal:
+        return seen
+    if text := _hopeless(run, gang):
+        return Status(state=RunState.FAILED, reason=text)
+    where = phase(run, gang, heard)
+    if where == "running":
+        told = [seen.reason, *diagnosis.crashes(gang), *diagnosis.losses(gang)]
+        return Status(state=RunState.RUNNING, reason="\n".join(line for line in told if line))
+    why = diagnosis.explain(gang)
+    return Status(state=RunState.PENDING, reason=f"{where}: {why}" if why else where)
+
+
+def to_be_ended(run: TrainingRun, gang: Gang, seen: Status) -> bool:
+    """Whether a failed job has to be deleted: it was given up, or its pods would go on for nobody."""
+    if gang.job is None:
+        return False
+    given_up = seen.budget is not None or condition(gang.job, "Failed") is None
+    return given_up or (run.keep == "never" and any(not ended(pod) for pod in gang.pods))
+
+
+def _hopeless(run: TrainingRun, gang: Gang) -> str:
+    if text := diagnosis.hopeless(gang):
+        return text
+    times = diagnosis.restarts(gang)
+    if times > max(run.max_restarts, _CRASHES):
+        return f"it crashes in a loop, and run.max_restarts is {run.max_restarts}"
+    return ""
+
+
+def concluded(entry: Entry, handle: JobHandle, seen: Status) -> Status:
+    """Say how an attempt ended, where the ledger knows better: who cancelled it, or why it was ended."""
+    if (by := entry.cancelled.get(handle.attempt)) is not None:
+        return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
+    if seen.state is RunState.SUCCEEDED:
+        return seen
+    return kept_of(entry, handle).verdict or seen
+
+
+def complete(gang: Gang, record: Record, seen: Status) -> Status:
+    """Add to a failure what failed first, with its last lines: the rank, or the container."""
+    if seen.failure is not None or (gang.job is None and seen.budget):
+        return seen
+    observed = record.kept.observed
+    silent = next((one for one in diagnosis.endings(gang) if not _spoke_of(record, one)), None)
+    first = silent is not None and (observed.failure is None or silent.time <= int(observed.failed_at))
+    told = [*_endings(gang, observed.failure), *diagnosis.losses(gang)]
+    reason = "\n".join(dict.fromkeys([seen.reason, *told]))
+    if not first or silent is None:
+        return seen.model_copy(update={"reason": reason, "failure": observed.failure})
+    lines = tuple(record.tails.get(silent.pod, ()))
+    rank = next((rank for rank in observed.ranks if rank.hostname == silent.pod), None)
+    if rank is None:
+        last = "\n".join(["its last lines:", *lines]) if lines else ""
+        text = "\n".join(part for part in (reason, last) if part)
+        return seen.model_copy(update={"reason": text, "failure": observed.failure})
+    failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent.code, last_lines=lines)
+    record.fail(failure)
+    return seen.model_copy(update={"reason": reason, "failure": failure})
+
+
+def note_ends(gang: Gang, observed: Observed) -> None:
+    """Note how ranks ended that could not say so: as their containers did, where those are the ranks' own."""
+    if gang.kind == "MPIJob":
+        return  # its workers run sshd
+    began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
+    last = {container.pod["metadata"]["name"]: container.last for container in gang.ranks}
+    for rank in observed.ranks:
+        ended = last.get(rank.hostname or "") or {}
+        if rank.exit_code is None and ended and epoch(ended.get("finishedAt")) >= began:
+            rank.exit_code = diagnosis.exit_code(ended)
+
+
+def _endings(gang: Gang, failure: RankFailure | None) -> list[str]:
+    """Say how containers ended: the first, unless a rank tells more, and all that ran out of memory."""
+    found = diagnosis.endings(gang)
+    first = found[:1] if failure is None else []
+    return [str(one) for one in [*first, *(one for one in found if one.reason == "OOMKilled")]]
+
+
+def _spoke_of(record: Record, ending: Ending) -> bool:
+    """Whether a rank of the container has told of its own end."""
+    told = record.kept.parted.get(ending.pod)
+    return told is not None and told >= ending.began
+
+
+def ended_at(gang: Gang) -> float:
+    """Tell when the job ended, in seconds since the epoch; 0 where it does not say."""
+    for kind in ("Succeeded", "Failed"):
+        if found := condition(gang.job, kind):
+            return epoch(found.get("lastTransitionTime"))
+    return 0.0

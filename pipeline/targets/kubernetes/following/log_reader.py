@@ -1,0 +1,136 @@
+"""Read the log of one container, through all its restarts and every break: each line once, and in order."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch, LogPart, NoLogError, Pauses
+from manycpu.pipeline.spec.events import split
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Heap, Line
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Container
+from manycpu.pipeline.targets.kubernetes.following.logs import Position, parse, placed
+
+__all__ = ["LogReader"]
+
+_SETTLE: Final = 3.0  # seconds in which the kubelet surely tells that a container was started again
+_DONE: Final = "done"  # follows the state of a position in a log that is told to its end
+_STATE: Final = 4  # parts of that state
+
+
+class LogReader:
+    """Reads one container of a pod.
+
+    Args:
+        watch: The namespace.
+        cursor: How far logs were told, also this one's.
+        put: Is given the lines, and waits where nobody takes them.
+    """
+
+    def __init__(
+        self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Callable[[Heap], Awaitable[None]]
+    ) -> None:
+        self._watch, self._cursor, self._put = watch, cursor, put
+        self._container: Container | None = None
+        self._gone = False
+        self._told = -1
+        self._changed = asyncio.Event()
+
+    @property
+    def behind(self) -> bool:
+        """Whether its container has ended and lines of it are still to come."""
+        return self._over(self._now.restarts) and self._told < self._now.restarts and not self._gone
+
+    def update(self, container: Container) -> None:
+        """Hear how the container is, also after it was thought to be gone."""
+        self._container, self._gone = container, False
+        self._changed.set()
+
+    def leave(self) -> None:
+        """Hear that its pod is gone."""
+        self._gone = True
+        self._changed.set()
+
+    async def read(self, container: Container) -> None:
+        """Read until the container has ended for good and every line is told."""
+        self.update(container)
+        number = max(0, self._now.restarts - 1)  # of those before the kubelet keeps the last one's log only
+        while True:
+            await self._read_one(number)
+            self._told = number
+            while self._now.restarts <= number:
+                if self._gone:
+                    return
+                await self._wait()
+            number = max(number + 1, self._now.restarts - 1)
+
+    async def _read_one(self, number: int) -> None:
+        """Read the log of one start of the container to its end."""
+        key = self._key(number)
+        if _DONE in self._cursor.get(key, ()):
+            return
+        earlier = self._cursor.get(self._key(number - 1), ())[:_STATE]
+        position = Position(self._cursor.get(key, ()), before=earlier)
+        pauses = Pauses()
+        while self._now.restarts <= number + 1 and not self._gone:
+            over = self._over(number)
+            try:
+                if await self._pass(number, position, over=over) and over:
+                    break
+                pauses.worked()
+            except NoLogError:
+                if over:
+                    break
+            except FAILURES:
+                pass  # it is tried again for as long as the pod is there
+            await self._wait(pauses.next())
+        else:
+            if self._gone:
+                return  # an old picture may have said so
+        await self._put(Heap(key, [], [*position.state, _DONE]))
+
+    async def _pass(self, number: int, position: Position, *, over: bool) -> bool:
+        """Read what there is to read at once; whether that was the log which was meant."""
+        position.reopen()
+        previous = self._now.restarts > number
+        where = self._now.pod["metadata"]["name"], self._now.name
+        log = self._watch.log(*where, LogPart(follow=not over, previous=previous, since=position.since))
+        async with aclosing(log) as blocks:
+            async for block in blocks:
+                stamped = [one for one in map(parse, block) if one is not None]
+                if stamped and position.doubts(stamped[0].time) and not await self._settled(number):
+                    return False
+                lines = [self._line(one.time, one.text) for one in stamped if position.take(one.time)]
+                if lines:
+                    await self._put(Heap(self._key(number), lines, position.state))
+        return True
+
+    async def _settled(self, number: int) -> bool:
+        """Wait until it is sure whose log this is: that of another start, or another file of the same."""
+        before = self._now.restarts
+        await asyncio.sleep(_SETTLE)
+        return self._now.restarts == before and self._now.restarts in (number, number + 1)
+
+    def _line(self, time: int, text: str) -> Line:
+        pod = self._now.pod["metadata"]["name"]
+        return Line(placed(split(text), f"{pod}/{self._now.name}"), time / 1e9, pod)
+
+    def _over(self, number: int) -> bool:
+        """Whether this start of the container has ended, so that its log is complete."""
+        return self._gone or self._now.restarts > number or self._now.state("terminated") is not None
+
+    async def _wait(self, seconds: float | None = None) -> None:
+        self._changed.clear()
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _key(self, number: int) -> str:
+        return f"{self._now.pod['metadata']['uid']}/{self._now.name}/{number}"
+
+    @property
+    def _now(self) -> Container:
+        if self._container is None:
+            raise RuntimeError("read() comes first")
+        return self._container

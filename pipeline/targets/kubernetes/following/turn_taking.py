@@ -1,0 +1,225 @@
+"""Give back what a job holds while its ranks cannot all be placed, and try again when it is its turn."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final, NamedTuple
+
+from manycpu.pipeline.adapters.cluster import Cluster, Manifest
+from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
+from manycpu.pipeline.launchers.given_back import Note, patch
+from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, OWNER, Gang
+from manycpu.pipeline.targets.kubernetes.following.object_store import Present
+from manycpu.pipeline.targets.kubernetes.following.turns import Decision, Turns
+from manycpu.pipeline.targets.kubernetes.following.waiting import (
+    Job,
+    given_back,
+    holding,
+    job_of,
+    lacking,
+    on_claims,
+    resumed,
+    unmountable,
+)
+
+__all__ = ["TurnTaking"]
+
+_OURS: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
+_AGAIN: Final = 5.0  # seconds between tries to see the others, and between looks while they do not change
+_SETTLE: Final = 0.3  # seconds in which changes are put together
+_REFUSED: Final = (401, 403)
+_PASSED: Final = (404, 409)  # it has changed meanwhile, or is gone: look again
+
+
+class TurnTaking:
+    """Acts for one job.
+
+    Args:
+        gang: The job.
+        ctx: The run.
+        watch: The run's namespace; all who follow jobs through it share what they see of the others.
+        wake: Is called when the others have changed.
+    """
+
+    def __init__(
+        self, gang: Gang, ctx: ClusterContext, watch: ClusterWatch, wake: Callable[[], None]
+    ) -> None:
+        self._gang, self._ctx, self._watch, self._wake = gang, ctx, watch, wake
+        self._others: _Others | None = None
+        self._acting: asyncio.Task[None] | None = None
+        self._acted = ""
+        self._turns = Turns()
+        self._trouble = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job waits for room, so that the others are looked at."""
+        return self._others is not None
+
+    def look(self, *, met: bool, now: float) -> str:
+        """Do what it is time for; say what the job waits for, empty where it does not.
+
+        Args:
+            met: Whether its ranks have ever met: then it keeps what it has.
+            now: Seconds since the epoch, by the cluster's clock.
+        """
+        mine = self._mine(now) if self._gang.given_back or not met else None
+        if mine is None or not (mine.given_back or mine.refused or mine.stuck):
+            self._leave()
+            return ""
+        others = self._join()
+        if not others.known:
+            return ""
+        seen = others.look(now)
+        decision = self._decide(mine, seen, now)
+        if decision.job is not None and (self._acting is None or self._acting.done()):
+            self._act(decision, decision.job, seen.pods, now)
+        return "\n".join(filter(None, [lacking(mine, seen.jobs, seen.held), self._trouble]))
+
+    def close(self) -> None:
+        """Stop looking; a change that is on its way is made, or not: whoever follows next sees which."""
+        self._leave()
+        if self._acting is not None:
+            self._acting.cancel()
+
+    def _mine(self, now: float) -> Job | None:
+        job = self._gang.job
+        found = job_of(job, self._gang.kind, self._gang.pods, now) if job else None
+        return found and found._replace(stuck=unmountable(self._gang.pods, self._gang.events))
+
+    def _decide(self, mine: Job, seen: "_Seen", now: float) -> Decision:
+        if mine.stuck and on_claims(seen.pods, mine):
+            return Decision("give back", mine)
+        others = [job for job in seen.jobs if job.uid != mine.uid]
+        return self._turns.decide(mine, others, seen.held, now)
+
+    def _act(self, decision: Decision, job: Job, pods: list[Manifest], now: float) -> None:
+        if job.version == self._acted:
+            return  # what was done is not seen yet
+        self._acted = job.version
+        note = resumed(job, now) if decision.act == "resume" else given_back(job, pods, now)
+        self._acting = asyncio.create_task(self._patch(job, note))
+
+    async def _patch(self, job: Job, note: Note) -> None:
+        try:
+            await asyncio.to_thread(self._ctx.cluster.patch, job.kind, job.name, patch(note, job.version))
+            self._trouble = ""
+        except FAILURES as error:
+            status = getattr(error, "status", None)
+            self._trouble = "" if status in _PASSED else f"its turn cannot be taken: {error}"
+            self._acted = self._acted if status in _REFUSED else ""
+        self._wake()
+
+    def _join(self) -> "_Others":
+        if self._others is None:
+            self._others = _others_of(self._watch, self._ctx.cluster)
+            self._others.join(self._wake)
+        return self._others
+
+    def _leave(self) -> None:
+        if self._others is not None:
+            self._others.leave(self._wake)
+            self._others = None
+
+
+class _Seen(NamedTuple):
+    """The jobs that wait or run, their pods, and which run has how many of them on nodes."""
+
+    jobs: list[Job]
+    pods: list[Manifest]
+    held: dict[str, int]
+
+
+class _Others:
+    """All jobs of ours in a namespace with their pods, for as long as anybody wants to see them."""
+
+    def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
+        self._watch, self._cluster = watch, cluster
+        self._wakes: list[Callable[[], None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._waking: asyncio.TimerHandle | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether all is known."""
+        return bool(self._kinds) and self._kinds <= self._complete
+
+    def join(self, wake: Callable[[], None]) -> None:
+        """Be woken when something changes."""
+        self._wakes.append(wake)
+        if self._task is None:
+            self._present, self._kinds, self._complete = Present(), frozenset[str](), set[str]()
+            self._seen, self._looked = _Seen([], [], {}), 0.0
+            self._task = asyncio.create_task(self._follow())
+
+    def leave(self, wake: Callable[[], None]) -> None:
+        """Be woken no more; when nobody is, nothing is watched."""
+        self._wakes.remove(wake)
+        if not self._wakes and self._task is not None:
+            self._task.cancel()
+            self._task = None
+            _ALL.pop(self._watch, None)
+
+    def look(self, now: float) -> _Seen:
+        """Read all jobs and their pods, once for all who look."""
+        if now - self._looked > _AGAIN:
+            self._looked = now
+            self._seen = _read({change.kind: change.objects for change in self._present.changes()}, now)
+        return self._seen
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                kinds = await asyncio.to_thread(self._served)
+            except FAILURES:
+                await asyncio.sleep(_AGAIN)
+                continue
+            self._kinds = frozenset([*kinds, "Pod"])
+            async with aclosing(self._watch.follow(dict.fromkeys(self._kinds, _OURS))) as changes:
+                async for change in changes:
+                    self._present.apply(change)
+                    self._complete |= {change.kind} if change.complete else set()
+                    self._looked = 0.0
+                    if self._waking is None:
+                        self._waking = asyncio.get_running_loop().call_later(_SETTLE, self._wake)
+
+    def _served(self) -> list[str]:
+        """List the kinds of job that this cluster has, and that this account may see."""
+        return [kind for kind in JOBS.values() if _is_served(self._cluster, kind)]
+
+    def _wake(self) -> None:
+        self._waking = None
+        for wake in self._wakes:
+            wake()
+
+
+_ALL: Final[dict[ClusterWatch, _Others]] = {}
+
+
+def _others_of(watch: ClusterWatch, cluster: Cluster) -> _Others:
+    return _ALL.setdefault(watch, _Others(watch, cluster))
+
+
+def _is_served(cluster: Cluster, kind: str) -> bool:
+    try:
+        cluster.call("GET", cluster.path(kind), query={"limit": "1"})
+    except ClusterError as error:
+        if error.status in (403, 404):
+            return False
+        raise
+    return True
+
+
+def _read(objects: dict[str, list[Manifest]], now: float) -> _Seen:
+    pods = objects.pop("Pod")
+    by_job: dict[str, list[Manifest]] = {}
+    for pod in pods:
+        by_job.setdefault(pod["metadata"].get("labels", {}).get(OWNER, ""), []).append(pod)
+    jobs = (
+        job_of(job, kind, by_job.get(job["metadata"]["name"], ()), now)
+        for kind, found in objects.items()
+        for job in found
+    )
+    return _Seen([job for job in jobs if job is not None], pods, holding(pods))

@@ -1,0 +1,279 @@
+"""What can be seen of a job that may wait for room, by whoever follows it and by all others. Pure."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from manycpu.pipeline.adapters.cluster import amount
+from manycpu.pipeline.launchers.given_back import Note, note_of
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
+    OWNER,
+    Manifest,
+    condition,
+    ended,
+    epoch,
+    role,
+    scheduled,
+)
+
+__all__ = ["Job", "given_back", "holding", "job_of", "lacking", "on_claims", "resumed", "unmountable"]
+
+_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+_GROUPS: Final = ("scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group")
+_REPLICAS: Final = ("pytorchReplicaSpecs", "mpiReplicaSpecs")
+_BEGINNING: Final = 10.0  # seconds in which a job that was just made, or has just resumed, has its pods made
+_REFUSING: Final = (
+    20.0  # seconds after the first pod in which all others are made, unless a quota refuses them
+)
+_AT_ONCE: Final = 60.0  # seconds between the first and the last pod that are made in one go
+_PLACE: Final = ("nodeSelector", "tolerations", "priorityClassName")
+_NAMED: Final = 4  # runs in one message
+_INSUFFICIENT: Final = re.compile(r"Insufficient ([\w./-]+?)(?=[,. ]|$)")
+
+
+class Job(NamedTuple):
+    """A job that has not ended."""
+
+    name: str
+    uid: str
+    run: str
+    kind: str
+    version: str
+    """Its resourceVersion."""
+    age: tuple[float, str]
+    """What the jobs are ordered by: when it was made, and its uid."""
+    need: int
+    """Ranks' pods without which it cannot begin."""
+    ask: Mapping[str, Decimal]
+    """What each of them asks for."""
+    place: str
+    """Where they may run: comparable where equal."""
+    claims: tuple[str, ...]
+    given_back: bool
+    note: Note | None
+    pods: int
+    """All that are there, those that are going included."""
+    placed: int
+    """How many ranks' pods have a node."""
+    trying: bool
+    """Whether some of its ranks, or their launcher, have no node, and are on their way to one."""
+    refused: bool
+    """Whether the cluster has said that there is no room for one of them."""
+    short: tuple[str, ...]
+    """Of what there is too little, resources or quota; empty where something else is in the way."""
+    underway: bool
+    """Whether it has trained: a pod of it was made anew."""
+    once: bool = False
+    """Whether it can give back only before its launcher has begun: mpi-operator does not resume launchers."""
+    committed: bool = False
+    """Whether it is past that."""
+    stuck: str = ""
+    """A claim that its pods cannot mount, since another run's pods have it on another node."""
+
+
+def _left_to_others(job: Manifest, pods: Iterable[Manifest]) -> bool:
+    """Whether a queue or a gang scheduler decides when a job gets its nodes."""
+    if _QUEUE in job["metadata"].get("labels", {}):
+        return True
+    return any(map(_scheduled_by_others, pods)) or (_suspended(job) and not _given_back(job))
+
+
+def job_of(job: Manifest, kind: str, pods: Iterable[Manifest], now: float) -> Job | None:
+    """Read a job and its pods; None where nothing is to be decided: it has ended, or others decide.
+
+    Args:
+        job: The job.
+        kind: Its kind.
+        pods: Its pods.
+        now: Seconds since the epoch, by the cluster's clock.
+    """
+    pods = list(pods)
+    meta, note = job["metadata"], note_of(job)
+    over = "deletionTimestamp" in meta or any(condition(job, what) for what in ("Succeeded", "Failed"))
+    worker = _worker(job)
+    if over or worker is None or _left_to_others(job, pods):
+        return None
+    need, spec = _need(job, worker), worker["template"]["spec"]
+    ranks = [pod for pod in pods if role(pod) != "launcher"]
+    placed = sum(scheduled(pod) is not None for pod in ranks)
+    births = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods]
+    words = [text for pod in pods if (text := _refusal(pod)) is not None]
+    unmade = 0 < len(ranks) < need and now - min(births) > _REFUSING
+    launcher = any(role(pod) == "launcher" and scheduled(pod) is None for pod in pods)
+    trying = not _suspended(job) and (placed < need or launcher)
+    once = "mpiReplicaSpecs" in job["spec"]
+    launched = any(role(pod) == "launcher" for pod in pods) or bool(note and note.resumed)
+    begun = max(epoch(meta["creationTimestamp"]), note.resumed if note else 0.0)
+    return Job(
+        name=meta["name"],
+        uid=meta["uid"],
+        run=_run(job),
+        kind=kind,
+        version=meta.get("resourceVersion", ""),
+        age=(epoch(meta["creationTimestamp"]), meta["uid"]),
+        need=need,
+        ask=_requests(spec),
+        place=_place(spec),
+        claims=_claims(spec),
+        given_back=_given_back(job),
+        note=note,
+        pods=len(pods),
+        placed=placed,
+        trying=trying and (bool(pods) or now - begun < _BEGINNING),
+        refused=trying and (bool(words) or unmade),
+        short=("quota",) if unmade else _insufficient(words),
+        once=once,
+        committed=once and launched,
+        underway=bool(births) and max(births) - min(births) > _AT_ONCE,
+    )
+
+
+def holding(pods: Iterable[Manifest]) -> dict[str, int]:
+    """Count, for each run, the pods of jobs that have a node and have not ended."""
+    found: dict[str, int] = {}
+    for pod in pods:
+        if OWNER in pod["metadata"].get("labels", {}) and scheduled(pod) is not None and not ended(pod):
+            found[_run(pod)] = found.get(_run(pod), 0) + 1
+    return found
+
+
+def on_claims(pods: Iterable[Manifest], job: Job) -> dict[str, int]:
+    """Count, for each other run, the pods that have a claim of the job's mounted."""
+    sharing = [pod for pod in pods if _run(pod) != job.run and set(_claims(pod["spec"])) & set(job.claims)]
+    return holding(sharing)
+
+
+def given_back(job: Job, pods: Iterable[Manifest], now: float) -> Note:
+    """Make the note of a job that gives back what it holds."""
+    tries = job.note.tries + 1 if job.note else 1
+    if job.stuck:
+        return Note(at=now, tries=tries, held=on_claims(pods, job), claim=job.stuck)
+    held = {run: count for run, count in holding(pods).items() if run != job.run}
+    return Note(at=now, tries=tries, held=held, short=job.short)
+
+
+def resumed(job: Job, now: float) -> Note:
+    """Make the note of a job that tries again."""
+    return (job.note or Note(at=now)).model_copy(update={"resumed": now})
+
+
+def unmountable(pods: Iterable[Manifest], events: Iterable[Manifest]) -> str:
+    """Name the claim that keeps a pod from starting, since it is mounted on another node; else empty."""
+    told = {event["involvedObject"].get("uid") for event in events if _is_multi_attach(event)}
+    for pod in pods:
+        statuses = pod.get("status", {}).get("containerStatuses") or ()
+        waits = not any("running" in one["state"] or "terminated" in one["state"] for one in statuses)
+        if pod["metadata"]["uid"] in told and waits:
+            return next(iter(_claims(pod["spec"])), "")
+    return ""
+
+
+def lacking(mine: Job, jobs: Iterable[Job], held: Mapping[str, int]) -> str:
+    """Say what a job waits for, and who has it, as far as can be seen; empty where it lacks no room."""
+    if claim := mine.stuck or (mine.given_back and mine.note and mine.note.claim):
+        return f"waits for claim {claim}, which is mounted on another node"
+    if mine.trying and not mine.short:
+        return ""  # it is not room that it lacks
+    before = sorted((job for job in jobs if job.age < mine.age and (job.given_back or job.trying)), key=_age)
+    others = sorted(run for run in held if run != mine.run)
+    by = f"held by {_named('run', others)}" if others else "no run of this namespace holds any"
+    after = f"; after {_named('run', [job.run for job in before])}" if before else ""
+    return f"waits for {_amounts(mine)}; {by}{after}"
+
+
+def _amounts(mine: Job) -> str:
+    """Say how much the ranks need that have no node."""
+    note, number = mine.note, mine.need - (0 if mine.given_back else mine.placed)
+    if number <= 0:
+        return "a node for its launcher"
+    short = note.short if mine.given_back and note is not None else mine.short
+    asked = [_amount(name, mine.ask[name] * number) for name in short if name in mine.ask]
+    return " and ".join(asked) or f"{number} node{'' if number == 1 else 's'}"
+
+
+def _amount(resource: str, total: Decimal) -> str:
+    if resource == "cpu":
+        return f"{total.normalize():f} CPU{'' if total == 1 else 's'}"
+    if resource == "memory":
+        return f"{float(total) / 2**30:.3g} GiB of memory"
+    return f"{total.normalize():f} {resource}"
+
+
+def _named(what: str, names: list[str]) -> str:
+    if len(names) > _NAMED:
+        names = [*names[:_NAMED], f"{len(names) - _NAMED} more"]
+    *first, last = names
+    return f"{what}s {', '.join(first)} and {last}" if first else f"{what} {last}"
+
+
+def _age(job: Job) -> tuple[float, str]:
+    return job.age
+
+
+def _is_multi_attach(event: Manifest) -> bool:
+    return event.get("reason") == "FailedAttachVolume" and "Multi-Attach" in event.get("message", "")
+
+
+def _run(found: Manifest) -> str:
+    return str(found["metadata"].get("labels", {}).get("manycpu/run", ""))
+
+
+def _suspended(job: Manifest) -> bool:
+    return bool(job["spec"].get("runPolicy", {}).get("suspend"))
+
+
+def _given_back(job: Manifest) -> bool:
+    """Whether it was us who suspended it."""
+    note = note_of(job)
+    return _suspended(job) and note is not None and not note.resumed
+
+
+def _worker(job: Manifest) -> Manifest | None:
+    replicas: Mapping[str, Any] = next((job["spec"][name] for name in _REPLICAS if name in job["spec"]), {})
+    found: Manifest | None = replicas.get("Worker")
+    return found
+
+
+def _need(job: Manifest, worker: Manifest) -> int:
+    elastic = job["spec"].get("elasticPolicy") or {}
+    return int(elastic.get("minReplicas") or worker.get("replicas", 1))
+
+
+def _requests(spec: Manifest) -> dict[str, Decimal]:
+    found: dict[str, Decimal] = {}
+    for inner in spec["containers"]:
+        for name, quantity in inner.get("resources", {}).get("requests", {}).items():
+            found[name] = found.get(name, Decimal(0)) + amount(quantity)
+    return found
+
+
+def _place(spec: Manifest) -> str:
+    apart = spec.get("affinity", {}).get("podAntiAffinity", {})
+    rule = "requiredDuringSchedulingIgnoredDuringExecution" in apart
+    return json.dumps([{name: spec.get(name) for name in _PLACE}, rule], sort_keys=True)
+
+
+def _claims(spec: Manifest) -> tuple[str, ...]:
+    volumes = spec.get("volumes") or ()
+    return tuple(v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v)
+
+
+def _scheduled_by_others(pod: Manifest) -> bool:
+    spec, meta = pod["spec"], pod["metadata"]
+    known = {**meta.get("labels", {}), **meta.get("annotations", {})}
+    own = spec.get("schedulerName", "default-scheduler") == "default-scheduler"
+    return not own or bool(spec.get("schedulingGates")) or any(name in known for name in _GROUPS)
+
+
+def _refusal(pod: Manifest) -> str | None:
+    """Say in the scheduler's words why a pod has no node; None where it has one, or nothing was said."""
+    conditions = pod.get("status", {}).get("conditions") or ()
+    found: Manifest = next((c for c in conditions if c["type"] == "PodScheduled"), {})
+    refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
+    return str(found.get("message", "")) if refused else None
+
+
+def _insufficient(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({name for text in words for name in _INSUFFICIENT.findall(text)}))

@@ -1,0 +1,1 @@
+"""Images: what is in them, who builds them, where they are pushed."""

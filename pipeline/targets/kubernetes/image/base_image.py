@@ -1,0 +1,77 @@
+"""The image that a run's own layers go upon: the one given, or one that is built from a Dockerfile."""
+
+from typing import TYPE_CHECKING, Final
+
+from manycpu.pipeline.spec.errors import BadInputError, BuildError, RegistryError
+from manycpu.pipeline.spec.image import Reference
+from manycpu.pipeline.targets.kubernetes.image import builder_pod, builder_worker
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import Recipe, Stage, recipe
+from manycpu.pipeline.targets.kubernetes.image.builders import PODS
+from manycpu.pipeline.targets.kubernetes.image.image_build import Build, log
+from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository, registries
+
+if TYPE_CHECKING:
+    from manycpu.pipeline.targets.context import ClusterContext
+
+__all__ = ["given", "image", "plan"]
+
+_LOOK: Final = 5.0  # seconds to ask for the digest of an image that a Dockerfile starts from
+
+
+def given(ctx: "ClusterContext", stage: Stage) -> Reference | None:
+    """Name the image that the target gives; helper pods take the training's where there is no other."""
+    target = ctx.target
+    if stage == "helper" and target.helper_image:
+        return Reference.parse(target.helper_image, "target.helper_image")
+    if target.image:
+        return Reference.parse(target.image, "target.image")
+    return None
+
+
+def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
+    """Name the image with Python and the packages, after building it if need be.
+
+    Raises:
+        BadInputError: None is given, and there is no registry to build one for.
+        BuildError: It cannot be built.
+    """
+    if found := given(ctx, stage):
+        return found
+    ours = own_repository(ctx)
+    if ours is None:
+        raise BadInputError(
+            "there is neither a registry to push images to nor a finished image",
+            field="target.registry",
+            fix="Name a registry in target.registry, or an image in target.image",
+        )
+    wanted = plan(ctx, stage, ours)
+    repository = opened.repository(ours)
+    if repository.digest(wanted.reference.version) is None:
+        log.info("building %s", wanted.reference)
+        where = builder_pod if ctx.target.builder in PODS else builder_worker
+        where.build(ctx, wanted, opened)
+        if repository.digest(wanted.reference.version) is None:
+            raise BuildError(
+                f"{wanted.reference} was built, and the registry does not have it", field="target.builder"
+            )
+    return wanted.reference
+
+
+def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
+    """Say what would be built, and name it by all that goes into it."""
+    made = recipe(ctx, stage)
+    digests = _digests(ctx, made)
+    return Build(made, ours.at(made.tag(digests)), all(digests.get(base) for base in made.bases))
+
+
+def _digests(ctx: "ClusterContext", made: Recipe) -> dict[str, str]:
+    """Look up what the Dockerfile starts from now, where that can be seen from here."""
+    found = {}
+    with registries(ctx, _LOOK) as opened:
+        for base in made.bases:
+            reference = Reference.parse(base, "target.build_args")
+            try:
+                found[base] = reference.digest or opened.repository(reference).digest(reference.version) or ""
+            except RegistryError as error:
+                log.warning("whether %s has changed cannot be seen from here: %s", base, error.message)
+    return found

@@ -1,0 +1,136 @@
+"""What an image with Python and the packages is made from, and the hash of all that."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final, Literal, get_args
+
+from manycpu.pipeline.spec import dockerfile
+from manycpu.pipeline.spec.errors import BadInputError
+
+if TYPE_CHECKING:
+    from manycpu.pipeline.targets.context import ClusterContext
+
+__all__ = ["STAGES", "Recipe", "Stage", "recipe"]
+
+Stage = Literal["helper", "train"]
+STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
+PACKAGE: Final = Path(__file__).resolve().parents[3]
+OWN: Final = PACKAGE.parent / "docker"
+_DIGITS: Final = 12
+_SHARED: Final = ("BASE_IMAGE", "INDEX", "SYSTEM_PACKAGES", "WHEELS")
+_ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
+    "helper": (*_SHARED, "HELPER_REQUIREMENTS"),
+    "train": (*_SHARED, "CCL", "PACKAGES", "REQUIREMENTS", "TORCH", "TORCH_INDEX", "TRANSFORMERS"),
+}
+"""What the stages of manycpu's own Dockerfile go by: other arguments are no reason to build one anew."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A Dockerfile, its arguments and the files it may copy."""
+
+    stage: Stage
+    target: str | None
+    """The Dockerfile's stage to build; None: its last."""
+    text: str
+    arguments: tuple[tuple[str, str], ...]
+    files: tuple[tuple[str, Path], ...]
+    """Path in the context, and where the file is."""
+
+    @cached_property
+    def bases(self) -> list[str]:
+        """The images that it starts from."""
+        return dockerfile.bases(self.text, dict(self.arguments))
+
+    def tag(self, digests: Mapping[str, str]) -> str:
+        """Name the image by all that it is made from.
+
+        Args:
+            digests: Image that it starts from -> its present digest.
+        """
+        parts = [self.target or "", *(f"{name}={value}" for name, value in self.arguments)]
+        parts += [f"{base} {digests.get(base, '')}" for base in self.bases]
+        parts += [f"{path} {mode:o} {digest}" for path, mode, digest in self._contents]
+        whole = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return f"{self.stage}-{whole[:_DIGITS]}"
+
+    @cached_property
+    def _contents(self) -> list[tuple[str, int, str]]:
+        return [(path, _mode(file), _sha256(file)) for path, file in self.files]
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Have the context as a folder, with its Dockerfile."""
+        with TemporaryDirectory(prefix="manycpu-build-") as made:
+            folder = Path(made, "context")  # the one above is this user's alone, and a build may have another
+            folder.mkdir()
+            for path, file in self.files:
+                place = folder / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, place)
+            yield folder
+
+
+def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
+    """Say what a run's image is made from: the user's Dockerfile for training, else manycpu's own.
+
+    Raises:
+        BadInputError: There is no such file or folder, or an argument that the Dockerfile does not know.
+    """
+    target = ctx.target
+    if stage == "train" and target.dockerfile:
+        file = _existing(target.dockerfile, "target.dockerfile")
+        context = Path(target.context) if target.context else file.parent
+        arguments = tuple(sorted(target.build_args.items()))
+        files = {**_below(context), "Dockerfile": file}
+        return Recipe(stage, None, file.read_text(), arguments, tuple(sorted(files.items())))
+    known = {name for names in _ARGUMENTS.values() for name in names}
+    if not target.dockerfile and (unknown := set(target.build_args) - known):
+        raise BadInputError(
+            f"manycpu's Dockerfile has no argument {', '.join(sorted(unknown))}",
+            field="target.build_args",
+            fix=f"Use {', '.join(sorted(known))}, or a Dockerfile of your own in target.dockerfile",
+        )
+    mine = {name: value for name, value in target.build_args.items() if name in _ARGUMENTS[stage]}
+    theirs = _below(Path(target.context)) if target.context and not target.dockerfile else {}
+    files = {**theirs, **_below(OWN), **(_ccl() if mine.get("CCL") else {})}
+    text = (OWN / "Dockerfile").read_text()
+    return Recipe(stage, stage, text, tuple(sorted(mine.items())), tuple(sorted(files.items())))
+
+
+def _ccl() -> dict[str, Path]:
+    """What the backend ccl is built from: a change of it builds the image anew."""
+    parts = [PACKAGE / "__init__.py", *(PACKAGE / "node").rglob("*"), *(PACKAGE / "spec").rglob("*.py")]
+    files = (path for path in parts if path.is_file() and path.suffix != ".pyc")
+    return {f"lib/manycpu/pipeline/{path.relative_to(PACKAGE).as_posix()}": path for path in files}
+
+
+def _below(folder: Path) -> dict[str, Path]:
+    _existing(str(folder), "target.context")
+    found: dict[str, Path] = {}
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in (".git", "__pycache__"))
+        found |= {Path(here, name).relative_to(folder).as_posix(): Path(here, name) for name in files}
+    return {path: file for path, file in found.items() if file.is_file()}
+
+
+def _existing(path: str, field: str) -> Path:
+    if not Path(path).exists():
+        raise BadInputError(f"there is nothing at {path}", field=field, fix="Give a path that exists")
+    return Path(path)
+
+
+def _mode(file: Path) -> int:
+    return 0o755 if file.stat().st_mode & 0o100 else 0o644
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

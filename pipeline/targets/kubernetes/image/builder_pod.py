@@ -1,0 +1,226 @@
+"""Building in a pod without privileges, in a namespace of its own if need be.
+
+The context is a layer upon the builder's image, pushed as the code is; the pod pushes what it built. Owners
+do not reach into another namespace: there the ledger knows the pod and its Secret, and both are deleted here.
+"""
+
+import base64
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.launchers.pods import literal
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError
+from manycpu.pipeline.spec.image import Change, Reference
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.targets.kubernetes.image.append_layers import append
+from manycpu.pipeline.targets.kubernetes.image.builders import ACCESS, CONTEXT, PODS, access
+from manycpu.pipeline.targets.kubernetes.image.image_build import TIMEOUT, Build, LastLines
+from manycpu.pipeline.targets.kubernetes.image.layers import tree
+from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository
+
+if TYPE_CHECKING:
+    from manycpu.pipeline.targets.context import ClusterContext
+
+__all__ = ["build", "manifest"]
+
+Manifest = dict[str, Any]
+_LARGEST: Final = 512 << 20
+_START: Final = 600.0  # seconds for the pod to start
+_HOPELESS: Final = 60.0  # seconds for which a pod may fail to start
+_LOOK: Final = 1.0  # seconds
+_STUCK: Final = frozenset(
+    {
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+    }
+)
+
+
+def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
+    """Build in a pod, which pushes.
+
+    Raises:
+        BuildError: It failed; the message has its last lines.
+        ClusterError: The cluster refuses the pod.
+    """
+    namespace = ctx.target.builds_in
+    away = namespace != ctx.target.namespace
+    there = ctx.cluster.in_namespace(namespace) if away else ctx.cluster
+    owners = [] if away else ctx.ledger.owner()
+    files = access(ctx, wanted, opened)
+    pod = manifest(ctx, wanted, _image(ctx, wanted, opened), owners)
+    name = pod["metadata"]["name"]
+    with _made(ctx, there, [_secret(ctx, name, files, owners), pod]):
+        _wait(there, name, wanted)
+
+
+def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[Manifest]) -> Manifest:
+    """Make the builder's pod, within the builder's Pod Security level.
+
+    Args:
+        ctx: The run.
+        wanted: What is built.
+        image: The builder's image, with the context in it.
+        owners: The pod's owners.
+    """
+    name = f"{ctx.name}-build-{wanted.recipe.stage}"
+    builder = PODS[ctx.target.builder]
+    options = map(literal, builder.options(wanted.recipe))
+    container = {
+        "name": "build",
+        "image": image,
+        "command": ["sh", "-c", builder.script, "build", str(wanted.reference), *options],
+        "env": [{"name": key, "value": value} for key, value in builder.env.items()],
+        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
+        "securityContext": dict(builder.security),
+        "volumeMounts": [
+            {"name": "storage", "mountPath": builder.storage},
+            {"name": "access", "mountPath": ACCESS, "readOnly": True},
+        ],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels(ctx.name, verb="build"), "ownerReferences": owners},
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": int(TIMEOUT),
+            "terminationGracePeriodSeconds": 5,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "nodeSelector": ctx.target.node_selector,
+            "tolerations": list(ctx.target.tolerations),
+            "imagePullSecrets": [{"name": name}],
+            "containers": [container],
+            "volumes": [
+                {"name": "storage", "emptyDir": {}},
+                {"name": "access", "secret": {"secretName": name, "defaultMode": builder.readable}},
+            ],
+        },
+    }
+
+
+def _secret(ctx: "ClusterContext", name: str, files: Mapping[str, str], owners: list[Manifest]) -> Manifest:
+    """Make the Secret that the pod pulls, reads and pushes with."""
+    known = {".dockerconfigjson": files["config.json"], **files}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/dockerconfigjson",
+        "metadata": {"name": name, "labels": labels(ctx.name, verb="build"), "ownerReferences": owners},
+        "data": {file: base64.b64encode(text.encode()).decode() for file, text in known.items()},
+    }
+
+
+def _image(ctx: "ClusterContext", wanted: Build, opened: Registries) -> str:
+    """Put the context upon the builder's image."""
+    files = wanted.recipe.files
+    if sum(file.stat().st_size for _, file in files) > _LARGEST:
+        raise BadInputError(
+            f"the build's context is larger than {_LARGEST >> 20} MiB",
+            field="target.context",
+            fix="Leave out what the Dockerfile does not copy",
+        )
+    context = tree(((f"{CONTEXT}/{path}", file) for path, file in files), "context", "target.context")
+    builder = Reference.parse(
+        ctx.target.builder_image or PODS[ctx.target.builder].image, "target.builder_image"
+    )
+    ours = own_repository(ctx)
+    if ours is None:
+        raise BadInputError("a builder pod needs a registry", field="target.registry")
+    name, _ = append(builder, ours, [context], lambda: Change([context.layer], {}, {}), opened)
+    return name
+
+
+@contextmanager
+def _made(ctx: "ClusterContext", there: Cluster, manifests: list[Manifest]) -> Iterator[None]:
+    """Have things in a namespace, and no longer; in another than the run's the ledger knows of them."""
+    names = {f"{there.namespace}/{m['kind']}/{m['metadata']['name']}": m for m in manifests}
+    away = there.namespace != ctx.target.namespace
+    try:
+        if away:
+            with ctx.ledger.update() as entry:
+                entry.elsewhere |= dict.fromkeys(names, "build")
+        for made in manifests:
+            _replace(there, made)
+        yield
+    finally:
+        gone = [name for name, made in reversed(names.items()) if _delete(there, made)]
+        if away:
+            with suppress(ClusterError, FileNotFoundError), ctx.ledger.update() as entry:
+                for name in gone:
+                    entry.elsewhere.pop(name, None)
+
+
+def _replace(there: Cluster, made: Manifest) -> None:
+    """Make a thing anew: an earlier try of the run may have left another."""
+    _delete(there, made)
+    there.create(made)
+
+
+def _delete(there: Cluster, made: Manifest) -> bool:
+    """Delete a thing, and wait until it is gone; what is not is left to the run's cleanup."""
+    until = time.monotonic() + _HOPELESS
+    with suppress(ClusterError):
+        while there.delete(made["kind"], made["metadata"]["name"], grace=0):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_LOOK / 4)
+        return True
+    return False
+
+
+def _wait(there: Cluster, name: str, wanted: Build) -> None:
+    """Tell the pod's log until it has ended."""
+    lines, told, began = LastLines(), 0, time.monotonic()
+    while True:
+        pod = there.get("Pod", name)
+        if pod is None:
+            raise lines.failed(wanted, f"somebody deleted pod {there.namespace}/{name}")
+        phase = pod["status"].get("phase", "Pending")
+        if phase == "Pending":
+            _check_start(pod, lines, wanted, time.monotonic() - began)
+        else:
+            told = _tell(there, name, lines, told)
+        if phase == "Succeeded":
+            return
+        if phase == "Failed" or time.monotonic() - began > TIMEOUT + _START:
+            raise lines.failed(wanted, f"pod {there.namespace}/{name} {_end(pod)}")
+        time.sleep(_LOOK)
+
+
+def _tell(there: Cluster, name: str, lines: LastLines, told: int) -> int:
+    try:
+        found = there.log(name).splitlines()
+    except ClusterError:  # not yet, or no longer
+        return told
+    for line in found[told:]:
+        lines(line)
+    return len(found)
+
+
+def _check_start(pod: Manifest, lines: LastLines, wanted: Build, seconds: float) -> None:
+    states = [state for status in _statuses(pod) if (state := status["state"].get("waiting"))]
+    conditions = pod["status"].get("conditions", [])
+    reasons = [f"{state.get('reason')}: {state.get('message', '')}" for state in states]
+    reasons += [condition["message"] for condition in conditions if condition.get("message")]
+    hopeless = any(state.get("reason") in _STUCK for state in states) and seconds > _HOPELESS
+    if hopeless or seconds > _START:
+        raise lines.failed(wanted, f"its pod does not start: {'; '.join(reasons) or 'no node took it'}")
+
+
+def _end(pod: Manifest) -> str:
+    for status in _statuses(pod):
+        if ended := status["state"].get("terminated"):
+            return f"ended with {ended['exitCode']} ({ended.get('reason', '')})"
+    return f"failed: {pod['status'].get('reason', '')} {pod['status'].get('message', '')}".strip()
+
+
+def _statuses(pod: Manifest) -> list[Manifest]:
+    return list(pod["status"].get("containerStatuses", []))

@@ -1,0 +1,74 @@
+"""Building on the worker, with buildah or docker: the image is left in a file, and pushed from there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.adapters.archive import Archive
+from manycpu.pipeline.adapters.registry import of_bytes
+from manycpu.pipeline.spec.errors import LaunchError
+from manycpu.pipeline.targets.kubernetes.image.builders import WORKERS, Place, access
+from manycpu.pipeline.targets.kubernetes.image.image_build import TIMEOUT, Build, LastLines
+from manycpu.pipeline.targets.kubernetes.image.registries import Registries
+
+if TYPE_CHECKING:
+    from manycpu.pipeline.targets.context import ClusterContext
+
+__all__ = ["archived", "build"]
+
+
+def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
+    """Build with a program on this machine, and push.
+
+    Raises:
+        BadInputError: The builder does not build such a Dockerfile.
+        BuildError: It failed; the message has its last lines.
+        RegistryError: A registry refuses a call.
+    """
+    with archived(ctx, wanted, opened) as archive:
+        image, target = archive.image, opened.repository(wanted.reference)
+        for layer in image.layers:
+            target.push(archive.content(layer))
+        target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
+        target.push_image(image, wanted.reference.version)
+
+
+@contextmanager
+def archived(ctx: "ClusterContext", wanted: Build, opened: Registries) -> Iterator[Archive]:
+    """Build with a program on this machine, and have the image as a file.
+
+    Raises:
+        BadInputError: The builder does not build such a Dockerfile.
+        BuildError: It failed; the message has its last lines.
+    """
+    with _files(ctx, wanted, opened) as known, wanted.recipe.folder() as context:
+        place = Place(f"localhost/manycpu:{wanted.reference.tag}", context, known)
+        _run(ctx.target.builder, wanted, place)
+        yield Archive(place.archive)
+
+
+@contextmanager
+def _files(ctx: "ClusterContext", wanted: Build, opened: Registries) -> Iterator[Path]:
+    """Have what a builder must know in a folder that only this user can read."""
+    with TemporaryDirectory(prefix="manycpu-build-") as folder:
+        for name, content in access(ctx, wanted, opened).items():
+            Path(folder, name).write_text(content)
+        yield Path(folder)
+
+
+def _run(program: str, wanted: Build, place: Place) -> None:
+    builder, lines = WORKERS[program], LastLines()
+    try:
+        builder.check(wanted.recipe)
+        commands, env = builder.commands(wanted, place)
+        for command in commands:
+            if code := process.follow(command, lines, timeout=TIMEOUT, env=env):
+                raise lines.failed(wanted, f"{command[0]} {command[1]} ended with {code}")
+    except LaunchError as error:
+        raise lines.failed(wanted, error.message) from error
+    finally:
+        with suppress(LaunchError):
+            process.run([program, "rmi", "--force", place.name], timeout=60)

@@ -1,0 +1,219 @@
+"""What can be known of a run's images before anything is started."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import yaml
+
+from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.adapters.registry import Repository
+from manycpu.pipeline.adapters.registry_http import Connection, TransientError
+from manycpu.pipeline.adapters.registry_login import from_secret
+from manycpu.pipeline.spec.errors import ClusterError, Finding, ManycpuError
+from manycpu.pipeline.spec.image import Image, Reference
+from manycpu.pipeline.targets.kubernetes.image.base_image import given
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import STAGES, recipe
+from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
+from manycpu.pipeline.targets.kubernetes.image.builders import PODS, WORKERS
+from manycpu.pipeline.targets.kubernetes.image.image_build import Build
+from manycpu.pipeline.targets.kubernetes.image.registries import (
+    Registries,
+    own_repository,
+    plain_hosts,
+    pull_secret,
+    registries,
+)
+
+if TYPE_CHECKING:
+    from manycpu.pipeline.targets.context import ClusterContext
+
+__all__ = ["PYTHON", "RIGHTS", "TORCH", "check_images", "too_old"]
+
+RIGHTS: Final = Path(__file__).parents[1] / "build_rights.yaml"
+PYTHON: Final = (3, 11)
+TORCH: Final = (2, 6)
+_DEADLINE: Final = 5.0  # seconds: a registry that is away now will be told, not waited for
+_UNAUTHORIZED: Final = 401
+_DOCKER_CONFIG: Final = "kubernetes.io/dockerconfigjson"
+# Where an image may say what is in it: our own label, and what official images have in their environment.
+_SAID: Final = {
+    "Python": (PYTHON, "manycpu.python", "PYTHON_VERSION"),
+    "torch": (TORCH, "manycpu.torch", "PYTORCH_VERSION"),
+}
+
+
+def check_images(ctx: "ClusterContext") -> Iterator[Finding]:
+    """Check that images can be pulled and pushed, as the worker and as the pods, and fit the node part."""
+    # A login that cannot be read is in the way of several checks, and told once.
+    yield from dict.fromkeys(_findings(ctx))
+
+
+def _findings(ctx: "ClusterContext") -> Iterator[Finding]:
+    with registries(ctx, _DEADLINE) as opened:
+        for check in (_secret, _given, _push, _builder):
+            try:
+                yield from check(ctx, opened)
+            except TransientError as error:  # it would not answer the next check either
+                yield _finding(error)
+                return
+            except ManycpuError as error:
+                yield _finding(error)
+
+
+def _finding(error: ManycpuError) -> Finding:
+    return Finding(error.field or "target.registry", error.message, error.fix or "See docs/images.md")
+
+
+def _secret(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
+    """The pull secret is there, and is one for the registries of the run."""
+    name = ctx.target.pull_secret
+    if not name:
+        return
+    secret = pull_secret(ctx)
+    if secret.get("type") != _DOCKER_CONFIG:
+        yield _no_pull_secret(name, f"is of type {secret.get('type')}, not {_DOCKER_CONFIG}")
+        return
+    for host in sorted({reference.registry for _, reference in _pulled(ctx)}):
+        if from_secret(secret, host) is None:
+            yield _no_pull_secret(name, f"has no login for registry {host}")
+
+
+def _given(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
+    """The images that are given are there, fit, and can be pulled by the pods."""
+    if ctx.target.pull_policy == "Never":  # on the nodes, and nowhere else
+        return
+    for field, reference in _images(ctx):
+        repository = opened.repository(reference)
+        if repository.digest(reference.version) is None:
+            yield Finding(field, f"there is no image {reference}", "Push it, or name another")
+        elif field == "target.image":
+            yield from too_old(repository.pull(reference.version), str(reference), field)
+    if ctx.target.pull_secret:
+        return
+    for field, reference in _pulled(ctx):
+        if _asks_for_login(reference, ctx, opened):
+            yield Finding(
+                field,
+                f"registry {reference.registry} asks for a login, and the pods have none",
+                "Name a pull secret in target.pull_secret, unless the nodes have a login of their own",
+                fatal=False,
+            )
+
+
+def _push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
+    """The worker may push."""
+    ours = own_repository(ctx)
+    if ours is not None:
+        opened.repository(ours).check_push()
+    elif given(ctx, "train") is None:
+        yield Finding(
+            "target.registry",
+            "there is neither a registry to push images to nor a finished image",
+            "Name a registry in target.registry, or an image in target.image",
+        )
+
+
+def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
+    """What builds is there, where something may have to be built."""
+    target, ours = ctx.target, own_repository(ctx)
+    if ours is None or given(ctx, "train"):
+        return
+    if target.builder in PODS:
+        yield from _pod(ctx, ours)
+    elif shutil.which(target.builder) is None:
+        yield Finding(
+            "target.builder",
+            f"there is no program {target.builder} on this machine",
+            f"Install {target.builder}, or set target.builder to pod",
+        )
+    else:
+        for stage in STAGES:
+            if given(ctx, stage) is None:
+                WORKERS[target.builder].check(recipe(ctx, stage))
+
+
+def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
+    """The namespace takes a builder's pod, which is created as a dry run."""
+    namespace = ctx.target.builds_in
+    there = ctx.cluster.in_namespace(namespace)
+    if namespace != ctx.target.namespace and (missing := list(_rights(there, namespace))):
+        yield from missing
+        return
+    try:
+        there.create(manifest(ctx, Build(recipe(ctx, "train"), ours), "preflight", []), dry_run=True)
+    except ClusterError as error:
+        level = PODS[ctx.target.builder].level
+        yield Finding(
+            "target.build_namespace",
+            f"namespace {namespace} refuses a pod of the builder {ctx.target.builder}: {error.message}",
+            f"Where images have yet to be built, name a namespace of Pod Security level {level}",
+            fatal=False,  # they may be there already
+        )
+
+
+def _rights(there: Cluster, namespace: str) -> Iterator[Finding]:
+    for rule in yaml.safe_load(RIGHTS.read_text())["rules"]:
+        for resource, verb in product(rule["resources"], rule["verbs"]):
+            plural, _, subresource = resource.partition("/")
+            if not there.allowed(verb, plural, subresource=subresource):
+                yield Finding(
+                    "target.build_namespace",
+                    f"this account may not {verb} {resource} in namespace {namespace}",
+                    f"Give it the Role of docs/images.md there: {RIGHTS.name} beside this check",
+                )
+
+
+def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
+    """Compare what an image says of its Python and torch with what the node part needs."""
+    for what, (least, label, variable) in _SAID.items():
+        said = image.labels.get(label) or image.env.get(variable) or ""
+        found = tuple(int(part) for part in re.findall(r"\d+", said)[:2])
+        if found and found < least:
+            needed = ".".join(str(part) for part in least)
+            yield Finding(
+                field,
+                f"{name} has {what} {said}; manycpu's node part needs {needed} or later",
+                f"Take an image with {what} {needed} or later, or leave target.image out to have one built",
+            )
+
+
+def _images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
+    for field in ("image", "helper_image"):
+        if name := getattr(ctx.target, field):
+            yield f"target.{field}", Reference.parse(name, f"target.{field}")
+
+
+def _pulled(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
+    """What pods pull: our own images, or those that are given where there is no registry."""
+    ours = own_repository(ctx)
+    if ours is not None:
+        yield "target.registry", ours
+    elif ctx.target.pull_policy != "Never":
+        yield from _images(ctx)
+
+
+def _asks_for_login(reference: Reference, ctx: "ClusterContext", opened: Registries) -> bool:
+    """Whether nobody may pull without a login, as far as an image that need not be there can tell."""
+    ca = ctx.target.registry_ca if reference.registry == opened.own else None
+    connection = Connection(
+        reference.registry, ca=ca, plain=reference.registry in plain_hosts(ctx), deadline=_DEADLINE
+    )
+    try:
+        Repository(connection, reference.repository).digest(reference.version)
+    except ManycpuError as error:
+        return getattr(error, "status", 0) == _UNAUTHORIZED
+    finally:
+        connection.close()
+    return False
+
+
+def _no_pull_secret(name: str, why: str) -> Finding:
+    return Finding(
+        "target.pull_secret",
+        f"Secret {name} {why}",
+        f"Make it: kubectl create secret docker-registry {name} --docker-server=HOST ...",
+    )

@@ -1,0 +1,100 @@
+"""The layers that every run puts upon its image: manycpu itself, and the program's code."""
+
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import BuildError
+from manycpu.pipeline.spec.image import Layer
+from manycpu.pipeline.spec.placement import CODE, LIB
+
+__all__ = ["Tree", "code", "library", "tree"]
+
+_PACKAGE: Final = Path(__file__).resolve().parents[3]
+_EXECUTABLE, _PLAIN = 0o755, 0o644
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A folder of an image as a tar, which is the same bytes for the same files."""
+
+    tar: bytes
+    made_by: str
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of the tar, in hexadecimal."""
+        return hashlib.sha256(self.tar).hexdigest()
+
+    @cached_property
+    def layer(self) -> Layer:
+        """The tar, compressed."""
+        return Layer(gzip.compress(self.tar, 6, mtime=0), f"sha256:{self.digest}", self.made_by)
+
+
+def code(source: Location) -> Tree:
+    """Pack the chosen files of a program's folder.
+
+    Raises:
+        BuildError: A file cannot be read.
+    """
+    root = Path(source.root)
+    return tree(((f"{CODE}/{path}", root / path) for path in source.chosen or ()), "code", "run.program")
+
+
+def library() -> Tree:
+    """Pack this very manycpu: what a node, a recipe and a helper pod run."""
+    files = (path for path in sorted(_PACKAGE.rglob("*")) if path.is_file())
+    wanted = (path for path in files if path.suffix != ".pyc")
+    names = ((f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path) for path in wanted)
+    return tree(names, "manycpu", None)
+
+
+def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tree:
+    """Pack files under their names in an image, which are below ``/opt/manycpu``.
+
+    A name that ends with a slash is an empty folder.
+
+    Raises:
+        BuildError: A file cannot be read.
+    """
+    stream = io.BytesIO()
+    seen: set[str] = set()
+    try:
+        with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for name, path in sorted(files):
+                _add_folders(tar, name.lstrip("/"), seen)
+                if not name.endswith("/"):
+                    _add(tar, name.lstrip("/"), path)
+    except OSError as error:
+        raise BuildError(f"the code cannot be read: {error}", field=field) from error
+    return Tree(stream.getvalue(), f"manycpu: {what}")
+
+
+def _add_folders(tar: tarfile.TarFile, name: str, seen: set[str]) -> None:
+    """Make the folders above a file, but not those that the image has anyway."""
+    above = Path(name.rpartition("/")[0])
+    for folder in reversed((above, *above.parents)):
+        path = folder.as_posix()
+        if path.startswith("opt/manycpu") and path not in seen:
+            seen.add(path)
+            info = tarfile.TarInfo(path)
+            info.type, info.mode = tarfile.DIRTYPE, _EXECUTABLE
+            tar.addfile(info)
+
+
+def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
+    info = tarfile.TarInfo(name)
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        info.size = status.st_size
+        info.mode = _EXECUTABLE if status.st_mode & 0o100 else _PLAIN
+        tar.addfile(info, file)

@@ -1,0 +1,115 @@
+"""The registries of a run, each asked as the user that the run names."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from manycpu.pipeline.adapters import registry_login
+from manycpu.pipeline.adapters.registry import Repository
+from manycpu.pipeline.adapters.registry_http import DEADLINE, Connection
+from manycpu.pipeline.adapters.registry_login import Login
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.image import Reference
+
+if TYPE_CHECKING:
+    from manycpu.pipeline.targets.context import ClusterContext
+
+__all__ = ["Registries", "own_repository", "plain_hosts", "registries"]
+
+_REPOSITORY = "manycpu"
+
+
+class Registries:
+    """Connections to registries, one for each."""
+
+    def __init__(self, ctx: "ClusterContext", deadline: float) -> None:
+        self._ctx, self._deadline = ctx, deadline
+        self._open: dict[str, Connection] = {}
+        self._plain = plain_hosts(ctx)
+
+    def repository(self, reference: Reference) -> Repository:
+        """Open the repository of an image."""
+        host = reference.registry
+        if host not in self._open:
+            self._open[host] = Connection(
+                host,
+                login=self.login(host),
+                ca=self._ctx.target.registry_ca if host == self.own else None,
+                plain=host in self._plain,
+                deadline=self._deadline,
+            )
+        return Repository(self._open[host], reference.repository)
+
+    def login(self, host: str) -> Login | None:
+        """Find who to be: the connection's login, docker's own, the pull secret's.
+
+        Raises:
+            BadInputError: What the target names cannot be read.
+        """
+        target, given = self._ctx.target, self._ctx.access.registry_login
+        if given is not None and host == self.own:
+            return Login(given["username"], given["password"])
+        named = target.registry_connection if given is None else None
+        found = registry_login.from_config(registry_login.docker_config(named), host)
+        if found is None and target.pull_secret:
+            found = registry_login.from_secret(pull_secret(self._ctx), host)
+        return found
+
+    @property
+    def own(self) -> str | None:
+        """The registry that ``target.registry_connection`` and ``target.registry_ca`` are of."""
+        target = self._ctx.target
+        name = target.registry and f"{target.registry}/{_REPOSITORY}"
+        text = name or target.image
+        return Reference.parse(text, "target.registry").registry if text else None
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._open.values():
+            connection.close()
+
+
+@contextmanager
+def registries(ctx: "ClusterContext", deadline: float = DEADLINE) -> Iterator[Registries]:
+    """Open the registries of a run, for as long as they are needed."""
+    found = Registries(ctx, deadline)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def plain_hosts(ctx: "ClusterContext") -> frozenset[str]:
+    """Name the registries that are asked by plain HTTP: those of images with ``http://`` before their name.
+
+    Raises:
+        BadInputError: A field is no image's name.
+    """
+    target = ctx.target
+    images = {f"target.{name}": getattr(target, name) for name in ("image", "helper_image", "builder_image")}
+    named = [Reference.parse(text, field) for field, text in images.items() if text]
+    own = own_repository(ctx)
+    return frozenset(one.registry for one in (*named, *([own] if own else [])) if one.plain)
+
+
+def own_repository(ctx: "ClusterContext") -> Reference | None:
+    """Name the repository that the run's images are pushed to; None where it has no registry."""
+    prefix = ctx.target.registry
+    return Reference.parse(f"{prefix.rstrip('/')}/{_REPOSITORY}", "target.registry") if prefix else None
+
+
+def pull_secret(ctx: "ClusterContext") -> dict[str, Any]:
+    """Read the pull secret.
+
+    Raises:
+        BadInputError: There is none of that name.
+    """
+    name = ctx.target.pull_secret or ""
+    found = ctx.cluster.get("Secret", name)
+    if found is None:
+        raise BadInputError(
+            f"there is no Secret {ctx.target.namespace}/{name}",
+            field="target.pull_secret",
+            fix=f"Make it: kubectl -n {ctx.target.namespace} create secret docker-registry {name} ...",
+        )
+    return found

@@ -1,0 +1,240 @@
+"""On Kubernetes a training is a job of one of Kubeflow's operators."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
+
+from manycpu.pipeline.adapters.cluster import Manifest
+from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.ledger import Attempt, Entry
+from manycpu.pipeline.spec.errors import ClusterError, LaunchError, RunGoneError
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.placement import CODE, Placement
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
+from manycpu.pipeline.targets.kubernetes.following import judgement
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import kept_of
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, Gang, epoch
+from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.targets.program_code import program_of
+from manycpu.pipeline.targets.results import Built, Staged
+
+__all__ = ["has_ended", "launch", "objects", "observe", "place", "present_handle", "status"]
+
+Found = TypeVar("Found")
+_CONFLICT = 409
+_ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
+
+
+def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle, bool]:
+    """Create the next attempt's job, unless one lives or has succeeded.
+
+    The attempt is in the ledger before its job exists. Two who launch at once create the same job: it has the
+    attempt's name.
+
+    Raises:
+        ForeignRunError: The run is another task's, which describes another training.
+        LaunchError: The cluster does not accept the job.
+        RunGoneError: The run was taken away meanwhile.
+    """
+    handle, attempt = _next_attempt(ctx, attempt_of(ctx, staged, built))
+    if handle is not None:
+        return handle, True
+    _end_earlier(ctx, attempt)
+    manifests = LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, place(ctx, staged, built, attempt))
+    handle = _handle(ctx, _create(ctx, manifests), attempt)
+    return (handle, False) if _admitted(ctx, handle) else launch(ctx, staged, built)
+
+
+def _create(ctx: ClusterContext, manifests: list[Manifest]) -> Manifest:
+    """Create the objects of an attempt; return its job, the last of them."""
+    return [_create_one(ctx, manifest) for manifest in manifests][-1]
+
+
+def _create_one(ctx: ClusterContext, manifest: Manifest) -> Manifest:
+    try:
+        ctx.cluster.create(manifest, dry_run=True)
+        return ctx.cluster.create(manifest)
+    except ClusterError as error:
+        raise LaunchError(
+            f"the cluster does not accept the {manifest['kind']}: {error.message}",
+            field="target.launch",
+            fix=error.fix or "`manycpu render` prints what was asked for",
+        ) from error
+
+
+def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
+    """Look at an attempt, as whoever waits for it does; time budgets count only while somebody waits."""
+    gang = Gang(handle, (ctx.claim,))
+    gang.replace(*observe(ctx, handle))
+    gang.apply("Event", ctx.cluster.list("Event", fields="type=Warning"), [], complete=True)
+    kept = kept_of(entry, handle)
+    seen = judgement.look(ctx.run, gang, kept.heard)
+    if not seen.state.terminal:
+        return seen
+    seen = judgement.concluded(entry, handle, seen)
+    if seen.state is not RunState.SUCCEEDED:
+        return seen
+    if kept.verdict is None or kept.verdict.state is not RunState.SUCCEEDED:
+        return Status(state=seen.state, reason="nobody has read its log to the end yet")
+    return outcome(ctx, seen, kept.observed)
+
+
+def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
+    """Whether there is nothing to end: an attempt that is given up may still have its job."""
+    job, pods = observe(ctx, handle)
+    return LAUNCHERS[handle.launch].state({"job": job, "pods": pods, "cancelled": False}).state.terminal
+
+
+def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[Manifest | None, list[Manifest]]:
+    """Ask for an attempt's job (None when it is gone) and its pods."""
+    job = ctx.cluster.get(JOBS[handle.launch], handle.name)
+    pods = ctx.cluster.list("Pod", labels(handle.run, attempt=str(handle.attempt)))
+    return (job if job and job["metadata"]["uid"] == handle.uid else None), pods
+
+
+def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
+    """Find the present attempt, also where whoever created its job was killed before it could say so."""
+    known = entry.handle
+    if isinstance(known, JobHandle) and known.attempt == entry.attempt:
+        return known
+    if entry.attempt == 0:
+        return None
+    kind = JOBS[entry.described().target["launch"]]
+    job = ctx.cluster.get(kind, f"{ctx.name}-{entry.attempt}")
+    return _handle(ctx, job, entry.attempt) if job else None
+
+
+def objects(ctx: ClusterContext) -> list[Manifest]:
+    """Describe what would be created, with nothing staged or built yet; the job is the last."""
+    _, arguments = program_of(ctx)
+    staged = Staged(data=_example(ctx, "data"), model=_example(ctx, "model"))
+    image = (ctx.target.image or "IMAGE").removeprefix("http://")  # which is for manycpu, not for nodes
+    built = Built(code=CODE, program=arguments, digest="", image=image)
+    placement = place(ctx, staged, built, 1, owned=False)
+    return LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
+
+
+def place(
+    ctx: ClusterContext, staged: Staged, built: Built, attempt: int, *, owned: bool = True
+) -> Placement:
+    """Decide where everything of an attempt is in its pods."""
+    folder = ctx.attempt_directory(attempt)
+    return Placement(
+        name=ctx.name,
+        attempt=attempt,
+        python="python3",
+        code=built.code or CODE,
+        program=built.program,
+        data=staged.data,
+        model=staged.model,
+        # Of its own for each attempt: what a failed one wrote must not pass for a model.
+        output=f"{folder}/output",
+        checkpoints=checkpoints_of(ctx),
+        caches=f"{ctx.target.home}/caches",
+        attempt_directory=folder,
+        resume_from=ctx.run.resume_from,
+        image=built.image or "",
+        claim=ctx.claim,
+        owners=tuple(ctx.ledger.owner()) if owned else (),
+    )
+
+
+def _admitted(ctx: ClusterContext, handle: JobHandle) -> bool:
+    """Note the job that was created; one that comes too late is deleted: another attempt has begun meanwhile.
+
+    Whoever is suspended between recording an attempt and creating its job may wake up after that attempt was
+    made up for, has failed, and was followed: both jobs would write to the same checkpoints.
+    """
+    try:
+        if _claiming(_note_handle, ctx, handle):
+            return True
+    except RunGoneError:
+        _delete(ctx, handle)
+        raise
+    _delete(ctx, handle)
+    return False
+
+
+def _note_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
+    with ctx.ledger.claim() as entry:
+        if entry.attempt != handle.attempt:
+            return False
+        entry.handle, entry.observed = handle, None
+        return True
+
+
+def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
+    ctx.cluster.delete(JOBS[handle.launch], handle.name, uid=handle.uid)
+
+
+def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
+    """Find the attempt to attach to, or record the next one."""
+    return _claiming(_record_attempt, ctx, described)
+
+
+def _claiming(act: Callable[..., Found], *given: object) -> Found:
+    """Do what claims the ledger, again where somebody else changed it at the same time."""
+    retrying = Retrying(
+        retry=retry_if_exception(lambda e: isinstance(e, ClusterError) and e.status == _CONFLICT),
+        stop=stop_after_attempt(10),
+        wait=wait_random(0.05, 0.5),
+        reraise=True,
+    )
+    return retrying(act, *given)
+
+
+def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
+    with ctx.ledger.claim() as entry:
+        join(ctx, entry, "train")
+        present = present_handle(ctx, entry)
+        if present is not None and goes_on(attempt_status(ctx, present, entry), entry):
+            entry.handle = present
+            return present, entry.attempt
+        # Recorded, and whoever did so was killed before the job was there: that attempt is still to be made.
+        recorded = entry.attempt > 0 and present is None and entry.cancelled_by is None
+        # Unless it was to be another one: who recorded it may yet create its job.
+        if not recorded or entry.attempts.get(entry.attempt, described) != described:
+            entry.attempt += 1
+            entry.verbs.pop("wait", None)  # it told of the attempt before
+        entry.attempts[entry.attempt] = described
+        entry.handle = None
+        return None, entry.attempt
+
+
+def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
+    """Delete an earlier attempt's job, and see its pods go: they would write to the same checkpoints."""
+    entry = ctx.ledger.read()
+    kinds = {JOBS[entry.described(number).target["launch"]] for number in range(1, attempt + 1)}
+    for job in [job for kind in sorted(kinds) for job in ctx.cluster.list(kind, labels(ctx.name))]:
+        if int(job["metadata"]["labels"]["manycpu/attempt"]) < attempt:  # a later one is another launcher's
+            ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
+    earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
+    left = [name for selector in earlier[-1:] for name in wait_until_gone(ctx, selector, _ENDED_TIMEOUT)]
+    if left:
+        raise LaunchError(
+            f"an earlier attempt does not end: {', '.join(left)} is still there after {_ENDED_TIMEOUT:g} s",
+            fix="See why it stays with `kubectl describe`, and run again",
+        )
+
+
+def _handle(ctx: ClusterContext, job: Manifest, attempt: int) -> JobHandle:
+    meta = job["metadata"]
+    return JobHandle(
+        run=ctx.name,
+        attempt=attempt,
+        launch=job["kind"].lower(),
+        namespace=ctx.target.namespace,
+        name=meta["name"],
+        uid=meta["uid"],
+        created=epoch(meta["creationTimestamp"]),
+        connection=ctx.target.connection,
+    )
+
+
+def _example(ctx: ClusterContext, name: str) -> str | None:
+    return f"{ctx.target.home}/{name}/DIGEST" if getattr(ctx.run, name) else None

@@ -1,0 +1,227 @@
+"""Checks of a run against the cluster it is meant for."""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from manycpu.pipeline.adapters.cluster import KINDS, amount
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
+from manycpu.pipeline.targets.kubernetes.image.checks import check_images
+from manycpu.pipeline.targets.kubernetes.launch import objects
+
+__all__ = ["RIGHTS", "Right", "findings", "missing_rights", "rights"]
+
+Findings = Iterator[Finding]
+Right = tuple[str, str, str]
+"""A verb, an API group, and a resource with its subresource."""
+RIGHTS: Final = Path(__file__).with_name("rights.yaml")
+OPERATORS: Final = {"mpijob": "Kubeflow's mpi-operator", "pytorchjob": "Kubeflow's training-operator"}
+_NOT_FOUND = 404
+
+
+def findings(ctx: ClusterContext) -> Findings:
+    """Check the cluster; where it cannot be spoken to, that is all there is to say."""
+    try:
+        ctx.cluster.call("GET", "/version", deadline=15)
+    except ClusterError as error:
+        yield Finding("target.connection", error.message, error.fix or "See target.connection")
+        return
+    for check in _CHECKS:
+        try:
+            yield from check(ctx)
+        except (BadInputError, ClusterError) as error:
+            yield Finding(error.field or "target.namespace", error.message, error.fix or "See the cluster")
+
+
+def rights() -> list[Right]:
+    """Read what the account must be allowed to do in the run's namespace."""
+    role = yaml.safe_load(RIGHTS.read_text())
+    return [
+        (verb, group, resource)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    ]
+
+
+def _operator(ctx: ClusterContext) -> Findings:
+    group, plural = KINDS[JOBS[ctx.target.launch]]
+    try:
+        served = ctx.cluster.call("GET", group)["resources"]
+    except ClusterError as error:
+        if error.status != _NOT_FOUND:
+            raise
+        served = []
+    if plural not in [resource["name"] for resource in served]:
+        yield Finding(
+            "target.launch",
+            f"the cluster does not serve {JOBS[ctx.target.launch]} of {group.removeprefix('/apis/')}",
+            f"Install {OPERATORS[ctx.target.launch]}, or choose another target.launch",
+        )
+
+
+def missing_rights(ctx: ClusterContext) -> Findings:
+    """Ask for each right that a run needs."""
+    others = {kind.lower() + "s" for launch, kind in JOBS.items() if launch != ctx.target.launch}
+    for verb, group, resource in rights():
+        if resource in others:
+            continue
+        plural, _, subresource = resource.partition("/")
+        if not ctx.cluster.allowed(verb, plural, group=group, subresource=subresource):
+            yield Finding(
+                "target.connection",
+                f"this account may not {verb} {resource} in namespace {ctx.target.namespace}",
+                f"Give it the Role of docs/kubernetes.md there: {RIGHTS.name} beside this check",
+            )
+
+
+def _namespace(ctx: ClusterContext) -> Findings:
+    """Create the ledger, as a dry run: that names a namespace that is not there, or is about to go."""
+    probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{ctx.name}-preflight"}}
+    try:
+        ctx.cluster.create(probe, dry_run=True)
+    except ClusterError as error:
+        yield Finding("target.namespace", error.message, "Create the namespace, or name another")
+
+
+def _claim(ctx: ClusterContext) -> Findings:
+    modes, field = [ctx.target.claim_access], "target.claim_access"
+    if ctx.target.claim is not None:
+        found = ctx.cluster.get("PersistentVolumeClaim", ctx.target.claim)
+        field = "target.claim"
+        if found is None:
+            yield Finding(
+                field,
+                f"there is no claim {ctx.target.claim!r} in namespace {ctx.target.namespace}",
+                "Create it, name another, or leave it out to have one made for the run",
+            )
+            return
+        modes = found["spec"]["accessModes"]
+        if (found.get("status") or {}).get("phase") == "Lost":
+            yield Finding(field, f"claim {ctx.target.claim!r} has lost its volume", "Name another claim")
+    if ctx.run.nodes[1] > 1 and "ReadWriteMany" not in modes:
+        yield Finding(
+            field,
+            f"{ctx.run.nodes[1]} nodes write to the claim, and it can be mounted by one ({', '.join(modes)})",
+            "Take a claim that is ReadWriteMany, or set run.nnodes to 1",
+        )
+
+
+def _secrets(ctx: ClusterContext) -> Findings:
+    for name in ctx.run.env_from:
+        if ctx.cluster.get("Secret", name) is None:
+            yield Finding(
+                "run.env_from",
+                f"there is no secret {name!r} in namespace {ctx.target.namespace}",
+                f"Create it: kubectl create secret generic {name} --from-literal=NAME=value",
+            )
+
+
+def _resources(ctx: ClusterContext) -> Findings:
+    asked = ctx.run.resources
+    if asked.cpu is None or asked.memory is None:
+        yield Finding(
+            "run.resources",
+            "without cpu and memory the pods are not of the class Guaranteed: others may take their cores",
+            "Set run.resources.cpu and run.resources.memory below what a node can allocate",
+            fatal=False,
+        )
+    if asked.cpu is not None and ctx.run.nproc_per_node > max(1, asked.cpu) and not ctx.run.oversubscribe:
+        yield Finding(
+            "run.nproc_per_node",
+            f"{ctx.run.nproc_per_node} processes on {asked.cpu:g} cores",
+            f"Set it to {max(1, int(asked.cpu))} or less, or set run.oversubscribe to true",
+        )
+    yield from _allocatable(ctx)
+
+
+def _allocatable(ctx: ClusterContext) -> Findings:
+    """Compare with what nodes can allocate, where this account may see nodes."""
+    nodes = _nodes(ctx)
+    asked = {"cpu": str(ctx.run.resources.cpu or 0), "memory": ctx.run.resources.memory or "0"}
+    for resource, wanted in asked.items():
+        most = max((amount(node["status"]["allocatable"][resource]) for node in nodes), default=None)
+        if most is not None and amount(wanted) > most:
+            yield Finding(
+                f"run.resources.{resource}",
+                f"{wanted} was asked for, and no node that fits target.node_selector can allocate more than "
+                f"{most:f}",
+                "Ask for less",
+            )
+
+
+def _nodes(ctx: ClusterContext) -> list[dict[str, Any]]:
+    selector = ",".join(f"{key}={value}" for key, value in ctx.target.node_selector.items())
+    try:
+        query = {"labelSelector": selector} if selector else {}
+        found = ctx.cluster.call("GET", "/api/v1/nodes", query=query, deadline=15)
+    except ClusterError:
+        return []
+    return list(found["items"])
+
+
+def _admission(ctx: ClusterContext) -> Findings:
+    """Create a rank's pod, as a dry run: Pod Security, quota, limits, account and priority class speak up."""
+    spec = objects(ctx)[-1]["spec"]
+    replicas = spec.get("pytorchReplicaSpecs") or spec["mpiReplicaSpecs"]
+    template = copy.deepcopy(replicas["Worker"]["template"])
+    template["metadata"]["name"] = f"{ctx.name}-preflight"
+    template["spec"]["restartPolicy"] = "Never"
+    pod = {"apiVersion": "v1", "kind": "Pod", **template}
+    pod["spec"]["containers"][0]["image"] = ctx.target.image or "preflight"
+    try:
+        ctx.cluster.create(pod, dry_run=True)
+    except ClusterError as error:
+        field = next((field for word, field in _ADMISSION.items() if word in error.message), "target")
+        yield Finding(field, f"the cluster refuses a rank's pod: {error.message}", "See the message")
+
+
+_ADMISSION: Final = {
+    "exceeded quota": "run.resources",
+    "per Container": "run.resources",
+    "per Pod": "run.resources",
+    "PriorityClass": "target.priority_class",
+    "serviceaccount": "target.service_account",
+    "service account": "target.service_account",
+    "PodSecurity": "target.namespace",
+    "nodeSelector": "target.node_selector",
+    "tolerations": "target.tolerations",
+    "mountPath": "target.mount_path",
+}
+
+
+def _quota(ctx: ClusterContext) -> Findings:
+    """Compare the demand of all pods with what the namespace's quotas have left; the dry run sees one pod."""
+    asked, pods = ctx.run.resources, ctx.run.nodes[0]
+    demand = {"cpu": str(asked.cpu or 0), "memory": asked.memory or "0", "pods": "1"}
+    for quota in ctx.cluster.list("ResourceQuota"):
+        used = quota["status"].get("used", {})
+        for name, hard in quota["status"].get("hard", {}).items():
+            resource = name.removeprefix("requests.").removeprefix("limits.")
+            left = amount(hard) - amount(used.get(name, "0"))
+            if resource in demand and pods * amount(demand[resource]) > left:
+                yield Finding(
+                    "run.nnodes" if resource == "pods" else f"run.resources.{resource}",
+                    f"{pods} pods with {resource} {demand[resource]} each exceed the quota "
+                    f"{quota['metadata']['name']!r}: {name} has {left:f} left",
+                    "Ask for less, or wait until others are done",
+                )
+
+
+_CHECKS: tuple[Callable[[ClusterContext], Findings], ...] = (
+    _operator,
+    _namespace,
+    missing_rights,
+    _claim,
+    _secrets,
+    _resources,
+    _quota,
+    _admission,
+    check_images,
+)

@@ -1,0 +1,63 @@
+"""report.json behind a URL: written and read by a pod, which has the run's secrets and a way there.
+
+The last word is written when all else of the run is gone. Nothing owns that pod, and only a claim that was
+there before the run is mounted in it; it is deleted at once, and where its worker was killed, by a later run.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Final
+
+from manycpu.pipeline import report as reports
+from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.spec.errors import raise_findings
+from manycpu.pipeline.targets import output
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
+
+__all__ = ["put", "read_report", "remove_forgotten", "write_report"]
+
+_VERB: Final = "report"
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+
+def write_report(ctx: ClusterContext, text: str) -> None:
+    """Write report.json, unless the output holds what the run did not make."""
+    if not ctx.output_in_cluster:
+        output.write_report(ctx, text)
+        return
+    with _pod(ctx) as pod:
+        put(ctx, pod, text)
+
+
+def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
+    """Write report.json by a pod that is there.
+
+    Raises:
+        BadInputError: The output holds what the run did not make.
+        RemoteError: The output cannot be read or written.
+    """
+    where = {"url": ctx.destination, "name": reports.REPORT}
+    there = pod.ask("read", **where)
+    found = output.occupied(ctx, there["names"], there["text"])
+    raise_findings([found] if found else [])
+    pod.ask("write", **where, text=text)
+
+
+def read_report(ctx: ClusterContext) -> str | None:
+    """Read report.json; None where there is none."""
+    if not ctx.output_in_cluster:
+        return output.read_report(ctx)
+    with _pod(ctx) as pod:
+        text: str | None = pod.ask("read", url=ctx.destination, name=reports.REPORT)["text"]
+        return text
+
+
+def remove_forgotten(cluster: Cluster) -> None:
+    """Delete the pods that killed workers left and nothing owns, once they have ended by themselves."""
+    for pod in cluster.list("Pod", {"manycpu/verb": _VERB}):
+        if not pod["metadata"].get("ownerReferences") and pod["status"].get("phase") in _ENDED:
+            cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace=0)
+
+
+def _pod(ctx: ClusterContext) -> AbstractContextManager[Helper]:
+    return helper(ctx, _VERB, ctx.target.claim, lambda *_: None)

@@ -1,0 +1,94 @@
+"""Bring sources to the claim: from this machine over a stream, from a URL by a pod beside the volume."""
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from manycpu.pipeline import report as reports
+from manycpu.pipeline.adapters.storage import Location, is_remote
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.pod.channel import RemoteError
+from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.errors import ExportError, RunGoneError, StageError
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes import report
+from manycpu.pipeline.targets.kubernetes.volume.claims import ensure_claim
+from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
+from manycpu.pipeline.targets.results import Copied
+from manycpu.pipeline.transfer import Progress, TransferError
+
+__all__ = ["stage"]
+
+
+def stage(ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
+    """Copy each source to the claim, into a folder that is named by its content.
+
+    Raises:
+        StageError: The source changed, cannot be read, or the volume is full.
+        BadInputError: The output is a URL, and holds what the run did not make.
+        ExportError: The output is a URL that pods cannot write to.
+        ClusterError: There is no such claim, or the cluster refuses the pod.
+        DeadlineError: The pod did not start, or was lost again and again.
+    """
+    claim = ensure_claim(ctx)
+    if not sources and not ctx.output_in_cluster:
+        return {}
+    with helper(ctx, "stage", claim, progress) as pod:
+        if ctx.output_in_cluster:
+            _begin_report(ctx, pod)
+        return {name: _stage_one(ctx, pod, name, url) for name, url in sources.items()}
+
+
+def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
+    """Have an output that only pods can reach looked at and written to, before anything is trained for it."""
+    begun = reports.draft(ctx.ledger.read(), reports.Observed(), RunState.RUNNING)
+    try:
+        report.put(ctx, pod, reports.as_json(begun))
+    except TransferError as error:
+        raise ExportError(
+            without(f"{ctx.destination} cannot be written from inside the cluster: {error}", ctx.destination),
+            field="run.output",
+            fix=_FIXES["output"],
+        ) from error
+
+
+def _stage_one(ctx: ClusterContext, pod: Helper, name: str, url: str) -> Copied:
+    field = f"run.{name}"
+    folder = f"{ctx.target.home}/{name}"
+    try:
+        if is_remote(url):
+            done = pod.ask("fetch", url=url, folder=folder, field=field)
+            return Copied(done["path"], done["sha256"], done["reused"])
+        return _push(pod, Location.of(url, field), folder)
+    except RunGoneError:
+        raise
+    except (TransferError, OSError) as error:
+        text = without(f"{url} was not staged: {error}", url)
+        raise StageError(text, field=field, fix=_fix(error)) from error
+
+
+def _push(pod: Helper, source: Location, folder: str) -> Copied:
+    done = pod.run("receive", lambda channel: client.push(channel, source, folder))
+    path = PurePosixPath(done["path"])
+    if source.is_file():
+        path /= source.root.rsplit("/", 1)[-1]
+    return Copied(str(path), done["sha256"], done["reused"])
+
+
+def _fix(error: Exception) -> str:
+    if isinstance(error, RemoteError):
+        return _FIXES[error.reason]
+    return _FIXES["changed" if isinstance(error, TransferError) else "unreadable"]
+
+
+_FIXES = {
+    "unreadable": "See that all of it can be read here",
+    "changed": "Stage again when nothing writes to it",
+    "full": "Make room on the claim, or name a larger one in target.claim or target.claim_size",
+    "forbidden": "Let user 1000 of the pods write there: see fsGroup of the claim's storage class",
+    "memory": "Put the files into fewer, larger ones (archives, shards)",
+    "stuck": "See that the claim's volume answers, and run again: it goes on from there",
+    "image": "See that target.helper_image has Python 3.11 or later and manycpu's dependencies",
+    "output": "See that the pods can write to it: run.env_from names the secrets that they are given",
+    "other": "See that the pods can read it: run.env_from names the secrets that they are given",
+}

@@ -1,0 +1,89 @@
+"""The volume: the user's claim, or one that the run makes and owns."""
+
+import time
+from typing import Any, Final
+
+from manycpu.pipeline.spec.errors import ClusterError, RunGoneError
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.targets.context import ClusterContext
+
+__all__ = ["claim", "ensure_claim", "see"]
+
+Manifest = dict[str, Any]
+_GONE: Final = 60.0  # seconds that a claim's deletion is waited for
+_LOOK: Final = 0.5  # seconds
+
+
+def claim(run: str, target: Kubernetes, owners: list[Manifest]) -> Manifest:
+    """Build the manifest of a claim that a run makes."""
+    spec: Manifest = {
+        "accessModes": [target.claim_access],
+        "resources": {"requests": {"storage": target.claim_size}},
+    }
+    if target.storage_class is not None:
+        spec["storageClassName"] = target.storage_class
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": f"{run}-data", "labels": labels(run), "ownerReferences": owners},
+        "spec": spec,
+    }
+
+
+def ensure_claim(ctx: ClusterContext) -> str:
+    """Find the claim that the target names, or make the run's own; its name.
+
+    Raises:
+        ClusterError: There is no such claim, it has lost its volume, or none can be made.
+    """
+    name = ctx.claim
+    if ctx.target.claim is not None:
+        _see(ctx, ctx.cluster.get("PersistentVolumeClaim", name))
+        return name
+    deadline = time.monotonic() + _GONE
+    while _leaving(found := ctx.cluster.create(claim(ctx.name, ctx.target, ctx.ledger.owner()))):
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"claim {ctx.target.namespace}/{name} of an earlier run is being deleted and does not go",
+                fix=f"See what still uses it: kubectl -n {ctx.target.namespace} describe pvc {name}",
+            )
+        time.sleep(_LOOK)
+    _see(ctx, found)
+    return name
+
+
+def see(ctx: ClusterContext, name: str) -> None:
+    """See that a claim that the run works with is still there.
+
+    Raises:
+        RunGoneError: It was taken away.
+    """
+    found = ctx.cluster.get("PersistentVolumeClaim", name)
+    if found is not None and not _leaving(found):
+        return
+    raise RunGoneError(
+        f"the run was taken away: somebody {'is deleting' if found else 'deleted'} "
+        f"claim {ctx.target.namespace}/{name} while it was worked with",
+        fix="See who cleans that namespace, and run again",
+    )
+
+
+def _see(ctx: ClusterContext, found: Manifest | None) -> None:
+    name = f"{ctx.target.namespace}/{ctx.claim}"
+    if found is None:
+        raise ClusterError(
+            f"there is no PersistentVolumeClaim {name}",
+            field="target.claim",
+            fix="Create it, or leave the field out to have one made for the run",
+        )
+    if _leaving(found):
+        raise ClusterError(f"claim {name} is being deleted", field="target.claim", fix="Name another one")
+    if found.get("status", {}).get("phase") == "Lost":
+        raise ClusterError(
+            f"claim {name} has lost its volume", field="target.claim", fix="Name another one, or restore it"
+        )
+
+
+def _leaving(found: Manifest) -> bool:
+    return "deletionTimestamp" in found["metadata"]

@@ -1,0 +1,292 @@
+"""Helper pods: a pod of ours beside the volume, for as long as a verb needs it."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
+
+from manycpu.pipeline.adapters import cluster_exec
+from manycpu.pipeline.adapters.cluster_exec import Exec
+from manycpu.pipeline.launchers import pods
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.pod.channel import Channel, LostError, Message, RemoteError
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.placement import LIB
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.following.diagnosis import NEVER
+from manycpu.pipeline.targets.kubernetes.image import images
+from manycpu.pipeline.targets.kubernetes.volume import claims
+from manycpu.pipeline.transfer import Progress
+
+__all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory", "pending"]
+
+Manifest = dict[str, Any]
+Answer = TypeVar("Answer")
+CONTAINER: Final = "helper"
+PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
+IDLE: Final = 600  # seconds after which a pod that nobody asks for anything ends by itself
+LIFE: Final = 604_800  # seconds after which Kubernetes ends it
+STALL: Final = 300.0  # seconds from the first break without progress after which it is given up
+MEMORY: Final = "2Gi"
+_LOOK: Final = 0.25  # seconds
+_SEE: Final = 2.0  # seconds between two looks whether the run still has its ledger and its claim
+_NO_SECRET: Final = re.compile(r'^CreateContainerConfigError: secret "([^"]+)" not found')
+_PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
+_PASSING: Final = frozenset({0, 401, 404, 408, 409, 429, 500, 502, 503, 504})
+_KILLED: Final = 137
+_SIGNALS: Final = 128  # exit codes above: ended by a signal
+_TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
+
+
+def manifest(
+    ctx: ClusterContext, verb: str, claim: str | None, image: str, owners: list[Manifest]
+) -> Manifest:
+    """Build the pod of a verb: no privileges, no API token, the claim mounted, secrets as the run says."""
+    run, target = ctx.run, ctx.target
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": image,
+        "command": [*PROGRAM, "idle", str(IDLE)],
+        "env": [{"name": key, "value": pods.literal(value)} for key, value in _environment(run).items()],
+        "envFrom": [{"secretRef": {"name": secret}} for secret in run.env_from],
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "256Mi"},
+            "limits": {"cpu": "2", "memory": MEMORY},
+        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": "data", "mountPath": target.mount_path}] if claim else [],
+    }
+    if target.pull_policy:
+        container["imagePullPolicy"] = target.pull_policy
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{ctx.name}-{verb}",
+            "labels": labels(ctx.name, verb=verb),
+            "ownerReferences": owners,
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": LIFE,
+            "terminationGracePeriodSeconds": 5,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": pods.security(),
+            "containers": [container],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else [],
+            # As the training's: a volume that is bound to its first pod's node must be in reach of them.
+            **pods.on_nodes(target),
+        },
+    }
+
+
+def _environment(run: TrainingRun) -> dict[str, str]:
+    """Where the Hub is, a proxy: what the run's ranks are given holds here too."""
+    # The first process compiles what it imports; commands then start in a fifth of the time.
+    compiled = {"PYTHONPYCACHEPREFIX": f"{pods.HOME}/bytecode"}
+    return {"HOME": pods.HOME, **compiled, **run.env, "PYTHONPATH": LIB}
+
+
+@contextmanager
+def helper(ctx: ClusterContext, verb: str, claim: str | None, progress: Progress) -> Iterator["Helper"]:
+    """Have a helper pod for a verb; it is deleted at the end, however that comes.
+
+    Raises:
+        ClusterError: The cluster refuses it.
+    """
+    pod = Helper(ctx, verb, claim, progress)
+    pod.create()
+    try:
+        yield pod
+    finally:
+        pod.delete()
+
+
+class Helper:
+    """A verb's pod, which is made again when it is lost."""
+
+    def __init__(self, ctx: ClusterContext, verb: str, claim: str | None, progress: Progress) -> None:
+        self._ctx, self._cluster, self._progress = ctx, ctx.cluster, progress
+        # The last word on a run is written when its ledger is gone.
+        owners = ctx.ledger.owner() if ctx.ledger.exists() else []
+        self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
+        self._claim, self._owned, self._seen = claim, bool(owners), time.monotonic()
+        self.name = str(self._manifest["metadata"]["name"])
+        self._best, self._moved = 0, False
+
+    def create(self) -> None:
+        """Begin to make the pod; one that an earlier try of the run left is taken as it is."""
+        self._cluster.create(self._manifest)
+
+    def delete(self) -> None:
+        """Begin the deletion of the pod; while the cluster is away, that is left to the run's cleanup."""
+        with suppress(ClusterError):
+            self._cluster.delete("Pod", self.name, grace=0)
+
+    def run(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
+        """Have a conversation with a command in the pod, from the beginning again when it breaks.
+
+        Raises:
+            RemoteError: The pod could not do it.
+            DeadlineError: It broke again and again, or the pod did not start.
+            ClusterError: The cluster refuses it.
+            RunGoneError: The run was taken away meanwhile.
+        """
+        self._best, broken, pause = 0, None, _LOOK
+        while True:
+            self._moved = False
+            try:
+                self.wait_ready()
+                return self._talk(command, talk)
+            except (LostError, ClusterError) as error:
+                if isinstance(error, ClusterError) and error.status not in _PASSING:
+                    raise
+                if broken is None or self._moved:
+                    broken, pause = time.monotonic(), _LOOK
+                if time.monotonic() - broken > STALL:
+                    raise DeadlineError(
+                        f"pod {self.name} was lost again and again; {STALL:g} s without progress: {error}",
+                        fix="See that the cluster is well, and run again: it goes on from there",
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 10.0)
+
+    def ask(self, command: str, **request: Any) -> Message:
+        """Have a command do something by itself, and return its answer.
+
+        Raises:
+            RemoteError: The pod could not do it.
+            DeadlineError: It broke again and again, or the pod did not start.
+            ClusterError: The cluster refuses it.
+        """
+        return self.run(command, lambda channel: client.ask(channel, **request))
+
+    def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
+        running = cluster_exec.start(self._cluster, self.name, CONTAINER, [*PROGRAM, command])
+        try:
+            with Channel(running, running, running.close, self._told) as channel:
+                return talk(channel)
+        except LostError as error:
+            if running.exit_code is not None:
+                raise _ended(running, error) from error
+            raise
+        finally:
+            running.release()
+
+    def _told(self, done: int, total: int) -> None:
+        if done > self._best:
+            self._best, self._moved = done, True
+        with suppress(ClusterError):  # it may be away while the pod is not
+            self._see_run()
+        self._progress(done, total)
+
+    def _see_run(self) -> None:
+        """See now and then that the run is still there: without it, a pod starts in vain or not at all.
+
+        Raises:
+            RunGoneError: Its ledger or its claim was taken away.
+        """
+        if not self._owned or time.monotonic() - self._seen < _SEE:
+            return
+        self._seen = time.monotonic()
+        self._ctx.ledger.uid()
+        if self._claim is not None:
+            claims.see(self._ctx, self._claim)
+
+    def wait_ready(self) -> None:
+        """Wait until the pod runs; one that has ended is replaced.
+
+        Raises:
+            BadInputError: A secret of ``run.env_from`` is not there.
+            DeadlineError: It did not start within ``run.start_timeout``; with the reason.
+        """
+        deadline, lacking = time.monotonic() + self._ctx.run.start_timeout, 0
+        while not _runs(pod := self._present()):
+            self._see_run()
+            reason, hopeless = pending(pod)
+            lacking = lacking + 1 if _NO_SECRET.search(reason) else 0
+            if lacking > _PATIENCE:
+                raise self._lacks(_NO_SECRET.findall(reason)[0])
+            if hopeless or time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"pod {self.name} did not start: {self._why(reason)}",
+                    field="target.helper_image" if hopeless else "run.start_timeout",
+                    fix=f"kubectl -n {self._ctx.target.namespace} describe pod {self.name}",
+                )
+            time.sleep(_LOOK)
+
+    def _present(self) -> Manifest:
+        found = self._cluster.get("Pod", self.name)
+        if found is None:
+            return self._cluster.create(self._manifest)
+        self._see_memory(found)
+        if found["status"].get("phase") in {"Succeeded", "Failed"} and not _leaving(found):
+            self._cluster.delete("Pod", self.name, uid=found["metadata"]["uid"], grace=0)
+        return found
+
+    def _see_memory(self, pod: Manifest | None) -> None:
+        """Say so where a pod ran out of memory: the next one would do so too."""
+        if pod is None or not out_of_memory(pod):
+            return
+        self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
+        raise RemoteError(f"pod {self.name} ran out of memory: it may use {MEMORY}", "memory")
+
+    def _lacks(self, secret: str) -> BadInputError:
+        namespace = self._ctx.target.namespace
+        return BadInputError(
+            f"pod {self.name} cannot start: there is no secret {secret!r} in namespace {namespace}",
+            field="run.env_from",
+            fix=f"Create it: kubectl -n {namespace} create secret generic {secret} --from-literal=NAME=value",
+        )
+
+    def _why(self, reason: str) -> str:
+        events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")
+        warnings = [event["message"] for event in events if event.get("type") == "Warning"]
+        return "; ".join(dict.fromkeys([reason, *warnings[-3:]]))
+
+
+def _leaving(pod: Manifest) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _runs(pod: Manifest) -> bool:
+    return pod.get("status", {}).get("phase") == "Running" and not _leaving(pod)
+
+
+def pending(pod: Manifest) -> tuple[str, bool]:
+    """Say why a pod does not run yet, and whether waiting is of no use."""
+    status = pod.get("status", {})
+    for container in _containers(pod):
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason"):
+            said = f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
+            return said, waiting["reason"] in NEVER
+    for condition in status.get("conditions", []):
+        if condition["status"] == "False" and condition.get("message"):
+            return f"{condition.get('reason', condition['type'])}: {condition['message']}", False
+    return "it is being replaced" if _leaving(pod) else status.get("phase", "Pending"), False
+
+
+def out_of_memory(pod: Manifest) -> bool:
+    """Whether a container of a pod was killed because its memory ran out."""
+    ended = [each.get("state", {}).get("terminated") or {} for each in _containers(pod)]
+    return any(each.get("reason") == "OOMKilled" for each in ended)
+
+
+def _containers(pod: Manifest) -> list[Manifest]:
+    return list(pod.get("status", {}).get("containerStatuses") or [])
+
+
+def _ended(running: Exec, error: LostError) -> Exception:
+    code = running.exit_code
+    if (
+        code == _KILLED
+    ):  # alone, in a pod that lives: that is how a node takes back memory, or an admin ends it
+        return LostError(f"its program was killed (signal 9), as when its memory of {MEMORY} runs out")
+    if code is None or code > _SIGNALS or code in (0, _TRY_AGAIN):
+        return error
+    return RemoteError(f"the helper pod's program ended with code {code}: {running.last_words}", "image")

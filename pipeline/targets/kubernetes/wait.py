@@ -1,0 +1,151 @@
+"""What the operator says of a job is its state; what its pods write is its log."""
+
+import asyncio
+import threading
+from collections import deque
+from typing import Any
+
+from manycpu.pipeline.adapters.cluster_watch import ClusterWatch
+from manycpu.pipeline.report import Observed
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Cursor, Record, kept_of
+from manycpu.pipeline.targets.kubernetes.following.follower import Follower, batches, selections
+
+__all__ = ["JobWatch", "observed_of", "seconds", "watch"]
+
+_CLOSING = 0.1  # seconds: the transport has no word to say that TLS is closed
+
+
+class JobWatch:
+    """One look after another at a job, which a thread follows meanwhile.
+
+    Args:
+        ctx: The run.
+        handle: The job.
+        cursor: How far its logs were told; None: nothing was.
+    """
+
+    behind = False
+    """A look has all that is there."""
+
+    def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> None:
+        self.ctx, self.handle = ctx, handle
+        self.cursor: Cursor = dict(cursor or {})
+        """How far the logs were told: whoever goes on from here misses and repeats nothing."""
+        self.spoken = False
+        self._told: deque[tuple[list[RankLine], Cursor]] = deque()
+        self._status = Status(state=RunState.PENDING)
+        self._record = Record(ctx, handle, cursor, by="")
+        self._following = _Following(ctx, handle, self._record, self._told)
+
+    @property
+    def observed(self) -> Observed:
+        """What the ranks have said so far, whether or not it could be recorded."""
+        return self._record.kept.observed
+
+    def look(self) -> tuple[list[RankLine], Status]:
+        """Read what came since the last look. After a terminal state nothing more comes.
+
+        Raises:
+            ClusterError: The cluster refuses what is needed to record the end.
+        """
+        seen = self._following.status()  # before the lines: the last ones come before the end does
+        lines: list[RankLine] = []
+        while self._told:
+            some, self.cursor = self._told.popleft()
+            lines += some
+        self.spoken = self.spoken or any(line.rank is not None for line in lines)
+        return lines, seen
+
+    def close(self) -> None:
+        """Stop following; a last look may still tell lines that came before."""
+        self._following.stop()
+
+
+class _Following:
+    """A thread with an event loop that follows a job."""
+
+    def __init__(
+        self,
+        ctx: ClusterContext,
+        handle: JobHandle,
+        record: Record,
+        told: deque[tuple[list[RankLine], Cursor]],
+    ) -> None:
+        self._ctx, self._handle, self._record, self._told = ctx, handle, record, told
+        self._follower: Follower | None = None
+        self._error: BaseException | None = None
+        self._end: Status | None = None
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(self._follow())
+        self._thread = threading.Thread(target=self._run, name=f"follow {handle.name}", daemon=True)
+        self._thread.start()
+
+    def status(self) -> Status:
+        """Tell how the job is doing; a terminal state only once all its lines were told."""
+        if self._error is not None:
+            raise self._error
+        if self._end is not None:
+            return self._end
+        present = self._follower.status if self._follower else Status(state=RunState.PENDING)
+        return Status(state=RunState.RUNNING) if present.state.terminal else present
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._end = self._loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that looks
+            self._error = error
+        finally:
+            self._loop.run_until_complete(_end_tasks())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    async def _follow(self) -> Status:
+        cluster = self._ctx.cluster
+        watch = ClusterWatch(cluster.connect, self._handle.namespace)
+        self._follower = Follower(self._ctx, self._handle, watch, self._record)
+        try:
+            wanted = selections(self._handle.launch, labels(self._ctx.name))
+            return await self._follower.run(batches(watch.follow(wanted)), self._tell)
+        finally:
+            await watch.aclose()
+
+    async def _tell(self, lines: list[RankLine]) -> None:
+        self._told.append((lines, dict(self._record.kept.cursor)))
+
+
+async def _end_tasks() -> None:
+    """End what still runs in this loop, and let the connections close, which takes the loop some turns."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.sleep(_CLOSING)
+
+
+def watch(ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> JobWatch:
+    """Begin to watch an attempt, or go on from where another watch has come to."""
+    return JobWatch(ctx, handle, cursor)
+
+
+def observed_of(ctx: ClusterContext, handle: JobHandle) -> Observed:
+    """Tell what the ranks of an attempt have said, as whoever followed it wrote down."""
+    return kept_of(ctx.ledger.read(), handle).observed
+
+
+def seconds(ctx: ClusterContext, handle: JobHandle) -> float:
+    """Tell how long an attempt took, from its creation to its end."""
+    ended: Any = kept_of(ctx.ledger.read(), handle).ended
+    return max(0.0, ended - handle.created) if ended else 0.0

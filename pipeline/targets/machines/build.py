@@ -1,0 +1,38 @@
+"""On machines an image is a snapshot of the program's folder, named by its content."""
+
+import logging
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.hosts import deliver
+from manycpu.pipeline.targets.machines.shared_folders import bring
+from manycpu.pipeline.targets.program_code import code_of, installed_digest, program_of
+from manycpu.pipeline.targets.results import Built
+
+__all__ = ["build"]
+
+_DIGITS = 16
+_log = logging.getLogger(__name__)
+
+
+def build(ctx: MachineContext) -> tuple[Built, bool]:
+    """Snapshot the program's folder, or name the installed code; whether it was there before.
+
+    Raises:
+        BadInputError: The folder holds more than code.
+    """
+    root, arguments = program_of(ctx)
+    if root is None:
+        return Built(code=None, program=arguments, digest=installed_digest()), True
+    found = code_of(ctx, root, arguments)
+    _log.info("the code: %s", found)
+    code, digest, reused = _snapshot(ctx, found.location)
+    return Built(code=code, program=arguments, digest=digest), reused
+
+
+def _snapshot(ctx: MachineContext, source: Location) -> tuple[str, str, bool]:
+    digest = transfer.identity(source)
+    folder, _, reused = bring(ctx, source, ctx.home / "code" / digest[:_DIGITS])
+    delivered = deliver(ctx, folder)
+    return str(folder), digest, reused and not delivered

@@ -1,0 +1,124 @@
+"""Checks of a run against the machines it is meant for."""
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from manycpu.pipeline.adapters import hosts, mpi
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
+from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.targets.context import MachineContext
+
+__all__ = ["findings"]
+
+Findings = Iterator[Finding]
+
+
+def findings(ctx: MachineContext) -> Findings:
+    """Check the machines."""
+    for check in _CHECKS:
+        yield from check(ctx)
+
+
+def _scale(ctx: MachineContext) -> Findings:
+    if not isinstance(ctx.target, Local):
+        return
+    if ctx.run.nodes != (1, 1):
+        yield Finding(
+            "run.nnodes",
+            f"{ctx.run.nnodes} nodes were asked for, and the target local is one machine",
+            "Set run.nnodes to 1 and run.nproc_per_node higher, or take the target baremetal",
+        )
+    cores = Machine.observe().processors
+    if ctx.run.nproc_per_node > cores and not ctx.run.oversubscribe:
+        yield Finding(
+            "run.nproc_per_node",
+            f"{ctx.run.nproc_per_node} processes were asked for, and this machine grants {cores:g} cores",
+            f"Set it to {max(1, int(cores))} or less, or set run.oversubscribe to true",
+        )
+    if ctx.run.resources.cpu is not None and ctx.run.resources.cpu > cores:
+        yield Finding(
+            "run.resources.cpu",
+            f"{ctx.run.resources.cpu:g} cores were asked for, and this machine grants {cores:g}",
+            "Ask for less, or leave it out to have all of them",
+        )
+
+
+def _torch(ctx: MachineContext) -> Findings:
+    if isinstance(ctx.target, Local) and importlib.util.find_spec("torch") is None:
+        yield Finding(
+            "target.kind", "this environment has no torch", "Install it: pip install 'manycpu[train]'"
+        )
+
+
+def _backend(ctx: MachineContext) -> Findings:
+    """See whether ccl can be had on this machine; on others the node says so, in seconds."""
+    if ctx.run.backend != "ccl" or not isinstance(ctx.target, Local):
+        return
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        yield Finding("run.backend", "oneCCL exists for Linux on x86_64 alone", "Set run.backend to 'gloo'")
+    elif not _has_distribution("oneccl-devel", "oneccl-bind-pt", "torch-ccl"):
+        yield Finding(
+            "run.backend",
+            "'ccl' was asked for, and this environment has no oneCCL",
+            "Install it: pip install 'manycpu[ccl]', or set run.backend to 'gloo'",
+        )
+
+
+def _has_distribution(*names: str) -> bool:
+    return any(next(iter(importlib.metadata.distributions(name=name)), None) for name in names)
+
+
+def _mpirun(ctx: MachineContext) -> Findings:
+    if ctx.target.launch != "mpirun":
+        return
+    try:
+        mpi.find(ctx.target.mpi)
+    except (BadInputError, LaunchError) as error:
+        yield Finding(error.field or "target.mpi", error.message, error.fix or "Install Intel MPI: impi-rt")
+
+
+def _hosts(ctx: MachineContext) -> Findings:
+    if isinstance(ctx.target, BareMetal):
+        with suppress(BadInputError, LaunchError):  # that there is no MPI is told by the check before
+            yield from hosts.check(ctx.target, ctx.run, mpi.find(ctx.target.mpi))
+
+
+def _resume(ctx: MachineContext) -> Findings:
+    resume = ctx.run.resume_from
+    if resume is not None and isinstance(ctx.target, Local) and not Path(resume).is_dir():
+        yield Finding("run.resume_from", f"there is no folder {resume}", "Give a checkpoint's folder")
+
+
+def _disk(ctx: MachineContext) -> Findings:
+    data = [url for url in (ctx.run.data, ctx.run.model) if url and Path(url).exists()]
+    try:
+        needed = sum(item.size for url in data for item in Location.of(url, "run.data").items())
+    except OSError:  # what cannot be read is found where the data is looked at
+        return
+    folder = next(path for path in [ctx.home, *ctx.home.parents] if path.exists())
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        yield Finding(
+            "target.directory",
+            f"{ctx.home} has {free >> 20} MiB free, and the data and the model take {needed >> 20} MiB",
+            "Make room, run `manycpu clean`, or set target.directory to another disk",
+        )
+
+
+_CHECKS: tuple[Callable[[MachineContext], Findings], ...] = (
+    _scale,
+    _torch,
+    _backend,
+    _mpirun,
+    _hosts,
+    _resume,
+    _disk,
+)

@@ -1,0 +1,76 @@
+"""What the ranks of an attempt have reported, read from their log and remembered beside it.
+
+A log of any length is read block by block, and once: whoever asks later goes on from there.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, Field
+
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.report import Observed, Observer
+from manycpu.pipeline.spec import events
+
+__all__ = ["ACTIVITY", "RankActivity"]
+
+ACTIVITY: Final = "heard.json"
+_SAVE_EVERY: Final = 4 << 20  # bytes of the log: at most so much is read again after a kill
+
+
+class _Saved(BaseModel):
+    offset: int = 0
+    """How much of the log was read, in bytes."""
+    observed: Observed = Field(default_factory=Observed)
+    tails: dict[int, list[str]] = Field(default_factory=dict)
+    """Rank -> its last lines."""
+
+
+class RankActivity:
+    """Reads the log of an attempt, and remembers what its ranks reported.
+
+    Args:
+        directory: The attempt's folder.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / ACTIVITY
+        saved = _read(self._file)
+        self._log, self._saved = process.LogFollower(directory / process.LOG, saved.offset), saved.offset
+        self._observer = Observer(saved.observed, saved.tails)
+
+    @property
+    def observed(self) -> Observed:
+        """What the ranks have reported so far."""
+        return self._observer.observed
+
+    def _read_block(self) -> bool:
+        """Read the next block; whether there was any."""
+        lines = self._log.read()
+        for line in lines:
+            self._observer.hear(events.split(line))
+        if self._log.offset - self._saved > _SAVE_EVERY:
+            self._save()
+        return bool(lines)
+
+    def read_all(self) -> Observed:
+        """Read the log to its present end; what the ranks have reported."""
+        while self._read_block():
+            pass
+        if self._log.offset > self._saved:
+            self._save()
+        return self.observed
+
+    def _save(self) -> None:
+        self._saved = self._log.offset
+        saved = _Saved(offset=self._saved, observed=self.observed, tails=self._observer.tails)
+        with suppress(OSError):  # a full disk, perhaps: then it is read again
+            process.write_json(self._file, saved.model_dump(mode="json", exclude_defaults=True))
+
+
+def _read(file: Path) -> _Saved:
+    try:
+        return _Saved.model_validate_json(file.read_text())
+    except (OSError, ValueError):
+        return _Saved()

@@ -1,0 +1,57 @@
+"""Folders that runs share: what one that trains may have written into is left alone."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
+from manycpu.pipeline.targets import runs, verbs_of
+from manycpu.pipeline.targets.attempt import attempt_status
+from manycpu.pipeline.targets.context import MachineContext, RunContext
+from manycpu.pipeline.transfer import Progress, Stored
+
+__all__ = ["bring"]
+
+
+def bring(
+    ctx: MachineContext, source: Location, folder: Path, progress: Progress = lambda *_: None
+) -> Stored:
+    """Copy a source to a folder, or to the first of a series beside it that nobody spoils meanwhile.
+
+    Raises:
+        TransferError: A file changed while it was copied.
+        OSError: The disk is full, or the source cannot be read.
+    """
+    names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in count(1))
+    return next(found for name in names if (found := _bring(ctx, source, folder.with_name(name), progress)))
+
+
+def _bring(ctx: MachineContext, source: Location, folder: Path, progress: Progress) -> Stored | None:
+    in_use = partial(_in_use, ctx.home, folder)
+    try:
+        return transfer.fetch(source, folder, progress, read_only=True, in_use=in_use)
+    except transfer.InUseError:
+        return None
+
+
+def _in_use(home: Path, folder: Path) -> bool:
+    """Whether a training goes on with what is in a folder."""
+    return any(_trains(ctx, lambda place: place.is_relative_to(folder)) for ctx in runs.on_this_machine(home))
+
+
+def _trains(ctx: RunContext, among: Callable[[Path], bool]) -> bool:
+    try:
+        entry = ctx.ledger.read()
+        handle = verbs_of(ctx).present_handle(ctx, entry)
+        if handle is None:
+            return False
+        attempt = entry.described(handle.attempt)
+        used = [Path(place) for place in (attempt.data, attempt.model, attempt.code) if place]
+        return any(map(among, used)) and not attempt_status(ctx, handle, entry).state.terminal
+    except RunGoneError:
+        return False
+    except ManycpuError:  # whether it lives is known on another machine
+        return True

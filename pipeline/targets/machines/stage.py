@@ -1,0 +1,52 @@
+"""The volume of machines is a folder; on the hosts of a hostfile, the same folder on each."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.errors import StageError
+from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.hosts import deliver
+from manycpu.pipeline.targets.machines.shared_folders import bring
+from manycpu.pipeline.targets.results import Copied
+
+__all__ = ["stage"]
+
+Progress = Callable[[int, int], None]
+
+
+def stage(ctx: MachineContext, wanted: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
+    """Copy each source to the target's folder, named by its content.
+
+    Raises:
+        StageError: The source changed, cannot be read, or the disk is full.
+    """
+    return {name: _stage_one(ctx, name, url, progress) for name, url in wanted.items()}
+
+
+def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> Copied:
+    field = f"run.{name}"
+    source = Location.of(url, field)
+    try:
+        identity = transfer.identity(source)
+        folder = ctx.home / name / identity[: transfer.DIGITS]
+        folder, manifest, reused = bring(ctx, source, folder, progress)
+    except transfer.TransferError as error:
+        raise StageError(
+            without(str(error), url), field=field, fix="Stage again when nothing writes to it"
+        ) from error
+    except Exception as error:
+        # Every protocol of fsspec has errors of its own.
+        fix = f"See that it can be read and that {ctx.home} has room, or set target.directory; then run again"
+        raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
+    if source.local is not None and manifest.digest != identity:
+        raise StageError(f"{url} changed while it was staged", field=field, fix="Run again")
+    delivered = deliver(ctx, folder)
+    return Copied(_path_on_node(source, folder), manifest.digest, reused and not delivered)
+
+
+def _path_on_node(source: Location, folder: Path) -> str:
+    """Name the file itself where the source is one file: that is what the program was written for."""
+    return str(folder / source.root.rsplit("/", 1)[-1]) if source.is_file() else str(folder)

@@ -1,0 +1,91 @@
+"""What a supervised process writes is its log; its exit record says how it ended."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from manycpu.pipeline import report
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import DeadlineError
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.targets.attempt import with_canceller
+from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.launch import status
+from manycpu.pipeline.targets.machines.rank_activity import RankActivity
+
+__all__ = ["MachineWatch", "observed_of", "seconds", "watch"]
+
+_BLOCK: Final = 1 << 20  # bytes of the log that one look reads
+_LATE: Final = 600.0  # seconds after its deadline in which a supervisor surely has ended everything
+
+
+class MachineWatch:
+    """One look after another at a training: its new lines, and its state."""
+
+    def __init__(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> None:
+        self.ctx, self.handle = ctx, handle
+        self._log = process.LogFollower(Path(handle.directory) / process.LOG, cursor or 0)
+        self._activity = RankActivity(Path(handle.directory))
+        self._until = time.monotonic() + ctx.run.run_timeout + _LATE
+        self.spoken = False
+        self.behind = False
+        """Whether more is there to be read at once: a long log comes in parts."""
+
+    @property
+    def observed(self) -> report.Observed:
+        """What the ranks have said so far."""
+        return self._activity.observed
+
+    @property
+    def cursor(self) -> int:
+        """How much of the log was read, in bytes: whoever goes on from here misses and repeats nothing."""
+        return self._log.offset
+
+    def look(self) -> tuple[list[RankLine], Status]:
+        """Read what came since the last look. After a terminal state nothing more comes.
+
+        Raises:
+            DeadlineError: The training's supervisor hangs: it does not keep the deadline.
+        """
+        entry = self.ctx.ledger.read()
+        seen = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
+        before = self._log.offset
+        lines = [events.split(line) for line in self._log.read(_BLOCK)]
+        self.spoken = self.spoken or any(line.rank is not None for line in lines)
+        ended = seen.state.terminal
+        self.behind = bool(lines) and (ended or self._log.offset - before > _BLOCK // 2)
+        if ended and self.behind:
+            return lines, Status(state=RunState.RUNNING)  # its last lines are still to come
+        if not ended and time.monotonic() > self._until:
+            raise self._hangs()
+        return lines, seen
+
+    def _hangs(self) -> DeadlineError:
+        return DeadlineError(
+            f"process {self.handle.pid}, which was to end the training after {self.ctx.run.run_timeout} s, "
+            f"still has not done so {_LATE:g} s later; it is left as it is",
+            field="run.run_timeout",
+            fix=f"See what holds it up, and end it: manycpu cancel {self.handle.run}",
+        )
+
+    def close(self) -> None:
+        """Nothing is held between looks."""
+
+
+def watch(ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> MachineWatch:
+    """Begin to watch an attempt, or go on from where another watch has come to."""
+    return MachineWatch(ctx, handle, cursor)
+
+
+def observed_of(ctx: MachineContext, handle: ProcessHandle) -> report.Observed:  # noqa: ARG001 - as everywhere
+    """Read what the ranks of an attempt said."""
+    return RankActivity(Path(handle.directory)).read_all()
+
+
+def seconds(ctx: MachineContext, handle: ProcessHandle) -> float:  # noqa: ARG001 - as everywhere
+    """Tell how long an attempt took."""
+    record = process.observe(handle)["exit"]
+    return record["ended"] - record["started"] if record else 0.0

@@ -1,0 +1,66 @@
+"""Whether a training that ended well is to be believed: the proof of scale, judged."""
+
+from manycpu.pipeline.report import Observed
+from manycpu.pipeline.spec.state import RunState, Status, describe_exit
+from manycpu.pipeline.targets.context import ClusterContext, RunContext
+
+__all__ = ["outcome"]
+
+_VOUCHES = frozenset({"torchrun", "mpirun", "mpijob"})
+"""Launch kinds whose success is that of every rank: one launcher ends as the worst of them."""
+
+
+def outcome(ctx: RunContext, seen: Status, observed: Observed) -> Status:
+    """Complete a terminal state with the rank that failed first, and with the proof of scale.
+
+    Args:
+        ctx: The run, as the attempt was started.
+        seen: Its terminal state.
+        observed: What its ranks have said.
+    """
+    if seen.state is RunState.FAILED:
+        return seen.model_copy(update={"failure": observed.failure or seen.failure})
+    if seen.state is RunState.SUCCEEDED and (lack := _lacking_proof(ctx, observed)):
+        return Status(state=RunState.FAILED, reason=lack)
+    return seen
+
+
+def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
+    """Say what is missing for a success to be believed; empty where nothing is."""
+    low, high = (nodes * ctx.run.nproc_per_node for nodes in ctx.run.nodes)
+    world = observed.world_size
+    if world is None:
+        return "no rank ever introduced itself, so nothing shows that the training ran as asked"
+    if not low <= world <= high:
+        return f"{low if low == high else f'{low} to {high}'} ranks were asked for, {world} met"
+    if len(observed.ranks) != world:
+        return f"{world} ranks met, but {len(observed.ranks)} introduced themselves"
+    if observed.backend not in (None, ctx.run.backend):
+        return f"backend {ctx.run.backend} was asked for, {observed.backend} was used"
+    return _lacking_spread(ctx, observed) or _lacking_end(ctx, observed)
+
+
+def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
+    """Say whether ranks that were to run apart ran in one place: every pod is a host of its own."""
+    nodes, places = ctx.run.nodes[0], sorted({rank.hostname or rank.host for rank in observed.ranks})
+    if isinstance(ctx, ClusterContext) and len(places) < nodes:
+        return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(places)}"
+    if ctx.run.spread == "require" and len(observed.hosts) < nodes:
+        return f"run.spread requires {nodes} machines, and all ranks ran on {', '.join(observed.hosts)}"
+    return ""
+
+
+def _lacking_end(ctx: RunContext, observed: Observed) -> str:
+    """Say which ranks of the last meeting did not end well, whatever the launcher is called."""
+    failed = next((rank for rank in observed.ranks if rank.exit_code), None)
+    if failed is not None and failed.exit_code is not None:
+        who = f"rank {failed.rank} on {failed.hostname or failed.host}"
+        how = describe_exit(failed.exit_code)
+        return f"the {ctx.target.launch} is called a success, but {who} ended with {how}"
+    silent = [rank.hostname or rank.host for rank in observed.ranks if rank.exit_code is None]
+    if ctx.target.launch in _VOUCHES or not silent:
+        return ""
+    return (
+        f"the {ctx.target.launch} is called a success, but nothing shows how the ranks on "
+        f"{', '.join(dict.fromkeys(silent))} ended: their pods are gone, or were restarted since"
+    )

@@ -1,0 +1,49 @@
+"""The output of a run, as it is seen from here: its report, and files that are not the run's own."""
+
+from collections.abc import Sequence
+
+from manycpu.pipeline import report as reports
+from manycpu.pipeline.spec.errors import Finding, raise_findings
+from manycpu.pipeline.spec.output import replaceable
+from manycpu.pipeline.targets.context import RunContext
+
+__all__ = ["not_empty", "occupied", "read_report", "write_report"]
+
+
+def read_report(ctx: RunContext) -> str | None:
+    """Read the output's report.json; None where there is none."""
+    return ctx.output.read_text(reports.REPORT)
+
+
+def write_report(ctx: RunContext, text: str) -> None:
+    """Write the output's report.json.
+
+    Raises:
+        BadInputError: There is a file of the user's own, or the report beside another run's model.
+    """
+    if not replaceable(ctx.output.read_text(reports.REPORT), ctx.key):
+        raise_findings([not_empty(ctx, reports.REPORT)])
+    ctx.output.write_text(reports.REPORT, text)
+
+
+def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
+    """Say whether an output holds what this run must not overwrite.
+
+    Args:
+        ctx: The run.
+        names: Files in the output; of many, two will do.
+        text: The report.json among them; None where there is none.
+    """
+    before = reports.parse(text)
+    mine = before is not None and before.key == ctx.key
+    only_a_failure = before is not None and replaceable(text, ctx.key) and len(names) == 1
+    return None if not names or mine or only_a_failure else not_empty(ctx, names[0])
+
+
+def not_empty(ctx: RunContext, name: str) -> Finding:
+    """Say that an output holds a file, or an empty folder, which this run did not write."""
+    return Finding(
+        "run.output",
+        f"{ctx.destination} is not empty: {name} is in it",
+        "Give an empty or new folder; a run never overwrites what it did not make",
+    )

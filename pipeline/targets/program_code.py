@@ -1,0 +1,232 @@
+"""The code of a run's program: where it is, and what of its folder is code."""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pathspec import GitIgnoreSpec, PathSpec
+from rich.filesize import decimal
+
+from manycpu.pipeline import report, transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec import output, program
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.targets.context import MachineContext, RunContext
+from manycpu.pipeline.transfer import Manifest
+
+__all__ = ["Code", "code_of", "installed", "installed_digest", "module_root", "program_of"]
+
+_MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
+_NOT_CODE = {"__pycache__", "node_modules", "venv", "env", "site-packages"}
+_PACKAGE = Path(__file__).resolve().parents[1]
+_GIT, _DOCKER = ".gitignore", ".dockerignore"
+
+Ignored = tuple[tuple[Path, GitIgnoreSpec], ...]
+"""The .gitignore files that count in a folder, the nearest first, each with its own folder."""
+
+
+def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
+    """Find the folder of the program's code, and Python's arguments that run the program from there."""
+    kind, name = program.parse(ctx.run.program)
+    if kind == "script":
+        path = Path(name)
+        return path.parent, (path.name,)
+    root = None if kind == "recipe" else module_root(name, ctx.base)
+    return root, ("-m", name)
+
+
+def module_root(name: str, base: Path) -> Path | None:
+    """Find the folder that holds a module of the user's own; None for an installed one."""
+    top = name.split(".", 1)[0]
+    return base if (base / top).is_dir() or (base / f"{top}.py").is_file() else None
+
+
+def installed(module: str) -> bool:
+    """Whether a module is installed in this environment."""
+    try:
+        return importlib.util.find_spec(module.split(".", 1)[0]) is not None
+    except ValueError:
+        return False
+
+
+def installed_digest() -> str:
+    """Hash what of manycpu runs inside a training process."""
+    parts = ("node", "recipes", "spec")
+    files = [path for part in parts for path in sorted((_PACKAGE / part).rglob("*.py"))]
+    source = Location.of(str(_PACKAGE), "run.program").only(
+        [path.relative_to(_PACKAGE).as_posix() for path in files]
+    )
+    return transfer.scan(source).digest
+
+
+class Code(NamedTuple):
+    """The code of a program: its files below its folder, by path, each with its size in bytes.
+
+    A path that ends with a slash is an empty folder.
+    """
+
+    root: Path
+    files: dict[str, int]
+
+    @property
+    def location(self) -> Location:
+        """The files as a source to copy."""
+        return Location.of(str(self.root), "run.program").only(sorted(self.files))
+
+    def __str__(self) -> str:
+        size = decimal(sum(self.files.values()))
+        files = sum(not path.endswith("/") for path in self.files)
+        return f"{files} file(s) of {self.root}, {size}; the largest: {self._largest}"
+
+    @property
+    def _largest(self) -> str:
+        largest = sorted(self.files, key=lambda path: self.files[path], reverse=True)[:3]
+        return ", ".join(f"{path} ({decimal(self.files[path])})" for path in largest)
+
+
+def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
+    """Choose what of a program's folder is its code.
+
+    Args:
+        ctx: The run.
+        root: The program's folder.
+        program: Python's arguments that run the program from there.
+
+    Raises:
+        BadInputError: It is more than code, or an ignore file names the program itself.
+    """
+    run = ctx.run
+    named = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
+    excluded = {Path(path) for path in named if path and "://" not in path}
+    code = Code(root, {})
+    for path in _files(root, excluded | ({ctx.home} if isinstance(ctx, MachineContext) else set())):
+        if _is(root / path, ctx.run_file):
+            continue
+        code.files[path] = 0 if path.endswith("/") else (root / path).stat().st_size
+        if len(code.files) > _MAX_FILES:
+            break
+    if len(code.files) > _MAX_FILES or sum(code.files.values()) > _MAX_BYTES:
+        raise _too_much(code)
+    if not _has(code, program):
+        raise BadInputError(
+            f"{program[-1]} is among what {_GIT} or {_DOCKER} of {root} leave out",
+            field="run.program",
+            fix="Let them have it (`!name`), or put the program into a folder of its own",
+        )
+    return code
+
+
+def _is(path: Path, file: Path | None) -> bool:
+    return file is not None and file.exists() and path.samefile(file)
+
+
+def _has(code: Code, program: tuple[str, ...]) -> bool:
+    *option, name = program
+    if not option:
+        return name in code.files
+    top = name.split(".", 1)[0]
+    return any(path == f"{top}.py" or path.startswith(f"{top}/") for path in code.files)
+
+
+def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
+    """List the files and empty folders by path; folders that are left out are not looked into."""
+    docker = _docker(root)
+    ignored = {root.parent: _above(root)}
+    for folder, folders, files in os.walk(root, followlinks=True):
+        here = Path(folder)
+        rules = ignored[here] = (*_git(here), *ignored[here.parent])
+        empty = here.relative_to(root).as_posix()
+        if not folders and not files and here != root and not _matches(docker, empty):
+            yield f"{empty}/"
+        folders[:] = [name for name in folders if _counts(here / name, excluded, rules, "/")]
+        folders[:] = [name for name in folders if not _is_output(here / name)]
+        folders[:] = [name for name in folders if not _leads_back(here / name, root, excluded)]
+        for name in files:
+            path = here / name
+            below = path.relative_to(root).as_posix()
+            if _counts(path, excluded, rules) and not _matches(docker, below) and path.is_file():
+                yield below
+
+
+def _counts(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> bool:
+    if path.name.startswith(".") or path.name in _NOT_CODE or path.suffix == ".pyc" or path in excluded:
+        return False
+    for folder, spec in rules:  # the nearest file with a word on it decides
+        word = spec.check_file(path.relative_to(folder).as_posix() + end).include
+        if word is not None:
+            return not word
+    return True
+
+
+def _leads_back(path: Path, root: Path, excluded: set[Path]) -> bool:
+    """Whether a link leads to a folder that it is in itself, or to what is no code by its own name."""
+    if not path.is_symlink():
+        return False
+    there = path.resolve()
+    around = (folder.resolve() for folder in path.parents if folder.is_relative_to(root))
+    return there in {other.resolve() for other in excluded} or any(
+        folder.is_relative_to(there) for folder in around
+    )
+
+
+def _git(folder: Path) -> Ignored:
+    file = folder / _GIT
+    return ((folder, GitIgnoreSpec.from_lines(_lines(file))),) if file.is_file() else ()
+
+
+def _above(root: Path) -> Ignored:
+    """Read the .gitignore files above a folder, up to the top of its repository."""
+    top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
+    above = [folder for folder in root.parents if folder.is_relative_to(top)]
+    return tuple(rule for folder in above for rule in _git(folder))
+
+
+def _docker(root: Path) -> PathSpec[Any]:
+    """Read .dockerignore, whose patterns begin at its own folder."""
+    lines = [line.strip() for line in _lines(root / _DOCKER)] if (root / _DOCKER).is_file() else []
+    patterns = [(line.startswith("!"), os.path.normpath(line.lstrip("!/"))) for line in lines if line]
+    return PathSpec.from_lines(
+        "gitignore",
+        [f"{'!' if again else ''}/{pattern}" for again, pattern in patterns if not pattern.startswith("#")],
+    )
+
+
+def _matches(docker: PathSpec[Any], path: str) -> bool:
+    """Whether .dockerignore leaves a file out: the last pattern that fits it, or a folder above, decides."""
+    parts = path.split("/")
+    found = [docker.check_file("/".join(parts[:end])) for end in range(1, len(parts) + 1)]
+    known = [each for each in found if each.index is not None]
+    return bool(known and max(known, key=lambda each: each.index or 0).include)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(errors="replace").splitlines()
+
+
+def _is_output(folder: Path) -> bool:
+    """Whether a run exported to a folder, or wrote its report there."""
+    names = output.manifests(lambda name: (folder / name).exists())
+    manifests = (_reads(folder / name, _manifest) for name in names)
+    return _reads(folder / output.REPORT, report.parse) or any(manifests)
+
+
+def _reads(file: Path, parse: Callable[[str], object]) -> bool:
+    return file.is_file() and bool(parse(file.read_text(errors="replace")))
+
+
+def _manifest(text: str) -> object:
+    try:
+        return Manifest.parse(text)[0].files
+    except ValueError:
+        return None
+
+
+def _too_much(code: Code) -> BadInputError:
+    return BadInputError(
+        f"more than {_MAX_BYTES >> 20} MiB or {_MAX_FILES:,} files are more than code: {code}",
+        field="run.program",
+        fix=f"Name what is no code in {_GIT} or {_DOCKER}, or put the program into a folder of its own; data "
+        "and models go into run.data and run.model",
+    )
