@@ -12,15 +12,15 @@ NOW = 60.0  # seconds after the job's creation
 
 def main() -> dict[str, Any]:
     """Measure, in one process; the time of the process, not of the clock."""
-    from kubernetes_objects import T0, container, event, gang, job, pod
+    from kubernetes_objects import T0, container, event, job, pod, snapshot
 
     from manycpu.pipeline.spec.training_run import TrainingRun
     from manycpu.pipeline.targets.kubernetes.following import judgement
-    from manycpu.pipeline.targets.kubernetes.following.budgets import Heard, budgets
+    from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets
 
     waiting = container(waiting={"reason": "ContainerCreating"})
     pods = [pod(f"qa-1-worker-{number:03}", containerStatuses=[waiting]) for number in range(PODS)]
-    made = gang(
+    made = snapshot(
         job("Created"), pods, [event("FailedMount", f"no volume {n}", one) for n, one in enumerate(pods)]
     )
     run = TrainingRun(program="x", output="/out", nnodes=PODS)
@@ -36,8 +36,8 @@ def main() -> dict[str, Any]:
         return spread([_milliseconds(wake, number, judge) for number in range(rounds(50, 10))])
 
     def judge() -> None:
-        budgets(run, made, Heard())
-        judgement.judge(run, made, Heard(), T0 + NOW)
+        budgets(run, made, RankActivity())
+        judgement.judge(run, made, RankActivity(), T0 + NOW)
 
     judge()
     return {

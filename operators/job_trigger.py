@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.handle import JobHandle
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.context import ClusterContext
-    from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Record
-    from manycpu.pipeline.targets.kubernetes.following.object_store import Present
+    from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
+    from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
 
 __all__ = ["JobTrigger"]
 
@@ -62,20 +62,20 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         from manycpu.pipeline.targets.kubernetes.following.follower import Follower
         from manycpu.pipeline.targets.outcome import outcome
 
-        handle, ctx, record = await self._patiently(self._open)
+        handle, ctx, recorder = await self._patiently(self._open)
         async with (
             self._keeping_alive(ctx),
             shared(self.shared_stream_key(), ctx.cluster.connect, handle.namespace) as watch,
         ):
-            follower = Follower(ctx, handle, watch, record)
+            follower = Follower(ctx, handle, watch, recorder)
             following = asyncio.create_task(follower.run(self._seen(shared_stream), self._tell))
             try:
                 timed_out = await self._exceeds(following)
                 seen = await following
             except asyncio.CancelledError:
-                await self._say_farewell(following, record)
+                await self._say_farewell(following, recorder)
                 raise
-        seen = outcome(ctx, seen, record.kept.observed)
+        seen = outcome(ctx, seen, recorder.state.observed)
         yield await self._event(seen, timed_out=timed_out)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -91,11 +91,11 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         """
         from manycpu.pipeline.adapters.cluster_watch import shared
         from manycpu.pipeline.targets.kubernetes.following.follower import selections
-        from manycpu.pipeline.targets.kubernetes.following.object_store import Present
+        from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
 
         key, handle = self.shared_stream_key(), self._handle()
         connect = await asyncio.to_thread(self._connect)
-        present = Present()
+        present = ObjectStore()
         if keep:
             _PRESENT[key] = present
         try:
@@ -152,22 +152,22 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 self.log.warning("%s", error)
                 await asyncio.sleep(_AGAIN)
 
-    async def _say_farewell(self, following: asyncio.Task[Status], record: Record) -> None:
+    async def _say_farewell(self, following: asyncio.Task[Status], recorder: AttemptRecorder) -> None:
         """Note how far the logs were told, so that the next triggerer repeats nothing."""
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         with suppress(Exception):
-            await asyncio.wait_for(asyncio.to_thread(record.write, record.fields()), _FAREWELL)
+            await asyncio.wait_for(asyncio.to_thread(recorder.write, recorder.fields()), _FAREWELL)
 
     async def _tell(self, lines: list[RankLine]) -> None:
         # Long logs are written on a thread: other triggers share this event loop.
         await asyncio.to_thread(self._log_lines, lines)
 
-    def _open(self) -> tuple[JobHandle, ClusterContext, Record]:
-        from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Record
+    def _open(self) -> tuple[JobHandle, ClusterContext, AttemptRecorder]:
+        from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
 
         handle, ctx = self._handle(), self._context()
-        return handle, ctx, Record(ctx, handle, self.cursor, self.by)
+        return handle, ctx, AttemptRecorder(ctx, handle, self.cursor, self.by)
 
     def _context(self) -> ClusterContext:
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
@@ -206,5 +206,5 @@ _OURS = {"app.kubernetes.io/managed-by": "manycpu"}
 _OPENING = threading.Lock()
 _OPEN: dict[tuple[str, ...], Cluster] = {}
 """Key of a shared stream -> its namespace, for what is not watched: ledgers, and the end of jobs."""
-_PRESENT: dict[tuple[str, ...], Present] = {}
+_PRESENT: dict[tuple[str, ...], ObjectStore] = {}
 """Key of a shared stream -> what is there, for triggers that join it."""

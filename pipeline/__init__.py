@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.errors import ManycpuError
     from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
     from manycpu.pipeline.spec.training_run import Resources, TrainingRun
-    from manycpu.pipeline.verbs.train import train
+    from manycpu.pipeline.verbs.all_verbs import train
 
 __all__ = [
     "BareMetal",
@@ -28,7 +28,7 @@ _HOMES = {
     "Resources": "spec.training_run",
     "Target": "spec.targets",
     "TrainingRun": "spec.training_run",
-    "train": "verbs.train",
+    "train": "verbs.all_verbs",
 }
 
 

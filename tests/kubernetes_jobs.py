@@ -11,6 +11,7 @@ from cluster.space import Space
 
 from manycpu.pipeline.adapters.cluster import Cluster, connect
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch
@@ -18,8 +19,6 @@ from manycpu.pipeline.targets.context import ClusterContext, open_context
 from manycpu.pipeline.targets.kubernetes.launch import _handle
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.wait import watch
-
-Manifest = dict[str, Any]
 
 # A rank says who it is as the node part does. Its script: what it does besides.
 RANK = """
@@ -49,7 +48,7 @@ class Waiting:
         script: str = "",
         *,
         attempt: int = 1,
-        change: Callable[[Manifest], object] | None = None,
+        change: Callable[[KubeObject], object] | None = None,
         **spec: Any,
     ) -> JobHandle:
         """Create a PyTorchJob of as many workers as there are nodes."""
@@ -62,7 +61,7 @@ class Waiting:
             entry.attempt, entry.handle = attempt, handle
         return handle
 
-    def pytorchjob(self, script: str, attempt: int, **spec: Any) -> Manifest:
+    def pytorchjob(self, script: str, attempt: int, **spec: Any) -> KubeObject:
         """Describe it; its pods need next to nothing."""
         known = labels(self.ctx.name, attempt=str(attempt))
         container = {
@@ -145,5 +144,5 @@ def cluster_of(where: Space) -> Cluster:
     return Cluster(lambda: connect(str(where.kubeconfig)), where.name)
 
 
-def _field(path: str) -> Manifest:
+def _field(path: str) -> KubeObject:
     return {"fieldRef": {"fieldPath": path}}

@@ -1,10 +1,11 @@
 """Objects as the API shows them, to build cases from."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, Gang
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot
 
 T0 = 1_700_000_000
 Object = dict[str, Any]
@@ -77,15 +78,17 @@ def event(reason: str, message: str, about: Object | tuple[str, str], seconds: f
     }
 
 
-def gang(found: Object | None, pods: list[Object] = (), events: list[Object] = (), launch: str = "") -> Gang:  # type: ignore[assignment]
+def snapshot(
+    found: Object | None, pods: Sequence[Object] = (), events: Sequence[Object] = (), launch: str = ""
+) -> JobSnapshot:
     """Put a job together with what belongs to it."""
     launch = launch or next(
         (name for name, kind in JOBS.items() if found and found["kind"] == kind), "pytorchjob"
     )
-    made = Gang(handle(launch), ["data"])
+    made = JobSnapshot(handle(launch), ["data"])
     made.apply(made.kind, [found] if found else [], [], complete=True)
-    made.apply("Pod", pods, [], complete=True)
-    made.apply("Event", events, [], complete=True)
+    made.apply("Pod", list(pods), [], complete=True)
+    made.apply("Event", list(events), [], complete=True)
     return made
 
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any, Final
 
-from kubernetes_jobs import Looker, Manifest, begin
+from kubernetes_jobs import Looker, begin
 
 from manycpu.pipeline.launchers.mpijob import PORT, await_workers
+from manycpu.pipeline.spec.kube_object import KubeObject
 
 ROOM: Final = 2  # runs that fit at once
 # Two fit on each of two nodes of two cores, beside a launcher; three do not.
@@ -34,7 +35,7 @@ def start(target: dict[str, Any], image: str, folder: Path, number: int, seconds
     return Looker(waiting.ctx, handle)
 
 
-def _apart(job: Manifest) -> None:
+def _apart(job: KubeObject) -> None:
     """Have the ranks' pods on a node each, and ask for so much that two of them fit."""
     template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     template["metadata"] = {"labels": template["metadata"]["labels"] | {"manycpu/role": "rank"}}
@@ -45,7 +46,7 @@ def _apart(job: Manifest) -> None:
     template["spec"]["containers"][0]["resources"] = {"requests": {"cpu": RANK_CPU, "memory": "20Mi"}}
 
 
-def _as_mpijob(job: Manifest) -> None:
+def _as_mpijob(job: KubeObject) -> None:
     """Have a launcher speak for both ranks, whose own pods only have to be there."""
     _apart(job)
     worker = job["spec"].pop("pytorchReplicaSpecs")["Worker"]

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import urllib3
 from kubernetes import client, config
@@ -18,10 +18,10 @@ from kubernetes.utils import parse_quantity
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
 from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["KINDS", "Cluster", "Connect", "Manifest", "amount", "connect"]
+__all__ = ["KINDS", "Cluster", "Connect", "amount", "connect"]
 
-Manifest = dict[str, Any]
 Connect = Callable[[], client.ApiClient]
 """Makes a client with fresh credentials."""
 
@@ -106,7 +106,7 @@ class Cluster:
         group, plural = KINDS[kind]
         return f"{group}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
-    def get(self, kind: str, name: str) -> Manifest | None:
+    def get(self, kind: str, name: str) -> KubeObject | None:
         """Read an object; None where there is none."""
         try:
             return self.call("GET", self.path(kind, name))
@@ -115,7 +115,7 @@ class Cluster:
                 return None
             raise
 
-    def list(self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "") -> list[Manifest]:
+    def list(self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "") -> list[KubeObject]:
         """List the objects that have all labels and match a field selector; each with its kind."""
         query = {
             "labelSelector": ",".join(f"{key}={value}" for key, value in (labels or {}).items()),
@@ -124,7 +124,7 @@ class Cluster:
         found = self.call("GET", self.path(kind), query={name: text for name, text in query.items() if text})
         return [{"kind": kind, **item} for item in found.get("items", [])]
 
-    def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+    def create(self, manifest: KubeObject, *, dry_run: bool = False) -> KubeObject:
         """Create an object, or return the one that has its name: names are a run's own.
 
         Raises:
@@ -140,7 +140,7 @@ class Cluster:
                 raise
             return there
 
-    def patch(self, kind: str, name: str, body: Manifest, *, deadline: float = DEADLINE) -> Manifest:
+    def patch(self, kind: str, name: str, body: KubeObject, *, deadline: float = DEADLINE) -> KubeObject:
         """Change an object by a JSON merge patch; a uid and a resourceVersion in it must be the present ones.
 
         Args:
@@ -163,7 +163,7 @@ class Cluster:
             uid: Only the object with this uid: a later one of the same name is somebody else's.
             grace: Seconds that its processes are given; default: what the object says.
         """
-        body: Manifest = {"propagationPolicy": "Foreground"}
+        body: KubeObject = {"propagationPolicy": "Foreground"}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         if grace is not None:
@@ -199,9 +199,9 @@ class Cluster:
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Manifest | None = None,
+        body: KubeObject | None = None,
         deadline: float = DEADLINE,
-    ) -> Manifest:
+    ) -> KubeObject:
         """Call the API, again and again while what fails is transient.
 
         Args:
@@ -214,7 +214,7 @@ class Cluster:
         Raises:
             ClusterError: The cluster refuses the call, or does not answer in time.
         """
-        found: Manifest = json.loads(self._ask(method, path, dict(query or {}), body, deadline))
+        found: KubeObject = json.loads(self._ask(method, path, dict(query or {}), body, deadline))
         return found
 
     def log(self, pod: str) -> str:
@@ -226,7 +226,7 @@ class Cluster:
         return self._ask("GET", f"{self.path('Pod', pod)}/log", {}, None, DEADLINE).decode(errors="replace")
 
     def _ask(
-        self, method: str, path: str, query: dict[str, str], body: Manifest | None, deadline: float
+        self, method: str, path: str, query: dict[str, str], body: KubeObject | None, deadline: float
     ) -> bytes:
         began = time.monotonic()
         retrying = Retrying(
@@ -241,7 +241,7 @@ class Cluster:
         except (client.ApiException, urllib3.exceptions.HTTPError) as error:
             raise _explained(error, method, path) from error
 
-    def _call(self, method: str, path: str, query: dict[str, str], body: Manifest | None) -> bytes:
+    def _call(self, method: str, path: str, query: dict[str, str], body: KubeObject | None) -> bytes:
         content = _PATCH if method == "PATCH" else "application/json"
         response = self.api.call_api(
             path,

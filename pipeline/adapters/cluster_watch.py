@@ -18,10 +18,11 @@ import aiohttp
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.client.rest import RESTClientObject
 
-from manycpu.pipeline.adapters.cluster import KINDS, Connect, Manifest
+from manycpu.pipeline.adapters.cluster import KINDS, Connect
 from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["FAILURES", "Changes", "ClusterWatch", "LogPart", "NoLogError", "Pauses", "shared"]
+__all__ = ["FAILURES", "Backoff", "Changes", "ClusterWatch", "LogPart", "NoLogError", "shared"]
 
 RELIST: Final = 240  # seconds after which a watch is begun anew, from a list
 _SILENCE: Final = (
@@ -50,8 +51,8 @@ class Changes(NamedTuple):
     """What the cluster tells of objects of one kind."""
 
     kind: str
-    objects: list[Manifest]
-    deleted: list[Manifest]
+    objects: list[KubeObject]
+    deleted: list[KubeObject]
     """As they were at the end."""
     complete: bool
     """Whether the objects are all that there are."""
@@ -119,7 +120,7 @@ class ClusterWatch:
 
     async def changes(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
         """Tell all objects of a kind, then what changes; all of them again after every break, for ever."""
-        waits = Pauses()
+        waits = Backoff()
         while True:
             try:
                 async with aclosing(self._until_broken(kind, query)) as changes:
@@ -175,8 +176,8 @@ class ClusterWatch:
                     if change := _change(kind, told):
                         yield change
 
-    async def _list(self, kind: str, query: Mapping[str, str]) -> tuple[list[Manifest], str]:
-        found: list[Manifest] = []
+    async def _list(self, kind: str, query: Mapping[str, str]) -> tuple[list[KubeObject], str]:
+        found: list[KubeObject] = []
         more = ""
         while True:
             asked = {**query, "limit": str(_PAGE)} | ({"continue": more} if more else {})
@@ -271,7 +272,7 @@ async def shared(key: Hashable, connect: Connect, namespace: str) -> AsyncIterat
             await entry[0].aclose()
 
 
-class Pauses:
+class Backoff:
     """Seconds to wait between tries: few after what worked for a while, more and more where nothing works."""
 
     def __init__(self) -> None:
@@ -309,7 +310,7 @@ def _credentials(settings: Any) -> dict[str, str]:
 
 def _change(kind: str, told: list[dict[str, Any]]) -> Changes | None:
     """Put together what a watch told at once; None where nothing happened."""
-    latest: dict[str, tuple[str, Manifest]] = {}
+    latest: dict[str, tuple[str, KubeObject]] = {}
     for one in told:
         if one["type"] != "BOOKMARK":
             latest[one["object"]["metadata"]["uid"]] = (one["type"], _light(one["object"]))
@@ -320,7 +321,7 @@ def _change(kind: str, told: list[dict[str, Any]]) -> Changes | None:
     return Changes(kind, there, gone, complete=False)
 
 
-def _light(found: Manifest) -> Manifest:
+def _light(found: KubeObject) -> KubeObject:
     found["metadata"].pop("managedFields", None)
     return found
 

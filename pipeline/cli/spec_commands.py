@@ -20,7 +20,7 @@ from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.verbs import launch, preflight, train
+from manycpu.pipeline.verbs import all_verbs, launch, preflight
 
 __all__ = ["COMMANDS"]
 
@@ -33,14 +33,14 @@ def run(file: Path | None, run_id: str | None, **options: Any) -> None:
 
     FILE is YAML with `run` and `target`; options win over it.
     """
-    known, run_id = bool(run_id), run_id or train.new_run_id()
+    known, run_id = bool(run_id), run_id or all_verbs.new_run_id()
     ctx = given.described(file, options, run_id)
     ctx = runs.find(ctx) if known else ctx
     console = Console()
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)
     with display.Display(console) as shown:
-        train.perform(ctx, shown)
+        all_verbs.perform(ctx, shown)
 
 
 @click.command(name="preflight")

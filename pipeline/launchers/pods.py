@@ -6,11 +6,12 @@ as it is.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
 from manycpu.pipeline.spec.cpu_request import Wanted
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
@@ -38,7 +39,6 @@ __all__ = [
     "with_volumes",
 ]
 
-Manifest = dict[str, Any]
 UID: Final = 1000
 USER: Final = "manycpu"
 HOME: Final = "/tmp"  # noqa: S108 - inside a pod, where nobody else is
@@ -49,10 +49,10 @@ _LONGEST: Final = 2**31 - 1  # seconds: what fits into a pod's field
 FILES: Final = "files"  # a volume of small files that come from the pod's own annotations
 
 
-def metadata(target: Kubernetes, placement: Placement) -> Manifest:
+def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
     """Name, labels and owner of a job."""
     queue = {QUEUE: target.queue} if target.queue else {}
-    made: Manifest = {
+    made: KubeObject = {
         "name": placement.job,
         "namespace": target.namespace,
         "labels": labels(placement.name, attempt=str(placement.attempt)) | queue,
@@ -60,14 +60,14 @@ def metadata(target: Kubernetes, placement: Placement) -> Manifest:
     return made | ({"ownerReferences": list(placement.owners)} if placement.owners else {})
 
 
-def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int) -> Manifest:
+def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int) -> KubeObject:
     """Say how the operator treats failures and the job's end; no time to live, which would delete the job."""
-    policy: Manifest = {"cleanPodPolicy": clean, "backoffLimit": backoff, **latest_end(run)}
+    policy: KubeObject = {"cleanPodPolicy": clean, "backoffLimit": backoff, **latest_end(run)}
     # Its queue lets it go on: where there is no Kueue, nothing starts past the queue.
     return policy | ({"suspend": True} if target.queue else {})
 
 
-def latest_end(run: TrainingRun) -> Manifest:
+def latest_end(run: TrainingRun) -> KubeObject:
     """Say when it ends also where nobody waits for it any more; with a waiter the time budgets come first.
 
     It stands in the job and in its pods: training-operator looks at the job's only when something else
@@ -76,7 +76,7 @@ def latest_end(run: TrainingRun) -> Manifest:
     return {"activeDeadlineSeconds": min(run.longest, _LONGEST)}
 
 
-def with_end(made: Manifest, run: TrainingRun) -> Manifest:
+def with_end(made: KubeObject, run: TrainingRun) -> KubeObject:
     """Have the kubelet end a template's pods at the latest end of the run."""
     return made | {"spec": made["spec"] | latest_end(run)}
 
@@ -108,7 +108,7 @@ def _threads(run: TrainingRun) -> Mapping[str, str]:
     return cpu_plan.plan(described, wanted).env
 
 
-def resources(cpu: float | None, memory: str | None) -> Manifest:
+def resources(cpu: float | None, memory: str | None) -> KubeObject:
     """Limits equal to requests, so that the pod is of the class Guaranteed."""
     amounts = {"cpu": quantity.of_cores(cpu) if cpu else None, "memory": memory}
     given = {name: amount for name, amount in amounts.items() if amount}
@@ -127,10 +127,10 @@ def container(  # noqa: PLR0913 - what makes up a container
     *,
     command: Iterable[str],
     variables: Mapping[str, str],
-    limits: Manifest,
-) -> Manifest:
+    limits: KubeObject,
+) -> KubeObject:
     """Build a container with no privileges; the command is taken as Kubernetes reads it."""
-    made: Manifest = {
+    made: KubeObject = {
         "name": name,
         "image": placement.image,
         "command": list(command),
@@ -142,22 +142,22 @@ def container(  # noqa: PLR0913 - what makes up a container
     return made | ({"imagePullPolicy": target.pull_policy} if target.pull_policy else {})
 
 
-def as_rank(made: Manifest, run: TrainingRun) -> Manifest:
+def as_rank(made: KubeObject, run: TrainingRun) -> KubeObject:
     """Add to a container what only ranks have: the name of their machine, and secrets."""
     made = with_fields(made, {"MANYCPU_HOST": "spec.nodeName"})
     secrets = [{"secretRef": {"name": name}} for name in run.env_from]
     return made | ({"envFrom": secrets} if secrets else {})
 
 
-def with_fields(made: Manifest, fields: Mapping[str, str]) -> Manifest:
+def with_fields(made: KubeObject, fields: Mapping[str, str]) -> KubeObject:
     """Put fields of the pod into a container's environment: variable -> path of the field."""
     told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
     return made | {"env": [*told, *made["env"]]}
 
 
 def template(
-    target: Kubernetes, placement: Placement, role: str, made: Manifest, files: Mapping[str, str]
-) -> Manifest:
+    target: Kubernetes, placement: Placement, role: str, made: KubeObject, files: Mapping[str, str]
+) -> KubeObject:
     """Build a pod template around a container.
 
     Args:
@@ -188,7 +188,9 @@ def template(
     }
 
 
-def with_volumes(made: Manifest, target: Kubernetes, placement: Placement, memory: str | None) -> Manifest:
+def with_volumes(
+    made: KubeObject, target: Kubernetes, placement: Placement, memory: str | None
+) -> KubeObject:
     """Add to a rank's template the claim, and a /dev/shm in memory: half of the limit.
 
     What was staged is mounted once more, to be read only: later runs use it too.
@@ -207,32 +209,32 @@ def _staged(placement: Placement) -> list[str]:
     return [name for name, path in (("data", placement.data), ("model", placement.model)) if path]
 
 
-def _read_only(target: Kubernetes, name: str) -> Manifest:
+def _read_only(target: Kubernetes, name: str) -> KubeObject:
     """Mount a folder of the claim in its own place."""
     path = f"{target.home}/{name}"
     below = path.removeprefix(target.mount_path).strip("/")
     return {"name": "volume", "mountPath": path, "subPath": below, "readOnly": True}
 
 
-def add_volumes(made: Manifest, volumes: list[Manifest], mounts: Mapping[str, str]) -> Manifest:
+def add_volumes(made: KubeObject, volumes: list[KubeObject], mounts: Mapping[str, str]) -> KubeObject:
     """Add volumes to a template, mounted in its container: name -> path."""
     made = made | {"spec": made["spec"] | {"volumes": [*made["spec"]["volumes"], *volumes]}}
     return _with_mounts(made, [{"name": name, "mountPath": path} for name, path in mounts.items()])
 
 
-def _with_mounts(made: Manifest, mounts: list[Manifest]) -> Manifest:
+def _with_mounts(made: KubeObject, mounts: list[KubeObject]) -> KubeObject:
     spec = made["spec"]
     (inner,) = spec["containers"]
     inner = inner | {"volumeMounts": [*inner["volumeMounts"], *mounts]}
     return made | {"spec": spec | {"containers": [inner]}}
 
 
-def spread(made: Manifest, run: TrainingRun) -> Manifest:
+def spread(made: KubeObject, run: TrainingRun) -> KubeObject:
     """Keep the ranks' pods of an attempt on machines of their own, or try to."""
     known = made["metadata"]["labels"]
     like = {name: known[name] for name in ("manycpu/run", "manycpu/attempt", "manycpu/role")}
     term = {"labelSelector": {"matchLabels": like}, "topologyKey": "kubernetes.io/hostname"}
-    rule: Manifest = (
+    rule: KubeObject = (
         {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
         if run.spread == "require"
         else {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
@@ -240,7 +242,7 @@ def spread(made: Manifest, run: TrainingRun) -> Manifest:
     return made | {"spec": made["spec"] | {"affinity": {"podAntiAffinity": rule}}}
 
 
-def security() -> Manifest:
+def security() -> KubeObject:
     """Whom a pod's processes and its volumes belong to."""
     return {
         "runAsNonRoot": True,
@@ -253,7 +255,7 @@ def security() -> Manifest:
     }
 
 
-def on_nodes(target: Kubernetes) -> Manifest:
+def on_nodes(target: Kubernetes) -> KubeObject:
     """Say which nodes a pod may run on, as whom, and from where its image comes."""
     given = {
         "nodeSelector": target.node_selector,
@@ -265,7 +267,7 @@ def on_nodes(target: Kubernetes) -> Manifest:
     return {name: value for name, value in given.items() if value}
 
 
-def _files_volume(files: Mapping[str, str]) -> Manifest:
+def _files_volume(files: Mapping[str, str]) -> KubeObject:
     items = [
         {"path": _key(path), "fieldRef": {"fieldPath": f"metadata.annotations['manycpu/{_key(path)}']"}}
         for path in sorted(files)

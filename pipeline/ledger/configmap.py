@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster, Manifest
+from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster
 from manycpu.pipeline.ledger import annotations
 from manycpu.pipeline.ledger.base import Ledger
 from manycpu.pipeline.ledger.entry import Entry
 from manycpu.pipeline.ledger.lease import LENGTH, Lease
 from manycpu.pipeline.spec.errors import ClusterError, LedgerError, RunGoneError
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 
 __all__ = ["ConfigMapLedger", "expired", "ledgers", "names"]
@@ -40,9 +41,9 @@ class ConfigMapLedger(Ledger):
         present: The ConfigMap, where it was read already.
     """
 
-    def __init__(self, cluster: Cluster, name: str, present: Manifest | None = None) -> None:
+    def __init__(self, cluster: Cluster, name: str, present: KubeObject | None = None) -> None:
         self._cluster, self.name = cluster, name
-        self._meta: Manifest = present["metadata"] if present else {}
+        self._meta: KubeObject = present["metadata"] if present else {}
 
     def open(self, entry: Entry) -> Entry:
         """Begin the ledger, or go on with the one that is there; one that is being deleted is waited for.
@@ -71,7 +72,7 @@ class ConfigMapLedger(Ledger):
         self._meta = found["metadata"]
         return _entry(found)
 
-    def _begin(self, manifest: Manifest) -> Manifest | None:
+    def _begin(self, manifest: KubeObject) -> KubeObject | None:
         """Create it, or take up the one that is there; None while that one is going, or was just changed."""
         try:
             found = self._cluster.create(manifest)
@@ -186,7 +187,7 @@ class ConfigMapLedger(Ledger):
         if changed:
             self._change({"metadata": metadata, "data": changed})
 
-    def _change(self, body: Manifest, deadline: float = DEADLINE) -> None:
+    def _change(self, body: KubeObject, deadline: float = DEADLINE) -> None:
         """Patch the ledger that was read, and no later one of its name."""
         meta = {"uid": self._meta["uid"]} if self._meta else {}
         body = body | {"metadata": meta | body["metadata"]}
@@ -198,19 +199,19 @@ class ConfigMapLedger(Ledger):
             raise
         self._take_note(found)
 
-    def _present(self) -> Manifest:
+    def _present(self) -> KubeObject:
         found = self._cluster.get("ConfigMap", self.name)
         if found is None:
             raise self._lost()
         self._take_note(found)
         return found
 
-    def _take_note(self, found: Manifest) -> None:
+    def _take_note(self, found: KubeObject) -> None:
         if self._gone(found):
             raise self._lost()
         self._meta = found["metadata"]
 
-    def _gone(self, found: Manifest) -> bool:
+    def _gone(self, found: KubeObject) -> bool:
         meta = found["metadata"]
         return "deletionTimestamp" in meta or self._meta.get("uid", meta["uid"]) != meta["uid"]
 
@@ -247,11 +248,11 @@ def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
     return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in found]
 
 
-def _is_over(meta: Manifest, now: float) -> bool:
+def _is_over(meta: KubeObject, now: float) -> bool:
     return "deletionTimestamp" not in meta and annotations.read(meta).over(now)
 
 
-def _leaving(found: Manifest) -> bool:
+def _leaving(found: KubeObject) -> bool:
     meta = found["metadata"]
     return "deletionTimestamp" in meta or annotations.REMOVED in (meta.get("annotations") or {})
 
@@ -270,7 +271,7 @@ def _key(member: Any) -> str:
     return str(member).replace("/", ".")
 
 
-def _entry(found: Manifest) -> Entry:
+def _entry(found: KubeObject) -> Entry:
     try:
         return _read(found["data"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -11,7 +11,7 @@ from torch.distributed import DistError, PrefixStore, distributed_c10d  # type: 
 
 from manycpu.pipeline.node.backends import BACKENDS, UnavailableError
 from manycpu.pipeline.node.emit import say, warn
-from manycpu.pipeline.node.node_exit import BACKEND, PROOF, Refusal
+from manycpu.pipeline.node.node_exit import BACKEND, PROOF, NodeExit
 
 __all__ = ["require", "was_initialised", "wrap"]
 
@@ -32,7 +32,7 @@ def require(backend: str | None) -> None:
         why = (
             error.args[0] if isinstance(error, UnavailableError) else f"one of {', '.join(BACKENDS)} is known"
         )
-        raise Refusal(BACKEND, f"run.backend: {backend!r} cannot be had: {why}.") from error
+        raise NodeExit(BACKEND, f"run.backend: {backend!r} cannot be had: {why}.") from error
 
 
 def was_initialised() -> bool:
@@ -78,35 +78,35 @@ def _alike(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
-        asked = signature.bind(*args, **kwargs).arguments
+        given = signature.bind(*args, **kwargs).arguments
         # The default group has no list of ranks; whoever is no member has no rank; torch's mpi has no store.
-        if asked["global_ranks_in_group"] and asked["group_rank"] is not None and asked["store"] is not None:
-            _compare(asked)
+        if given["global_ranks_in_group"] and given["group_rank"] is not None and given["store"] is not None:
+            _compare(given)
         return original(*args, **kwargs)
 
     return make
 
 
-def _compare(asked: dict[str, Any]) -> None:
-    members = asked["global_ranks_in_group"]
-    place = PrefixStore(f"manycpu/backend/{asked['group_name']}", asked["store"])
-    place.set(str(asked["group_rank"]), _on_cpu(str(asked["backend"])))
+def _compare(given: dict[str, Any]) -> None:
+    members = given["global_ranks_in_group"]
+    place = PrefixStore(f"manycpu/backend/{given['group_name']}", given["store"])
+    place.set(str(given["group_rank"]), _on_cpu(str(given["backend"])))
     seats = [str(number) for number in range(len(members))]
     try:
-        place.wait(seats, asked.get("timeout") or distributed_c10d.default_pg_timeout)
+        place.wait(seats, given.get("timeout") or distributed_c10d.default_pg_timeout)
     except DistError as error:
         missing = [rank for rank, seat in zip(members, seats, strict=True) if not place.check([seat])]
         raise DistError(f"ranks {missing} did not come to make the group of ranks {members}") from error
     seen = [place.get(seat).decode() for seat in seats]
     if len(set(seen)) > 1:
         said = ", ".join(f"rank {rank} {name}" for rank, name in zip(members, seen, strict=True))
-        raise Refusal(BACKEND, f"the ranks of a group ask for different backends: {said}.")
+        raise NodeExit(BACKEND, f"the ranks of a group ask for different backends: {said}.")
 
 
 def _override(bound: inspect.BoundArguments, backend: str) -> None:
-    asked = bound.arguments.get("backend")
-    if asked is not None and _on_cpu(str(asked)) != backend:
-        warn(f"the script asks for the backend {str(asked)!r}; run.backend is {backend!r}, which is used")
+    requested = bound.arguments.get("backend")
+    if requested is not None and _on_cpu(str(requested)) != backend:
+        warn(f"the script asks for the backend {str(requested)!r}; run.backend is {backend!r}, which is used")
     bound.arguments["backend"] = backend
 
 
@@ -122,14 +122,14 @@ def _on_cpu(backend: str) -> str:
 def _check(backend: str | None, world_size: int) -> None:
     seen, size = _on_cpu(distributed_c10d.get_backend_config()), torch.distributed.get_world_size()
     if backend is not None and seen != backend:
-        raise Refusal(
+        raise NodeExit(
             BACKEND, f"run.backend: {backend!r} was asked for, and torch.distributed uses {seen!r}."
         )
     if size != world_size:
-        raise Refusal(
+        raise NodeExit(
             PROOF,
             f"proof of scale failed: {world_size} ranks met, and the process group of backend {seen!r} has "
             f"{size}: two MPIs that do not match?",
         )
     _INITIALISED.append(seen)
-    say("backend", asked=backend, observed=seen, world_size=size)
+    say("backend", requested=backend, observed=seen, world_size=size)

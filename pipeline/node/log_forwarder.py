@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 from manycpu.pipeline.node.lines import Lines, pieces
 from manycpu.pipeline.node.orphan_killer import post
-from manycpu.pipeline.node.pipe_writer import OrphanedError, Outlet
+from manycpu.pipeline.node.pipe_writer import OrphanedError, PipeWriter
 from manycpu.pipeline.spec import events
 
 __all__ = ["die_with_parent", "pump"]
@@ -82,7 +82,7 @@ class _Writer:
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
-        self._out = Outlet()
+        self._out = PipeWriter()
         self._lines = Lines()
         self._last = time.monotonic()
 

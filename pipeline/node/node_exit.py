@@ -2,14 +2,14 @@
 
 from typing import Final
 
-__all__ = ["BACKEND", "NEVER_INITIALISED", "PROOF", "Refusal"]
+__all__ = ["BACKEND", "NEVER_INITIALISED", "PROOF", "NodeExit"]
 
 NEVER_INITIALISED: Final = 86
 PROOF: Final = 87
 BACKEND: Final = 88
 
 
-class Refusal(SystemExit):
+class NodeExit(SystemExit):
     """Ends the rank with one of these codes; no ``except Exception`` of a script swallows it."""
 
     def __init__(self, code: int, message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from manycpu.pipeline.spec.events import LINE_LIMIT
 
-__all__ = ["OrphanedError", "Outlet"]
+__all__ = ["OrphanedError", "PipeWriter"]
 
 _PATIENCE: Final = 1.0  # seconds to wait for a reader; then the line is written all the same
 _NAP: Final = 0.0002
@@ -20,7 +20,7 @@ class OrphanedError(Exception):
     """The launcher is gone: nobody reads what the rank says."""
 
 
-class Outlet:
+class PipeWriter:
     """Writes lines, never more than a forwarder takes in one read.
 
     mpirun reads blocks and passes them on as they are: two lines that fill its block are torn, and another

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from manycpu.pipeline.node.emit import say
-from manycpu.pipeline.node.node_exit import PROOF, Refusal
+from manycpu.pipeline.node.node_exit import PROOF, NodeExit
 from manycpu.pipeline.node.ranks import Rank
-from manycpu.pipeline.node.requested_world import Asked
+from manycpu.pipeline.node.requested_world import RequestedWorld
 from manycpu.pipeline.spec.cpu_plan import CpuPlan
 
 __all__ = ["Meeting", "meet"]
@@ -33,15 +33,15 @@ class Meeting(NamedTuple):
         return len(self.records)
 
 
-def meet(rank: Rank, asked: Asked, plan: CpuPlan) -> Meeting:
+def meet(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> Meeting:
     """Exchange records with all ranks, and judge them.
 
     Raises:
         Refusal: 87, somebody did not come in time, or who came is not who was asked for.
     """
-    me = _describe(rank, asked, plan)
-    records = _exchange(rank, me, asked) if rank.world_size > 1 else [me]
-    asked.check_meeting(records)
+    me = _describe(rank, requested, plan)
+    records = _exchange(rank, me, requested) if rank.world_size > 1 else [me]
+    requested.check_meeting(records)
     # Each node counts its own restarts, a new one from nothing: who was there longest gives the number.
     me["round"] = max(record["round"] for record in records)
     # Membership may change within a round: the meeting has a name of its own, which rank 0 brings.
@@ -51,7 +51,7 @@ def meet(rank: Rank, asked: Asked, plan: CpuPlan) -> Meeting:
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
 
 
-def _describe(rank: Rank, asked: Asked, plan: CpuPlan) -> dict[str, Any]:
+def _describe(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[str, Any]:
     host = os.environ.get("MANYCPU_HOST") or socket.gethostname()
     return {
         "rank": rank.rank,
@@ -62,30 +62,30 @@ def _describe(rank: Rank, asked: Asked, plan: CpuPlan) -> dict[str, Any]:
         "address": _own_address(),
         "cpus": plan.cores,
         "threads": plan.threads,
-        "backend": asked.backend,
+        "backend": requested.backend,
         "round": _round(),
         "meeting": secrets.token_hex(4),
     }
 
 
-def _exchange(rank: Rank, me: dict[str, Any], asked: Asked) -> list[dict[str, Any]]:
-    limit = timedelta(seconds=asked.timeout)
+def _exchange(rank: Rank, me: dict[str, Any], requested: RequestedWorld) -> list[dict[str, Any]]:
+    limit = timedelta(seconds=requested.timeout)
     try:
         base = _store(rank, limit)
     except DistError as error:
-        raise Refusal(PROOF, _unreachable(rank, asked, error)) from error
+        raise NodeExit(PROOF, _unreachable(rank, requested, error)) from error
     _KEPT.append(base)
     store = PrefixStore(_place(), base)
     # Seats in the order of arrival, not by rank: two processes of the same rank are both seen.
     seat = store.add("seats", 1) - 1
     store.set(f"seat/{seat}", json.dumps(me))
     if seat >= rank.world_size:
-        raise Refusal(PROOF, f"proof of scale failed: {seat + 1} processes came for {rank.world_size} ranks")
+        raise NodeExit(PROOF, f"proof of scale failed: {seat + 1} processes came for {rank.world_size} ranks")
     seats = [f"seat/{number}" for number in range(rank.world_size)]
     try:
         store.wait(seats, limit)
     except DistError as error:
-        raise Refusal(PROOF, _missing(store, seats, asked)) from error
+        raise NodeExit(PROOF, _missing(store, seats, requested)) from error
     return [json.loads(store.get(name)) for name in seats]
 
 
@@ -110,19 +110,19 @@ def _agent_serves() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _unreachable(rank: Rank, asked: Asked, error: Exception) -> str:
+def _unreachable(rank: Rank, requested: RequestedWorld, error: Exception) -> str:
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     return (
         f"proof of scale failed: rank {rank.rank} could not reach the meeting point {where} within "
-        f"{asked.timeout} s (run.start_timeout): {str(error).splitlines()[0]}"
+        f"{requested.timeout} s (run.start_timeout): {str(error).splitlines()[0]}"
     )
 
 
-def _missing(store: Store, seats: list[str], asked: Asked) -> str:
+def _missing(store: Store, seats: list[str], requested: RequestedWorld) -> str:
     came = [json.loads(store.get(name)) for name in seats if store.check([name])]
     who = ", ".join(f"rank {record['rank']} on {record['host']}" for record in came)
     return (
-        f"proof of scale failed: {len(came)} of {len(seats)} ranks came within {asked.timeout} s "
+        f"proof of scale failed: {len(came)} of {len(seats)} ranks came within {requested.timeout} s "
         f"(run.start_timeout): {who}"
     )
 

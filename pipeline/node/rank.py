@@ -6,7 +6,7 @@ from pathlib import Path
 
 from manycpu.pipeline.node import cpus, options, ranks, requested_world, script
 from manycpu.pipeline.node.emit import say, warn
-from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, PROOF, Refusal
+from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, PROOF, NodeExit
 from manycpu.pipeline.node.start import Start
 from manycpu.pipeline.spec import cpu_plan
 
@@ -21,8 +21,8 @@ def run(rank: ranks.Rank, argv: list[str]) -> int:
     os.environ.update(rank.environment())
     try:
         return _run(rank, script.Program.parse(argv))
-    except Refusal as refusal:
-        say("error", kind="Refusal", message=refusal.message)
+    except NodeExit as refusal:
+        say("error", kind="NodeExit", message=refusal.message)
         return int(str(refusal.code))
 
 
@@ -51,7 +51,7 @@ def _run(rank: ranks.Rank, program: script.Program) -> int:
     if os.getpid() != process:  # a child that the script forked, and that comes back here
         return code
     if code == 0 and rank.world_size > 1 and not backend.was_initialised():
-        raise Refusal(
+        raise NodeExit(
             NEVER_INITIALISED,
             f"{program.name} ended without ever initialising torch.distributed, although {rank.world_size} "
             "processes were asked for: each of them trained alone. Call torch.distributed.init_process_group "
@@ -89,7 +89,7 @@ def _meeting_point(rank: ranks.Rank) -> None:
     if not missing:
         return
     if rank.world_size > 1:
-        raise Refusal(
+        raise NodeExit(
             PROOF,
             f"proof of scale failed: {rank.launcher} gave rank {rank.rank} of {rank.world_size} no "
             f"{' and no '.join(missing)}, so that the ranks cannot meet",

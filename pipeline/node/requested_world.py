@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from manycpu.pipeline.node.node_exit import PROOF, Refusal
+from manycpu.pipeline.node.node_exit import PROOF, NodeExit
 from manycpu.pipeline.node.ranks import Rank
 
-__all__ = ["Asked", "of"]
+__all__ = ["RequestedWorld", "of"]
 
 
-class Asked(NamedTuple):
+class RequestedWorld(NamedTuple):
     """Nodes (least and greatest) and processes on each; None where nobody asked for a number."""
 
     nodes: tuple[int, int] | None
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
         low, high = (nodes * self.processes for nodes in self.nodes)
         if low <= rank.world_size <= high and rank.world_size % self.processes == 0:
             return
-        raise Refusal(
+        raise NodeExit(
             PROOF,
             f"proof of scale failed: {self} were asked for, and {rank.launcher} gave this process a world of "
             f"{rank.world_size} (it is rank {rank.rank}). {_why(rank)}",
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
             Refusal: 87, with everything that is wrong.
         """
         if faults := list(self._faults(records)):
-            raise Refusal(PROOF, f"proof of scale failed: {self} were asked for, and {'; '.join(faults)}.")
+            raise NodeExit(PROOF, f"proof of scale failed: {self} were asked for, and {'; '.join(faults)}.")
 
     def _faults(self, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         ranks = sorted(record["rank"] for record in records)
@@ -66,11 +66,11 @@ class Asked(NamedTuple):
         return f"{low if low == high else f'{low} to {high}'} nodes with {self.processes} processes each"
 
 
-def of(environ: Mapping[str, str]) -> Asked:
+def of(environ: Mapping[str, str]) -> RequestedWorld:
     """Read what was asked for; outside of a run nothing in particular was."""
     nodes, processes = environ.get("MANYCPU_NNODES"), environ.get("MANYCPU_NPROC_PER_NODE")
     low, _, high = (nodes or "1").partition(":")
-    return Asked(
+    return RequestedWorld(
         nodes=(int(low), int(high or low)) if nodes or processes else None,
         processes=int(processes or 1),
         backend=environ.get("MANYCPU_BACKEND") or None,

@@ -12,7 +12,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from manycpu.pipeline.node.emit import say
-from manycpu.pipeline.node.node_exit import Refusal
+from manycpu.pipeline.node.node_exit import NodeExit
 
 __all__ = ["Program", "execute"]
 
@@ -79,7 +79,7 @@ def execute(program: Program) -> int:
         return _NO_SUCH_FILE
     try:
         program.run()
-    except Refusal as refusal:
+    except NodeExit as refusal:
         handler.record_exception(refusal)
         raise
     except SystemExit as end:

@@ -23,7 +23,7 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.following import follower
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Record
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower
 from manycpu.pipeline.targets.outcome import outcome
 
@@ -90,14 +90,14 @@ class Following:
         self.stream: asyncio.Queue[list[Changes]] = asyncio.Queue()
         self.notes: list[str] = []
         self.lines: list[str] = []
-        self.record = Record(self.ctx, handle(), None, "")
+        self.recorder = AttemptRecorder(self.ctx, handle(), None, "")
         self._follower: Follower | None = None
 
     async def run(self, *told: Changes) -> Status:
         """Follow to the end; first the stream tells this."""
         self.stream.put_nowait(list(told))
         watch = ClusterWatch(self.connect, "ml")
-        self._follower = Follower(self.ctx, handle(), watch, self.record)
+        self._follower = Follower(self.ctx, handle(), watch, self.recorder)
         try:
             return await self._follower.run(self._told(), self._note)
         finally:
@@ -120,7 +120,7 @@ class Following:
 async def followed(server: ApiServer, following: Following, *told: Changes) -> Status:
     """Follow a healthy job that ends once its ranks were heard; first the stream tells this."""
     ending = asyncio.create_task(following.run(*told or picture(server)))
-    await asyncio.to_thread(until, lambda: ending.done() or following.record.heard.met)
+    await asyncio.to_thread(until, lambda: ending.done() or following.recorder.activity.met)
     assert not ending.done(), ending.result()
     ends(server)
     following.stream.put_nowait(picture(server))
@@ -201,7 +201,7 @@ def test_silence_counts_while_somebody_listens(server: ApiServer, tmp_path: Path
     """Nobody has followed for longer than ranks may take to meet, or be silent."""
     healthy(server)
     following = Following(server, tmp_path)
-    following.record.kept.spoke = kubernetes_objects.T0 + 60.0
+    following.recorder.state.spoke = kubernetes_objects.T0 + 60.0
     assert asyncio.run(followed(server, following)).state is RunState.SUCCEEDED
     silent = Following(server, tmp_path / "silent", stall_timeout=1)
     server.logs[WORKER] = ""
@@ -219,7 +219,7 @@ def test_a_worker_that_is_deleted_while_the_job_succeeds_is_missed(server: ApiSe
         server.logs[f"qa-1-worker-{rank}"] = proof
     following = Following(server, tmp_path, nnodes=2, max_restarts=1)
     seen = asyncio.run(followed(server, following))
-    believed = outcome(following.ctx, seen, following.record.kept.observed)
+    believed = outcome(following.ctx, seen, following.recorder.state.observed)
     assert (seen.state, believed.state) == (RunState.SUCCEEDED, RunState.FAILED)
     assert "nothing shows how the ranks on qa-1-worker-1 ended" in believed.reason
 
@@ -230,7 +230,7 @@ def test_a_log_is_read_on_after_a_picture_without_its_pod(server: ApiServer, tmp
 
     async def run() -> Status:
         ending = asyncio.create_task(following.run(*picture(server)))
-        await asyncio.to_thread(until, lambda: following.record.heard.met)
+        await asyncio.to_thread(until, lambda: following.recorder.activity.met)
         following.stream.put_nowait([Changes("Pod", [], [], complete=True)])
         await asyncio.to_thread(
             until, lambda: server.calls["get PyTorchJob"]
@@ -306,7 +306,7 @@ def test_status_and_wait_say_the_same_of_a_success_without_its_proof(
     following = Following(server, tmp_path, nnodes=2)
     assert story(following).reason == "nobody has read its log to the end yet"
     seen = asyncio.run(following.run(*picture(server)))
-    believed = outcome(following.ctx, seen, following.record.kept.observed)
+    believed = outcome(following.ctx, seen, following.recorder.state.observed)
     assert story(following) == believed
     assert (believed.state, "2 ranks were asked for, 1 met" in believed.reason) == (RunState.FAILED, True)
 

@@ -24,6 +24,7 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.targets.context import RunContext, changed, home, open_context
 from manycpu.pipeline.targets.runs import on_this_machine
+from manycpu.pipeline.verbs.all_verbs import Silent
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
@@ -31,7 +32,6 @@ from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.stage import stage
-from manycpu.pipeline.verbs.train import Silent
 from manycpu.pipeline.verbs.wait import conclude, wait
 
 pytestmark = pytest.mark.usefixtures("home", "no_process_left")

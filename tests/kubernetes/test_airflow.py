@@ -13,10 +13,11 @@ import pytest
 from cluster.command import wait_for
 from cluster.space import Space
 from helpers import until
-from kubernetes_jobs import Manifest, cluster_of
+from kubernetes_jobs import cluster_of
 from standalone import Airflow
 
 from manycpu.pipeline.report import Report
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.kubernetes.deletion import KINDS
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
 
@@ -41,11 +42,11 @@ class Training:
     def task(self) -> dict[str, Any]:
         return self.airflow.task(self.run)
 
-    def job(self, attempt: int = 1) -> Manifest:
+    def job(self, attempt: int = 1) -> KubeObject:
         """Wait until an attempt's job is there."""
         return wait_for(f"attempt {attempt}", lambda: self._jobs(attempt), seconds=WAIT)[0]
 
-    def speaks(self, attempt: int = 1) -> Manifest:
+    def speaks(self, attempt: int = 1) -> KubeObject:
         """Wait until the rank of an attempt has spoken; returns its job."""
         job = self.job(attempt)
         wait_for("its rank to speak", lambda: "line 2 of" in self._log(job), seconds=WAIT, every=0.3)
@@ -55,21 +56,21 @@ class Training:
         """Wait until the task is deferred, and the triggerer follows the job."""
         until(lambda: any(re.match("trigger .* starting$", line) for line in self.log()), WAIT)
 
-    def goes_on(self, job: Manifest) -> None:
+    def goes_on(self, job: KubeObject) -> None:
         """Let the rank come to its end."""
         self.namespace.run(f"{job['metadata']['name']}-worker-0", "touch", GO)
 
     def log(self, attempt: int = 1) -> list[str]:
         return self.airflow.log(self.run, attempt=attempt)
 
-    def attaches(self, job: Manifest) -> None:
+    def attaches(self, job: KubeObject) -> None:
         """Wait until the next try waits for a job, which is the same as before."""
         until(lambda: self.task["try_number"] == 2 and self.task["state"] == "running", WAIT)
         name = f"{self.launch} {self.namespace.name}/{job['metadata']['name']}"
         until(lambda: f"attached to attempt 1, {name}" in self.log(attempt=2), WAIT)
         assert self._uid(job) == job["metadata"]["uid"]
 
-    def loses(self, job: Manifest) -> None:
+    def loses(self, job: KubeObject) -> None:
         """Wait until a job and its pods are gone."""
         until(lambda: self._uid(job) is None and self._pods(job) == [], WAIT)
 
@@ -83,17 +84,17 @@ class Training:
     def report(self) -> Report:
         return Report.model_validate_json((self.output / "report.json").read_text())
 
-    def _jobs(self, attempt: int) -> list[Manifest]:
+    def _jobs(self, attempt: int) -> list[KubeObject]:
         return cluster_of(self.namespace).list(JOBS[self.launch], {"manycpu/attempt": str(attempt)})
 
-    def _uid(self, job: Manifest) -> str | None:
+    def _uid(self, job: KubeObject) -> str | None:
         there = cluster_of(self.namespace).get(job["kind"], job["metadata"]["name"])
         return there["metadata"]["uid"] if there else None
 
-    def _pods(self, job: Manifest) -> list[Any]:
+    def _pods(self, job: KubeObject) -> list[Any]:
         return self.namespace.pods(f"training.kubeflow.org/job-name={job['metadata']['name']}")
 
-    def _log(self, job: Manifest) -> str:
+    def _log(self, job: KubeObject) -> str:
         running = [pod.metadata.name for pod in self._pods(job) if pod.status.phase == "Running"]
         return "\n".join(self.namespace.log(name) for name in running)
 

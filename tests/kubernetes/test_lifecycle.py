@@ -15,11 +15,12 @@ from cluster.command import wait_for
 from cluster.space import Space
 from kubernetes import client
 
-from manycpu.pipeline.adapters.cluster import Cluster, Manifest, connect
+from manycpu.pipeline.adapters.cluster import Cluster, connect
 from manycpu.pipeline.ledger import VerbRecord
 from manycpu.pipeline.ledger.configmap import ledgers
 from manycpu.pipeline.spec.errors import LedgerError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.context import Access, ClusterContext
 from manycpu.pipeline.targets.kubernetes.cleanup import remove, remove_expired
@@ -56,7 +57,7 @@ def hold(namespace: Space) -> Iterator[Callable[[str], None]]:
         finalizers(name, None)
 
 
-def present(ctx: ClusterContext) -> Manifest | None:
+def present(ctx: ClusterContext) -> KubeObject | None:
     return ctx.cluster.get("ConfigMap", ctx.name)
 
 
@@ -235,7 +236,7 @@ def test_a_launcher_that_was_paused_does_not_create_an_attempt_after_the_next(
     paused, wakes = threading.Event(), threading.Event()
 
     class Pausing(Cluster):
-        def call(self, method: str, path: str, **more: Any) -> Manifest:
+        def call(self, method: str, path: str, **more: Any) -> KubeObject:
             if (method, path) == (verb, self.path(JOBS[kind])) and "dryRun" not in more["query"]:
                 paused.set()
                 wakes.wait(60)

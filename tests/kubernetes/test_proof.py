@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_jobs import Manifest
 
 from manycpu.pipeline import train
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.spec.errors import TrainingFailedError
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.context import ClusterContext, open_context
 from manycpu.pipeline.targets.kubernetes.launch import place
@@ -25,31 +25,31 @@ Fields = dict[str, Any]
 pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(400)]
 
 
-def mpirun(job: Manifest) -> list[str]:
+def mpirun(job: KubeObject) -> list[str]:
     """Find the command of an MPIJob's launcher."""
     launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     words: list[str] = launcher["command"]
     return words
 
 
-def both_on_the_first_worker(job: Manifest) -> None:
+def both_on_the_first_worker(job: KubeObject) -> None:
     meta, words = job["metadata"], mpirun(job)
     start = words.index("-f")
     worker = f"{meta['name']}-worker-0.{meta['name']}.{meta['namespace']}.svc"
     words[start : start + 4] = ["-hosts", worker, "-ppn", "2"]
 
 
-def one_rank_alone(job: Manifest) -> None:
+def one_rank_alone(job: KubeObject) -> None:
     words = mpirun(job)
     words[words.index("-n") + 1] = "1"
 
 
-def on_one_machine(job: Manifest) -> None:
+def on_one_machine(job: KubeObject) -> None:
     worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
     worker["affinity"] = {"podAffinity": worker["affinity"]["podAntiAffinity"]}
 
 
-CHANGES: dict[str, tuple[Callable[[Manifest], None], Fields, str]] = {
+CHANGES: dict[str, tuple[Callable[[KubeObject], None], Fields, str]] = {
     "one pod": (both_on_the_first_worker, {"spread": "prefer"}, r"2 nodes were asked for, and all ranks ran"),
     "one rank": (one_rank_alone, {}, r"exit code 87.* 2 nodes .* were asked for, .* a world of 1"),
     "one machine": (on_one_machine, {}, r"exit code 87.* alone, where run.spread requires 2 machines"),

@@ -14,7 +14,7 @@ from kubernetes_jobs import Looker
 from kubernetes_turns import ROOM, start
 
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import kept_of
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 
 RUNS = 6
 SECONDS = 6.0  # that each of them trains
@@ -46,7 +46,7 @@ def test_six_that_start_together_finish_two_by_two_in_the_order_in_which_they_ca
     ended = lambda: all([one.look().state.terminal for one in six])  # noqa: C419, E731
     wait_for("all to end", ended, seconds=150)
     assert [one.seen.state for one in six] == [RunState.SUCCEEDED] * RUNS, [one.seen for one in six]
-    began = [kept_of(one.ctx.ledger.read(), one.handle).began for one in six]  # when each had its nodes
+    began = [attempt_state(one.ctx.ledger.read(), one.handle).began for one in six]  # when each had its nodes
     assert began == sorted(began)
     for one in six[ROOM:]:
         assert one.said("waits for 1.4 CPUs; held by run"), one.lines

@@ -14,8 +14,13 @@ from manycpu.pipeline.report import Observed, Observer, Report, as_json, draft, 
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Heap, Line, Record, kept_of
-from manycpu.pipeline.targets.kubernetes.following.logs import Limit
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
+    AttemptRecorder,
+    Line,
+    LogBatch,
+    attempt_state,
+)
+from manycpu.pipeline.targets.kubernetes.following.logs import RateLimiter
 
 LINES = [*map(events.split, NASTY[:40]), *(RankLine(0, "a", line) for line in NASTY)]
 
@@ -34,17 +39,17 @@ def test_every_line_can_be_read_shown_and_kept_whatever_it_is() -> None:
     with Display(console) as display:
         display.begin("wait")
         for line in LINES:
-            record, observer = Record(ctx, handle(), None, ""), Observer()
+            record, observer = AttemptRecorder(ctx, handle(), None, ""), Observer()
             display.line(line)
             events.readable(line).encode()
-            Limit(0).admit([line], 1)
+            RateLimiter(0).admit([line], 1)
             observer.hear(line)
-            record.hear([Heap("log", [Line(line, float(T0), "a")], [])])
+            record.hear([LogBatch("log", [Line(line, float(T0), "a")], [])])
             written = report(observer.observed)
             if observer.observed.metrics:
                 summary(console, written, "out")
             assert parse(as_json(written)) is not None, line.text
-            assert kept_of(entry(observed=record.fields()), handle()) is not None, line.text
+            assert attempt_state(entry(observed=record.fields()), handle()) is not None, line.text
 
 
 def test_an_event_of_ours_in_another_shape_is_an_ordinary_line() -> None:
@@ -58,5 +63,5 @@ def test_an_event_of_a_script_s_own_is_one() -> None:
 
 
 def test_a_ledger_with_a_shape_that_an_older_version_took_is_read() -> None:
-    kept = kept_of(entry(observed={"attempt": 1, "observed": {"backend": 7}}), handle())
+    kept = attempt_state(entry(observed={"attempt": 1, "observed": {"backend": 7}}), handle())
     assert (kept.attempt, kept.observed.backend) == (1, None)

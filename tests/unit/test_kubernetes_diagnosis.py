@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from kubernetes_objects import Object, at, container, event, gang, job, pod
+from kubernetes_objects import Object, at, container, event, job, pod, snapshot
 
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Gang
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 
 FULL = "0/2 nodes are available: 2 Insufficient cpu."
 NO_NODE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": FULL}
@@ -31,18 +31,18 @@ INIT = pod(
 INIT["spec"]["initContainers"] = [{"name": "fetch", "image": "reg/fetch:1"}]
 CLAIM = ("PersistentVolumeClaim", "data")
 
-CASES: dict[str, tuple[Gang, list[str]]] = {
-    "nobody takes notice": (gang(job()), ["no operator has acknowledged PyTorchJob qa-1"]),
+CASES: dict[str, tuple[JobSnapshot, list[str]]] = {
+    "nobody takes notice": (snapshot(job()), ["no operator has acknowledged PyTorchJob qa-1"]),
     "every pod without a node, in one line": (
-        gang(job("Created"), [unplaced("qa-1-worker-0"), unplaced("qa-1-worker-1")]),
+        snapshot(job("Created"), [unplaced("qa-1-worker-0"), unplaced("qa-1-worker-1")]),
         [f"no node: {FULL} (qa-1-worker-0, qa-1-worker-1)"],
     ),
     "pods that wait for different things": (
-        gang(job("Created"), [unplaced("qa-1-worker-0"), MAKING | {"metadata": pod("b")["metadata"]}]),
+        snapshot(job("Created"), [unplaced("qa-1-worker-0"), MAKING | {"metadata": pod("b")["metadata"]}]),
         [f"no node: {FULL} (qa-1-worker-0)", "its containers are being made", "(b)"],
     ),
     "an image that cannot be pulled, with the registry's words": (
-        gang(
+        snapshot(
             job("Created"),
             [found := waiting("qa-1-worker-0", "ImagePullBackOff", PULLED)],
             [event("Failed", 'Failed to pull image "reg/train:1": not found', found)],
@@ -50,52 +50,52 @@ CASES: dict[str, tuple[Gang, list[str]]] = {
         ["image reg/train:1 of container pytorch", "ImagePullBackOff", "not found", "(qa-1-worker-0)"],
     ),
     "an image that cannot be pulled, with the kubelet's words": (
-        gang(job("Created"), [waiting("qa-1-worker-0", "ErrImagePull", "no such host")]),
+        snapshot(job("Created"), [waiting("qa-1-worker-0", "ErrImagePull", "no such host")]),
         ["image reg/train:1", "ErrImagePull", "no such host"],
     ),
     "a volume": (
-        gang(job("Created"), [MAKING], [event("FailedMount", "timed out waiting for data", MAKING)]),
+        snapshot(job("Created"), [MAKING], [event("FailedMount", "timed out waiting for data", MAKING)]),
         ["volume: timed out waiting for data (qa-1-worker-0)"],
     ),
     "a claim that nobody provides for": (
-        gang(job("Created"), [unplaced("a")], [event("ProvisioningFailed", "no class fast", CLAIM)]),
+        snapshot(job("Created"), [unplaced("a")], [event("ProvisioningFailed", "no class fast", CLAIM)]),
         ["claim data: no class fast", "no node"],
     ),
-    "an init container": (gang(job("Created"), [INIT]), ["init container fetch has not finished"]),
+    "an init container": (snapshot(job("Created"), [INIT]), ["init container fetch has not finished"]),
     "a secret that is not there": (
-        gang(job("Created"), [waiting("a", "CreateContainerConfigError", 'secret "hub" not found')]),
+        snapshot(job("Created"), [waiting("a", "CreateContainerConfigError", 'secret "hub" not found')]),
         ["container pytorch cannot start (CreateContainerConfigError)", 'secret "hub" not found'],
     ),
     "a quota that refuses pods": (
-        gang(job("Created"), [], [event("FailedCreatePod", "exceeded quota: cpu", job())]),
+        snapshot(job("Created"), [], [event("FailedCreatePod", "exceeded quota: cpu", job())]),
         ["pods are refused: exceeded quota: cpu"],
     ),
     "the launcher's pods that a quota refuses": (
-        gang(
+        snapshot(
             job("Created", launch="mpijob"),
             [],
             [event("FailedCreate", "exceeded quota", ("Job", "qa-1-launcher"))],
         ),
         ["pods are refused: exceeded quota"],
     ),
-    "a suspended job": (gang(job("Suspended", suspend=True)), ["it is suspended"]),
-    "a job that somebody deleted": (gang(None), ["PyTorchJob qa-1 is gone"]),
+    "a suspended job": (snapshot(job("Suspended", suspend=True)), ["it is suspended"]),
+    "a job that somebody deleted": (snapshot(None), ["PyTorchJob qa-1 is gone"]),
     "a pod that crashes in a loop": (
-        gang(
+        snapshot(
             job("Running"),
             [waiting("a", "CrashLoopBackOff", restarts=4, last={"terminated": {"exitCode": 127}})],
         ),
         ["container pytorch crashes in a loop (a)", "started 5 times: a/pytorch ended with exit code 127"],
     ),
     "a launcher that crashes in a loop while the job runs": (
-        gang(
+        snapshot(
             job("Running", launch="mpijob"),
             [pod(f"qa-1-launcher-{n}", role="launcher", phase="Failed") for n in "ab"],
         ),
         ["the launcher crashes in a loop: 2 pods of it have failed (qa-1-launcher-a, qa-1-launcher-b)"],
     ),
     "an evicted pod": (
-        gang(job("Running"), [pod("a", phase="Failed", reason="Evicted", message="low on memory")]),
+        snapshot(job("Running"), [pod("a", phase="Failed", reason="Evicted", message="low on memory")]),
         ["pod a was lost (Evicted): low on memory"],
     ),
 }
@@ -110,23 +110,23 @@ def test_what_is_wrong_is_said_in_one_message(case: str) -> None:
 
 def test_nothing_is_said_where_nothing_is_wrong() -> None:
     running = pod("a", phase="Running", containerStatuses=[container(running={"startedAt": at(3)})])
-    assert diagnosis.explain(gang(job("Running"), [running])) == ""
+    assert diagnosis.explain(snapshot(job("Running"), [running])) == ""
 
 
 def test_an_invalid_mpijob_is_known_by_its_event_alone() -> None:
     invalid = job(launch="mpijob")
     refused = event("ValidationError", "spec.slotsPerWorker: Required value", invalid)
-    assert "spec.slotsPerWorker" in diagnosis.hopeless(gang(invalid, [], [refused]))
+    assert "spec.slotsPerWorker" in diagnosis.hopeless(snapshot(invalid, [], [refused]))
 
 
 @pytest.mark.parametrize(("reason", "never"), [("InvalidImageName", True), ("ImagePullBackOff", False)])
 def test_only_what_never_passes_is_hopeless(reason: str, never: bool) -> None:
-    assert bool(diagnosis.hopeless(gang(job("Created"), [waiting("a", reason)]))) is never
+    assert bool(diagnosis.hopeless(snapshot(job("Created"), [waiting("a", reason)]))) is never
 
 
 def test_warnings_of_an_earlier_job_of_the_same_name_do_not_count() -> None:
     old = event("FailedCreatePod", "exceeded quota", ("PyTorchJob", "qa-1"), seconds=-60)
-    assert "quota" not in diagnosis.explain(gang(job(), [], [old]))
+    assert "quota" not in diagnosis.explain(snapshot(job(), [], [old]))
 
 
 def test_the_first_container_that_failed_comes_first_and_memory_is_named() -> None:
@@ -135,7 +135,7 @@ def test_the_first_container_that_failed_comes_first_and_memory_is_named() -> No
         return pod(name, phase="Failed", containerStatuses=[container(terminated=how, **more)])
 
     again = container(running={}, restarts=1, last={"terminated": {"exitCode": 3, "finishedAt": at(20)}})
-    found = gang(
+    found = snapshot(
         job("Failed"),
         [
             ended("a", 1, 31),
@@ -151,7 +151,7 @@ def test_the_first_container_that_failed_comes_first_and_memory_is_named() -> No
 
 
 def test_a_pod_that_was_evicted_and_is_gone_is_remembered() -> None:
-    found = gang(job("Running"), [lost := pod("a")])
+    found = snapshot(job("Running"), [lost := pod("a")])
     target = {
         "type": "DisruptionTarget",
         "status": "True",
@@ -165,14 +165,14 @@ def test_a_pod_that_was_evicted_and_is_gone_is_remembered() -> None:
 
 
 def test_a_list_that_lacks_a_pod_says_that_it_is_gone() -> None:
-    found = gang(job("Running"), [pod("a"), pod("b")])
+    found = snapshot(job("Running"), [pod("a"), pod("b")])
     assert found.apply("Pod", [pod("b")], [], complete=True)
     assert [one["metadata"]["name"] for one in found.pods] == ["b"]
     assert not found.apply("Pod", [pod("b")], [], complete=True)
 
 
 def test_objects_of_other_jobs_change_nothing() -> None:
-    found = gang(job("Running"))
+    found = snapshot(job("Running"))
     other = pod("qa-11-worker-0")
     other["metadata"]["labels"]["training.kubeflow.org/job-name"] = "qa-11"
     assert not found.apply("Pod", [other], [], complete=False)

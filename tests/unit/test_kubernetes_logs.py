@@ -6,12 +6,12 @@ import random
 import pytest
 
 from manycpu.pipeline.spec.events import RankLine, encode, split
-from manycpu.pipeline.targets.kubernetes.following.logs import Limit, Position, parse, placed
+from manycpu.pipeline.targets.kubernetes.following.logs import LogCursor, RateLimiter, parse, placed
 
 S = 1_000_000_000
 
 
-def read(position: Position, log: list[int], *, until: int | None = None) -> list[int]:
+def read(position: LogCursor, log: list[int], *, until: int | None = None) -> list[int]:
     """Read a log as the API gives it: lines from a whole second on, in the file's order."""
     since = (position.since or 0) * S
     position.reopen()
@@ -19,9 +19,9 @@ def read(position: Position, log: list[int], *, until: int | None = None) -> lis
     return [time for time in given[:until] if position.take(time)]
 
 
-def again(position: Position) -> Position:
+def again(position: LogCursor) -> LogCursor:
     """Hand a position over to another process."""
-    return Position(json.loads(json.dumps(position.state)))
+    return LogCursor(json.loads(json.dumps(position.state)))
 
 
 def test_the_time_of_a_line_is_read_to_the_nanosecond() -> None:
@@ -46,7 +46,7 @@ def test_words_of_the_kubelet_are_no_lines(text: bytes) -> None:
 
 def test_lines_with_equal_times_are_told_once_each() -> None:
     log = [5 * S, 5 * S, 5 * S, 5 * S + 1]
-    position = Position()
+    position = LogCursor()
     assert read(position, log, until=2) == log[:2]
     assert read(again(position), log) == log[2:]
 
@@ -54,7 +54,7 @@ def test_lines_with_equal_times_are_told_once_each() -> None:
 def test_lines_whose_times_are_out_of_order_are_not_lost() -> None:
     log = [5 * S + 9, 5 * S + 3, 6 * S, 5 * S + 8, 6 * S + 1]
     for broken in range(len(log) + 1):
-        position = Position()
+        position = LogCursor()
         first = read(position, log, until=broken)
         assert first + read(again(position), log) == log
 
@@ -67,7 +67,7 @@ def test_any_log_is_told_once_whatever_breaks() -> None:
         for _ in range(chance.randrange(60)):
             now += chance.choice([0, 1, 1000, S // 3, 2 * S])
             log.append(now - chance.choice([0, 0, 0, 500]))
-        position = Position()
+        position = LogCursor()
         told: list[int] = []
         while len(told) < len(log):
             told += read(position, log, until=chance.randrange(1, 80))
@@ -77,7 +77,7 @@ def test_any_log_is_told_once_whatever_breaks() -> None:
 
 
 def test_after_a_new_file_was_begun_times_decide() -> None:
-    position = Position()
+    position = LogCursor()
     assert len(read(position, [5 * S, 5 * S + 1, 5 * S + 2])) == 3
     rotated = [5 * S + 2, 5 * S + 2, 5 * S + 3, 6 * S]
     position.reopen()
@@ -88,20 +88,20 @@ def test_after_a_new_file_was_begun_times_decide() -> None:
 
 def test_a_log_that_was_taken_for_the_one_before_is_not_told_again() -> None:
     log = [5 * S, 5 * S + 1, 6 * S]
-    mistaken = Position()
+    mistaken = LogCursor()
     read(mistaken, log, until=2)
-    assert read(Position(before=mistaken.state), log) == [6 * S]
-    assert read(Position(before=mistaken.state), [7 * S, 8 * S]) == [7 * S, 8 * S]
+    assert read(LogCursor(before=mistaken.state), log) == [6 * S]
+    assert read(LogCursor(before=mistaken.state), [7 * S, 8 * S]) == [7 * S, 8 * S]
 
 
 def test_a_position_stays_small() -> None:
-    position = Position()
+    position = LogCursor()
     read(position, [second * S + part for second in range(100, 400) for part in range(50)])
     assert len(json.dumps(position.state)) < 200
 
 
 def test_what_is_dropped_is_said_and_what_matters_is_told() -> None:
-    limit = Limit(2)
+    limit = RateLimiter(2)
     proof = RankLine(0, "a", encode("proof", rank=0, world_size=1, host="a"))
     lines = [RankLine(0, "a", str(number)) for number in range(5)]
     assert limit.admit([*lines, proof], 10.0) == [*lines[:2], proof]

@@ -19,6 +19,7 @@ from programs import Program
 from manycpu.pipeline.launchers import LAUNCHERS, mpijob, pytorchjob, refusals
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -27,7 +28,6 @@ GOLDEN = Path(__file__).parent / "golden"
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "train-0123456789", "uid": "0b1c"}
 MPIS = ("intel", "openmpi", "mpich")
 KINDS = ("pytorchjob", "mpijob")
-Manifest = dict[str, Any]
 
 
 def run(**fields: Any) -> TrainingRun:
@@ -66,34 +66,34 @@ def place(mount: str = "/tmp/pvc-mount", **fields: Any) -> Placement:  # noqa: S
     return Placement.model_validate(known | fields)
 
 
-def manifest(launch: str = "pytorchjob", on: Manifest | None = None, **fields: Any) -> Manifest:
+def manifest(launch: str = "pytorchjob", on: KubeObject | None = None, **fields: Any) -> KubeObject:
     where = target(launch, **(on or {}))
     return LAUNCHERS[launch].objects(run(**fields), where, place(where.mount_path))[-1]
 
 
-def replicas(made: Manifest) -> Manifest:
+def replicas(made: KubeObject) -> KubeObject:
     spec = made["spec"]
     return dict(spec.get("pytorchReplicaSpecs") or spec["mpiReplicaSpecs"])
 
 
-def pod(made: Manifest, role: str = "Worker") -> Manifest:
+def pod(made: KubeObject, role: str = "Worker") -> KubeObject:
     return dict(replicas(made)[role]["template"]["spec"])
 
 
-def container(made: Manifest, role: str = "Worker") -> Manifest:
+def container(made: KubeObject, role: str = "Worker") -> KubeObject:
     (found,) = pod(made, role)["containers"]
     return dict(found)
 
 
-def variables(made: Manifest, role: str = "Worker") -> dict[str, str]:
+def variables(made: KubeObject, role: str = "Worker") -> dict[str, str]:
     return {entry["name"]: entry["value"] for entry in container(made, role)["env"] if "value" in entry}
 
 
-def command(made: Manifest, role: str = "Worker") -> list[str]:
+def command(made: KubeObject, role: str = "Worker") -> list[str]:
     return list(container(made, role)["command"])
 
 
-def annotation(made: Manifest, role: str, name: str) -> str:
+def annotation(made: KubeObject, role: str, name: str) -> str:
     return str(replicas(made)[role]["template"]["metadata"]["annotations"][f"manycpu/{name}"])
 
 
@@ -107,7 +107,7 @@ in_every_pod = pytest.mark.parametrize(("launch", "role"), list(every_pod()))
 in_every_kind = pytest.mark.parametrize("launch", KINDS)
 
 
-def check(name: str, made: Manifest) -> None:
+def check(name: str, made: KubeObject) -> None:
     path = GOLDEN / f"{name}.yaml"
     text = as_yaml(made)
     if os.environ.get("MANYCPU_GOLDEN") == "write":
@@ -117,7 +117,7 @@ def check(name: str, made: Manifest) -> None:
 
 # a run of many settings, as a user would give them
 
-SEED_RUN: Manifest = {
+SEED_RUN: KubeObject = {
     "program": "question_answering",
     "args": ["--model_name_or_path", "{model}", "--per_device_train_batch_size", "12", "--bf16"],
     "nnodes": "1:4",
@@ -134,13 +134,13 @@ SEED_RUN: Manifest = {
     },
     "env_from": ["hub-token"],
 }
-SEED_TARGET: Manifest = {
+SEED_TARGET: KubeObject = {
     "claim": "training-data",
     "restart_policy": "OnFailure",
     "pull_policy": "IfNotPresent",
     "node_selector": {"node.kubernetes.io/instance-type": "m7i.metal-48xl"},
 }
-MANY_FIELDS: Manifest = {
+MANY_FIELDS: KubeObject = {
     "node_selector": {"pool": "training"},
     "tolerations": [{"key": "training", "operator": "Exists", "effect": "NoSchedule"}],
     "priority_class": "batch",
@@ -401,7 +401,7 @@ def test_static_ranks_follow_the_pods() -> None:
 @pytest.mark.parametrize(
     ("fields", "bounds"), [({"nnodes": "1:4"}, (1, 4)), ({"nnodes": 2, "max_restarts": 3}, (2, 2))]
 )
-def test_ranks_that_restart_or_come_and_go_meet_by_c10d(fields: Manifest, bounds: tuple[int, int]) -> None:
+def test_ranks_that_restart_or_come_and_go_meet_by_c10d(fields: KubeObject, bounds: tuple[int, int]) -> None:
     made = manifest(**fields)
     elastic = made["spec"]["elasticPolicy"]
     assert (elastic["minReplicas"], elastic["maxReplicas"]) == bounds
@@ -536,7 +536,7 @@ def test_no_value_of_a_variable_is_an_argument(mpi: str) -> None:
     ],
 )
 def test_what_a_kind_cannot_express_is_refused(
-    launch: str, fields: Manifest, on: Manifest, field: str
+    launch: str, fields: KubeObject, on: KubeObject, field: str
 ) -> None:
     (finding,) = refusals(run(**fields), target(launch, **on))
     assert finding.field == field
@@ -550,7 +550,7 @@ def test_an_mpijob_of_a_range_is_no_manifest() -> None:
 
 
 @pytest.mark.parametrize("make", [pytorchjob.objects, mpijob.objects])
-def test_all_of_a_run_can_be_expressed(make: Callable[..., list[Manifest]]) -> None:
+def test_all_of_a_run_can_be_expressed(make: Callable[..., list[KubeObject]]) -> None:
     launch = str(make.__module__).rsplit(".", 1)[-1]
     assert refusals(run(max_restarts=1, env_from=["a"]), target(launch)) == []
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kubernetes_objects import T0, Object, at, container, gang, job, pod
+from kubernetes_objects import T0, Object, at, container, job, pod, snapshot
 
 from manycpu.pipeline.report import Observed, Observer
 from manycpu.pipeline.spec import events
@@ -40,7 +40,7 @@ def worker(number: int, code: int, finished: float = 50) -> Object:
 
 def told(seen: Observed, *pods: Object, launch: str = "pytorchjob") -> Status:
     """Tell how a job is judged whose operator calls it a success."""
-    note_ends(gang(job("Succeeded", launch=launch), list(pods)), seen)
+    note_ends(snapshot(job("Succeeded", launch=launch), list(pods)), seen)
     ctx: Any = SimpleNamespace(run=RUN, target=SimpleNamespace(launch=launch))
     return outcome(ctx, SUCCEEDED, seen)
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from kubernetes_objects import T0, Object, at, container, event, gang, job, pod
+from kubernetes_objects import T0, Object, at, container, event, job, pod, snapshot
 
 from manycpu.pipeline.launchers.given_back import Note, note_of, patch
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
-from manycpu.pipeline.targets.kubernetes.following.budgets import Heard, budgets, phase
+from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets, phase
 from manycpu.pipeline.targets.kubernetes.following.waiting import (
     Job,
     given_back,
@@ -20,6 +20,7 @@ from manycpu.pipeline.targets.kubernetes.following.waiting import (
     unmountable,
 )
 
+NOTHING = RankActivity()
 RUN = TrainingRun.model_validate(
     {"program": "a.py", "output": "o", "nnodes": 2, "queue_timeout": 1000, "start_timeout": 300}
 )
@@ -90,8 +91,11 @@ def test_ranks_whose_launcher_finds_no_node_wait_as_well() -> None:
     seen = read(found, *pods, launcher)
     assert (seen.trying, seen.refused, seen.placed) == (True, True, 2)
     assert lacking(seen, [], {}).startswith("waits for a node for its launcher")
-    waits = gang(found, [*pods, launcher])
-    assert (phase(RUN, waits, Heard()), budgets(RUN, waits, Heard())[0].field) == ("queued", "queue_timeout")
+    waits = snapshot(found, [*pods, launcher])
+    assert (phase(RUN, waits, NOTHING), budgets(RUN, waits, NOTHING)[0].field) == (
+        "queued",
+        "queue_timeout",
+    )
 
 
 def test_an_elastic_job_needs_its_least_number_of_nodes_and_no_more() -> None:
@@ -170,11 +174,13 @@ def test_a_claim_that_is_mounted_on_another_node_is_waited_for_without_a_node() 
 
 def test_time_that_is_given_back_counts_as_queued_from_the_beginning() -> None:
     note = Note(at=T0 + 100.0)
-    waits = gang(noted(job("Suspended", seconds=100), note))
-    tries = gang(noted(job("Created"), note.model_copy(update={"resumed": T0 + 200.0})), [refused("a", 201)])
+    waits = snapshot(noted(job("Suspended", seconds=100), note))
+    tries = snapshot(
+        noted(job("Created"), note.model_copy(update={"resumed": T0 + 200.0})), [refused("a", 201)]
+    )
     for found in (waits, tries):
-        assert phase(RUN, found, Heard()) == "queued"
-        assert {one.field: one.due - T0 for one in budgets(RUN, found, Heard())} == {"queue_timeout": 1000}
+        assert phase(RUN, found, NOTHING) == "queued"
+        assert {one.field: one.due - T0 for one in budgets(RUN, found, NOTHING)} == {"queue_timeout": 1000}
     assert diagnosis.explain(waits) == "it holds nothing until there is room for all of its ranks"
 
 
@@ -182,7 +188,7 @@ def test_pods_that_were_given_back_are_no_losses() -> None:
     failed = {"exitCode": 143, "startedAt": at(3), "finishedAt": at(103)}
     old = pod("a", born=1, phase="Failed", containerStatuses=[container(terminated=failed)])
     new = pod("a", born=201, phase="Failed", containerStatuses=[container(terminated=failed)])
-    found = gang(noted(job("Suspended"), Note(at=T0 + 100.0)), [old])
+    found = snapshot(noted(job("Suspended"), Note(at=T0 + 100.0)), [old])
     found.apply("Pod", [], [old], complete=False)
     assert diagnosis.endings(found) == []
     found.apply("Pod", [new], [], complete=False)

@@ -17,7 +17,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets.machines import wait
-from manycpu.pipeline.targets.machines.rank_activity import ACTIVITY
+from manycpu.pipeline.targets.machines.activity_log import ACTIVITY
 from manycpu.pipeline.targets.machines.wait import MachineWatch, observed_of
 
 SIZE = 24 << 20

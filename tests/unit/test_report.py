@@ -119,7 +119,7 @@ def test_the_first_rank_that_failed_is_the_one_to_look_at() -> None:
 def test_what_a_rank_gives_as_its_reason_is_among_its_last_lines_once() -> None:
     why = "proof of scale failed: one rank came"
     log = [
-        said(0, "a", "error", kind="Refusal", message=why),
+        said(0, "a", "error", kind="NodeExit", message=why),
         said(0, "a", "exit", code=87),
         events.join(1, "a", "ValueError: no data"),
         said(1, "a", "error", kind="ValueError", message="no data"),

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from manycpu.pipeline.adapters.cluster import Cluster, Manifest
+from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger, expired
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.context import ClusterContext, RunContext, reopen
 from manycpu.pipeline.targets.kubernetes.deletion import named, present, wait_until_gone
-from manycpu.pipeline.targets.kubernetes.report import remove_forgotten
+from manycpu.pipeline.targets.kubernetes.output_report import remove_forgotten
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.transfer import TransferError
 
@@ -52,7 +53,7 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     return left
 
 
-def _is_of_another(uid: str, item: Manifest) -> bool:
+def _is_of_another(uid: str, item: KubeObject) -> bool:
     """Whether it belongs to another ledger than the one with this uid: to a later run of the same name."""
     owners = [item | item["metadata"], *(item["metadata"].get("ownerReferences") or ())]
     return any(owner["kind"] == "ConfigMap" and owner["uid"] != uid for owner in owners)

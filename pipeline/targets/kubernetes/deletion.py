@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from manycpu.pipeline.adapters.cluster import Manifest
 from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
 
@@ -20,7 +20,7 @@ def wait_until_gone(
     ctx: ClusterContext,
     selector: Mapping[str, str],
     timeout: float,
-    but: Callable[[Manifest], bool] = lambda _: False,
+    but: Callable[[KubeObject], bool] = lambda _: False,
 ) -> list[str]:
     """Wait until nothing in the run's namespace has the labels; what is left after so many seconds.
 
@@ -44,12 +44,12 @@ def wait_until_gone(
     return found
 
 
-def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[Manifest]:
+def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject]:
     """List what the run's namespace has with these labels; earlier attempts may be of another launch kind."""
     return [item for kind in KINDS for item in _list(ctx, kind, selector)]
 
 
-def _list(ctx: ClusterContext, kind: str, selector: Mapping[str, str]) -> list[Manifest]:
+def _list(ctx: ClusterContext, kind: str, selector: Mapping[str, str]) -> list[KubeObject]:
     try:
         return ctx.cluster.list(kind, selector)
     except ClusterError as error:
@@ -59,6 +59,6 @@ def _list(ctx: ClusterContext, kind: str, selector: Mapping[str, str]) -> list[M
         raise
 
 
-def named(ctx: ClusterContext, there: Iterable[Manifest]) -> list[str]:
+def named(ctx: ClusterContext, there: Iterable[KubeObject]) -> list[str]:
     """Name things as a report does."""
     return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in there]

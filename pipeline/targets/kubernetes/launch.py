@@ -5,11 +5,11 @@ from typing import TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
-from manycpu.pipeline.adapters.cluster import Manifest
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
@@ -17,8 +17,8 @@ from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpo
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following import judgement
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import kept_of
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, Gang, epoch
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot, epoch
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged
@@ -50,12 +50,12 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
     return (handle, False) if _admitted(ctx, handle) else launch(ctx, staged, built)
 
 
-def _create(ctx: ClusterContext, manifests: list[Manifest]) -> Manifest:
+def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
     """Create the objects of an attempt; return its job, the last of them."""
     return [_create_one(ctx, manifest) for manifest in manifests][-1]
 
 
-def _create_one(ctx: ClusterContext, manifest: Manifest) -> Manifest:
+def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
     try:
         ctx.cluster.create(manifest, dry_run=True)
         return ctx.cluster.create(manifest)
@@ -69,19 +69,19 @@ def _create_one(ctx: ClusterContext, manifest: Manifest) -> Manifest:
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     """Look at an attempt, as whoever waits for it does; time budgets count only while somebody waits."""
-    gang = Gang(handle, (ctx.claim,))
-    gang.replace(*observe(ctx, handle))
-    gang.apply("Event", ctx.cluster.list("Event", fields="type=Warning"), [], complete=True)
-    kept = kept_of(entry, handle)
-    seen = judgement.look(ctx.run, gang, kept.heard)
+    snapshot = JobSnapshot(handle, (ctx.claim,))
+    snapshot.replace(*observe(ctx, handle))
+    snapshot.apply("Event", ctx.cluster.list("Event", fields="type=Warning"), [], complete=True)
+    recorded = attempt_state(entry, handle)
+    seen = judgement.look(ctx.run, snapshot, recorded.activity)
     if not seen.state.terminal:
         return seen
     seen = judgement.concluded(entry, handle, seen)
     if seen.state is not RunState.SUCCEEDED:
         return seen
-    if kept.verdict is None or kept.verdict.state is not RunState.SUCCEEDED:
+    if recorded.verdict is None or recorded.verdict.state is not RunState.SUCCEEDED:
         return Status(state=seen.state, reason="nobody has read its log to the end yet")
-    return outcome(ctx, seen, kept.observed)
+    return outcome(ctx, seen, recorded.observed)
 
 
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
@@ -90,7 +90,7 @@ def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
     return LAUNCHERS[handle.launch].state({"job": job, "pods": pods, "cancelled": False}).state.terminal
 
 
-def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[Manifest | None, list[Manifest]]:
+def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, list[KubeObject]]:
     """Ask for an attempt's job (None when it is gone) and its pods."""
     job = ctx.cluster.get(JOBS[handle.launch], handle.name)
     pods = ctx.cluster.list("Pod", labels(handle.run, attempt=str(handle.attempt)))
@@ -109,7 +109,7 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
     return _handle(ctx, job, entry.attempt) if job else None
 
 
-def objects(ctx: ClusterContext) -> list[Manifest]:
+def objects(ctx: ClusterContext) -> list[KubeObject]:
     """Describe what would be created, with nothing staged or built yet; the job is the last."""
     _, arguments = program_of(ctx)
     staged = Staged(data=_example(ctx, "data"), model=_example(ctx, "model"))
@@ -222,7 +222,7 @@ def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
         )
 
 
-def _handle(ctx: ClusterContext, job: Manifest, attempt: int) -> JobHandle:
+def _handle(ctx: ClusterContext, job: KubeObject, attempt: int) -> JobHandle:
     meta = job["metadata"]
     return JobHandle(
         run=ctx.name,

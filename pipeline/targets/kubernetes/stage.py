@@ -11,7 +11,7 @@ from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError, StageError
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes import report
+from manycpu.pipeline.targets.kubernetes import output_report
 from manycpu.pipeline.targets.kubernetes.volume.claims import ensure_claim
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 from manycpu.pipeline.targets.results import Copied
@@ -43,7 +43,7 @@ def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
     """Have an output that only pods can reach looked at and written to, before anything is trained for it."""
     begun = reports.draft(ctx.ledger.read(), reports.Observed(), RunState.RUNNING)
     try:
-        report.put(ctx, pod, reports.as_json(begun))
+        output_report.put(ctx, pod, reports.as_json(begun))
     except TransferError as error:
         raise ExportError(
             without(f"{ctx.destination} cannot be written from inside the cluster: {error}", ctx.destination),

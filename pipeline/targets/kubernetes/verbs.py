@@ -5,8 +5,8 @@ from manycpu.pipeline.targets.kubernetes.cancel import cancel
 from manycpu.pipeline.targets.kubernetes.cleanup import keep, owns, remove, remove_expired
 from manycpu.pipeline.targets.kubernetes.export import export, may_have_model, model_of, strays
 from manycpu.pipeline.targets.kubernetes.launch import launch, objects, present_handle, status
+from manycpu.pipeline.targets.kubernetes.output_report import read_report, write_report
 from manycpu.pipeline.targets.kubernetes.preflight import findings
-from manycpu.pipeline.targets.kubernetes.report import read_report, write_report
 from manycpu.pipeline.targets.kubernetes.stage import stage
 from manycpu.pipeline.targets.kubernetes.wait import observed_of, seconds, watch
 

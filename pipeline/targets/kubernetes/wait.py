@@ -12,7 +12,11 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Cursor, Record, kept_of
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
+    AttemptRecorder,
+    Cursor,
+    attempt_state,
+)
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower, batches, selections
 
 __all__ = ["JobWatch", "observed_of", "seconds", "watch"]
@@ -39,13 +43,13 @@ class JobWatch:
         self.spoken = False
         self._told: deque[tuple[list[RankLine], Cursor]] = deque()
         self._status = Status(state=RunState.PENDING)
-        self._record = Record(ctx, handle, cursor, by="")
-        self._following = _Following(ctx, handle, self._record, self._told)
+        self._recorder = AttemptRecorder(ctx, handle, cursor, by="")
+        self._following = _Following(ctx, handle, self._recorder, self._told)
 
     @property
     def observed(self) -> Observed:
         """What the ranks have said so far, whether or not it could be recorded."""
-        return self._record.kept.observed
+        return self._recorder.state.observed
 
     def look(self) -> tuple[list[RankLine], Status]:
         """Read what came since the last look. After a terminal state nothing more comes.
@@ -73,10 +77,10 @@ class _Following:
         self,
         ctx: ClusterContext,
         handle: JobHandle,
-        record: Record,
+        recorder: AttemptRecorder,
         told: deque[tuple[list[RankLine], Cursor]],
     ) -> None:
-        self._ctx, self._handle, self._record, self._told = ctx, handle, record, told
+        self._ctx, self._handle, self._recorder, self._told = ctx, handle, recorder, told
         self._follower: Follower | None = None
         self._error: BaseException | None = None
         self._end: Status | None = None
@@ -115,7 +119,7 @@ class _Following:
     async def _follow(self) -> Status:
         cluster = self._ctx.cluster
         watch = ClusterWatch(cluster.connect, self._handle.namespace)
-        self._follower = Follower(self._ctx, self._handle, watch, self._record)
+        self._follower = Follower(self._ctx, self._handle, watch, self._recorder)
         try:
             wanted = selections(self._handle.launch, labels(self._ctx.name))
             return await self._follower.run(batches(watch.follow(wanted)), self._tell)
@@ -123,7 +127,7 @@ class _Following:
             await watch.aclose()
 
     async def _tell(self, lines: list[RankLine]) -> None:
-        self._told.append((lines, dict(self._record.kept.cursor)))
+        self._told.append((lines, dict(self._recorder.state.cursor)))
 
 
 async def _end_tasks() -> None:
@@ -142,10 +146,10 @@ def watch(ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> JobW
 
 def observed_of(ctx: ClusterContext, handle: JobHandle) -> Observed:
     """Tell what the ranks of an attempt have said, as whoever followed it wrote down."""
-    return kept_of(ctx.ledger.read(), handle).observed
+    return attempt_state(ctx.ledger.read(), handle).observed
 
 
 def seconds(ctx: ClusterContext, handle: JobHandle) -> float:
     """Tell how long an attempt took, from its creation to its end."""
-    ended: Any = kept_of(ctx.ledger.read(), handle).ended
+    ended: Any = attempt_state(ctx.ledger.read(), handle).ended
     return max(0.0, ended - handle.created) if ended else 0.0

@@ -16,7 +16,7 @@ from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
 from manycpu.pipeline.targets.context import MachineContext
 from manycpu.pipeline.targets.machines import hosts
-from manycpu.pipeline.targets.machines.rank_activity import RankActivity
+from manycpu.pipeline.targets.machines.activity_log import ActivityLog
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.results import Built, Staged
 
@@ -57,7 +57,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
 
 
 def status(
-    ctx: MachineContext, handle: ProcessHandle, entry: Entry, activity: RankActivity | None = None
+    ctx: MachineContext, handle: ProcessHandle, entry: Entry, activity: ActivityLog | None = None
 ) -> Status:
     """Look at an attempt, as whoever waits for it does: a success counts once its ranks have proved it.
 
@@ -71,7 +71,7 @@ def status(
         LaunchError: It was started on another machine.
     """
     process_state = process.observe(handle)  # before the log is read: an end comes after the last line
-    observed = (activity or RankActivity(Path(handle.directory))).read_all()
+    observed = (activity or ActivityLog(Path(handle.directory))).read_all()
     facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
     status = LAUNCHERS[entry.described(handle.attempt).target["launch"]].state(process_state | facts)
     return outcome(ctx, status, observed) if status.state is RunState.SUCCEEDED else status

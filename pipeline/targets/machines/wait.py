@@ -13,8 +13,8 @@ from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import with_canceller
 from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.activity_log import ActivityLog
 from manycpu.pipeline.targets.machines.launch import status
-from manycpu.pipeline.targets.machines.rank_activity import RankActivity
 
 __all__ = ["MachineWatch", "observed_of", "seconds", "watch"]
 
@@ -28,7 +28,7 @@ class MachineWatch:
     def __init__(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> None:
         self.ctx, self.handle = ctx, handle
         self._log = process.LogFollower(Path(handle.directory) / process.LOG, cursor or 0)
-        self._activity = RankActivity(Path(handle.directory))
+        self._activity = ActivityLog(Path(handle.directory))
         self._until = time.monotonic() + ctx.run.run_timeout + _LATE
         self.spoken = False
         self.behind = False
@@ -82,7 +82,7 @@ def watch(ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> Mac
 
 def observed_of(ctx: MachineContext, handle: ProcessHandle) -> report.Observed:  # noqa: ARG001 - as everywhere
     """Read what the ranks of an attempt said."""
-    return RankActivity(Path(handle.directory)).read_all()
+    return ActivityLog(Path(handle.directory)).read_all()
 
 
 def seconds(ctx: MachineContext, handle: ProcessHandle) -> float:  # noqa: ARG001 - as everywhere

@@ -16,9 +16,9 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RankFailure, Status
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following import packing
-from manycpu.pipeline.targets.kubernetes.following.budgets import Heard
+from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity
 
-__all__ = ["TAIL", "WIDTH", "Cursor", "Heap", "Kept", "Line", "Record", "kept_of"]
+__all__ = ["TAIL", "WIDTH", "AttemptRecorder", "AttemptState", "Cursor", "Line", "LogBatch", "attempt_state"]
 
 Cursor = dict[str, list[Any]]
 """``pod uid/container/number of its restart`` -> state of a Position."""
@@ -38,7 +38,7 @@ class Line(NamedTuple):
     pod: str
 
 
-class Heap(NamedTuple):
+class LogBatch(NamedTuple):
     """Lines of one container, and the position in its log after them."""
 
     log: str
@@ -47,7 +47,7 @@ class Heap(NamedTuple):
     position: list[Any]
 
 
-class Kept(BaseModel):
+class AttemptState(BaseModel):
     """What the ledger keeps of an attempt."""
 
     attempt: int
@@ -66,12 +66,12 @@ class Kept(BaseModel):
     """How it ended, as whoever followed it to its end saw it."""
 
     @property
-    def heard(self) -> Heard:
+    def activity(self) -> RankActivity:
         """What the budgets depend on."""
-        return Heard(self.observed.met, self.spoke, self.began)
+        return RankActivity(self.observed.met, self.spoke, self.began)
 
 
-class Record:
+class AttemptRecorder:
     """What is known of an attempt besides what the cluster says.
 
     Args:
@@ -83,57 +83,57 @@ class Record:
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None, by: str) -> None:
         self._ctx, self._handle = ctx, handle
-        self.kept = kept_of(ctx.ledger.read(), handle)
-        if not by or self.kept.by != by:
+        self.state = attempt_state(ctx.ledger.read(), handle)
+        if not by or self.state.by != by:
             # Whoever follows anew tells all; what the ranks said of themselves is known already.
-            self.kept.cursor = dict(cursor or {})
-        self.kept.by = by
-        self._observer = Observer(self.kept.observed)
+            self.state.cursor = dict(cursor or {})
+        self.state.by = by
+        self._observer = Observer(self.state.observed)
         self.tails: dict[str, list[str]] = {}
         """Pod -> its last lines."""
-        self.spoken = bool(self.kept.spoke)
+        self.spoken = bool(self.state.spoke)
         self.since = 0.0
         """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
         self._saved, self._pressing = time.monotonic(), False
 
     @property
-    def heard(self) -> Heard:
+    def activity(self) -> RankActivity:
         """What the budgets depend on."""
-        return self.kept.heard._replace(since=self.since)
+        return self.state.activity._replace(since=self.since)
 
-    def hear(self, heaps: Iterable[Heap]) -> list[RankLine]:
+    def hear(self, log_batches: Iterable[LogBatch]) -> list[RankLine]:
         """Take note of lines that are being told."""
         told = []
-        for heap in heaps:
-            for line in heap.lines:
+        for log_batch in log_batches:
+            for line in log_batch.lines:
                 self._pressing |= self._observer.hear(line.line, line.time)
                 self._note(line)
                 told.append(line.line)
-            self._note_position(heap)
+            self._note_position(log_batch)
         return told
 
-    def _note_position(self, heap: Heap) -> None:
-        container, _, number = heap.log.rpartition("/")
-        cursor = self.kept.cursor
-        cursor.pop(heap.log, None)  # the latest is last
-        cursor[heap.log] = heap.position
+    def _note_position(self, log_batch: LogBatch) -> None:
+        container, _, number = log_batch.log.rpartition("/")
+        cursor = self.state.cursor
+        cursor.pop(log_batch.log, None)  # the latest is last
+        cursor[log_batch.log] = log_batch.position
         if number.isdecimal():
             cursor.pop(f"{container}/{int(number) - _STARTS}", None)
 
     def _note(self, line: Line) -> None:
         if line.line.rank is not None:
             self.spoken = True
-            self.kept.spoke = max(self.kept.spoke, line.time)
+            self.state.spoke = max(self.state.spoke, line.time)
         event = events.decode(line.line.text)
         if event is not None and event["event"] == "exit":
-            self.kept.parted[line.pod] = line.time
+            self.state.parted[line.pod] = line.time
         tail = self.tails.setdefault(line.pod, [])
         tail.append(line.line.text[:WIDTH])
         del tail[:-TAIL]
 
     def fail(self, failure: RankFailure) -> None:
         """Take note of the rank that failed first, where it could not say so itself."""
-        self.kept.observed.failure = failure
+        self.state.observed.failure = failure
 
     @property
     def due(self) -> bool:
@@ -143,7 +143,7 @@ class Record:
     def fields(self) -> dict[str, Any]:
         """Make what is to be written."""
         self._saved, self._pressing = time.monotonic(), False
-        return self.kept.model_dump(mode="json", exclude_defaults=True)
+        return self.state.model_dump(mode="json", exclude_defaults=True)
 
     def write(self, fields: dict[str, Any]) -> None:
         """Write the ledger, unless the run has gone on to another attempt.
@@ -167,9 +167,9 @@ class Record:
                 entry.observed = written
 
 
-def kept_of(entry: Entry, handle: JobHandle) -> Kept:
+def attempt_state(entry: Entry, handle: JobHandle) -> AttemptState:
     """Read what the ledger keeps of an attempt; nothing where an older version wrote what it should not."""
     if entry.observed is not None and entry.observed.get("attempt") == handle.attempt:
         with suppress(ValueError):
-            return Kept.model_validate(packing.unpack(entry.observed))
-    return Kept(attempt=handle.attempt)
+            return AttemptState.model_validate(packing.unpack(entry.observed))
+    return AttemptState(attempt=handle.attempt)

@@ -4,14 +4,19 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Gang, condition, epoch, scheduled
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
+    JobSnapshot,
+    condition,
+    epoch,
+    scheduled,
+)
 
-__all__ = ["Budget", "Heard", "budgets", "phase"]
+__all__ = ["Budget", "RankActivity", "budgets", "phase"]
 
 _OPERATORS = {"PyTorchJob": "training-operator", "MPIJob": "mpi-operator"}
 
 
-class Heard(NamedTuple):
+class RankActivity(NamedTuple):
     """What the ranks have said so far. Times are seconds since the epoch, by the cluster's clocks."""
 
     met: bool = False
@@ -35,71 +40,71 @@ class Budget(NamedTuple):
     """What is said when it is."""
 
 
-def budgets(run: TrainingRun, gang: Gang, heard: Heard) -> list[Budget]:
+def budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> list[Budget]:
     """List the budgets that run now, the first to be used up first.
 
     Args:
         run: The run, with its timeouts in seconds.
-        gang: The job, which has not ended.
-        heard: What its ranks have said.
+        snapshot: The job, which has not ended.
+        activity: What its ranks have done so far.
     """
-    return sorted(_running(run, gang, heard), key=lambda budget: budget.due)
+    return sorted(_running(run, snapshot, activity), key=lambda budget: budget.due)
 
 
-def _running(run: TrainingRun, gang: Gang, heard: Heard) -> Iterator[Budget]:
-    now = phase(run, gang, heard)
+def _running(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Iterator[Budget]:
+    now = phase(run, snapshot, activity)
     if now == "unacknowledged":
-        yield _acknowledge(run, gang)
+        yield _acknowledge(run, snapshot)
         return
-    began = heard.began or gang.capacity(run.nodes[0])
+    began = activity.began or snapshot.capacity(run.nodes[0])
     if began:
         message = f"not done {run.run_timeout} s after its nodes were there"
         yield Budget("run_timeout", began + run.run_timeout, message)
     if now == "queued":
         message = f"no capacity for it within {run.queue_timeout} s"
-        yield Budget("queue_timeout", _queued_since(gang) + run.queue_timeout, message)
+        yield Budget("queue_timeout", _queued_since(snapshot) + run.queue_timeout, message)
         return
-    capacity = gang.capacity(run.nodes[0]) or began or 0.0
+    capacity = snapshot.capacity(run.nodes[0]) or began or 0.0
     if now == "starting":
         message = f"its ranks have not met within {run.start_timeout} s of its nodes being there"
-        yield Budget("start_timeout", max(capacity, heard.since) + run.start_timeout, message)
+        yield Budget("start_timeout", max(capacity, activity.since) + run.start_timeout, message)
     if run.stall_timeout is not None:
         message = f"no line from any rank for {run.stall_timeout} s"
-        silent = max(capacity, heard.last, heard.since)
+        silent = max(capacity, activity.last, activity.since)
         yield Budget("stall_timeout", silent + run.stall_timeout, message)
 
 
-def phase(run: TrainingRun, gang: Gang, heard: Heard) -> str:
+def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> str:
     """Tell what a job that has not ended is doing: unacknowledged, queued, starting or running."""
-    if not gang.acknowledged and not gang.suspended:
+    if not snapshot.acknowledged and not snapshot.suspended:
         return "unacknowledged"
-    if gang.suspended or gang.capacity(run.nodes[0]) is None or not gang.launchable:
+    if snapshot.suspended or snapshot.capacity(run.nodes[0]) is None or not snapshot.launchable:
         return "queued"
-    return "running" if heard.met else "starting"
+    return "running" if activity.met else "starting"
 
 
-def _acknowledge(run: TrainingRun, gang: Gang) -> Budget:
-    operator = _OPERATORS.get(gang.kind, "operator")
+def _acknowledge(run: TrainingRun, snapshot: JobSnapshot) -> Budget:
+    operator = _OPERATORS.get(snapshot.kind, "operator")
     message = (
-        f"no operator acknowledged {gang.kind} {gang.name} within {run.acknowledge_timeout} s: "
+        f"no operator acknowledged {snapshot.kind} {snapshot.name} within {run.acknowledge_timeout} s: "
         f"is the {operator} running, and does it watch this namespace?"
     )
-    return Budget("acknowledge_timeout", _created(gang) + run.acknowledge_timeout, message)
+    return Budget("acknowledge_timeout", _created(snapshot) + run.acknowledge_timeout, message)
 
 
-def _queued_since(gang: Gang) -> float:
+def _queued_since(snapshot: JobSnapshot) -> float:
     """Tell since when the job waits: since it was suspended, or its oldest pod without a node was made.
 
     A job that gave back what it held has waited since it was made.
     """
-    if gang.note is not None:
-        return _created(gang)
-    if gang.suspended and (suspended := condition(gang.job, "Suspended")):
+    if snapshot.note is not None:
+        return _created(snapshot)
+    if snapshot.suspended and (suspended := condition(snapshot.job, "Suspended")):
         return epoch(suspended["lastTransitionTime"])
-    waiting = [pod for pod in gang.pods if scheduled(pod) is None]
+    waiting = [pod for pod in snapshot.pods if scheduled(pod) is None]
     times = [epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting]
-    return min(times, default=_created(gang))
+    return min(times, default=_created(snapshot))
 
 
-def _created(gang: Gang) -> float:
-    return epoch(gang.job["metadata"]["creationTimestamp"]) if gang.job else 0.0
+def _created(snapshot: JobSnapshot) -> float:
+    return epoch(snapshot.job["metadata"]["creationTimestamp"]) if snapshot.job else 0.0

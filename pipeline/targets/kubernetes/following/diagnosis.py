@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.state import describe_exit
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     Container,
-    Gang,
-    Manifest,
+    JobSnapshot,
     condition,
     containers,
     ended,
@@ -80,62 +80,62 @@ class Ending(NamedTuple):
 
 
 @remembered
-def explain(gang: Gang) -> str:
+def explain(snapshot: JobSnapshot) -> str:
     """Say in one message what keeps a job from running, a line for each reason; empty where nothing does."""
-    found = [*map(str, pending(gang)), *crashes(gang), *losses(gang)]
+    found = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
     return "\n".join(dict.fromkeys(found))
 
 
-def hopeless(gang: Gang) -> str:
+def hopeless(snapshot: JobSnapshot) -> str:
     """Say what will never pass by itself; empty where nothing is like that."""
-    return "\n".join(str(reason) for reason in pending(gang) if reason.fatal)
+    return "\n".join(str(reason) for reason in pending(snapshot) if reason.fatal)
 
 
 @remembered
-def pending(gang: Gang) -> list[Reason]:
+def pending(snapshot: JobSnapshot) -> list[Reason]:
     """List what the job, or any pod of it, waits for; pods with the same reason stand together."""
     found: dict[tuple[str, bool], list[str]] = {}
-    waiting = () if gang.given_back else zip(gang.pods, gang.of_pods(_of_pod), strict=True)
+    waiting = () if snapshot.given_back else zip(snapshot.pods, snapshot.of_pods(_of_pod), strict=True)
     for pod, reasons in waiting:
         for text, fatal in reasons:
             found.setdefault((text, fatal), []).append(pod["metadata"]["name"])
     pods = [Reason(text, tuple(names), fatal) for (text, fatal), names in found.items()]
-    return [*_of_job(gang), *_of_claims(gang), *pods]
+    return [*_of_job(snapshot), *_of_claims(snapshot), *pods]
 
 
-def _of_job(gang: Gang) -> Iterator[Reason]:
-    job = gang.job
+def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
+    job = snapshot.job
     if job is None:
-        yield Reason(f"{gang.kind} {gang.name} is gone: somebody deleted it")
+        yield Reason(f"{snapshot.kind} {snapshot.name} is gone: somebody deleted it")
         return
-    for event in _latest(gang, {"ValidationError"}, gang.kind):
+    for event in _latest(snapshot, {"ValidationError"}, snapshot.kind):
         yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
-    if gang.given_back:
+    if snapshot.given_back:
         yield Reason("it holds nothing until there is room for all of its ranks")
         return
-    if gang.suspended:
+    if snapshot.suspended:
         queue = job["metadata"].get("labels", {}).get(_QUEUE)
         yield Reason(
             f"it is suspended, until Kueue's queue {queue} admits it" if queue else "it is suspended"
         )
         return
-    refused = list(_latest(gang, _REFUSED))
+    refused = list(_latest(snapshot, _REFUSED))
     for event in refused:
         yield Reason(f"pods are refused: {event['message']}")
-    if gang.pods or refused:
+    if snapshot.pods or refused:
         return
-    if not gang.acknowledged:
-        yield Reason(f"no operator has acknowledged {gang.kind} {gang.name}")
+    if not snapshot.acknowledged:
+        yield Reason(f"no operator has acknowledged {snapshot.kind} {snapshot.name}")
     elif not any(condition(job, kind) for kind in ("Succeeded", "Failed")):
         yield Reason("it has no pods yet")
 
 
-def _of_claims(gang: Gang) -> Iterator[Reason]:
-    for event in _latest(gang, None, "PersistentVolumeClaim"):
+def _of_claims(snapshot: JobSnapshot) -> Iterator[Reason]:
+    for event in _latest(snapshot, None, "PersistentVolumeClaim"):
         yield Reason(f"claim {event['involvedObject']['name']}: {event['message']}")
 
 
-def _of_pod(pod: Manifest, told: list[Manifest]) -> list[tuple[str, bool]]:
+def _of_pod(pod: KubeObject, told: list[KubeObject]) -> list[tuple[str, bool]]:
     if ended(pod):
         return []
     if scheduled(pod) is None:
@@ -150,9 +150,9 @@ def _of_pod(pod: Manifest, told: list[Manifest]) -> list[tuple[str, bool]]:
     return found
 
 
-def _unscheduled(pod: Manifest) -> str:
+def _unscheduled(pod: KubeObject) -> str:
     conditions = pod.get("status", {}).get("conditions") or ()
-    found: Manifest = next((c for c in conditions if c["type"] == "PodScheduled"), {})
+    found: KubeObject = next((c for c in conditions if c["type"] == "PodScheduled"), {})
     if found.get("message"):
         return f"no node: {found['message']}"
     volumes = pod["spec"].get("volumes") or ()
@@ -161,7 +161,7 @@ def _unscheduled(pod: Manifest) -> str:
     return f"no node: the scheduler has not placed it yet{wants}"
 
 
-def _waiting(container: Container, told: list[Manifest]) -> str:
+def _waiting(container: Container, told: list[KubeObject]) -> str:
     waiting = container.state("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     what = f"{'init container' if container.init else 'container'} {container.name}"
@@ -175,7 +175,7 @@ def _waiting(container: Container, told: list[Manifest]) -> str:
     return f"{what} cannot start ({reason}): {message}"
 
 
-def _being_made(pod: Manifest, told: list[Manifest]) -> str:
+def _being_made(pod: KubeObject, told: list[KubeObject]) -> str:
     """Say what holds up a pod that has a node; empty where its containers run."""
     troubles = _among(told, _VOLUME)
     waits = [c for c in containers(pod) if not c.state("running") and not c.state("terminated")]
@@ -192,10 +192,10 @@ def _being_made(pod: Manifest, told: list[Manifest]) -> str:
 
 
 @remembered
-def crashes(gang: Gang) -> list[str]:
+def crashes(snapshot: JobSnapshot) -> list[str]:
     """Say which containers crash in a loop, whatever the job says of itself; launchers included."""
-    found = [text for texts in gang.of_pods(_crashes_of) for text in texts]
-    failed = _failed_launchers(gang)
+    found = [text for texts in snapshot.of_pods(_crashes_of) for text in texts]
+    failed = _failed_launchers(snapshot)
     if len(failed) > 1:
         found.append(
             f"the launcher crashes in a loop: {len(failed)} pods of it have failed ({', '.join(failed)})"
@@ -203,38 +203,38 @@ def crashes(gang: Gang) -> list[str]:
     return found
 
 
-def _crashes_of(pod: Manifest, _: list[Manifest]) -> list[str]:
+def _crashes_of(pod: KubeObject, _: list[KubeObject]) -> list[str]:
     crashed = [c for c in containers(pod) if c.restarts and c.last and c.last.get("exitCode")]
     return [f"started {one.restarts + 1} times: {_ending(one)}" for one in crashed]
 
 
-def _failed_launchers(gang: Gang) -> list[str]:
-    return [name for name in gang.of_pods(_failed_launcher) if name]
+def _failed_launchers(snapshot: JobSnapshot) -> list[str]:
+    return [name for name in snapshot.of_pods(_failed_launcher) if name]
 
 
-def _failed_launcher(pod: Manifest, _: list[Manifest]) -> str:
+def _failed_launcher(pod: KubeObject, _: list[KubeObject]) -> str:
     failed = role(pod) == "launcher" and pod["status"].get("phase") == "Failed"
     return str(pod["metadata"]["name"]) if failed else ""
 
 
 @remembered
-def restarts(gang: Gang) -> int:
-    """Count how often a container of the gang crashed and was started again, at most of any one."""
-    return max([*gang.of_pods(_restarts_of), len(_failed_launchers(gang)) - 1, 0])
+def restarts(snapshot: JobSnapshot) -> int:
+    """Count how often a container of the job crashed and was started again, at most of any one."""
+    return max([*snapshot.of_pods(_restarts_of), len(_failed_launchers(snapshot)) - 1, 0])
 
 
-def _restarts_of(pod: Manifest, _: list[Manifest]) -> int:
+def _restarts_of(pod: KubeObject, _: list[KubeObject]) -> int:
     return max((c.restarts for c in containers(pod) if not c.init and c.last), default=0)
 
 
 @remembered
-def losses(gang: Gang) -> list[str]:
+def losses(snapshot: JobSnapshot) -> list[str]:
     """Say which pods were evicted, preempted, or lost with their node."""
-    gone = [_loss_of(pod, []) for pod in gang.departed.values()]
-    return [text for text in dict.fromkeys([*gang.of_pods(_loss_of), *gone]) if text]
+    gone = [_loss_of(pod, []) for pod in snapshot.departed.values()]
+    return [text for text in dict.fromkeys([*snapshot.of_pods(_loss_of), *gone]) if text]
 
 
-def _loss_of(pod: Manifest, _: list[Manifest]) -> str:
+def _loss_of(pod: KubeObject, _: list[KubeObject]) -> str:
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     if status.get("reason") in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated"):
         return f"pod {name} was lost ({status['reason']}): {status.get('message', '')}"
@@ -243,9 +243,9 @@ def _loss_of(pod: Manifest, _: list[Manifest]) -> str:
     return ""
 
 
-def endings(gang: Gang) -> list[Ending]:
+def endings(snapshot: JobSnapshot) -> list[Ending]:
     """List the containers that ended other than well, the first to end first."""
-    pods = [*gang.pods, *gang.departed.values()]
+    pods = [*snapshot.pods, *snapshot.departed.values()]
     found = [_ending(c) for pod in pods for c in containers(pod) if c.last and c.last.get("exitCode")]
     return sorted(set(found))
 
@@ -264,21 +264,23 @@ def _ending(container: Container) -> Ending:
     )
 
 
-def exit_code(terminated: Manifest) -> int:
+def exit_code(terminated: KubeObject) -> int:
     """Read how a container ended: its exit code, negative for a signal."""
     code = int(terminated.get("exitCode", 0))
     return _SIGNALS - code if code > _SIGNALS else code
 
 
-def _among(told: list[Manifest], reasons: AbstractSet[str]) -> list[Manifest]:
+def _among(told: list[KubeObject], reasons: AbstractSet[str]) -> list[KubeObject]:
     return [event for event in told if event.get("reason") in reasons]
 
 
-def _latest(gang: Gang, reasons: AbstractSet[str] | None, kind: str | None = None) -> Iterator[Manifest]:
+def _latest(
+    snapshot: JobSnapshot, reasons: AbstractSet[str] | None, kind: str | None = None
+) -> Iterator[KubeObject]:
     """List the warnings for these reasons, about objects of this kind: of each object the last."""
     found = {
         (event["involvedObject"].get("uid"), event.get("reason")): event
-        for event in gang.events
+        for event in snapshot.events
         if (reasons is None or event.get("reason") in reasons)
         and kind in (None, event["involvedObject"].get("kind"))
     }

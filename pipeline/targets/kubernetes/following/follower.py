@@ -8,11 +8,11 @@ from typing import Final, TypeVar
 
 from manycpu.pipeline.adapters.cluster_watch import (
     FAILURES,
+    Backoff,
     Changes,
     ClusterWatch,
     LogPart,
     NoLogError,
-    Pauses,
 )
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.events import RankLine
@@ -20,19 +20,24 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following import judgement
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import TAIL, WIDTH, Heap, Record
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
+    TAIL,
+    WIDTH,
+    AttemptRecorder,
+    LogBatch,
+)
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, Gang, containers, role
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot, containers, role
 from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReader
-from manycpu.pipeline.targets.kubernetes.following.logs import Limit, parse
+from manycpu.pipeline.targets.kubernetes.following.logs import RateLimiter, parse
 from manycpu.pipeline.targets.kubernetes.following.turn_taking import TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
 
 __all__ = ["Follower", "batches", "selections"]
 
 LINES_PER_SECOND: Final = 1000
-_HEAPS: Final = 256  # heaps of lines that wait to be told; more, and the cluster waits
+_BATCHES: Final = 256  # heaps of lines that wait to be told; more, and the cluster waits
 _TICK: Final = 30.0  # seconds between looks at what has not changed
 _TURN: Final = 5.0  # the same, while it waits for room
 _NOTE_EVERY: Final = 10.0  # seconds between two notes on why a job waits
@@ -61,25 +66,27 @@ class Follower:
         ctx: The run.
         handle: The job.
         watch: The namespace.
-        record: Takes note of what is told.
+        recorder: Takes note of what is told.
     """
 
-    def __init__(self, ctx: ClusterContext, handle: JobHandle, watch: ClusterWatch, record: Record) -> None:
-        self._ctx, self._handle, self._watch, self._record = ctx, handle, watch, record
-        self._gang = Gang(handle, (ctx.claim,))
-        self._heaps: asyncio.Queue[Heap] = asyncio.Queue(_HEAPS)
+    def __init__(
+        self, ctx: ClusterContext, handle: JobHandle, watch: ClusterWatch, recorder: AttemptRecorder
+    ) -> None:
+        self._ctx, self._handle, self._watch, self._recorder = ctx, handle, watch, recorder
+        self._snapshot = JobSnapshot(handle, (ctx.claim,))
+        self._log_batches: asyncio.Queue[LogBatch] = asyncio.Queue(_BATCHES)
         self._readers: dict[tuple[str, str], tuple[LogReader, asyncio.Task[None]]] = {}
-        self._limit = Limit(LINES_PER_SECOND)
+        self._limit = RateLimiter(LINES_PER_SECOND)
         self._wake = asyncio.Event()
-        self._turn = TurnTaking(self._gang, ctx, watch, self._wake.set)
+        self._turn = TurnTaking(self._snapshot, ctx, watch, self._wake.set)
         self._noted, self._note_due = "", watch.now() + _PATIENCE
         self._away_due = 0.0
-        self._asking, self._unasked_since = Pauses(), 0.0
+        self._asking, self._unasked_since = Backoff(), 0.0
         self._saving: asyncio.Task[None] | None = None
         self._notes: list[RankLine] = []
         self._tell: Tell | None = None
         # By this machine's clock, whatever the cluster says or does not say.
-        self._told_of = dict.fromkeys((self._gang.kind, "Pod"), time.monotonic())
+        self._told_of = dict.fromkeys((self._snapshot.kind, "Pod"), time.monotonic())
         self._trouble = "no watch says anything"
         self.status = Status(state=RunState.PENDING)
         """How the job is doing."""
@@ -96,7 +103,7 @@ class Follower:
         """
         self._tell = tell
         feeding = asyncio.create_task(self._feed(stream))
-        self._record.since = self._watch.now()
+        self._recorder.since = self._watch.now()
         try:
             while not self.status.state.terminal:
                 await self._pause(feeding)
@@ -122,10 +129,10 @@ class Follower:
             self._trouble = change.trouble
             self._away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
             if change.kind == "Pod":
-                self._record.since = self._watch.now()  # silence counts while somebody listens
+                self._recorder.since = self._watch.now()  # silence counts while somebody listens
             return
         self._told_of[change.kind] = time.monotonic()
-        if self._gang.apply(change.kind, change.objects, change.deleted, complete=change.complete):
+        if self._snapshot.apply(change.kind, change.objects, change.deleted, complete=change.complete):
             self._read_logs()
             self._wake.set()
 
@@ -137,12 +144,12 @@ class Follower:
 
     def _check_silence(self) -> None:
         """Give up where nothing can be known: where nothing happens, lists still come every few minutes."""
-        kind = min((self._gang.kind, "Pod"), key=self._told_of.__getitem__)
+        kind = min((self._snapshot.kind, "Pod"), key=self._told_of.__getitem__)
         if time.monotonic() - self._told_of[kind] < _SILENCE or self.status.state.terminal:
             return
         raise ClusterError(
             f"nothing was heard of {kind} objects for {_SILENCE:g} s: {self._trouble}; "
-            f"{self._gang.kind} {self._gang.name} is left as it is",
+            f"{self._snapshot.kind} {self._snapshot.name} is left as it is",
             field="target.connection",
             fix="See that the cluster can be reached, and run again: that attaches to the job",
         )
@@ -150,7 +157,7 @@ class Follower:
     async def _pause(self, feeding: "asyncio.Task[None]") -> None:
         """Wait until something happens, or something is due."""
         now = self._watch.now()
-        due = [budget.due for budget in budgets(self._ctx.run, self._gang, self._record.heard)[:1]]
+        due = [budget.due for budget in budgets(self._ctx.run, self._snapshot, self._recorder.activity)[:1]]
         note = [self._note_due] if self.status.reason != self._noted else []
         tick = _TURN if self._turn.waits else _TICK
         seconds = max(_STEP, min([now + tick, *due, *note]) - now)
@@ -163,19 +170,19 @@ class Follower:
             raise RuntimeError("the stream of changes ended, which none should")
 
     async def _pass_on(self, tell: Tell) -> None:
-        heaps = []
-        while not self._heaps.empty():
-            heaps.append(self._heaps.get_nowait())
+        log_batches = []
+        while not self._log_batches.empty():
+            log_batches.append(self._log_batches.get_nowait())
         lines, self._notes = self._notes, []
-        lines += self._record.hear(heaps)
+        lines += self._recorder.hear(log_batches)
         if shown := self._limit.admit(lines, self._watch.now()):
             await tell(shown)
-        if self._record.due and (self._saving is None or self._saving.done()):
+        if self._recorder.due and (self._saving is None or self._saving.done()):
             self._saving = asyncio.create_task(self._save())
 
     async def _save(self) -> None:
         with suppress(*FAILURES):  # the next time, then
-            await asyncio.to_thread(self._record.write, self._record.fields())
+            await asyncio.to_thread(self._recorder.write, self._recorder.fields())
 
     def _say(self, text: str) -> None:
         self._notes.append(RankLine(None, None, text))
@@ -187,7 +194,7 @@ class Follower:
             return seen
         # A watch may be half dead, and tell an old picture: an end is asked for before it is believed.
         try:
-            self._gang.replace(*await asyncio.to_thread(observe, self._ctx, self._handle))
+            self._snapshot.replace(*await asyncio.to_thread(observe, self._ctx, self._handle))
         except FAILURES as error:
             return await self._unasked(seen, error)
         self._unasked_since = 0.0
@@ -196,7 +203,7 @@ class Follower:
 
     async def _unasked(self, seen: Status, error: BaseException) -> Status:
         """Go on as before where an end cannot be asked for; a budget is used up by the clock all the same."""
-        self._record.since = now = self._watch.now()
+        self._recorder.since = now = self._watch.now()
         self._unasked_since = self._unasked_since or now
         if seen.budget and now - self._unasked_since > _UNASKED:
             return seen
@@ -208,11 +215,11 @@ class Follower:
 
     def _view(self) -> Status:
         """Judge by what is known."""
-        if not {self._gang.kind, "Pod"} <= self._gang.known:
+        if not {self._snapshot.kind, "Pod"} <= self._snapshot.known:
             return self.status
         self._begin()
         now = self._watch.now()
-        seen = judgement.judge(self._ctx.run, self._gang, self._record.heard, now)
+        seen = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
         if not seen.state.terminal:
             seen = self._await_turn(seen, now)
             self._note_waiting(seen, now)
@@ -220,15 +227,15 @@ class Follower:
 
     def _await_turn(self, seen: Status, now: float) -> Status:
         """Take its turn where it waits for room, and say for what it waits."""
-        lacking = self._turn.look(met=self._record.heard.met, now=now)
+        lacking = self._turn.look(met=self._recorder.activity.met, now=now)
         return seen.model_copy(update={"reason": f"{seen.reason}\n{lacking}"}) if lacking else seen
 
     def _begin(self) -> None:
-        capacity = self._gang.capacity(self._ctx.run.nodes[0])
-        if self._gang.given_back and not self._record.heard.met:
-            self._record.kept.began = 0.0  # it had its nodes, and not what it needs besides
-        elif capacity and not self._record.kept.began:
-            self._record.kept.began = capacity
+        capacity = self._snapshot.capacity(self._ctx.run.nodes[0])
+        if self._snapshot.given_back and not self._recorder.activity.met:
+            self._recorder.state.began = 0.0  # it had its nodes, and not what it needs besides
+        elif capacity and not self._recorder.state.began:
+            self._recorder.state.began = capacity
 
     def _note_waiting(self, seen: Status, now: float) -> None:
         """Say why the job waits, and what befell its pods: when that is new, and not all the time."""
@@ -240,11 +247,11 @@ class Follower:
 
     def _read_logs(self) -> None:
         """Begin to read the log of every container that has something to say and is not being read."""
-        if self._gang.given_back:
+        if self._snapshot.given_back:
             self._stop_reading()
             return
-        for pod in self._gang.take_changed():
-            if self._gang.kind == "MPIJob" and role(pod) != "launcher":
+        for pod in self._snapshot.take_changed():
+            if self._snapshot.kind == "MPIJob" and role(pod) != "launcher":
                 continue  # the ranks' lines come through the launcher; the workers run sshd
             for container in containers(pod):
                 key = (pod["metadata"]["uid"], container.name)
@@ -252,10 +259,10 @@ class Follower:
                 if container.init or not started:
                     continue
                 if key not in self._readers or self._readers[key][1].done():
-                    reader = LogReader(self._watch, self._record.kept.cursor, self._put)
+                    reader = LogReader(self._watch, self._recorder.state.cursor, self._put)
                     self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
                 self._readers[key][0].update(container)
-        present = {pod["metadata"]["uid"] for pod in self._gang.pods}
+        present = {pod["metadata"]["uid"] for pod in self._snapshot.pods}
         for (uid, _), (reader, _) in self._readers.items():
             if uid not in present:
                 reader.leave()
@@ -266,8 +273,8 @@ class Follower:
             reader.leave()
             task.cancel()
 
-    async def _put(self, heap: Heap) -> None:
-        await self._heaps.put(heap)
+    async def _put(self, log_batch: LogBatch) -> None:
+        await self._log_batches.put(log_batch)
         self._wake.set()
 
     async def _drain(self, tell: Tell) -> None:
@@ -286,28 +293,28 @@ class Follower:
         seen = seen if entry is None else judgement.concluded(entry, self._handle, seen)
         if seen.state is RunState.FAILED:
             await self._read_tail()
-            seen = judgement.complete(self._gang, self._record, seen)
-        kept = self._record.kept
-        judgement.note_ends(self._gang, kept.observed)
-        kept.ended, kept.verdict = judgement.ended_at(self._gang) or self._watch.now(), seen
+            seen = judgement.complete(self._snapshot, self._recorder, seen)
+        kept = self._recorder.state
+        judgement.note_ends(self._snapshot, kept.observed)
+        kept.ended, kept.verdict = judgement.ended_at(self._snapshot) or self._watch.now(), seen
         if self._saving is not None:
             await self._saving
-        await self._surely(self._record.write, self._record.fields())
-        if seen.state is RunState.FAILED and judgement.to_be_ended(self._ctx.run, self._gang, seen):
+        await self._surely(self._recorder.write, self._recorder.fields())
+        if seen.state is RunState.FAILED and judgement.to_be_ended(self._ctx.run, self._snapshot, seen):
             await self._surely(self._delete, lacking="what still runs of it could not be deleted")
         return seen
 
     async def _read_tail(self) -> None:
         """Read the last lines of what failed first, where nobody follows its log."""
-        ending = next(iter(endings(self._gang)), None)
-        if ending is None or ending.pod in self._record.tails:
+        ending = next(iter(endings(self._snapshot)), None)
+        if ending is None or ending.pod in self._recorder.tails:
             return
         with suppress(NoLogError, *FAILURES):
             async with asyncio.timeout(_DRAIN):
                 part = LogPart(follow=False, previous=ending.previous, tail=TAIL)
                 log = self._watch.log(ending.pod, ending.container, part)
                 lines = [line async for block in log for line in block]
-            self._record.tails[ending.pod] = [
+            self._recorder.tails[ending.pod] = [
                 one.text[:WIDTH] for one in map(parse, lines) if one is not None
             ]
 
@@ -319,7 +326,7 @@ class Follower:
         Returns:
             What it returns; None where the run was cleaned up already, or where it cannot be done.
         """
-        pauses, until = Pauses(), time.monotonic() + _RECORDED
+        pauses, until = Backoff(), time.monotonic() + _RECORDED
         while True:
             try:
                 return await asyncio.to_thread(act, *given)
@@ -340,7 +347,7 @@ class Follower:
             await self._tell(notes)
 
     def _delete(self) -> None:
-        self._ctx.cluster.delete(self._gang.kind, self._handle.name, uid=self._handle.uid)
+        self._ctx.cluster.delete(self._snapshot.kind, self._handle.name, uid=self._handle.uid)
 
     async def _end_readers(self) -> None:
         tasks: Iterable[asyncio.Task[None]] = [task for _, task in self._readers.values()]

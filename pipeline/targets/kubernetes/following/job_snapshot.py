@@ -1,20 +1,20 @@
 """A job and what belongs to it, as the cluster last told it: plain objects, and what can be read off them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import wraps
 from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
 
 from manycpu.pipeline.launchers.given_back import Note, note_of
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = [
     "ENDED",
     "JOBS",
     "OWNER",
     "Container",
-    "Gang",
-    "Manifest",
+    "JobSnapshot",
     "condition",
     "containers",
     "ended",
@@ -25,7 +25,6 @@ __all__ = [
     "scheduled",
 ]
 
-Manifest = Mapping[str, Any]
 _GROUP: Final = "training.kubeflow.org"
 OWNER: Final = f"{_GROUP}/job-name"
 """Label with the job's name, which both operators put on every pod of it."""
@@ -37,16 +36,16 @@ Found = TypeVar("Found")
 
 
 def remembered(
-    read: "Callable[Concatenate[Gang, Given], Found]",
-) -> "Callable[Concatenate[Gang, Given], Found]":
-    """Have what is read off a gang remembered until the gang changes: most that wakes a follower is lines."""
+    read: "Callable[Concatenate[JobSnapshot, Given], Found]",
+) -> "Callable[Concatenate[JobSnapshot, Given], Found]":
+    """Have what is read off a job remembered until the job changes: most that wakes a follower is lines."""
 
     @wraps(read)
-    def known(gang: "Gang", /, *given: Given.args, **named: Given.kwargs) -> Found:
+    def known(snapshot: "JobSnapshot", /, *given: Given.args, **named: Given.kwargs) -> Found:
         key = (read, given, *named.items())
-        if key not in gang.memory:
-            gang.memory[key] = read(gang, *given, **named)
-        found: Found = gang.memory[key]
+        if key not in snapshot.memory:
+            snapshot.memory[key] = read(snapshot, *given, **named)
+        found: Found = snapshot.memory[key]
         return found
 
     return known
@@ -55,29 +54,29 @@ def remembered(
 class Container(NamedTuple):
     """A container of a pod: what its spec and its status say."""
 
-    pod: Manifest
+    pod: KubeObject
     name: str
     init: bool
-    status: Manifest
+    status: KubeObject
 
     @property
     def restarts(self) -> int:
         """How often it was started again."""
         return int(self.status.get("restartCount", 0))
 
-    def state(self, kind: Literal["waiting", "running", "terminated"]) -> Manifest | None:
+    def state(self, kind: Literal["waiting", "running", "terminated"]) -> KubeObject | None:
         """Tell its present state, if it is of this kind."""
-        found: Manifest | None = self.status.get("state", {}).get(kind)
+        found: KubeObject | None = self.status.get("state", {}).get(kind)
         return found
 
     @property
-    def last(self) -> Manifest | None:
+    def last(self) -> KubeObject | None:
         """How it ended: now, or before it was started again."""
-        before: Manifest | None = self.status.get("lastState", {}).get("terminated")
+        before: KubeObject | None = self.status.get("lastState", {}).get("terminated")
         return self.state("terminated") or before
 
 
-class Gang:
+class JobSnapshot:
     """What is known of one job.
 
     Args:
@@ -95,13 +94,13 @@ class Gang:
         """What was so when it last gave back what it held; None where it never did."""
         self.memory: dict[Any, Any] = {}
         """What was read off it since it changed last."""
-        self._departed: dict[str, Manifest] = {}
-        self._objects: dict[str, dict[str, Manifest]] = {}
-        self._changed: dict[str, Manifest] = {}
-        self._of_pods: dict[Any, dict[str, tuple[Manifest, list[Manifest], Any]]] = {}
+        self._departed: dict[str, KubeObject] = {}
+        self._objects: dict[str, dict[str, KubeObject]] = {}
+        self._changed: dict[str, KubeObject] = {}
+        self._of_pods: dict[Any, dict[str, tuple[KubeObject, list[KubeObject], Any]]] = {}
 
     def apply(
-        self, kind: str, objects: Iterable[Manifest], deleted: Iterable[Manifest], complete: bool
+        self, kind: str, objects: Iterable[KubeObject], deleted: Iterable[KubeObject], complete: bool
     ) -> bool:
         """Take note of what the cluster told.
 
@@ -132,12 +131,12 @@ class Gang:
             self.memory.clear()
         return changed
 
-    def take_changed(self) -> list[Manifest]:
+    def take_changed(self) -> list[KubeObject]:
         """List the pods that are new, or other than they were, since this was asked last."""
         changed, self._changed = self._changed, {}
         return [pod for pod in self.pods if pod["metadata"]["uid"] in changed] if changed else []
 
-    def of_pods(self, read: Callable[[Manifest, list[Manifest]], Found]) -> list[Found]:
+    def of_pods(self, read: Callable[[KubeObject, list[KubeObject]], Found]) -> list[Found]:
         """Read something off each of :attr:`pods` and the warnings about it, where either has changed."""
         before, after, warnings = self._of_pods.get(read, {}), {}, self._warnings()
         for pod in self.pods:
@@ -148,12 +147,12 @@ class Gang:
         self._of_pods[read] = after
         return [found for _, _, found in after.values()]
 
-    def replace(self, job: Manifest | None, pods: Iterable[Manifest]) -> None:
+    def replace(self, job: KubeObject | None, pods: Iterable[KubeObject]) -> None:
         """Take note of the job and all of its pods, as somebody asked for them."""
         self.apply(self.kind, [job] if job else [], [], complete=True)
         self.apply("Pod", pods, [], complete=True)
 
-    def concerns(self, kind: str, found: Manifest) -> bool:
+    def concerns(self, kind: str, found: KubeObject) -> bool:
         """Whether an object belongs to this job."""
         meta = found["metadata"]
         if kind == self.kind:
@@ -167,39 +166,39 @@ class Gang:
         return bool(name == self.name or name.startswith(f"{self.name}-"))
 
     @property
-    def job(self) -> Manifest | None:
+    def job(self) -> KubeObject | None:
         """The job; None when it is gone."""
         return self._objects.get(self.kind, {}).get(self.uid)
 
     @property
     @remembered
-    def pods(self) -> list[Manifest]:
+    def pods(self) -> list[KubeObject]:
         """Its pods, by name; of pods of the same name the latest."""
         found = sorted(self._objects.get("Pod", {}).values(), key=_born)
         return sorted({pod["metadata"]["name"]: pod for pod in found}.values(), key=_name)
 
     @property
     @remembered
-    def events(self) -> list[Manifest]:
+    def events(self) -> list[KubeObject]:
         """Warnings about it, its pods and its claims, the latest last."""
         job = self.job
         since = _born(job) if job else 0.0
         found = [(event_time(event), event) for event in self._objects.get("Event", {}).values()]
         return [event for time, event in sorted(found, key=lambda pair: pair[0]) if time >= since]
 
-    def about(self, uid: str) -> list[Manifest]:
+    def about(self, uid: str) -> list[KubeObject]:
         """List the warnings about one object, the latest last."""
         return self._warnings().get(uid, [])
 
     @remembered
-    def _warnings(self) -> dict[str, list[Manifest]]:
-        found: dict[str, list[Manifest]] = {}
+    def _warnings(self) -> dict[str, list[KubeObject]]:
+        found: dict[str, list[KubeObject]] = {}
         for event in self.events:
             found.setdefault(event["involvedObject"].get("uid", ""), []).append(event)
         return found
 
     @property
-    def departed(self) -> dict[str, Manifest]:
+    def departed(self) -> dict[str, KubeObject]:
         """Pods that are gone, as they were seen last, by uid; but not those that were given back."""
         since = self.note.at if self.note else 0.0
         return {uid: pod for uid, pod in self._departed.items() if _born(pod) > since}
@@ -224,7 +223,7 @@ class Gang:
 
     @property
     @remembered
-    def members(self) -> list[Manifest]:
+    def members(self) -> list[KubeObject]:
         """The pods that have ranks: all but a launcher."""
         return [pod for pod in self.pods if role(pod) != "launcher"]
 
@@ -246,13 +245,13 @@ class Gang:
         return times[nodes - 1] if len(times) >= nodes else None
 
 
-def condition(found: Manifest | None, kind: str) -> Manifest | None:
+def condition(found: KubeObject | None, kind: str) -> KubeObject | None:
     """Find a condition of an object that is true."""
     conditions = ((found or {}).get("status") or {}).get("conditions") or ()
     return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
 
 
-def containers(pod: Manifest) -> Iterator[Container]:
+def containers(pod: KubeObject) -> Iterator[Container]:
     """List the containers of a pod, init containers first, in the order of its spec."""
     status = pod.get("status", {})
     for init, group, statuses in (
@@ -264,19 +263,19 @@ def containers(pod: Manifest) -> Iterator[Container]:
             yield Container(pod, spec["name"], init, told.get(spec["name"], {}))
 
 
-def role(pod: Manifest) -> str:
+def role(pod: KubeObject) -> str:
     """Tell what a pod is in its job: ``launcher``, ``master`` or ``worker``."""
     labels = pod["metadata"].get("labels", {})
     return str(labels.get(f"{_GROUP}/job-role") or labels.get(f"{_GROUP}/replica-type") or "")
 
 
-def scheduled(pod: Manifest) -> float | None:
+def scheduled(pod: KubeObject) -> float | None:
     """Tell when a pod was given a node, as seconds since the epoch; None before that."""
     found = condition(pod, "PodScheduled")
     return epoch(found["lastTransitionTime"]) if found else None
 
 
-def ended(pod: Manifest) -> bool:
+def ended(pod: KubeObject) -> bool:
     """Whether a pod does nothing any more, also where its node was lost and nobody can tell."""
     status = pod.get("status", {})
     return status.get("phase") in ENDED or status.get("reason") == "NodeLost"
@@ -287,7 +286,7 @@ def epoch(text: str | None) -> float:
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
-def event_time(event: Manifest) -> float:
+def event_time(event: KubeObject) -> float:
     """Tell when something was seen last."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
@@ -295,11 +294,11 @@ def event_time(event: Manifest) -> float:
     return epoch(found)
 
 
-def _member_scheduled(pod: Manifest, _: list[Manifest]) -> float | None:
+def _member_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
     return scheduled(pod) if role(pod) != "launcher" else None
 
 
-def _same(before: Manifest | None, now: Manifest) -> bool:
+def _same(before: KubeObject | None, now: KubeObject) -> bool:
     """Whether an object is as it was, by its version where it has one."""
     if before is None:
         return False
@@ -307,9 +306,9 @@ def _same(before: Manifest | None, now: Manifest) -> bool:
     return before == now if version is None else version == before["metadata"].get("resourceVersion")
 
 
-def _born(found: Manifest) -> float:
+def _born(found: KubeObject) -> float:
     return epoch(found["metadata"].get("creationTimestamp"))
 
 
-def _name(found: Manifest) -> str:
+def _name(found: KubeObject) -> str:
     return str(found["metadata"]["name"])

@@ -7,62 +7,62 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Record, kept_of
-from manycpu.pipeline.targets.kubernetes.following.budgets import Heard, budgets, phase
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
+from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets, phase
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import Ending
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Gang, condition, ended, epoch
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, condition, ended, epoch
 
 __all__ = ["complete", "concluded", "ended_at", "judge", "look", "note_ends", "to_be_ended"]
 
 _CRASHES = 3  # restarts that need no explanation: a peer that is late, say
 
 
-def judge(run: TrainingRun, gang: Gang, heard: Heard, now: float) -> Status:
+def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: float) -> Status:
     """Tell how a job is doing, and whether there is any use in waiting for it: its time budgets count.
 
     Args:
         run: The run.
-        gang: The job.
-        heard: What its ranks have said.
+        snapshot: The job.
+        activity: What its ranks have done so far.
         now: Seconds since the epoch, by the cluster's clock.
     """
-    seen = look(run, gang, heard)
+    seen = look(run, snapshot, activity)
     if seen.state.terminal:
         return seen
-    first = next(iter(budgets(run, gang, heard)), None)
+    first = next(iter(budgets(run, snapshot, activity)), None)
     if first is None or now < first.due:
         return seen
-    reason = "\n".join(part for part in (first.message, diagnosis.explain(gang)) if part)
+    reason = "\n".join(part for part in (first.message, diagnosis.explain(snapshot)) if part)
     return Status(state=RunState.FAILED, reason=reason, budget=f"run.{first.field}")
 
 
-def look(run: TrainingRun, gang: Gang, heard: Heard) -> Status:
+def look(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Status:
     """Tell how a job is doing, at whatever time: what its operator says, and what its ranks have said."""
-    seen = LAUNCHERS[gang.launch].state({"job": gang.job, "pods": gang.pods, "cancelled": False})
+    seen = LAUNCHERS[snapshot.launch].state({"job": snapshot.job, "pods": snapshot.pods, "cancelled": False})
     if seen.state.terminal:
         return seen
-    if text := _hopeless(run, gang):
+    if text := _hopeless(run, snapshot):
         return Status(state=RunState.FAILED, reason=text)
-    where = phase(run, gang, heard)
+    where = phase(run, snapshot, activity)
     if where == "running":
-        told = [seen.reason, *diagnosis.crashes(gang), *diagnosis.losses(gang)]
+        told = [seen.reason, *diagnosis.crashes(snapshot), *diagnosis.losses(snapshot)]
         return Status(state=RunState.RUNNING, reason="\n".join(line for line in told if line))
-    why = diagnosis.explain(gang)
+    why = diagnosis.explain(snapshot)
     return Status(state=RunState.PENDING, reason=f"{where}: {why}" if why else where)
 
 
-def to_be_ended(run: TrainingRun, gang: Gang, seen: Status) -> bool:
+def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, seen: Status) -> bool:
     """Whether a failed job has to be deleted: it was given up, or its pods would go on for nobody."""
-    if gang.job is None:
+    if snapshot.job is None:
         return False
-    given_up = seen.budget is not None or condition(gang.job, "Failed") is None
-    return given_up or (run.keep == "never" and any(not ended(pod) for pod in gang.pods))
+    given_up = seen.budget is not None or condition(snapshot.job, "Failed") is None
+    return given_up or (run.keep == "never" and any(not ended(pod) for pod in snapshot.pods))
 
 
-def _hopeless(run: TrainingRun, gang: Gang) -> str:
-    if text := diagnosis.hopeless(gang):
+def _hopeless(run: TrainingRun, snapshot: JobSnapshot) -> str:
+    if text := diagnosis.hopeless(snapshot):
         return text
-    times = diagnosis.restarts(gang)
+    times = diagnosis.restarts(snapshot)
     if times > max(run.max_restarts, _CRASHES):
         return f"it crashes in a loop, and run.max_restarts is {run.max_restarts}"
     return ""
@@ -74,59 +74,59 @@ def concluded(entry: Entry, handle: JobHandle, seen: Status) -> Status:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
     if seen.state is RunState.SUCCEEDED:
         return seen
-    return kept_of(entry, handle).verdict or seen
+    return attempt_state(entry, handle).verdict or seen
 
 
-def complete(gang: Gang, record: Record, seen: Status) -> Status:
+def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, seen: Status) -> Status:
     """Add to a failure what failed first, with its last lines: the rank, or the container."""
-    if seen.failure is not None or (gang.job is None and seen.budget):
+    if seen.failure is not None or (snapshot.job is None and seen.budget):
         return seen
-    observed = record.kept.observed
-    silent = next((one for one in diagnosis.endings(gang) if not _spoke_of(record, one)), None)
+    observed = recorder.state.observed
+    silent = next((one for one in diagnosis.endings(snapshot) if not _spoke_of(recorder, one)), None)
     first = silent is not None and (observed.failure is None or silent.time <= int(observed.failed_at))
-    told = [*_endings(gang, observed.failure), *diagnosis.losses(gang)]
+    told = [*_endings(snapshot, observed.failure), *diagnosis.losses(snapshot)]
     reason = "\n".join(dict.fromkeys([seen.reason, *told]))
     if not first or silent is None:
         return seen.model_copy(update={"reason": reason, "failure": observed.failure})
-    lines = tuple(record.tails.get(silent.pod, ()))
+    lines = tuple(recorder.tails.get(silent.pod, ()))
     rank = next((rank for rank in observed.ranks if rank.hostname == silent.pod), None)
     if rank is None:
         last = "\n".join(["its last lines:", *lines]) if lines else ""
         text = "\n".join(part for part in (reason, last) if part)
         return seen.model_copy(update={"reason": text, "failure": observed.failure})
     failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent.code, last_lines=lines)
-    record.fail(failure)
+    recorder.fail(failure)
     return seen.model_copy(update={"reason": reason, "failure": failure})
 
 
-def note_ends(gang: Gang, observed: Observed) -> None:
+def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
     """Note how ranks ended that could not say so: as their containers did, where those are the ranks' own."""
-    if gang.kind == "MPIJob":
+    if snapshot.kind == "MPIJob":
         return  # its workers run sshd
     began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
-    last = {container.pod["metadata"]["name"]: container.last for container in gang.ranks}
+    last = {container.pod["metadata"]["name"]: container.last for container in snapshot.ranks}
     for rank in observed.ranks:
         ended = last.get(rank.hostname or "") or {}
         if rank.exit_code is None and ended and epoch(ended.get("finishedAt")) >= began:
             rank.exit_code = diagnosis.exit_code(ended)
 
 
-def _endings(gang: Gang, failure: RankFailure | None) -> list[str]:
+def _endings(snapshot: JobSnapshot, failure: RankFailure | None) -> list[str]:
     """Say how containers ended: the first, unless a rank tells more, and all that ran out of memory."""
-    found = diagnosis.endings(gang)
+    found = diagnosis.endings(snapshot)
     first = found[:1] if failure is None else []
     return [str(one) for one in [*first, *(one for one in found if one.reason == "OOMKilled")]]
 
 
-def _spoke_of(record: Record, ending: Ending) -> bool:
+def _spoke_of(recorder: AttemptRecorder, ending: Ending) -> bool:
     """Whether a rank of the container has told of its own end."""
-    told = record.kept.parted.get(ending.pod)
+    told = recorder.state.parted.get(ending.pod)
     return told is not None and told >= ending.began
 
 
-def ended_at(gang: Gang) -> float:
+def ended_at(snapshot: JobSnapshot) -> float:
     """Tell when the job ended, in seconds since the epoch; 0 where it does not say."""
     for kind in ("Succeeded", "Failed"):
-        if found := condition(gang.job, kind):
+        if found := condition(snapshot.job, kind):
             return epoch(found.get("lastTransitionTime"))
     return 0.0

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
-from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch, LogPart, NoLogError, Pauses
+from manycpu.pipeline.adapters.cluster_watch import FAILURES, Backoff, ClusterWatch, LogPart, NoLogError
 from manycpu.pipeline.spec.events import split
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Heap, Line
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Line, LogBatch
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Container
-from manycpu.pipeline.targets.kubernetes.following.logs import Position, parse, placed
+from manycpu.pipeline.targets.kubernetes.following.logs import LogCursor, parse, placed
 
 __all__ = ["LogReader"]
 
@@ -28,7 +28,7 @@ class LogReader:
     """
 
     def __init__(
-        self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Callable[[Heap], Awaitable[None]]
+        self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Callable[[LogBatch], Awaitable[None]]
     ) -> None:
         self._watch, self._cursor, self._put = watch, cursor, put
         self._container: Container | None = None
@@ -70,8 +70,8 @@ class LogReader:
         if _DONE in self._cursor.get(key, ()):
             return
         earlier = self._cursor.get(self._key(number - 1), ())[:_STATE]
-        position = Position(self._cursor.get(key, ()), before=earlier)
-        pauses = Pauses()
+        position = LogCursor(self._cursor.get(key, ()), before=earlier)
+        pauses = Backoff()
         while self._now.restarts <= number + 1 and not self._gone:
             over = self._over(number)
             try:
@@ -87,9 +87,9 @@ class LogReader:
         else:
             if self._gone:
                 return  # an old picture may have said so
-        await self._put(Heap(key, [], [*position.state, _DONE]))
+        await self._put(LogBatch(key, [], [*position.state, _DONE]))
 
-    async def _pass(self, number: int, position: Position, *, over: bool) -> bool:
+    async def _pass(self, number: int, position: LogCursor, *, over: bool) -> bool:
         """Read what there is to read at once; whether that was the log which was meant."""
         position.reopen()
         previous = self._now.restarts > number
@@ -102,7 +102,7 @@ class LogReader:
                     return False
                 lines = [self._line(one.time, one.text) for one in stamped if position.take(one.time)]
                 if lines:
-                    await self._put(Heap(self._key(number), lines, position.state))
+                    await self._put(LogBatch(self._key(number), lines, position.state))
         return True
 
     async def _settled(self, number: int) -> bool:

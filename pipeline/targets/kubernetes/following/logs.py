@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from manycpu.pipeline.spec.events import RankLine, decode
 
-__all__ = ["Limit", "Position", "Stamped", "parse", "placed"]
+__all__ = ["LogCursor", "RateLimiter", "Stamped", "parse", "placed"]
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _NANO = 1_000_000_000
@@ -64,7 +64,7 @@ class _Second(NamedTuple):
     """Time of its first line in the log."""
 
 
-class Position:
+class LogCursor:
     """How far a log was told.
 
     Args:
@@ -155,7 +155,7 @@ class Position:
         self._seconds = [*kept, _Second(second, 1, time)]
 
 
-class Limit:
+class RateLimiter:
     """At most so many lines a second; what is dropped is said.
 
     Args:

@@ -1,16 +1,16 @@
 """What is there at present, put together from what changed: for those who begin to follow later."""
 
-from manycpu.pipeline.adapters.cluster import Manifest
 from manycpu.pipeline.adapters.cluster_watch import Changes
+from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["Present"]
+__all__ = ["ObjectStore"]
 
 
-class Present:
+class ObjectStore:
     """The objects of some kinds, as they are."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, dict[str, Manifest]] = {}
+        self._objects: dict[str, dict[str, KubeObject]] = {}
 
     def apply(self, change: Changes) -> None:
         """Take note of a change; of a kind whose objects were not listed yet nothing is known."""

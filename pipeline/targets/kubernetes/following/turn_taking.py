@@ -5,13 +5,14 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
-from manycpu.pipeline.adapters.cluster import Cluster, Manifest
+from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
 from manycpu.pipeline.launchers.given_back import Note, patch
 from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, OWNER, Gang
-from manycpu.pipeline.targets.kubernetes.following.object_store import Present
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, OWNER, JobSnapshot
+from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
 from manycpu.pipeline.targets.kubernetes.following.turns import Decision, Turns
 from manycpu.pipeline.targets.kubernetes.following.waiting import (
     Job,
@@ -37,16 +38,16 @@ class TurnTaking:
     """Acts for one job.
 
     Args:
-        gang: The job.
+        snapshot: The job.
         ctx: The run.
         watch: The run's namespace; all who follow jobs through it share what they see of the others.
         wake: Is called when the others have changed.
     """
 
     def __init__(
-        self, gang: Gang, ctx: ClusterContext, watch: ClusterWatch, wake: Callable[[], None]
+        self, snapshot: JobSnapshot, ctx: ClusterContext, watch: ClusterWatch, wake: Callable[[], None]
     ) -> None:
-        self._gang, self._ctx, self._watch, self._wake = gang, ctx, watch, wake
+        self._snapshot, self._ctx, self._watch, self._wake = snapshot, ctx, watch, wake
         self._others: _Others | None = None
         self._acting: asyncio.Task[None] | None = None
         self._acted = ""
@@ -65,7 +66,7 @@ class TurnTaking:
             met: Whether its ranks have ever met: then it keeps what it has.
             now: Seconds since the epoch, by the cluster's clock.
         """
-        mine = self._mine(now) if self._gang.given_back or not met else None
+        mine = self._mine(now) if self._snapshot.given_back or not met else None
         if mine is None or not (mine.given_back or mine.refused or mine.stuck):
             self._leave()
             return ""
@@ -85,9 +86,9 @@ class TurnTaking:
             self._acting.cancel()
 
     def _mine(self, now: float) -> Job | None:
-        job = self._gang.job
-        found = job_of(job, self._gang.kind, self._gang.pods, now) if job else None
-        return found and found._replace(stuck=unmountable(self._gang.pods, self._gang.events))
+        job = self._snapshot.job
+        found = job_of(job, self._snapshot.kind, self._snapshot.pods, now) if job else None
+        return found and found._replace(stuck=unmountable(self._snapshot.pods, self._snapshot.events))
 
     def _decide(self, mine: Job, seen: "_Seen", now: float) -> Decision:
         if mine.stuck and on_claims(seen.pods, mine):
@@ -95,7 +96,7 @@ class TurnTaking:
         others = [job for job in seen.jobs if job.uid != mine.uid]
         return self._turns.decide(mine, others, seen.held, now)
 
-    def _act(self, decision: Decision, job: Job, pods: list[Manifest], now: float) -> None:
+    def _act(self, decision: Decision, job: Job, pods: list[KubeObject], now: float) -> None:
         if job.version == self._acted:
             return  # what was done is not seen yet
         self._acted = job.version
@@ -128,7 +129,7 @@ class _Seen(NamedTuple):
     """The jobs that wait or run, their pods, and which run has how many of them on nodes."""
 
     jobs: list[Job]
-    pods: list[Manifest]
+    pods: list[KubeObject]
     held: dict[str, int]
 
 
@@ -150,7 +151,7 @@ class _Others:
         """Be woken when something changes."""
         self._wakes.append(wake)
         if self._task is None:
-            self._present, self._kinds, self._complete = Present(), frozenset[str](), set[str]()
+            self._present, self._kinds, self._complete = ObjectStore(), frozenset[str](), set[str]()
             self._seen, self._looked = _Seen([], [], {}), 0.0
             self._task = asyncio.create_task(self._follow())
 
@@ -212,9 +213,9 @@ def _is_served(cluster: Cluster, kind: str) -> bool:
     return True
 
 
-def _read(objects: dict[str, list[Manifest]], now: float) -> _Seen:
+def _read(objects: dict[str, list[KubeObject]], now: float) -> _Seen:
     pods = objects.pop("Pod")
-    by_job: dict[str, list[Manifest]] = {}
+    by_job: dict[str, list[KubeObject]] = {}
     for pod in pods:
         by_job.setdefault(pod["metadata"].get("labels", {}).get(OWNER, ""), []).append(pod)
     jobs = (

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers.given_back import Note, note_of
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     OWNER,
-    Manifest,
     condition,
     ended,
     epoch,
@@ -73,14 +73,14 @@ class Job(NamedTuple):
     """A claim that its pods cannot mount, since another run's pods have it on another node."""
 
 
-def _left_to_others(job: Manifest, pods: Iterable[Manifest]) -> bool:
-    """Whether a queue or a gang scheduler decides when a job gets its nodes."""
+def _left_to_others(job: KubeObject, pods: Iterable[KubeObject]) -> bool:
+    """Whether a queue or a job scheduler decides when a job gets its nodes."""
     if _QUEUE in job["metadata"].get("labels", {}):
         return True
     return any(map(_scheduled_by_others, pods)) or (_suspended(job) and not _given_back(job))
 
 
-def job_of(job: Manifest, kind: str, pods: Iterable[Manifest], now: float) -> Job | None:
+def job_of(job: KubeObject, kind: str, pods: Iterable[KubeObject], now: float) -> Job | None:
     """Read a job and its pods; None where nothing is to be decided: it has ended, or others decide.
 
     Args:
@@ -130,7 +130,7 @@ def job_of(job: Manifest, kind: str, pods: Iterable[Manifest], now: float) -> Jo
     )
 
 
-def holding(pods: Iterable[Manifest]) -> dict[str, int]:
+def holding(pods: Iterable[KubeObject]) -> dict[str, int]:
     """Count, for each run, the pods of jobs that have a node and have not ended."""
     found: dict[str, int] = {}
     for pod in pods:
@@ -139,13 +139,13 @@ def holding(pods: Iterable[Manifest]) -> dict[str, int]:
     return found
 
 
-def on_claims(pods: Iterable[Manifest], job: Job) -> dict[str, int]:
+def on_claims(pods: Iterable[KubeObject], job: Job) -> dict[str, int]:
     """Count, for each other run, the pods that have a claim of the job's mounted."""
     sharing = [pod for pod in pods if _run(pod) != job.run and set(_claims(pod["spec"])) & set(job.claims)]
     return holding(sharing)
 
 
-def given_back(job: Job, pods: Iterable[Manifest], now: float) -> Note:
+def given_back(job: Job, pods: Iterable[KubeObject], now: float) -> Note:
     """Make the note of a job that gives back what it holds."""
     tries = job.note.tries + 1 if job.note else 1
     if job.stuck:
@@ -159,7 +159,7 @@ def resumed(job: Job, now: float) -> Note:
     return (job.note or Note(at=now)).model_copy(update={"resumed": now})
 
 
-def unmountable(pods: Iterable[Manifest], events: Iterable[Manifest]) -> str:
+def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str:
     """Name the claim that keeps a pod from starting, since it is mounted on another node; else empty."""
     told = {event["involvedObject"].get("uid") for event in events if _is_multi_attach(event)}
     for pod in pods:
@@ -212,36 +212,36 @@ def _age(job: Job) -> tuple[float, str]:
     return job.age
 
 
-def _is_multi_attach(event: Manifest) -> bool:
+def _is_multi_attach(event: KubeObject) -> bool:
     return event.get("reason") == "FailedAttachVolume" and "Multi-Attach" in event.get("message", "")
 
 
-def _run(found: Manifest) -> str:
+def _run(found: KubeObject) -> str:
     return str(found["metadata"].get("labels", {}).get("manycpu/run", ""))
 
 
-def _suspended(job: Manifest) -> bool:
+def _suspended(job: KubeObject) -> bool:
     return bool(job["spec"].get("runPolicy", {}).get("suspend"))
 
 
-def _given_back(job: Manifest) -> bool:
+def _given_back(job: KubeObject) -> bool:
     """Whether it was us who suspended it."""
     note = note_of(job)
     return _suspended(job) and note is not None and not note.resumed
 
 
-def _worker(job: Manifest) -> Manifest | None:
+def _worker(job: KubeObject) -> KubeObject | None:
     replicas: Mapping[str, Any] = next((job["spec"][name] for name in _REPLICAS if name in job["spec"]), {})
-    found: Manifest | None = replicas.get("Worker")
+    found: KubeObject | None = replicas.get("Worker")
     return found
 
 
-def _need(job: Manifest, worker: Manifest) -> int:
+def _need(job: KubeObject, worker: KubeObject) -> int:
     elastic = job["spec"].get("elasticPolicy") or {}
     return int(elastic.get("minReplicas") or worker.get("replicas", 1))
 
 
-def _requests(spec: Manifest) -> dict[str, Decimal]:
+def _requests(spec: KubeObject) -> dict[str, Decimal]:
     found: dict[str, Decimal] = {}
     for inner in spec["containers"]:
         for name, quantity in inner.get("resources", {}).get("requests", {}).items():
@@ -249,28 +249,28 @@ def _requests(spec: Manifest) -> dict[str, Decimal]:
     return found
 
 
-def _place(spec: Manifest) -> str:
+def _place(spec: KubeObject) -> str:
     apart = spec.get("affinity", {}).get("podAntiAffinity", {})
     rule = "requiredDuringSchedulingIgnoredDuringExecution" in apart
     return json.dumps([{name: spec.get(name) for name in _PLACE}, rule], sort_keys=True)
 
 
-def _claims(spec: Manifest) -> tuple[str, ...]:
+def _claims(spec: KubeObject) -> tuple[str, ...]:
     volumes = spec.get("volumes") or ()
     return tuple(v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v)
 
 
-def _scheduled_by_others(pod: Manifest) -> bool:
+def _scheduled_by_others(pod: KubeObject) -> bool:
     spec, meta = pod["spec"], pod["metadata"]
     known = {**meta.get("labels", {}), **meta.get("annotations", {})}
     own = spec.get("schedulerName", "default-scheduler") == "default-scheduler"
     return not own or bool(spec.get("schedulingGates")) or any(name in known for name in _GROUPS)
 
 
-def _refusal(pod: Manifest) -> str | None:
+def _refusal(pod: KubeObject) -> str | None:
     """Say in the scheduler's words why a pod has no node; None where it has one, or nothing was said."""
     conditions = pod.get("status", {}).get("conditions") or ()
-    found: Manifest = next((c for c in conditions if c["type"] == "PodScheduled"), {})
+    found: KubeObject = next((c for c in conditions if c["type"] == "PodScheduled"), {})
     refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
     return str(found.get("message", "")) if refused else None
 

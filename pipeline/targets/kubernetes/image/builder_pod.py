@@ -8,12 +8,13 @@ import base64
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.launchers.pods import literal
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError
 from manycpu.pipeline.spec.image import Change, Reference
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.kubernetes.image.append_layers import append
 from manycpu.pipeline.targets.kubernetes.image.builders import ACCESS, CONTEXT, PODS, access
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "manifest"]
 
-Manifest = dict[str, Any]
 _LARGEST: Final = 512 << 20
 _START: Final = 600.0  # seconds for the pod to start
 _HOPELESS: Final = 60.0  # seconds for which a pod may fail to start
@@ -60,7 +60,7 @@ def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
         _wait(there, name, wanted)
 
 
-def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[Manifest]) -> Manifest:
+def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[KubeObject]) -> KubeObject:
     """Make the builder's pod, within the builder's Pod Security level.
 
     Args:
@@ -106,7 +106,9 @@ def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[Mani
     }
 
 
-def _secret(ctx: "ClusterContext", name: str, files: Mapping[str, str], owners: list[Manifest]) -> Manifest:
+def _secret(
+    ctx: "ClusterContext", name: str, files: Mapping[str, str], owners: list[KubeObject]
+) -> KubeObject:
     """Make the Secret that the pod pulls, reads and pushes with."""
     known = {".dockerconfigjson": files["config.json"], **files}
     return {
@@ -139,7 +141,7 @@ def _image(ctx: "ClusterContext", wanted: Build, opened: Registries) -> str:
 
 
 @contextmanager
-def _made(ctx: "ClusterContext", there: Cluster, manifests: list[Manifest]) -> Iterator[None]:
+def _made(ctx: "ClusterContext", there: Cluster, manifests: list[KubeObject]) -> Iterator[None]:
     """Have things in a namespace, and no longer; in another than the run's the ledger knows of them."""
     names = {f"{there.namespace}/{m['kind']}/{m['metadata']['name']}": m for m in manifests}
     away = there.namespace != ctx.target.namespace
@@ -158,13 +160,13 @@ def _made(ctx: "ClusterContext", there: Cluster, manifests: list[Manifest]) -> I
                     entry.elsewhere.pop(name, None)
 
 
-def _replace(there: Cluster, made: Manifest) -> None:
+def _replace(there: Cluster, made: KubeObject) -> None:
     """Make a thing anew: an earlier try of the run may have left another."""
     _delete(there, made)
     there.create(made)
 
 
-def _delete(there: Cluster, made: Manifest) -> bool:
+def _delete(there: Cluster, made: KubeObject) -> bool:
     """Delete a thing, and wait until it is gone; what is not is left to the run's cleanup."""
     until = time.monotonic() + _HOPELESS
     with suppress(ClusterError):
@@ -205,7 +207,7 @@ def _tell(there: Cluster, name: str, lines: LastLines, told: int) -> int:
     return len(found)
 
 
-def _check_start(pod: Manifest, lines: LastLines, wanted: Build, seconds: float) -> None:
+def _check_start(pod: KubeObject, lines: LastLines, wanted: Build, seconds: float) -> None:
     states = [state for status in _statuses(pod) if (state := status["state"].get("waiting"))]
     conditions = pod["status"].get("conditions", [])
     reasons = [f"{state.get('reason')}: {state.get('message', '')}" for state in states]
@@ -215,12 +217,12 @@ def _check_start(pod: Manifest, lines: LastLines, wanted: Build, seconds: float)
         raise lines.failed(wanted, f"its pod does not start: {'; '.join(reasons) or 'no node took it'}")
 
 
-def _end(pod: Manifest) -> str:
+def _end(pod: KubeObject) -> str:
     for status in _statuses(pod):
         if ended := status["state"].get("terminated"):
             return f"ended with {ended['exitCode']} ({ended.get('reason', '')})"
     return f"failed: {pod['status'].get('reason', '')} {pod['status'].get('message', '')}".strip()
 
 
-def _statuses(pod: Manifest) -> list[Manifest]:
+def _statuses(pod: KubeObject) -> list[KubeObject]:
     return list(pod["status"].get("containerStatuses", []))

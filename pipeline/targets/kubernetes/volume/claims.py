@@ -1,23 +1,23 @@
 """The volume: the user's claim, or one that the run makes and owns."""
 
 import time
-from typing import Any, Final
+from typing import Final
 
 from manycpu.pipeline.spec.errors import ClusterError, RunGoneError
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.context import ClusterContext
 
 __all__ = ["claim", "ensure_claim", "see"]
 
-Manifest = dict[str, Any]
 _GONE: Final = 60.0  # seconds that a claim's deletion is waited for
 _LOOK: Final = 0.5  # seconds
 
 
-def claim(run: str, target: Kubernetes, owners: list[Manifest]) -> Manifest:
+def claim(run: str, target: Kubernetes, owners: list[KubeObject]) -> KubeObject:
     """Build the manifest of a claim that a run makes."""
-    spec: Manifest = {
+    spec: KubeObject = {
         "accessModes": [target.claim_access],
         "resources": {"requests": {"storage": target.claim_size}},
     }
@@ -69,7 +69,7 @@ def see(ctx: ClusterContext, name: str) -> None:
     )
 
 
-def _see(ctx: ClusterContext, found: Manifest | None) -> None:
+def _see(ctx: ClusterContext, found: KubeObject | None) -> None:
     name = f"{ctx.target.namespace}/{ctx.claim}"
     if found is None:
         raise ClusterError(
@@ -85,5 +85,5 @@ def _see(ctx: ClusterContext, found: Manifest | None) -> None:
         )
 
 
-def _leaving(found: Manifest) -> bool:
+def _leaving(found: KubeObject) -> bool:
     return "deletionTimestamp" in found["metadata"]

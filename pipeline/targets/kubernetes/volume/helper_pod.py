@@ -12,6 +12,7 @@ from manycpu.pipeline.launchers import pods
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel, LostError, Message, RemoteError
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -23,7 +24,6 @@ from manycpu.pipeline.transfer import Progress
 
 __all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory", "pending"]
 
-Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
 CONTAINER: Final = "helper"
 PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
@@ -42,11 +42,11 @@ _TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the work
 
 
 def manifest(
-    ctx: ClusterContext, verb: str, claim: str | None, image: str, owners: list[Manifest]
-) -> Manifest:
+    ctx: ClusterContext, verb: str, claim: str | None, image: str, owners: list[KubeObject]
+) -> KubeObject:
     """Build the pod of a verb: no privileges, no API token, the claim mounted, secrets as the run says."""
     run, target = ctx.run, ctx.target
-    container: Manifest = {
+    container: KubeObject = {
         "name": CONTAINER,
         "image": image,
         "command": [*PROGRAM, "idle", str(IDLE)],
@@ -205,7 +205,7 @@ class Helper:
             DeadlineError: It did not start within ``run.start_timeout``; with the reason.
         """
         deadline, lacking = time.monotonic() + self._ctx.run.start_timeout, 0
-        while not _runs(pod := self._present()):
+        while not _runs(pod := self._get_or_recreate()):
             self._see_run()
             reason, hopeless = pending(pod)
             lacking = lacking + 1 if _NO_SECRET.search(reason) else 0
@@ -219,7 +219,7 @@ class Helper:
                 )
             time.sleep(_LOOK)
 
-    def _present(self) -> Manifest:
+    def _get_or_recreate(self) -> KubeObject:
         found = self._cluster.get("Pod", self.name)
         if found is None:
             return self._cluster.create(self._manifest)
@@ -228,7 +228,7 @@ class Helper:
             self._cluster.delete("Pod", self.name, uid=found["metadata"]["uid"], grace=0)
         return found
 
-    def _see_memory(self, pod: Manifest | None) -> None:
+    def _see_memory(self, pod: KubeObject | None) -> None:
         """Say so where a pod ran out of memory: the next one would do so too."""
         if pod is None or not out_of_memory(pod):
             return
@@ -249,15 +249,15 @@ class Helper:
         return "; ".join(dict.fromkeys([reason, *warnings[-3:]]))
 
 
-def _leaving(pod: Manifest) -> bool:
+def _leaving(pod: KubeObject) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def _runs(pod: Manifest) -> bool:
+def _runs(pod: KubeObject) -> bool:
     return pod.get("status", {}).get("phase") == "Running" and not _leaving(pod)
 
 
-def pending(pod: Manifest) -> tuple[str, bool]:
+def pending(pod: KubeObject) -> tuple[str, bool]:
     """Say why a pod does not run yet, and whether waiting is of no use."""
     status = pod.get("status", {})
     for container in _containers(pod):
@@ -271,13 +271,13 @@ def pending(pod: Manifest) -> tuple[str, bool]:
     return "it is being replaced" if _leaving(pod) else status.get("phase", "Pending"), False
 
 
-def out_of_memory(pod: Manifest) -> bool:
+def out_of_memory(pod: KubeObject) -> bool:
     """Whether a container of a pod was killed because its memory ran out."""
     ended = [each.get("state", {}).get("terminated") or {} for each in _containers(pod)]
     return any(each.get("reason") == "OOMKilled" for each in ended)
 
 
-def _containers(pod: Manifest) -> list[Manifest]:
+def _containers(pod: KubeObject) -> list[KubeObject]:
     return list(pod.get("status", {}).get("containerStatuses") or [])
 
 

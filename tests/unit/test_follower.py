@@ -17,7 +17,7 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import follower as follower_module
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Record
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower
 
 ENDED = [
@@ -46,7 +46,7 @@ def follower(status: int | None) -> tuple[Follower, list[str]]:
         ledger=ledger, cluster=cluster, claim="data", run=TrainingRun(program="x", output="/out")
     )
     watch: Any = SimpleNamespace(now=time.time)
-    return Follower(ctx, handle(), watch, Record(ctx, handle(), None, "me")), []
+    return Follower(ctx, handle(), watch, AttemptRecorder(ctx, handle(), None, "me")), []
 
 
 def end(following: Follower, told: list[str], changes: list[Changes]) -> Status:

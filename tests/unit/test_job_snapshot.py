@@ -2,20 +2,20 @@
 
 from typing import Any
 
-from kubernetes_objects import Object, at, container, event, gang, job, pod
+from kubernetes_objects import Object, at, container, event, job, pod, snapshot
 
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Gang, remembered
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, remembered
 
 PODS = 512
 
 
-def large() -> tuple[Gang, list[Object]]:
+def large() -> tuple[JobSnapshot, list[Object]]:
     """Make a job whose pods have nodes and are being made, with a warning about each."""
     waiting = container(waiting={"reason": "ContainerCreating"})
     pods = [pod(f"qa-1-worker-{number:03}", containerStatuses=[waiting]) for number in range(PODS)]
     warnings = [event("FailedMount", f"no volume {number}", one) for number, one in enumerate(pods)]
-    return gang(job("Created"), pods, warnings), pods
+    return snapshot(job("Created"), pods, warnings), pods
 
 
 def other(one: Object, **status: Any) -> Object:
@@ -55,7 +55,7 @@ def test_what_nothing_has_changed_is_read_off_a_job_once() -> None:
     count = [0]
 
     @remembered
-    def read(_: Gang) -> int:
+    def read(_: JobSnapshot) -> int:
         count[0] += 1
         return count[0]
 

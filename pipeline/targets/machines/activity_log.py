@@ -13,7 +13,7 @@ from manycpu.pipeline.adapters import process
 from manycpu.pipeline.report import Observed, Observer
 from manycpu.pipeline.spec import events
 
-__all__ = ["ACTIVITY", "RankActivity"]
+__all__ = ["ACTIVITY", "ActivityLog"]
 
 ACTIVITY: Final = "heard.json"
 _SAVE_EVERY: Final = 4 << 20  # bytes of the log: at most so much is read again after a kill
@@ -27,7 +27,7 @@ class _Saved(BaseModel):
     """Rank -> its last lines."""
 
 
-class RankActivity:
+class ActivityLog:
     """Reads the log of an attempt, and remembers what its ranks reported.
 
     Args:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline.node import requested_world
-from manycpu.pipeline.node.node_exit import Refusal
+from manycpu.pipeline.node.node_exit import NodeExit
 from manycpu.pipeline.node.ranks import ALONE, Rank
 
 
-def want(nodes: str = "2", processes: str = "2", **more: str) -> requested_world.Asked:
+def want(nodes: str = "2", processes: str = "2", **more: str) -> requested_world.RequestedWorld:
     return requested_world.of({"MANYCPU_NNODES": nodes, "MANYCPU_NPROC_PER_NODE": processes} | more)
 
 
@@ -28,13 +28,13 @@ def test_worlds_that_were_asked_for(nodes: str, sizes: list[int]) -> None:
         if size in sizes:
             want(nodes).check_world(world(size))
             continue
-        with pytest.raises(Refusal, match="87") as refusal:
+        with pytest.raises(NodeExit, match="87") as refusal:
             want(nodes).check_world(world(size))
         assert f"a world of {size}" in refusal.value.message
 
 
 def test_several_alone_side_by_side() -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(NodeExit) as refusal:
         want().check_world(ALONE)
     assert "2 nodes with 2 processes each were asked for" in refusal.value.message
     assert "No launcher that is known" in refusal.value.message
@@ -60,7 +60,7 @@ def test_a_meeting_as_asked() -> None:
     ],
 )
 def test_meetings_that_fail(met: list[dict[str, Any]], message: str) -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(NodeExit) as refusal:
         want(MANYCPU_SPREAD="require").check_meeting(met)
     assert refusal.value.code == 87
     assert message in refusal.value.message
@@ -71,4 +71,4 @@ def test_one_machine_is_enough_where_spread_is_only_preferred() -> None:
 
 
 def test_no_except_exception_swallows_a_refusal() -> None:
-    assert not issubclass(Refusal, Exception)
+    assert not issubclass(NodeExit, Exception)

@@ -18,10 +18,17 @@ from manycpu.pipeline.spec.errors import ClusterError, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine, encode
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.context import Access, open_context
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Heap, Kept, Line, Record, kept_of
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
+    AttemptRecorder,
+    AttemptState,
+    Line,
+    LogBatch,
+    attempt_state,
+)
 from manycpu.pipeline.targets.kubernetes.following.packing import LIMIT
 from manycpu.pipeline.verbs.wait import conclude
 
+EXIT = encode("exit", code=1, host="a")
 MOST = 1 << 20  # bytes of a ConfigMap, as the API server counts them
 RANKS, PODS = 4096, 512
 
@@ -47,11 +54,11 @@ class Ledger:
         self.entry = entry
 
 
-def record(ledger: Ledger) -> Record:
-    return Record(SimpleNamespace(ledger=ledger), handle(), None, "me")  # type: ignore[arg-type]
+def recorder(ledger: Ledger) -> AttemptRecorder:
+    return AttemptRecorder(SimpleNamespace(ledger=ledger), handle(), None, "me")  # type: ignore[arg-type]
 
 
-def large(rounds: int) -> Kept:
+def large(rounds: int) -> AttemptState:
     """Make what is known of a run of many ranks that met many times."""
     chance = random.Random(7)  # noqa: S311 - makes sizes, not secrets
     hosts = [f"node-{chance.getrandbits(40):x}" for _ in range(PODS)]
@@ -72,7 +79,7 @@ def large(rounds: int) -> Kept:
     cursor = {
         f"{chance.getrandbits(128):x}/pytorch/{n}": position for _ in range(PODS) for n in range(rounds)
     }
-    return Kept(
+    return AttemptState(
         attempt=1,
         by="me",
         cursor=cursor,
@@ -92,45 +99,45 @@ def large(rounds: int) -> Kept:
 @pytest.mark.parametrize("rounds", [1, 2, 30])
 def test_the_ledger_holds_what_many_ranks_said_in_many_meetings(rounds: int) -> None:
     ledger = Ledger()
-    writing = record(ledger)
-    writing.kept = large(rounds)
+    writing = recorder(ledger)
+    writing.state = large(rounds)
     writing.write(writing.fields())
     assert len(json.dumps(ledger.entry.observed)) < LIMIT + 100
-    kept = kept_of(ledger.entry, handle())
-    assert kept.observed.ranks == writing.kept.observed.ranks
+    kept = attempt_state(ledger.entry, handle())
+    assert kept.observed.ranks == writing.state.observed.ranks
     assert (kept.observed.world_size, kept.observed.metrics) == (RANKS, {"loss": 1.0})
     last = kept.observed.rounds[-1]
     assert (last["round"], last["ranks"]) == (rounds - 1, [*range(RANKS)])
-    assert kept.verdict == writing.kept.verdict
+    assert kept.verdict == writing.state.verdict
     assert len(kept.cursor) >= (PODS if rounds < 30 else 0)
 
 
 def test_of_two_meetings_of_many_ranks_nothing_is_left_out() -> None:
     ledger = Ledger()
-    writing = record(ledger)
-    writing.kept = large(2)
+    writing = recorder(ledger)
+    writing.state = large(2)
     writing.write(writing.fields())
-    kept = kept_of(ledger.entry, handle())
-    for one in writing.kept.observed.rounds:
+    kept = attempt_state(ledger.entry, handle())
+    for one in writing.state.observed.rounds:
         one["ranks"].sort()
-    assert kept == writing.kept
+    assert kept == writing.state
 
 
 def test_a_ledger_that_takes_no_more_still_takes_how_it_ended() -> None:
     ledger = Ledger(room=200_000)
-    writing = record(ledger)
-    writing.kept = large(30)
+    writing = recorder(ledger)
+    writing.state = large(30)
     writing.write(writing.fields())
-    kept = kept_of(ledger.entry, handle())
-    assert kept.verdict == writing.kept.verdict
+    kept = attempt_state(ledger.entry, handle())
+    assert kept.verdict == writing.state.verdict
     assert len(kept.observed.ranks) == RANKS
 
 
 def test_few_ranks_are_kept_as_people_can_read_them() -> None:
     ledger = Ledger()
-    writing = record(ledger)
+    writing = recorder(ledger)
     proof = encode("proof", rank=0, world_size=1, host="a")
-    writing.hear([Heap("u/c/0", [Line(RankLine(0, "a", proof), T0 + 1.0, "a")], [])])
+    writing.hear([LogBatch("u/c/0", [Line(RankLine(0, "a", proof), T0 + 1.0, "a")], [])])
     writing.write(writing.fields())
     assert ledger.entry.observed is not None
     assert ledger.entry.observed["observed"]["world_size"] == 1
@@ -138,16 +145,16 @@ def test_few_ranks_are_kept_as_people_can_read_them() -> None:
 
 def test_a_ledger_of_an_older_version_is_read() -> None:
     written = large(2).model_dump(mode="json", exclude_defaults=True)
-    assert kept_of(Ledger(written).entry, handle()) == large(2)
+    assert attempt_state(Ledger(written).entry, handle()) == large(2)
 
 
 @pytest.mark.parametrize("packed", ["", "no base64!", "AAAA", 7])
 def test_a_ledger_that_is_none_of_ours_says_nothing(packed: Any) -> None:
-    assert kept_of(Ledger({"attempt": 1, "packed": packed}).entry, handle()) == Kept(attempt=1)
+    assert attempt_state(Ledger({"attempt": 1, "packed": packed}).entry, handle()) == AttemptState(attempt=1)
 
 
 def test_what_grows_with_time_is_bounded() -> None:
-    heard = record(Ledger())
+    activity = recorder(Ledger())
     for number in range(300):
         lines = [
             encode("warning", message=f"warning {number}"),
@@ -155,12 +162,10 @@ def test_what_grows_with_time_is_bounded() -> None:
             "x" * 100_000,
         ]
         told = [Line(RankLine(0, "a", line), T0 + 1.0, "a") for line in lines]
-        heard.hear([Heap(f"uid/pytorch/{number}", told, [])])
-    heard.hear(
-        [Heap("uid/pytorch/299", [Line(RankLine(0, "a", encode("exit", code=1, host="a")), 2.0, "a")], [])]
-    )
-    assert [*heard.kept.cursor] == [f"uid/pytorch/{number}" for number in (297, 298, 299)]
-    assert len(json.dumps(heard.fields())) < 200_000
+        activity.hear([LogBatch(f"uid/pytorch/{number}", told, [])])
+    activity.hear([LogBatch("uid/pytorch/299", [Line(RankLine(0, "a", EXIT), 2.0, "a")], [])])
+    assert [*activity.state.cursor] == [f"uid/pytorch/{number}" for number in (297, 298, 299)]
+    assert len(json.dumps(activity.fields())) < 200_000
 
 
 class ReadOnly:
