@@ -37,15 +37,19 @@ def _run(rank: ranks.Rank, program: script.Program) -> int:
     # Late: torch must not be loaded before the plan's variables are set.
     from manycpu.pipeline.node import backend, network, proof
 
-    if asked_for.backend == "ccl":
+    if asked_for.backend in ("ccl", asked.AUTO):
         start.waits_for("the backend ccl (built once for each torch and compiler, in about half a minute)")
-    backend.require(asked_for.backend)
+    no_ccl = backend.lacking("ccl") if asked_for.backend == asked.AUTO else ""
+    if asked_for.backend and asked_for.backend != asked.AUTO:
+        backend.require(asked_for.backend)
     start.waits_for(f"all ranks to meet: {rank.world_size} (for at most {asked_for.timeout} s)")
-    meeting = proof.meet(rank, asked_for, plan)
+    meeting = proof.meet(rank, asked_for, plan, no_ccl)
     start.ends()
     network.choose_interface(meeting)
-    backend.wrap(asked_for.backend, meeting.world_size)
-    program = options.translated(program, asked_for.backend)
+    if meeting.backend:
+        os.environ["MANYCPU_BACKEND"] = meeting.backend
+    backend.wrap(meeting.backend, meeting.world_size)
+    program = options.translated(program, meeting.backend)
     process = os.getpid()
     code = script.execute(program)
     if os.getpid() != process:  # a child that the script forked, and that comes back here
