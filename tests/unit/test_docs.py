@@ -83,6 +83,11 @@ def test_every_make_target_that_is_named_exists() -> None:
     assert [name for name in sorted(targets) if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
 
 
+def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
+    first = blocks("sh")[0].values[0]
+    assert re.findall(r"^make (\w+)", first, re.MULTILINE) == ["demo", "test", "ui"]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_every_link_and_picture_is_there(name: str) -> None:
     folder = ROOT if name == "README.md" else ROOT / "docs"
