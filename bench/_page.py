@@ -1,23 +1,38 @@
-"""Write docs/benchmarks.md from what the benchmarks saw."""
+"""Write docs/benchmarks.md from what the benchmarks saw, in the words that each has for its figures.
+
+Each module has a constant ``WORDS``, read without importing the module: ``title``, ``meaning`` (one
+sentence, for users), and ``figures``: a pattern for the names of figures -> words, unit and goal.
+Words and goal may use the pattern's groups. A goal takes its numbers from the results, ``[target:
+NAME]``; without them it is not shown.
+"""
 
 import ast
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bench import _draw
 
 PAGE = _draw.IMAGES.parent / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Written by `make bench`, on the machine that each result names. Sides take turns within one run, so that what
-disturbs one disturbs the others too, and of the turns the quieter half is kept. A figure is the median, with
-the least and the greatest in parentheses; a ratio is that of neighbouring measurements. `make bench-quick`
-repeats less, starts no cluster and leaves this page as it is; `python -m bench NAME` runs one.
+Written by `make bench`, on the [machines](#machines) named at the end. Sides take turns within one
+run, so that what disturbs one disturbs the others too, and of the turns the quieter half is kept. A
+value is the median, with the least and the greatest in parentheses; a ratio (x) is that of
+neighbouring measurements. `make bench-quick` repeats less, starts no cluster and leaves this page
+as it is; `python -m bench NAME` runs one.
 
 What follows from the figures: [speed.md](speed.md).
 """
+TABLE = "| figure | value | goal |\n| --- | --- | --- |"
+COMMON: Final = {
+    "others' part of the cores": ("Processor time that other programs took meanwhile", "part", "")
+}
+BESIDE: Final = re.compile(r"unit|limit|target.*")  # figures that stand beside others
+
+Words = Mapping[str, Any]
 
 
 def main() -> None:
@@ -29,45 +44,108 @@ def main() -> None:
 def page() -> str:
     """Write all results there are, in the order of their names."""
     results = sorted(_draw.RESULTS.glob("*.json"))
-    return "\n".join([HEAD, *("\n".join(_part(result)) for result in results)])
+    parts = ["\n".join(_part(result)) for result in results]
+    return "\n".join([HEAD, *parts, "\n".join(_machines(results))])
+
+
+def words(name: str) -> Words:
+    """Read the words of a benchmark.
+
+    Raises:
+        LookupError: It has none.
+    """
+    for node in ast.parse((_draw.RESULTS.parent / f"{name}.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "WORDS":
+            found: Words = ast.literal_eval(node.value)
+            return found
+    raise LookupError(f"bench/{name}.py has no WORDS: title, meaning and figures")
+
+
+def rows(figures: Mapping[str, Any], words: Words) -> Iterator[str]:
+    """Write a row for each figure.
+
+    Raises:
+        LookupError: There are no words for one.
+    """
+    flat = dict(_flat(figures))
+    for name, value in flat.items():
+        if not BESIDE.fullmatch(name):
+            text, unit, goal = _said(name, words["figures"] | COMMON)
+            yield f"| {text} | {_shown(value, unit)} | {_goal(goal, flat)} |"
 
 
 def _part(result: Path) -> Iterator[str]:
-    found = json.loads(result.read_text())
-    title = ast.get_docstring(ast.parse((result.parents[1] / f"{result.stem}.py").read_text())) or ""
-    yield f"## {result.stem}\n\n{title.splitlines()[0]}\n"
-    if result.stem in _draw.DRAWINGS:
-        yield f"![{result.stem}](images/{_draw.picture(result.stem).name})\n"
-    yield "| | |\n| --- | --- |"
-    yield from _rows(found["figures"])
-    yield f"\n{_machine(found['machine'])}\n"
+    name, known = result.stem, words(result.stem)
+    yield f"## {known['title']}\n\n{known['meaning']}\n"
+    yield f"`python -m bench {name}`: {_first_line(name)}\n"
+    if name in _draw.DRAWINGS:
+        yield f"![{known['title']}](images/{_draw.picture(name).name})\n"
+    yield TABLE
+    yield from rows(json.loads(result.read_text())["figures"], known)
+    yield ""
 
 
-def _rows(figures: Mapping[str, Any], of: str = "") -> Iterator[str]:
+def _first_line(name: str) -> str:
+    text = (_draw.RESULTS.parent / f"{name}.py").read_text()
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+
+
+def _flat(figures: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in figures.items():
         if isinstance(value, dict) and "median" not in value:
-            yield from _rows(value, f"{of}{name}: ")
+            yield from _flat(value, f"{of}{name}: ")
         else:
-            yield f"| {of}{name} | {_shown(value)} |"
+            yield f"{of}{name}", value
 
 
-def _shown(value: Any) -> str:
+def _said(name: str, patterns: Words) -> tuple[str, str, str]:
+    for pattern, (text, unit, goal) in patterns.items():
+        if match := re.fullmatch(pattern, name):
+            return match.expand(text), unit, match.expand(goal)
+    raise LookupError(f"WORDS has no words for the figure {name!r}")
+
+
+def _shown(value: Any, unit: str) -> str:
     if isinstance(value, dict):
-        return f"{value['median']} ({value['low']} to {value['high']})"
-    return str(value)
+        around = f" ({_number(value['low'])} to {_number(value['high'])})"
+        return _shown(value["median"], unit) + (around if value["low"] < value["high"] else "")
+    if unit == "part":
+        return f"{_number(100 * value)} %"
+    return f"x{_number(value)}" if unit == "x" else f"{_number(value)} {unit}".rstrip()
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004
+
+
+def _goal(goal: str, flat: Mapping[str, Any]) -> str:
+    names = re.findall(r"\[(.+?)\]", goal)
+    if not all(name in flat for name in names):
+        return ""
+    return re.sub(r"\[(.+?)\]", lambda match: _number(flat[match[1]]), goal)
+
+
+def _machines(results: list[Path]) -> Iterator[str]:
+    """Name each machine once, with the benchmarks that ran on it."""
+    ran: dict[str, list[str]] = {}
+    for result in results:
+        ran.setdefault(_machine(json.loads(result.read_text())["machine"]), []).append(result.stem)
+    yield "## Machines\n"
+    yield "| machine | benchmarks |\n| --- | --- |"
+    yield from (f"| {machine} | {', '.join(names)} |" for machine, names in ran.items())
+    yield ""
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
     known = {
-        "processor": machine.get("processor"),
-        "cores": machine.get("cores"),
+        "": machine.get("processor"),
+        "cores": f"{machine['cores']:g}",
         "instructions": ", ".join(machine.get("instructions", ())),
         "Python": machine.get("python"),
         "torch": machine.get("torch"),
         "oneCCL": machine.get("oneccl-devel"),
-        "load before and after": " and ".join(str(load) for load in machine.get("load", {}).values()),
     }
-    return "Machine: " + "; ".join(f"{name} {value}" for name, value in known.items() if value) + "."
+    return "; ".join(f"{name} {value}".strip() for name, value in known.items() if value)
 
 
 if __name__ == "__main__":

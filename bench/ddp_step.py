@@ -11,6 +11,40 @@ from bench._measure import agree, by_turns, in_ranks, pids_of_ranks, ratio, roun
 
 RANKS = 2
 TARGETS = {"ccl over gloo": 1.05, "no communication over ccl": 1.2}
+WORDS = {
+    "title": "A training step of two processes",
+    "meaning": "A data-parallel training over ccl is nearly as fast as if its processes did not "
+    "communicate at all.",
+    "figures": {
+        "rates: no communication": (
+            "Speed of both processes without any communication: the bound",
+            "samples/s",
+            "",
+        ),
+        r"rates: (ccl|gloo)": (r"Speed over \1", "samples/s", ""),
+        r"rates: (ccl|gloo) compressed": (r"Speed over \1 with gradients sent as bf16", "samples/s", ""),
+        "ratios: ccl over gloo": (
+            "A step over ccl is so many times as fast as over gloo",
+            "x",
+            "at least [target: ccl over gloo]",
+        ),
+        "ratios: no communication over ccl": (
+            "A step without communication is so many times as fast as over ccl",
+            "x",
+            "at most [target: no communication over ccl]",
+        ),
+        "ratios: no communication over gloo": (
+            "A step without communication is so many times as fast as over gloo",
+            "x",
+            "",
+        ),
+        r"ratios: (ccl|gloo) compressed over \w+": (
+            r"Sending gradients as bf16 over \1 makes a step so many times as fast",
+            "x",
+            "",
+        ),
+    },
+}
 
 
 def main() -> dict[str, Any]:

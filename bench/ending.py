@@ -49,6 +49,25 @@ def ending():
 
 ending()
 """
+WORDS = {
+    "title": "From the end of a job to the end of its task",
+    "meaning": "Airflow goes on a fraction of a second after the training has ended, where the provider's "
+    "operators look every few seconds.",
+    "figures": {
+        "condition to event: manycpu": (
+            "manycpu: from the job's end until the waiting task hears of it",
+            "s",
+            "at most [target: condition to event]",
+        ),
+        "condition to event: KubernetesPodOperator": (
+            "KubernetesPodOperator: the same (below 0: it sees the container end before the pod has)",
+            "s",
+            "",
+        ),
+        r"condition to event: (\w+)": (r"\1: the same", "s", ""),
+        r"condition to the task's end: (\w+)": (r"\1: from the job's end to the task's end", "s", ""),
+    },
+}
 
 
 def main() -> dict[str, Any]:

@@ -18,6 +18,21 @@ SIDES = {
     "torch 2.8": (str(LEGACY), "torch"),
     "torch of today": (sys.executable, "torch"),
 }
+WORDS = {
+    "title": "Intel's extension",
+    "meaning": "Today's torch needs no extension: alone it is about as fast as torch 2.8 with Intel's.",
+    "figures": {
+        "rates: torch 2.8, extension 2.8": ("Speed of torch 2.8 with the extension", "samples/s", ""),
+        "rates: torch 2.8": ("Speed of torch 2.8 alone", "samples/s", ""),
+        "rates: torch of today": ("Speed of today's torch alone", "samples/s", ""),
+        "torch of today over the extension": (
+            "Today's torch is so many times as fast as torch 2.8 with the extension",
+            "x",
+            "",
+        ),
+        "the extension over torch 2.8": ("The extension makes torch 2.8 so many times as fast", "x", ""),
+    },
+}
 
 
 def main() -> dict[str, Any]:

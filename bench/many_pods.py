@@ -8,6 +8,13 @@ from bench._measure import rounds, spread
 
 PODS = 512
 NOW = 60.0  # seconds after the job's creation
+WORDS = {
+    "title": "Following a job of 512 pods",
+    "meaning": "Whoever waits for a very large job spends milliseconds on each thing that happens to it.",
+    "figures": {
+        r"(a .+)": (r"Processor time for \1", "ms", ""),
+    },
+}
 
 
 def main() -> dict[str, Any]:

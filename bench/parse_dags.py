@@ -22,6 +22,15 @@ def bare():
 bare()
 """
 PARSE = "import runpy, sys; [runpy.run_path(file) for file in sys.argv[1:]]"
+WORDS = {
+    "title": "Parsing DAG files",
+    "meaning": "DAG files that use manycpu are parsed nearly as fast as those that import Airflow alone.",
+    "figures": {
+        "bare_seconds": ("Processor time to parse a file that imports Airflow alone", "s", ""),
+        "dags_seconds": ("Processor time to parse all files of dags/", "s", ""),
+        "ratio": ("The second is so many times the first", "x", "at most [limit]"),
+    },
+}
 
 
 def main() -> dict[str, float]:

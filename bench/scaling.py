@@ -9,6 +9,19 @@ from typing import Any
 from bench._measure import agree, by_turns, in_ranks, pids_of_ranks, rounds, spread
 from manycpu.pipeline.spec.machine import Machine
 
+WORDS = {
+    "title": "Scaling over the cores of a machine",
+    "meaning": "Each process more, on a core of its own, adds most of the speed of the first.",
+    "figures": {
+        r"rates: processes: (\d+)": (r"Speed, number of processes: \1", "samples/s", ""),
+        r"over one process: (\d+)": (
+            r"So many times the speed of one process, number of processes: \1",
+            "x",
+            "",
+        ),
+    },
+}
+
 
 def main() -> dict[str, Any]:
     """Measure; each process has one core and a batch of its own, so that work grows with processes."""

@@ -15,6 +15,21 @@ SIDES = {  # name -> bf16, fused, compiled
     "bf16 fused": (True, True, False),
     "bf16 fused compiled": (True, True, True),
 }
+WORDS = {
+    "title": "A training step of one process",
+    "meaning": "On processors with AMX, bf16 and a fused AdamW more than double the speed; compiling adds "
+    "a little.",
+    "figures": {
+        r"rates: (.+)": (r"Speed in \1", "samples/s", ""),
+        "over fp32: bf16 fused": (
+            "bf16 fused is so many times as fast as fp32",
+            "x",
+            "with AMX, at least [target: bf16 fused over fp32, with AMX]",
+        ),
+        r"over fp32: (.+)": (r"\1 is so many times as fast as fp32", "x", ""),
+        r"first_call_seconds: (.+)": (r"The first step in \1 takes", "s", ""),
+    },
+}
 
 
 def main() -> dict[str, Any]:

@@ -14,6 +14,28 @@ PROCESSES = (2, 4)
 SECONDS = 2.0
 BATCH = 64
 TARGET = 5
+WORDS = {
+    "title": "Threads by the CPU plan",
+    "meaning": "Processes that share a machine's cores train many times as fast once each has its own, as "
+    "the CPU plan gives them; by torch's defaults each has a thread for every core.",
+    "figures": {
+        r"rates: (\w+), (\d+) processes, defaults": (
+            r"\1, \2 processes, torch's defaults: speed",
+            "samples/s",
+            "",
+        ),
+        r"rates: (\w+), (\d+) processes, planned": (
+            r"\1, \2 processes, the CPU plan: speed",
+            "samples/s",
+            "",
+        ),
+        r"planned over defaults: (\w+), (\d+) processes": (
+            r"\1, \2 processes: the plan is so many times as fast as the defaults",
+            "x",
+            r"at least [target: \2 processes on 2 cores]",
+        ),
+    },
+}
 
 
 def main() -> dict[str, Any]:

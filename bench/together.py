@@ -14,6 +14,17 @@ from bench._measure import by_turns, ratio, rounds, spread
 RUNS = 6
 LASTS = (30, 10)  # seconds that each run trains
 LONGEST = 900.0  # seconds for all of them
+WORDS = {
+    "title": "Six runs where two fit",
+    "meaning": "Runs that start together, and have no room together, take turns and are done nearly as "
+    "soon as if somebody had started them in order.",
+    "figures": {
+        "each trains for": ("Each run trains for", "s", ""),
+        "together": ("All six, started together, take", "s", ""),
+        "two by two": ("All six, started two by two, take", "s", ""),
+        "together over two by two": ("The first is so many times the second", "x", "at most [target]"),
+    },
+}
 
 
 def main() -> dict[str, Any]:

@@ -32,7 +32,8 @@ def _part(name: str, model: type[BaseModel]) -> str:
 
 def _row(name: str, info: FieldInfo, model: type[BaseModel]) -> str:
     schema = model.model_json_schema()["properties"][name]
-    choices = f" One of: {', '.join(f'`{value}`' for value in schema['enum'])}." if "enum" in schema else ""
+    named = [value for kind in schema.get("anyOf", [schema]) for value in kind.get("enum", ())]
+    choices = f" One of: {', '.join(f'`{value}`' for value in named)}." if named else ""
     examples = ", ".join(f"`{example}`" for example in info.examples or ())
     return f"| `{name}` | {_default(info)} | {info.description}{choices} | {examples} |\n"
 

@@ -33,5 +33,5 @@ def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
         return {}
     here = os.path.realpath(folder)
     paths = {name: os.path.relpath(os.path.realpath(run[name]), here) for name in ("data", "model")}
-    shown = {name: run[name] for name in ("program", "nproc_per_node", "backend", "dtype")}
+    shown = {name: run[name] for name in ("program", "nproc_per_node", "dtype")}
     return {**shown, **paths, "args": shlex.join(run["args"])}

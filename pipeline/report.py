@@ -40,6 +40,7 @@ class Observed(BaseModel):
     world_size: int | None = None
     ranks: list[Rank] = Field(default_factory=list)
     backend: str | None = None
+    backend_reason: str | None = None
     rounds: list[dict[str, Any]] = Field(default_factory=list)
     metrics: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
@@ -74,6 +75,8 @@ class Report(BaseModel):
     hosts: list[str] = Field(default_factory=list)
     ranks: list[Rank] = Field(default_factory=list)
     backend: str | None = None
+    backend_reason: str | None = None
+    """Why the ranks chose it; None where the run names its backend."""
     rounds: list[dict[str, Any]] = Field(default_factory=list)
     metrics: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
@@ -133,6 +136,7 @@ def _proof(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -
     known = _known_meeting(observed, event)
     if known is not None and rank.rank in known["ranks"]:
         return  # a log that is read again
+    observed.backend_reason = event.get("backend_reason") or observed.backend_reason
     found = known or _new_meeting(observed, event)
     found["ranks"].append(rank.rank)
     if rank.host not in found["hosts"]:

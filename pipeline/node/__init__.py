@@ -7,7 +7,8 @@ happens by events on stdout (:mod:`manycpu.pipeline.spec.events`), which readers
 event      fields
 =========  ==============================================================================
 start      message: what the start waits for, and how long the last thing took; of no rank, once
-proof      rank, world_size, host, cpus, threads, backend, round
+proof      rank, world_size, host, cpus, threads, backend, round; of rank 0, where the ranks chose
+           the backend: backend_reason
 backend    asked, observed, world_size
 progress   step, total_steps, epoch, loss, grad_norm, learning_rate, samples_per_second,
            seconds_left (those given)

@@ -13,26 +13,30 @@ from manycpu.pipeline.node.backends import BACKENDS, UnavailableError
 from manycpu.pipeline.node.emit import say, warn
 from manycpu.pipeline.node.node_exit import BACKEND, PROOF, NodeExit
 
-__all__ = ["require", "was_initialised", "wrap"]
+__all__ = ["lacking", "require", "was_initialised", "wrap"]
 
 _INITIALISED: list[str] = []
 
 
-def require(backend: str | None) -> None:
+def require(backend: str) -> None:
     """Make a backend available.
 
     Raises:
-        Refusal: 88, with the reason.
+        NodeExit: 88, with the reason.
     """
-    if backend is None:
-        return
+    if why := lacking(backend):
+        raise NodeExit(BACKEND, f"run.backend: {backend!r} cannot be had: {why}.")
+
+
+def lacking(backend: str) -> str:
+    """Make a backend available; why it cannot be had, empty where it can."""
+    if backend not in BACKENDS:
+        return f"one of {', '.join(BACKENDS)} is known"
     try:
         BACKENDS[backend]()
-    except (UnavailableError, KeyError) as error:
-        why = (
-            error.args[0] if isinstance(error, UnavailableError) else f"one of {', '.join(BACKENDS)} is known"
-        )
-        raise NodeExit(BACKEND, f"run.backend: {backend!r} cannot be had: {why}.") from error
+    except UnavailableError as error:
+        return str(error.args[0])
+    return ""
 
 
 def was_initialised() -> bool:

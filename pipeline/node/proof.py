@@ -32,22 +32,36 @@ class Meeting(NamedTuple):
         """How many ranks there are."""
         return len(self.records)
 
+    @property
+    def backend(self) -> str | None:
+        """The collective backend that all of them use; None leaves the choice to the script."""
+        chosen: str | None = self.me["backend"]
+        return chosen
 
-def meet(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> Meeting:
-    """Exchange records with all ranks, and judge them.
+
+def meet(rank: Rank, requested: RequestedWorld, plan: CpuPlan, no_ccl: str) -> Meeting:
+    """Exchange records with all ranks, judge them, and choose the backend by them.
+
+    Args:
+        rank: This rank.
+        requested: What the run asked for.
+        plan: This rank's CPU plan.
+        no_ccl: Why this rank cannot have the backend ccl; empty where it can.
 
     Raises:
-        Refusal: 87, somebody did not come in time, or who came is not who was asked for.
+        NodeExit: 87, somebody did not come in time, or who came is not who was asked for.
     """
-    me = _describe(rank, requested, plan)
+    me = _describe(rank, requested, plan) | {"no_ccl": no_ccl}
     records = _exchange(rank, me, requested) if rank.world_size > 1 else [me]
     requested.check_meeting(records)
     # Each node counts its own restarts, a new one from nothing: who was there longest gives the number.
     me["round"] = max(record["round"] for record in records)
     # Membership may change within a round: the meeting has a name of its own, which rank 0 brings.
     me["meeting"] = next(record["meeting"] for record in records if record["rank"] == 0)
+    me["backend"], reason = requested.choose_backend(records)
     shown = ("rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round", "meeting")
-    say("proof", **{name: me[name] for name in shown})
+    said_once = {"backend_reason": reason} if reason and rank.rank == 0 else {}
+    say("proof", **{name: me[name] for name in shown}, **said_once)
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
 
 

@@ -37,15 +37,19 @@ def _run(rank: ranks.Rank, program: script.Program) -> int:
     # Late: torch must not be loaded before the plan's variables are set.
     from manycpu.pipeline.node import backend, network, proof
 
-    if asked_for.backend == "ccl":
+    if asked_for.backend in ("ccl", requested_world.AUTO):
         start.waits_for("the backend ccl (built once for each torch and compiler, in about half a minute)")
-    backend.require(asked_for.backend)
+    no_ccl = backend.lacking("ccl") if asked_for.backend == requested_world.AUTO else ""
+    if asked_for.backend and asked_for.backend != requested_world.AUTO:
+        backend.require(asked_for.backend)
     start.waits_for(f"all ranks to meet: {rank.world_size} (for at most {asked_for.timeout} s)")
-    meeting = proof.meet(rank, asked_for, plan)
+    meeting = proof.meet(rank, asked_for, plan, no_ccl)
     start.ends()
     network.choose_interface(meeting)
-    backend.wrap(asked_for.backend, meeting.world_size)
-    program = options.translated(program, asked_for.backend)
+    if meeting.backend:
+        os.environ["MANYCPU_BACKEND"] = meeting.backend
+    backend.wrap(meeting.backend, meeting.world_size)
+    program = options.translated(program, meeting.backend)
     process = os.getpid()
     code = script.execute(program)
     if os.getpid() != process:  # a child that the script forked, and that comes back here
@@ -83,7 +87,7 @@ def _meeting_point(rank: ranks.Rank) -> None:
     """See that there is a meeting point; a process alone makes one for itself.
 
     Raises:
-        Refusal: 87, each rank would wait at a place of its own.
+        NodeExit: 87, each rank would wait at a place of its own.
     """
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if os.environ.get(name) in (None, "", "0")]
     if not missing:

@@ -1,12 +1,16 @@
 """What the run asked for, by the environment that the launcher passed on; and whether it is what there is."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.node.node_exit import PROOF, NodeExit
 from manycpu.pipeline.node.ranks import Rank
 
-__all__ = ["RequestedWorld", "of"]
+__all__ = ["AUTO", "RequestedWorld", "of"]
+
+AUTO: Final = "auto"
+"""The backend of a run that names none: the best that every rank has."""
+_REASON: Final = 500  # characters of why there is no ccl: a compiler may have much to say
 
 
 class RequestedWorld(NamedTuple):
@@ -15,6 +19,7 @@ class RequestedWorld(NamedTuple):
     nodes: tuple[int, int] | None
     processes: int
     backend: str | None
+    """A name, :data:`AUTO`, or None: the choice is the script's."""
     spread: bool
     timeout: int
 
@@ -22,7 +27,7 @@ class RequestedWorld(NamedTuple):
         """Compare the world that the launcher made with the one asked for.
 
         Raises:
-            Refusal: 87, they differ.
+            NodeExit: 87, they differ.
         """
         if self.nodes is None:
             return
@@ -39,10 +44,28 @@ class RequestedWorld(NamedTuple):
         """Judge what the ranks said of themselves; every rank comes to the same verdict.
 
         Raises:
-            Refusal: 87, with everything that is wrong.
+            NodeExit: 87, with everything that is wrong.
         """
         if faults := list(self._faults(records)):
             raise NodeExit(PROOF, f"proof of scale failed: {self} were asked for, and {'; '.join(faults)}.")
+
+    def choose_backend(self, records: Sequence[Mapping[str, Any]]) -> tuple[str | None, str | None]:
+        """Choose the backend by what all ranks have: they come to the same choice.
+
+        Args:
+            records: Of each rank; ``no_ccl`` says why it cannot have ccl, and is empty where it can.
+
+        Returns:
+            The backend, and why it was chosen; None where there was nothing to choose.
+        """
+        if self.backend != AUTO:
+            return self.backend, None
+        lacking = [record for record in records if record["no_ccl"]]
+        if not lacking:
+            return "ccl", "run.backend is left out, and every rank has ccl"
+        first = min(lacking, key=lambda record: int(record["rank"]))
+        who = f"rank {first['rank']} on {first['host']}"
+        return "gloo", f"run.backend is left out, and {who} has no ccl: {first['no_ccl'][:_REASON]}"
 
     def _faults(self, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         ranks = sorted(record["rank"] for record in records)

@@ -68,7 +68,7 @@ def execute(program: Program) -> int:
     """Run the program; its own exit code.
 
     Raises:
-        Refusal: It did not end by itself: its process group is not what was asked for.
+        NodeExit: It did not end by itself: its process group is not what was asked for.
     """
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

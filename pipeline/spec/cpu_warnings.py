@@ -104,7 +104,7 @@ def _preload(wanted: Wanted, preload: Sequence[str]) -> Iterator[str]:
 
 
 def _workers(wanted: Wanted) -> Iterator[str]:
-    if wanted.backend != "ccl" or wanted.env.get("CCL_WORKER_OFFLOAD", "0") != "0":
+    if wanted.backend in ("gloo", "mpi") or wanted.env.get("CCL_WORKER_OFFLOAD", "0") != "0":
         return
     for name in ("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"):
         if wanted.env.get(name, "1") != "1":

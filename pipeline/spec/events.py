@@ -61,7 +61,9 @@ _CHECKS: Final[Mapping[str, Callable[[object], bool]]] = {
     **dict.fromkeys(("rank", "world_size", "round", "code"), _is_whole),
     **dict.fromkeys(("step", "total_steps"), _is_count),
     **dict.fromkeys(("epoch", "loss", "samples_per_second", "seconds_left", "cpus", "threads"), _is_number),
-    **dict.fromkeys(("host", "hostname", "meeting", "backend", "observed", "message"), _is_text),
+    **dict.fromkeys(
+        ("host", "hostname", "meeting", "backend", "backend_reason", "observed", "message"), _is_text
+    ),
     "values": _is_mapping,
 }
 """Field of an event of ours -> what it has to be; one that is not needed may be null."""
@@ -171,6 +173,7 @@ _MEETING: Final = {
     "backend": "backend {}",
     "cpus": "{:g} cores",
     "threads": "{} threads",
+    "backend_reason": "this backend because {}",
 }
 _STEP: Final = {
     "epoch": "epoch {:.2f}",

@@ -113,9 +113,10 @@ class TrainingRun(BaseModel):
         examples=[1, 2],
         json_schema_extra=_section("Scale"),
     )
-    backend: Backend = Field(
-        "gloo",
-        description="Collective backend; the one asked for is the one used, or the run fails.",
+    backend: Backend | None = Field(
+        None,
+        description="Collective backend; the one asked for is the one used, or the run fails. Default: ccl "
+        "where every rank has it, else gloo; the run's first lines and its report say which, and why.",
         json_schema_extra=_section("Scale"),
     )
     dtype: Literal["fp32", "bf16"] = Field(

@@ -35,7 +35,7 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
         return f"{low if low == high else f'{low} to {high}'} ranks were asked for, {world} met"
     if len(observed.ranks) != world:
         return f"{world} ranks met, but {len(observed.ranks)} introduced themselves"
-    if observed.backend not in (None, ctx.run.backend):
+    if ctx.run.backend is not None and observed.backend not in (None, ctx.run.backend):
         return f"backend {ctx.run.backend} was asked for, {observed.backend} was used"
     return _lacking_spread(ctx, observed) or _lacking_end(ctx, observed)
 

@@ -1,6 +1,7 @@
 """The backend ccl under every launcher, on one machine and over hosts; and ranks that cannot have it."""
 
 import json
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,24 @@ def test_without_a_compiler_every_rank_says_so(write: Callable[[str], Path], tmp
         assert ended.code == 88, ended.out
         assert "run.backend: 'ccl' cannot be had: " in ended.events("error")[0]["message"]
         assert "there is no C++ compiler" in ended.events("error")[0]["message"]
+
+
+def test_a_backend_that_is_left_out_is_one_that_every_rank_has(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """One rank has ccl and the other cannot: both train over gloo, and say why."""
+    script = write(
+        "import os, torch.distributed as dist\ndist.init_process_group()\n"
+        "print(dist.get_backend(), os.environ['MANYCPU_BACKEND'])\n"
+    )
+    auto = {"MANYCPU_BACKEND": "auto"}
+    lacking = {"MANYCPU_CACHE": str(tmp_path / "cache"), "PATH": "/nowhere"}
+    first, second = by_hand(script, {"RANK": "0"} | auto, {"RANK": "1"} | auto | lacking)
+    assert (first.code, second.code) == (0, 0), first.out + second.out
+    assert "gloo gloo" in first.texts()
+    assert "gloo gloo" in second.texts()
+    said = f"run.backend is left out, and rank 1 on {socket.gethostname()} has no ccl: it was not built"
+    assert first.events("proof")[0]["backend_reason"].startswith(said)
 
 
 def test_ranks_that_ask_for_different_backends_all_fail(write: Callable[[str], Path]) -> None:

@@ -34,7 +34,7 @@ def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -
         + "print('threads', torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])\n"
         + "print('cores', sorted(os.sched_getaffinity(0)))\n"
     )
-    ended = launch(launcher, write(script), resources={"cpu": 2})
+    ended = launch(launcher, write(script), resources={"cpu": 2}, backend="gloo")
     assert ended.code == 0, ended.out
     host = socket.gethostname()
     proofs = sorted(ended.events("proof"), key=lambda event: int(event["rank"]))

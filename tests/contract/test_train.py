@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ccl_here
 import pytest
 from conftest import ALL_REDUCE
 from helpers import processes_of, until
@@ -22,6 +24,7 @@ from manycpu.pipeline.spec.errors import (
     StageError,
     TrainingFailedError,
 )
+from manycpu.pipeline.spec.events import RankLine, readable
 from manycpu.pipeline.targets.context import RunContext, changed, home, open_context
 from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.all_verbs import Silent
@@ -48,6 +51,16 @@ open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model.txt"), "a").write("done")
 """
 
 
+class Lines(Silent):
+    """Keeps the lines of the ranks, as people read them."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def line(self, line: RankLine) -> None:
+        self.texts.append(readable(line))
+
+
 def fields(tmp_path: Path, program: str, **more: Any) -> dict[str, Any]:
     return {"program": program, "output": str(tmp_path / "out"), "nproc_per_node": 2, **more}
 
@@ -62,12 +75,36 @@ def test_a_run_delivers_its_model_with_a_report(script: Script, tmp_path: Path, 
     found = train(fields(tmp_path, script(), data=str(tmp_path / "data")), run_id="a")
     assert (tmp_path / "out" / "model.txt").read_text() == "sum 2"
     assert found == report(tmp_path)
-    assert (found.state, found.world_size, len(found.hosts), found.backend) == ("succeeded", 2, 1, "gloo")
+    assert (found.state, found.world_size, len(found.hosts)) == ("succeeded", 2, 1)
     verbs = ["prepare", "stage", "build", "launch", "wait", "export", "cleanup"]
     assert list(found.verbs) == verbs
     assert found.left_behind == []
     assert list((home / "runs").glob("*")) == []
     assert {Path(path).parent.name for path in found.kept} == {"data", "code"}
+
+
+def test_a_backend_that_is_left_out_is_the_best_there_is(script: Script, tmp_path: Path) -> None:
+    reason = "run.backend is left out, and {}"
+    if missing := ccl_here.missing():
+        known = ("gloo", reason.format(f"rank 0 on {socket.gethostname()} has no ccl: {missing}"))
+    else:
+        known = ("ccl", reason.format("every rank has ccl"))
+    listener = Lines()
+    found = train(fields(tmp_path, script()), listener=listener)
+    assert (found.backend, found.backend_reason) == known
+    assert any(f"backend {known[0]}," in text and known[1] in text for text in listener.texts)
+
+
+def test_where_there_is_no_ccl_a_backend_that_is_left_out_is_gloo(script: Script, tmp_path: Path) -> None:
+    """Neither built before, nor a compiler to build it."""
+    without = {"MANYCPU_CACHE": str(tmp_path / "cache"), "PATH": "/nowhere"}
+    listener = Lines()
+    found = train(fields(tmp_path, script(), env=without), listener=listener)
+    assert (found.state, found.backend) == ("succeeded", "gloo")
+    said = f"run.backend is left out, and rank 0 on {socket.gethostname()} has no ccl: "
+    assert found.backend_reason is not None
+    assert found.backend_reason.startswith(said)
+    assert any("backend gloo," in text and said in text for text in listener.texts)
 
 
 def test_what_was_staged_and_built_is_used_again(script: Script, tmp_path: Path) -> None:
@@ -310,6 +347,7 @@ with open(os.environ["MANYCPU_OUTPUT"] + "/seen.json", "w") as file:
                 data=str(tmp_path / "d.txt"),
                 args=["--data", "{data}", "--out={output}/x", "{not} {{touched}}"],
                 env={"MINE": "1"},
+                backend="gloo",
                 dtype="bf16",
             )
         )

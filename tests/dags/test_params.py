@@ -41,7 +41,7 @@ def test_every_field_is_there_with_a_section_and_a_help_text(form: dict[str, Par
 
 
 def test_drop_downs_bounds_and_examples(form: dict[str, Param]) -> None:
-    assert form["backend"].schema["enum"] == ["ccl", "gloo", "mpi"]
+    assert form["backend"].schema["enum"] == ["ccl", "gloo", "mpi", None]
     assert form["target_kind"].schema["enum"] == ["local", "baremetal", "kubernetes"]
     assert (form["nproc_per_node"].schema["minimum"], form["nproc_per_node"].schema["maximum"]) == (1, 1024)
     assert "Seconds" in str(form["run_timeout"].description)

@@ -83,6 +83,11 @@ def test_every_make_target_that_is_named_exists() -> None:
     assert [name for name in sorted(targets) if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
 
 
+def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
+    first = blocks("sh")[0].values[0]
+    assert re.findall(r"^make (\w+)", first, re.MULTILINE) == ["demo", "test", "ui"]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_every_link_and_picture_is_there(name: str) -> None:
     folder = ROOT if name == "README.md" else ROOT / "docs"
@@ -112,3 +117,34 @@ def test_the_page_of_benchmarks_shows_the_results_that_are_kept(monkeypatch: pyt
 
     monkeypatch.syspath_prepend(str(ROOT))
     assert importlib.import_module("bench._page").page() == PAGES["benchmarks.md"], "run `python -m bench`"
+
+
+def test_every_benchmark_has_words_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A title, a sentence of what it means, and a goal beside its figure for each target that it has."""
+    import importlib
+    import json
+
+    monkeypatch.syspath_prepend(str(ROOT))
+    page = importlib.import_module("bench._page")
+    for name in importlib.import_module("bench.__main__").names():
+        words = page.words(name)
+        assert words["title"]
+        assert words["meaning"].endswith(".")
+        result = ROOT / "bench" / "results" / f"{name}.json"
+        figures = json.loads(result.read_text())["figures"] if result.exists() else {}
+        goals = [row for row in page.rows(figures, words) if not row.endswith("|  |")]
+        assert bool(goals) == any(key in figures for key in ("target", "limit")), name
+
+
+def test_a_benchmark_without_words_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    monkeypatch.syspath_prepend(str(ROOT))
+    page = importlib.import_module("bench._page")
+    with pytest.raises(LookupError, match="no words for the figure 'new_seconds'"):
+        list(page.rows({"new_seconds": 1.0}, {"figures": {"old_seconds": ("Old", "s", "")}}))
+    assert list(
+        page.rows(
+            {"new_seconds": 1.0, "limit": 2}, {"figures": {"new_seconds": ("New", "s", "under [limit]")}}
+        )
+    ) == ["| New | 1 s | under 2 |"]

@@ -66,6 +66,30 @@ def test_meetings_that_fail(met: list[dict[str, Any]], message: str) -> None:
     assert message in refusal.value.message
 
 
+def met(*lacking: str) -> list[dict[str, Any]]:
+    """Make records of ranks, in no order: why each of them has no ccl."""
+    found = [{"rank": rank, "host": f"host-{rank}", "no_ccl": no_ccl} for rank, no_ccl in enumerate(lacking)]
+    return found[::-1]
+
+
+def test_a_backend_that_is_left_out_is_the_best_that_every_rank_has() -> None:
+    auto = want(MANYCPU_BACKEND=requested_world.AUTO)
+    assert auto.choose_backend(met("", "")) == ("ccl", "run.backend is left out, and every rank has ccl")
+    assert auto.choose_backend(met("", "no compiler", "no oneCCL")) == (
+        "gloo",
+        "run.backend is left out, and rank 1 on host-1 has no ccl: no compiler",
+    )
+
+
+@pytest.mark.parametrize("backend", ["ccl", "gloo", "mpi"])
+def test_a_backend_that_is_named_is_never_swapped(backend: str) -> None:
+    assert want(MANYCPU_BACKEND=backend).choose_backend(met("no oneCCL", "")) == (backend, None)
+
+
+def test_outside_of_a_run_the_script_chooses_its_backend() -> None:
+    assert requested_world.of({}).choose_backend(met("")) == (None, None)
+
+
 def test_one_machine_is_enough_where_spread_is_only_preferred() -> None:
     want(MANYCPU_SPREAD="prefer").check_meeting(records(0, 1, machine="same"))
 

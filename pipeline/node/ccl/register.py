@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from manycpu.pipeline.node.ccl import build, environment, leftovers, memory, peers, vendor
+from manycpu.pipeline.node.ccl import build, environment, leftovers, memory, peers, toolchain, vendor
 
 __all__ = ["register"]
 
@@ -31,6 +31,7 @@ def register() -> None:
     if binding is not None:
         vendor.use(binding)
         return
+    toolchain.library("libfabric.so.1")  # which its groups need: better to know now
     module = build.load()
     leftovers.sweep()
     atexit.register(_end, module)

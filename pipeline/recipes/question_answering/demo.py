@@ -46,7 +46,6 @@ def demo_run(output: str) -> dict[str, Any]:
         "output": output,
         "nnodes": 1,
         "nproc_per_node": 2,
-        "backend": "gloo",
         "dtype": "fp32" if bf16_warning(flags()) else "bf16",
     }
 
