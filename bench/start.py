@@ -1,4 +1,4 @@
-"""From the launch to the first line of a program, beside `python -c "import torch"`: sides take turns; seconds.
+"""From the launch to a program's first line, beside `python -c "import torch"`: sides take turns; seconds.
 
 The least of each is what the start costs where nothing disturbs it.
 """
