@@ -19,6 +19,7 @@ from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 
+_Launch = Literal["processes", "torchrun"]
 BARE = 'python -c "import torch"'
 SCRIPT = """\
 import time
@@ -61,7 +62,7 @@ def _import_torch() -> float:
     return time.perf_counter() - begun
 
 
-def _first_line(script: Path, ranks: int, launch: Literal["torchrun"] = "torchrun") -> float:
+def _first_line(script: Path, ranks: int, launch: _Launch = "processes") -> float:
     """Launch a run, supervisor and all; seconds until the program has begun on the last of its ranks."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -77,7 +78,7 @@ def _first_line(script: Path, ranks: int, launch: Literal["torchrun"] = "torchru
     return max(first) - begun
 
 
-def _manifest(script: Path, folder: Path, ranks: int, launch: Literal["torchrun"]) -> dict[str, Any]:
+def _manifest(script: Path, folder: Path, ranks: int, launch: _Launch) -> dict[str, Any]:
     run = TrainingRun(program=str(script), output=str(folder / "model"), nproc_per_node=ranks)
     places = {name: str(folder / name) for name in ("output", "checkpoints", "caches")}
     placement = Placement(

@@ -33,14 +33,22 @@ class Meeting(NamedTuple):
         return len(self.records)
 
 
-def meet(rank: Rank, asked: Asked, plan: CpuPlan) -> Meeting:
+def meet(rank: Rank, asked: Asked, plan: CpuPlan, listener: socket.socket | None = None) -> Meeting:
     """Exchange records with all ranks, and judge them.
+
+    Args:
+        rank: This rank.
+        asked: What the run asked for.
+        plan: Its CPU plan.
+        listener: What rank 0 is to serve the store on; None: on a port that it takes by itself.
 
     Raises:
         Refusal: 87, somebody did not come in time, or who came is not who was asked for.
     """
     me = _describe(rank, asked, plan)
-    records = _exchange(rank, me, asked) if rank.world_size > 1 else [me]
+    # A port that is taken for the store is served also for one rank alone: the script meets itself there.
+    met = rank.world_size > 1 or listener is not None
+    records = _exchange(rank, me, asked, listener) if met else [me]
     asked.check_meeting(records)
     # Each node counts its own restarts, a new one from nothing: who was there longest gives the number.
     me["round"] = max(record["round"] for record in records)
@@ -68,10 +76,12 @@ def _describe(rank: Rank, asked: Asked, plan: CpuPlan) -> dict[str, Any]:
     }
 
 
-def _exchange(rank: Rank, me: dict[str, Any], asked: Asked) -> list[dict[str, Any]]:
+def _exchange(
+    rank: Rank, me: dict[str, Any], asked: Asked, listener: socket.socket | None
+) -> list[dict[str, Any]]:
     limit = timedelta(seconds=asked.timeout)
     try:
-        base = _store(rank, limit)
+        base = _store(rank, limit, listener)
     except DistError as error:
         raise Refusal(PROOF, _unreachable(rank, asked, error)) from error
     _KEPT.append(base)
@@ -89,8 +99,11 @@ def _exchange(rank: Rank, me: dict[str, Any], asked: Asked) -> list[dict[str, An
     return [json.loads(store.get(name)) for name in seats]
 
 
-def _store(rank: Rank, limit: timedelta) -> Store:
+def _store(rank: Rank, limit: timedelta, listener: socket.socket | None) -> Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if listener is not None:
+        own: dict[str, Any] = {"is_master": True, "multi_tenant": True, "master_listen_fd": listener.detach()}
+        return TCPStore(address, port, None, timeout=limit, **own)
     # Under torchrun the agent serves the store, and every rank is a client of it.
     if rank.rank == 0 and not _agent_serves():
         try:

@@ -25,7 +25,7 @@ __all__ = ["POLL", "Watch", "conclude", "observed_of", "outcome", "wait", "watch
 
 _LOG = logging.getLogger(__name__)
 POLL = 0.5  # seconds between looks: a training's end is seen within a second
-_VOUCHES = frozenset({"torchrun", "mpirun", "mpijob"})
+_VOUCHES = frozenset({"processes", "torchrun", "mpirun", "mpijob"})
 """Launch kinds whose success is that of every rank: one launcher ends as the worst of them."""
 
 
