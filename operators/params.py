@@ -73,10 +73,11 @@ def read_params(
             _put(run, name, value)
     run.setdefault("output", _default_output(run_id, key))
     kind = params.get(_KIND) or next(iter(_kinds()))
+    # A field that was left as it was is one that was left out: others may decide it.
     target = {
         name: params[f"{kind}_{name}"]
-        for name in _kinds()[kind].model_fields
-        if params.get(f"{kind}_{name}") not in _LEAVE_OUT
+        for name, field in _kinds()[kind].model_fields.items()
+        if params.get(f"{kind}_{name}") not in (*_LEAVE_OUT, field.default)
     }
     return run, {"kind": kind, **target}
 

@@ -22,7 +22,7 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 __all__ = ["LAUNCHERS", "MPIRUNS", "PLAIN", "Ended", "alone", "by_hand", "execute", "launch", "manifest_of"]
 
 MPIRUNS = {"intel": f"{sys.prefix}/bin/mpirun", "openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
-LAUNCHERS = ["torchrun", *MPIRUNS]
+LAUNCHERS = ["processes", "torchrun", *MPIRUNS]
 PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
 
 
@@ -69,7 +69,7 @@ def launch(launcher: str, script: Path, *args: str, **fields: Any) -> Ended:
 def manifest_of(launcher: str, script: Path, *args: str, **fields: Any) -> dict[str, Any]:
     known = {"nproc_per_node": 2, "start_timeout": 60} | fields
     run = TrainingRun(program=str(script), args=args, output=str(script.parent / "model"), **known)
-    target = Local(launch="torchrun" if launcher == "torchrun" else "mpirun")
+    target = Local.model_validate({"launch": "mpirun" if launcher in MPIRUNS else launcher})
     folder = str(script.parent)
     placement = Placement(
         name="train-0123456789",
@@ -81,7 +81,7 @@ def manifest_of(launcher: str, script: Path, *args: str, **fields: Any) -> dict[
         checkpoints=f"{folder}/checkpoints",
         caches=f"{folder}/caches",
         attempt_directory=folder,
-        mpi=None if launcher == "torchrun" else found(launcher),
+        mpi=found(launcher) if launcher in MPIRUNS else None,
         master_port=free_port(),
     )
     made: dict[str, Any] = MODULES[target.launch].objects(run, target, placement)[-1]

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from pydantic import BaseModel
 
-from manycpu.pipeline.launchers import mpijob, mpirun, pytorchjob, torchrun
+from manycpu.pipeline.launchers import mpijob, mpirun, processes, pytorchjob, torchrun
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import Status
@@ -38,6 +38,7 @@ class Launcher(Protocol):
 
 
 LAUNCHERS: Final[dict[str, Launcher]] = {
+    "processes": processes,
     "torchrun": torchrun,
     "mpirun": mpirun,
     "pytorchjob": pytorchjob,

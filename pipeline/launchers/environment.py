@@ -3,7 +3,7 @@
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["environment", "node_command"]
+__all__ = ["arguments", "environment", "node_command"]
 
 
 def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:

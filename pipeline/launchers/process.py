@@ -1,4 +1,4 @@
-"""What a supervised process says of a run's state: the same for torchrun and mpirun."""
+"""What a supervised process says of a run's state: the same for every launch kind of machines."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""torchrun on one machine: the agent starts the ranks, watches them, and restarts them if asked to."""
+"""torchrun on one machine: its agent starts the ranks, watches them, and restarts them if asked to."""
 
 from typing import Any
 

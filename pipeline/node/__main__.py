@@ -1,22 +1,26 @@
-"""Start a rank: this process becomes its pump, a child of it becomes the rank."""
+"""Start a rank, or all of this machine: a process becomes the rank's pump, a child of it the rank."""
 
 import contextlib
 import os
 import socket
 import sys
+from typing import Final
 
-from manycpu.pipeline.node import cpus, ranks
+from manycpu.pipeline.node import cpus, local_world, ranks
 from manycpu.pipeline.node.log_forwarder import die_with_parent, pump
 from manycpu.pipeline.spec import events
 
-USAGE = "usage: python -m manycpu.pipeline.node [-m MODULE | SCRIPT] ARGS..."
+USAGE = "usage: python -m manycpu.pipeline.node [--nproc-per-node=COUNT] [-m MODULE | SCRIPT] ARGS..."
+_COUNT: Final = "--nproc-per-node="  # with it, all ranks of this machine are started
 
 
 def main(argv: list[str]) -> int:
     """Fork: returns in the rank only, with the code to exit with."""
+    count = argv.pop(0).removeprefix(_COUNT) if argv and argv[0].startswith(_COUNT) else ""
     if not argv or argv == ["-m"]:
         sys.stderr.write(USAGE + "\n")
         return 2
+    listener = local_world.fork_ranks(int(count)) if count else None
     host = os.environ.setdefault("MANYCPU_HOST", socket.gethostname())
     try:
         rank = ranks.of(os.environ)
@@ -30,6 +34,8 @@ def main(argv: list[str]) -> int:
     if child := os.fork():
         _lead_group(child)
         os.close(spoken)
+        if listener is not None:
+            listener.close()
         pump(child, stream, rank.rank, host)
     die_with_parent(pumping)
     os.close(stream)
@@ -37,7 +43,7 @@ def main(argv: list[str]) -> int:
     # Late: the pump stays small without it.
     from manycpu.pipeline.node.rank import run
 
-    return run(rank, argv)
+    return run(rank, argv, listener)
 
 
 def _lead_group(process: int) -> None:

@@ -39,20 +39,29 @@ class Meeting(NamedTuple):
         return chosen
 
 
-def meet(rank: Rank, requested: RequestedWorld, plan: CpuPlan, no_ccl: str) -> Meeting:
+def meet(
+    rank: Rank,
+    requested: RequestedWorld,
+    plan: CpuPlan,
+    no_ccl: str,
+    listener: socket.socket | None = None,
+) -> Meeting:
     """Exchange records with all ranks, judge them, and choose the backend by them.
 
     Args:
         rank: This rank.
         requested: What the run asked for.
-        plan: This rank's CPU plan.
+        plan: Its CPU plan.
         no_ccl: Why this rank cannot have the backend ccl; empty where it can.
+        listener: What rank 0 is to serve the store on; None: on a port that it takes by itself.
 
     Raises:
         NodeExit: 87, somebody did not come in time, or who came is not who was asked for.
     """
     me = _describe(rank, requested, plan) | {"no_ccl": no_ccl}
-    records = _exchange(rank, me, requested) if rank.world_size > 1 else [me]
+    # A port that is taken for the store is served also for one rank alone: the script meets itself there.
+    met = rank.world_size > 1 or listener is not None
+    records = _exchange(rank, me, requested, listener) if met else [me]
     requested.check_meeting(records)
     # Each node counts its own restarts, a new one from nothing: who was there longest gives the number.
     me["round"] = max(record["round"] for record in records)
@@ -82,10 +91,12 @@ def _describe(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[str,
     }
 
 
-def _exchange(rank: Rank, me: dict[str, Any], requested: RequestedWorld) -> list[dict[str, Any]]:
+def _exchange(
+    rank: Rank, me: dict[str, Any], requested: RequestedWorld, listener: socket.socket | None
+) -> list[dict[str, Any]]:
     limit = timedelta(seconds=requested.timeout)
     try:
-        base = _store(rank, limit)
+        base = _store(rank, limit, listener)
     except DistError as error:
         raise NodeExit(PROOF, _unreachable(rank, requested, error)) from error
     _KEPT.append(base)
@@ -103,8 +114,11 @@ def _exchange(rank: Rank, me: dict[str, Any], requested: RequestedWorld) -> list
     return [json.loads(store.get(name)) for name in seats]
 
 
-def _store(rank: Rank, limit: timedelta) -> Store:
+def _store(rank: Rank, limit: timedelta, listener: socket.socket | None) -> Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if listener is not None:
+        own: dict[str, Any] = {"is_master": True, "multi_tenant": True, "master_listen_fd": listener.detach()}
+        return TCPStore(address, port, None, timeout=limit, **own)
     # Under torchrun the agent serves the store, and every rank is a client of it.
     if rank.rank == 0 and not _agent_serves():
         try:

@@ -4,7 +4,7 @@ import os
 import socket
 from pathlib import Path
 
-from manycpu.pipeline.node import cpus, options, ranks, requested_world, script
+from manycpu.pipeline.node import cpus, meeting_point, options, ranks, requested_world, script
 from manycpu.pipeline.node.emit import say, warn
 from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, PROOF, NodeExit
 from manycpu.pipeline.node.start import Start
@@ -13,24 +13,27 @@ from manycpu.pipeline.spec import cpu_plan
 __all__ = ["run"]
 
 
-def run(rank: ranks.Rank, argv: list[str]) -> int:
+def run(rank: ranks.Rank, argv: list[str], listener: socket.socket | None = None) -> int:
     """Run the script of ``argv`` as this rank; the exit code.
 
-    ``argv`` is ``SCRIPT ARGS...`` or ``-m MODULE ARGS...``.
+    Args:
+        rank: The rank.
+        argv: ``SCRIPT ARGS...`` or ``-m MODULE ARGS...``.
+        listener: What rank 0 is to serve the ranks' meeting point on; None: as the environment says.
     """
     os.environ.update(rank.environment())
     try:
-        return _run(rank, script.Program.parse(argv))
+        return _run(rank, script.Program.parse(argv), listener)
     except NodeExit as refusal:
-        say("error", kind="NodeExit", message=refusal.message)
+        say("error", kind="Refusal", message=refusal.message)
         return int(str(refusal.code))
 
 
-def _run(rank: ranks.Rank, program: script.Program) -> int:
+def _run(rank: ranks.Rank, program: script.Program, listener: socket.socket | None) -> int:
     asked_for = requested_world.of(os.environ)
     asked_for.check_world(rank)
     plan = plan_cpus(rank)
-    _meeting_point(rank)
+    listener = _meeting_point(rank) or listener
     _make_folders()
     start = Start(speaks=rank.rank == 0)
     start.waits_for("the import of torch")
@@ -43,7 +46,7 @@ def _run(rank: ranks.Rank, program: script.Program) -> int:
     if asked_for.backend and asked_for.backend != requested_world.AUTO:
         backend.require(asked_for.backend)
     start.waits_for(f"all ranks to meet: {rank.world_size} (for at most {asked_for.timeout} s)")
-    meeting = proof.meet(rank, asked_for, plan, no_ccl)
+    meeting = proof.meet(rank, asked_for, plan, no_ccl, listener)
     start.ends()
     network.choose_interface(meeting)
     if meeting.backend:
@@ -83,21 +86,19 @@ def _make_folders() -> None:
             Path(folder).mkdir(parents=True, exist_ok=True)
 
 
-def _meeting_point(rank: ranks.Rank) -> None:
-    """See that there is a meeting point; a process alone makes one for itself.
+def _meeting_point(rank: ranks.Rank) -> socket.socket | None:
+    """See that there is a meeting point; a process alone makes one for itself, and listens there.
 
     Raises:
         NodeExit: 87, each rank would wait at a place of its own.
     """
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if os.environ.get(name) in (None, "", "0")]
     if not missing:
-        return
+        return None
     if rank.world_size > 1:
         raise NodeExit(
             PROOF,
             f"proof of scale failed: {rank.launcher} gave rank {rank.rank} of {rank.world_size} no "
             f"{' and no '.join(missing)}, so that the ranks cannot meet",
         )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    return meeting_point.listen()

@@ -21,8 +21,11 @@ class Local(BaseModel):
     _no_nul = field_validator("*")(_passable)
 
     kind: Literal["local"] = "local"
-    launch: Literal["torchrun", "mpirun"] = Field(
-        "torchrun", description="What starts the ranks.", json_schema_extra=_section("Target")
+    launch: Literal["processes", "torchrun", "mpirun"] = Field(
+        "processes",
+        description="What starts the ranks: `processes` with nothing in between; left out, `torchrun` where "
+        "run.max_restarts asks for restarts.",
+        json_schema_extra=_section("Target"),
     )
     directory: str | None = Field(None, description=_DIRECTORY, json_schema_extra=_section("Target"))
     mpi: str | None = Field(

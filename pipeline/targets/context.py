@@ -259,8 +259,9 @@ def open_context(
     Raises:
         BadInputError: A field is wrong.
     """
-    where = read_target(target)
-    found = _anchored(_sized(read_run(run), where), where, base)
+    asked, where = read_run(run), read_target(target)
+    where = _with_launch(where, asked)
+    found = _anchored(_sized(asked, where), where, base)
     key = run_key(*identity)
     known = {"name": run_name(found.label, key), "key": key, "base": base.absolute()}
     return _context(found, _anchored_target(where, base), access, **known)
@@ -313,6 +314,13 @@ def _context(run: TrainingRun, target: Target, access: Access | None, **known: A
     if isinstance(target, Kubernetes):
         return ClusterContext(run, target, access=access or Access(), **known)
     return MachineContext(run, target, **known)
+
+
+def _with_launch(target: Target, run: TrainingRun) -> Target:
+    """Choose what can restart ranks where the run asks for it and the target leaves it open."""
+    if not isinstance(target, Local) or run.max_restarts == 0 or "launch" in target.model_fields_set:
+        return target
+    return target.model_copy(update={"launch": "torchrun"})
 
 
 def _sized(run: TrainingRun, target: Target) -> TrainingRun:

@@ -6,7 +6,7 @@ from manycpu.pipeline.targets.context import ClusterContext, RunContext
 
 __all__ = ["outcome"]
 
-_VOUCHES = frozenset({"torchrun", "mpirun", "mpijob"})
+_VOUCHES = frozenset({"processes", "torchrun", "mpirun", "mpijob"})
 """Launch kinds whose success is that of every rank: one launcher ends as the worst of them."""
 
 

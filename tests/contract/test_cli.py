@@ -74,9 +74,9 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"output": "code/train.py"}, "run.output: "),
     (
         {"env_from": ["hub"]},
-        "run.env_from: 'torchrun' cannot do this: secrets by name exist on Kubernetes only",
+        "run.env_from: 'processes' cannot do this: secrets by name exist on Kubernetes only",
     ),
-    ({"resources": {"memory": "1Gi"}}, "run.resources.memory: 'torchrun' cannot do this"),
+    ({"resources": {"memory": "1Gi"}}, "run.resources.memory: 'processes' cannot do this"),
     ({"resources": {"cpu": 4096}}, "run.resources.cpu: 4096 cores were asked for, and this machine grants"),
     ({"resume_from": "nothing"}, "run.resume_from: there is no folder"),
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.launchers import mpirun, torchrun
+from manycpu.pipeline.launchers import mpirun, processes, torchrun
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 from manycpu.pipeline.spec.placement import Host, Mpi, Placement
 from manycpu.pipeline.spec.targets import BareMetal, Local
@@ -86,6 +86,10 @@ def check(name: str, made: dict[str, Any]) -> None:
 @pytest.mark.parametrize("family", MPIS)
 def test_golden(family: str, where: str) -> None:
     check(f"mpirun-{family}-{where}", manifest(family, where))
+
+
+def test_golden_processes() -> None:
+    check("processes-local", *processes.objects(run(), Local(), place(None)))
 
 
 def test_golden_torchrun() -> None:

@@ -1,0 +1,30 @@
+"""Processes of this machine: a parent that imports no torch starts the ranks, and ends them together."""
+
+from typing import Any
+
+from manycpu.pipeline.launchers.environment import arguments, environment
+from manycpu.pipeline.launchers.process import state
+from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.targets import Local
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["UNSUPPORTED", "objects", "state"]
+
+UNSUPPORTED = {
+    "env_from": "secrets by name exist on Kubernetes only; set them where the worker starts",
+    "resources.memory": "the memory of processes cannot be limited",
+    "max_restarts": "its ranks are not restarted; target.launch 'torchrun' does that",
+}
+
+
+def objects(run: TrainingRun, target: Local, placement: Placement) -> list[dict[str, Any]]:  # noqa: ARG001
+    """Describe the launch as one ``{argv, env, cwd, files}``: a command and what it needs."""
+    argv = [
+        placement.python,
+        "-m",
+        "manycpu.pipeline.node",
+        f"--nproc-per-node={run.nproc_per_node}",
+        *placement.program,
+        *arguments(run, placement),
+    ]
+    return [{"argv": argv, "env": environment(run, placement), "cwd": placement.code, "files": {}}]
