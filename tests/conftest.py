@@ -7,8 +7,8 @@ import pytest
 from helpers import processes_of, until
 from programs import end_programs, take_signals
 
-# One Airflow for tests/e2e and tests/ui, one in this process for tests/dags and tests/kubernetes.
-pytest_plugins = ["standalone", "dag_runs"]
+# One Airflow of its own for e2e, ui and kubernetes, and one in this process for dags and kubernetes.
+pytest_plugins = ["stages", "standalone", "dag_runs"]
 take_signals()
 
 ALL_REDUCE = """
