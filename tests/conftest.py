@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers import processes_of, until
+from node_runs import LIGHT
 from programs import end_programs, take_signals
 
 # One Airflow of its own for e2e, ui and kubernetes, and one in this process for dags and kubernetes.
@@ -48,6 +49,13 @@ def script(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def light_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what the test starts find a stand-in for torch: ranks begin at once."""
+    for name, value in LIGHT.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

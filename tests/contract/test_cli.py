@@ -26,13 +26,12 @@ from manycpu.pipeline.verbs.context import RunContext, open_context
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.runs import on_this_machine
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = pytest.mark.usefixtures("home", "light_torch")
 Script = Callable[..., str]
 Type = Callable[..., tuple[int, str]]
 
 WAITS = """
-import time, torch.distributed as dist
-dist.init_process_group()
+import time
 print("waiting", flush=True)
 time.sleep(60)
 """
