@@ -19,9 +19,9 @@ demo: $(INSTALLED)  ## fine-tune a question-answering model through an Airflow D
 ui: $(INSTALLED)  ## Airflow's web UI on loopback, with the DAGs ready to trigger
 	@$(BIN)/python -m manycpu.operators.ui
 
-test: $(INSTALLED) lint  ## everything that guards main
+test: $(INSTALLED)  ## everything that guards main, what takes seconds first; ends with what took longest
 	@sh tests/system-packages
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --durations=10 --durations-min=1
 
 test-long: $(INSTALLED)  ## torch's own tests of its backends, and Accelerate's, over gloo and over ccl; takes a quarter of an hour
 	@$(BIN)/python -m pytest tests/long

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from helpers import processes_of, until
+from node_runs import LIGHT
 from programs import end_programs, take_signals
 
-# One Airflow for tests/e2e and tests/ui, one in this process for tests/dags and tests/kubernetes.
-pytest_plugins = ["standalone", "dag_runs"]
+# One Airflow of its own for e2e, ui and kubernetes, and one in this process for dags and kubernetes.
+pytest_plugins = ["stages", "standalone", "dag_runs"]
 take_signals()
 
 ALL_REDUCE = """
@@ -48,6 +49,13 @@ def script(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def light_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what the test starts find a stand-in for torch: ranks begin at once."""
+    for name, value in LIGHT.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

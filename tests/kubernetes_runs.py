@@ -25,8 +25,6 @@ LAUNCHES: Final[dict[str, tuple[Fields, Fields]]] = {
     "openmpi": ({"launch": "mpijob", "mpi": "openmpi"}, {}),
 }
 """Name -> fields of the target and of the run."""
-# One MPI that the image has by itself, and one that another image brings.
-ENOUGH: Final = ("static", "elastic", "intel", "mpich")
 DAG: Final = """
 from airflow.sdk import dag
 from manycpu.operators import training_pipeline

@@ -19,10 +19,23 @@ from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["LAUNCHERS", "MPIRUNS", "PLAIN", "Ended", "alone", "by_hand", "execute", "launch", "manifest_of"]
+__all__ = [
+    "LAUNCHERS",
+    "LIGHT",
+    "MPIRUNS",
+    "PLAIN",
+    "Ended",
+    "alone",
+    "by_hand",
+    "execute",
+    "launch",
+    "manifest_of",
+]
 
 MPIRUNS = {"intel": f"{sys.prefix}/bin/mpirun", "openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
 LAUNCHERS = ["processes", "torchrun", *MPIRUNS]
+LIGHT = {"PYTHONPATH": str(Path(__file__).parent / "scripts" / "light_torch")}
+"""The environment of ranks that need no torch: they find a stand-in, and begin at once."""
 PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
 
 
@@ -60,8 +73,13 @@ def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:
     return Ended(done.returncode, done.stdout.decode())
 
 
-def launch(launcher: str, script: Path, *args: str, **fields: Any) -> Ended:
-    """Launch two ranks of a script through the manifest that a local run has."""
+def launch(launcher: str, script: Path, *args: str, light: bool = False, **fields: Any) -> Ended:
+    """Launch two ranks of a script through the manifest that a local run has; light: without torch.
+
+    torchrun is a part of torch, and its ranks never are light.
+    """
+    if light and launcher != "torchrun":
+        fields["env"] = LIGHT
     manifest = manifest_of(launcher, script, *args, **fields)
     return execute(manifest["argv"], manifest["env"], script.parent)
 

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from cluster import cluster as own
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 MIN_NODES = 2
+SKIP = "MANYCPU_SKIP_CLUSTER"
+"""Set to 1, it has all tests that need a cluster skipped."""
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
@@ -60,13 +63,15 @@ class TestCluster:
 
 @pytest.fixture(scope="session", name="cluster")
 def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
-    """The cluster; skips the test, with the reason, where none can be had."""
+    """The cluster; where none can be had the session ends, with the reason, unless that was asked for."""
+    if os.environ.get(SKIP) == "1":
+        pytest.skip(f"{SKIP}=1: nothing was proven on a Kubernetes cluster")
     if given := os.environ.get("MANYCPU_TEST_KUBECONFIG"):
-        yield _given(Path(given))
+        yield _given(request.session, Path(given))
         return
     there = own.running()
     with _progress(request.config):
-        started = there or start_or_skip()
+        started = there or start(request.session)
     first, second = (node.name for node in settings.NODES)
     with own.in_use():
         yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
@@ -74,25 +79,33 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
         own.down_unless_used()
 
 
-def _given(kubeconfig: Path) -> TestCluster:
+def _given(session: pytest.Session, kubeconfig: Path) -> TestCluster:
     if "MANYCPU_TEST_REGISTRY" not in os.environ:
-        pytest.skip("MANYCPU_TEST_KUBECONFIG needs MANYCPU_TEST_REGISTRY, a registry that cluster pulls from")
+        end(session, "MANYCPU_TEST_KUBECONFIG needs MANYCPU_TEST_REGISTRY, a registry it pulls from")
     with space.connect(kubeconfig) as api:
         nodes = [n.metadata.name for n in client.CoreV1Api(api).list_node().items if not n.spec.unschedulable]
     if len(nodes) < MIN_NODES:
-        pytest.skip(
-            f"the cluster of MANYCPU_TEST_KUBECONFIG has {len(nodes)} node that takes pods; two are needed"
+        end(
+            session,
+            f"the cluster of MANYCPU_TEST_KUBECONFIG has {len(nodes)} node that takes pods; two are needed",
         )
     images.publish(images.debian())
     return TestCluster(kubeconfig, settings.registry(), (nodes[0], nodes[1]), None)
 
 
-def start_or_skip() -> Cluster:
-    """Start the cluster, or skip the test with what this machine lacks."""
+def start(session: pytest.Session) -> Cluster:
+    """Start the cluster, or end the session with what this machine lacks."""
     try:
         return own.up()
     except MissingError as error:
-        pytest.skip(f"no Kubernetes cluster here: {error}")
+        end(session, str(error))
+
+
+def end(session: pytest.Session, why: str) -> NoReturn:
+    """Fail the test and end the session: to skip all that needs a cluster must not look like success."""
+    reason = f"no Kubernetes cluster here: {why}. Set {SKIP}=1 to do without all tests that need one"
+    session.shouldfail = reason
+    pytest.fail(reason, pytrace=False)
 
 
 @contextmanager
@@ -165,23 +178,11 @@ def pytest_runtest_makereport(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ends_cluster: the test ends the cluster, so it runs after all others")
     config.addinivalue_line("markers", "pod_security(level): the level that the test's namespace enforces")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on the cluster come after the quick ones, and those that end the cluster come last."""
-    items.sort(key=_rank)
+    """Limit the test alone: one of them pays for the start, whose steps have limits of their own."""
     for item in items:
-        if _rank(item) and not item.get_closest_marker("timeout"):
-            # Of the test alone: one of them pays for the start, whose steps have limits of their own.
+        if "cluster" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(func_only=True))
-
-
-def _rank(item: pytest.Item) -> int:
-    if item.get_closest_marker("ends_cluster"):
-        return 3
-    used = getattr(item, "fixturenames", ())
-    if "cluster" not in used:
-        return 0
-    return 2 if "airflow" in used else 1  # an Airflow takes its share of the cores until the session ends

@@ -23,6 +23,12 @@ KUBELET_SYSCTLS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
+# sh -c PRIVATE_FOLDER sh FOLDER MODE CACHE: an empty folder over another; a cache below it stays in view.
+PRIVATE_FOLDER = """set -eu
+exec 3<"$3"
+mount -t tmpfs -o "mode=$2" tmpfs "$1"
+[ -e "$3" ] || { mkdir -p "$3"; mount --no-canonicalize --bind /proc/self/fd/3 "$3"; }
+"""
 
 
 def mount(*arguments: str | Path) -> None:
@@ -33,10 +39,10 @@ def private_folders(run: Path) -> None:
     """Give the cluster a /run and a /tmp of its own, with the run folder and the volumes in them."""
     mount("--make-rprivate", "/")
     (run / "volumes").mkdir(exist_ok=True)
-    mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+    for folder, mode in (("/run", "755"), ("/tmp", "1777")):  # noqa: S108
+        subprocess.run(["sh", "-c", PRIVATE_FOLDER, "sh", folder, mode, str(run.parent)], check=True)
     INNER.mkdir()
     mount("--bind", run, INNER)
-    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/tmp")  # noqa: S108
     VOLUMES.mkdir()
 
 

@@ -9,9 +9,10 @@ import psutil
 from cluster import configs, debian, image_store, images
 from cluster.certificates import inner
 from cluster.command import ClusterError, wait_for
+from cluster.init import PRIVATE_FOLDER
 from cluster.modules import Module
 from cluster.namespace import Namespace, node_holder
-from cluster.settings import ADDRESS, CGROUP, DOMAIN, INNER, NODES, PRIVATE, REGISTRY, Node, run_folder
+from cluster.settings import ADDRESS, CGROUP, DOMAIN, INNER, NODES, PRIVATE, REGISTRY, Node, cache, run_folder
 
 FIRST_POD = 10  # of a node's 254 addresses; those before it are the bridge's and the tests'
 
@@ -72,11 +73,10 @@ def configure_containerd(node: Node, root: Path) -> None:
 def mounts(namespace: Namespace, node: Node) -> None:
     """A mount namespace for the node, held open by a process that does nothing."""
     # kubelet and CNI have places below these that no option changes.
-    own = "".join(f"mount -t tmpfs -o mode=755 tmpfs {folder} && " for folder in PRIVATE)
+    own = "".join(f'sh -c "$0" sh {folder} 755 "$1" && ' for folder in PRIVATE)
     script = f"mount --make-rprivate / && {own}mount --make-rshared / && exec sleep infinity"
-    namespace.start(
-        node_holder(node.name), ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
-    )
+    unshare = ["unshare", "--mount", "--propagation", "private"]
+    namespace.start(node_holder(node.name), [*unshare, "sh", "-c", script, PRIVATE_FOLDER, cache()])
     hugetlb = f"/sys/fs/cgroup/hugetlb/{CGROUP}/{node.name}"
     namespace.run("sh", "-c", f"[ ! -d /sys/fs/cgroup/hugetlb ] || mkdir -p {hugetlb}")
 

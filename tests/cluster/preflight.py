@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator
 
 from cluster import cgroups, debian, go, layers, network, programs
-from cluster.settings import ADDRESS, PREFIX, PRIVATE, cache
+from cluster.settings import ADDRESS, PREFIX, cache
 
 GIB = 1024**3
 # Disk for what is not there yet. Seen: 7.3 GiB of Go's sources and builds, 5.5 GiB of images and copies.
@@ -45,8 +45,6 @@ def _findings() -> Iterator[str]:
     absent = sorted({package for command, package in COMMANDS.items() if not shutil.which(command)})
     if absent:
         yield f"Debian packages missing: `apt-get install {' '.join(absent)}` or `sh tests/system-packages`"
-    if above := next((f for f in ("/run", "/tmp", *PRIVATE) if cache().is_relative_to(f)), None):  # noqa: S108
-        yield f"{cache()} is below {above}, which the cluster replaces: choose another MANYCPU_CACHE"
     if lack := cgroups.missing():
         yield lack
     yield from _no_go()

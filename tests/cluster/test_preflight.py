@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
-from cluster import cgroups, cluster, debian, fixtures, go, modules, network, preflight
+from cluster import cgroups, cluster, debian, fixtures, go, init, modules, network, preflight
 from cluster.command import ClusterError, MissingError
 
 
@@ -87,17 +89,27 @@ def test_another_clusters_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "interface manycpu0 (10.203.0.2) is in the way" in preflight.missing()[0]
 
 
-@pytest.mark.parametrize("folder", ["/tmp", "/run", "/var/lib", "/var/log"])  # noqa: S108
-def test_a_cache_where_the_cluster_has_its_own_folders(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MANYCPU_CACHE", f"{folder}/cache")
-    assert "choose another MANYCPU_CACHE" in preflight.missing()[0]
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts: needs root")
+@pytest.mark.parametrize("place", ["inside/deep", "beside"])
+def test_a_cache_stays_where_the_cluster_has_a_folder_of_its_own(place: str, tmp_path: Path) -> None:
+    folder = tmp_path / "inside"
+    cache = tmp_path / place / "cache"
+    for made in (folder / "machines", cache):
+        made.mkdir(parents=True)
+    look = 'sh -c "$0" sh "$1" 755 "$2"; ls "$1"; touch "$2/written"'
+    hidden = ["unshare", "--mount", "sh", "-c", look, init.PRIVATE_FOLDER, str(folder), str(cache)]
+    done = subprocess.run(hidden, check=True, capture_output=True, text=True)
+    assert "machines" not in done.stdout
+    assert (cache / "written").exists()
 
 
-def test_tests_on_the_cluster_are_skipped_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(cluster, "up", _fail_as_up_does)
-    with pytest.raises(pytest.skip.Exception, match="no Kubernetes cluster here: root is needed"):
-        fixtures.start_or_skip()
+    session: Any = SimpleNamespace()
+    with pytest.raises(pytest.fail.Exception, match="no Kubernetes cluster here: root is needed"):
+        fixtures.start(session)
+    assert "Set MANYCPU_SKIP_CLUSTER=1" in session.shouldfail
 
 
 def _fail_as_up_does() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import hosts as made_hosts
 import pytest
 import yaml
+from node_runs import LIGHT
 
 from manycpu.pipeline import BareMetal, train
 from manycpu.pipeline.adapters.process import run as run_command
@@ -63,7 +64,6 @@ import os, torch.distributed as dist
 dist.init_process_group()
 output, rank = os.environ["MANYCPU_OUTPUT"], os.environ["RANK"]
 open(f"{output}/{NAME}", "w").write(f"shard {rank}")
-dist.destroy_process_group()
 """
 
 
@@ -71,7 +71,7 @@ def test_the_shards_of_all_hosts_reach_the_output(
     target: BareMetal, script: Callable[..., str], tmp_path: Path
 ) -> None:
     program = script(SHARDS.replace("{NAME}", "shard-{rank}.pt"))
-    report = train({"program": program, "output": str(tmp_path / "out"), "nnodes": 2}, target)
+    report = train({"program": program, "output": str(tmp_path / "out"), "nnodes": 2, "env": LIGHT}, target)
     assert report.state == "succeeded"
     assert [(tmp_path / "out" / f"shard-{rank}.pt").read_text() for rank in (0, 1)] == ["shard 0", "shard 1"]
 
@@ -80,7 +80,7 @@ def test_what_two_hosts_wrote_under_one_name_is_kept_on_both(
     target: BareMetal, hosts: made_hosts.Hosts, folder: Path, script: Callable[..., str], tmp_path: Path
 ) -> None:
     program = script(SHARDS.replace("{NAME}", "model.pt"))
-    given = {"program": program, "output": str(tmp_path / "out"), "nnodes": 2}
+    given = {"program": program, "output": str(tmp_path / "out"), "nnodes": 2, "env": LIGHT}
     with pytest.raises(ExportError, match=r"^run\.output: .* model\.pt"):
         train(given, target, run_id="x")
     (kept,) = (folder / "runs").glob("train-*/attempts/1/output")

@@ -26,13 +26,12 @@ from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.prepare import prepare
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = pytest.mark.usefixtures("home", "light_torch")
 Script = Callable[..., str]
 Type = Callable[..., tuple[int, str]]
 
 WAITS = """
-import time, torch.distributed as dist
-dist.init_process_group()
+import time
 print("waiting", flush=True)
 time.sleep(60)
 """

@@ -13,6 +13,7 @@ import hosts as made_hosts
 import pytest
 from conftest import ALL_REDUCE
 from helpers import until
+from node_runs import LIGHT
 from programs import Program
 
 from manycpu.pipeline.adapters import hosts as on_hosts
@@ -131,14 +132,21 @@ def test_two_hosts_train_together(family: str, hosts: made_hosts.Hosts, tmp_path
     assert (tmp_path / "output" / "model.txt").read_text() == "sum 2"
 
 
+MEETS = """
+import torch.distributed as dist
+dist.init_process_group()
+print("rank", dist.get_rank(), "of", dist.get_world_size())
+"""
 FROM_A_HOST = """
 import os, subprocess, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 import test_hosts
+from node_runs import LIGHT
 from manycpu.pipeline.spec.targets import BareMetal
 target = BareMetal.model_validate_json({target!r})
-made = test_hosts.prepare(Path({folder!r}), target, nproc_per_node=2, oversubscribe=True)
+fields = dict(nproc_per_node=2, oversubscribe=True, env=LIGHT)
+made = test_hosts.prepare(Path({folder!r}), target, test_hosts.MEETS, **fields)
 done = subprocess.run(made["argv"], env={{**os.environ, **made["env"]}}, cwd=made["cwd"], timeout=100,
                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 print(done.stdout, "ended with", done.returncode)
@@ -157,7 +165,7 @@ def test_the_launcher_may_be_one_of_the_hosts(family: str, hosts: made_hosts.Hos
     (tmp_path / "launch.py").write_text(text)
     out = hosts["node-a"].run(sys.executable, str(tmp_path / "launch.py"))
     assert out.strip().endswith("ended with 0"), out
-    assert sum("sum 4" in line for line in out.splitlines()) == 4
+    assert sum("of 4" in line for line in out.splitlines()) == 4
     placed = {event["at"] for event in said(out) if event["event"] == "proof"}
     assert placed == {(0, "node-a"), (1, "node-a"), (2, "node-b"), (3, "node-b")}
 
@@ -169,7 +177,7 @@ def test_no_rank_outlives_mpirun(
 ) -> None:
     """However mpirun dies, the hosts are free again within seconds, also of what the script started."""
     script = "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\nprint('busy')\ntime.sleep(600)\n"
-    process = start(tmp_path, target_of(hosts, mpi=MPIS[family]), script)
+    process = start(tmp_path, target_of(hosts, mpi=MPIS[family]), script, env=LIGHT)
     assert process.stdout is not None
     busy = 0
     for line in process.stdout:
@@ -188,7 +196,7 @@ def test_a_failed_rank_ends_those_on_other_hosts(
     family: str, hosts: made_hosts.Hosts, tmp_path: Path
 ) -> None:
     script = "import os, time\nif os.environ['RANK'] == '1':\n    raise SystemExit(3)\ntime.sleep(600)\n"
-    process = start(tmp_path, target_of(hosts, mpi=MPIS[family]), script)
+    process = start(tmp_path, target_of(hosts, mpi=MPIS[family]), script, env=LIGHT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 3, out
     assert {"at": (1, "node-b"), "event": "exit", "code": 3, "rank": 1, "host": "node-b"} in said(out)

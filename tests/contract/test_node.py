@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import until
-from node_runs import PLAIN, Ended, alone, execute
+from node_runs import LIGHT, PLAIN, Ended, alone, execute
 from programs import Program
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
@@ -63,14 +63,14 @@ def test_another_choice_of_the_script_is_overridden_aloud(write: Callable[[str],
     ],
 )
 def test_the_exit_code_is_the_scripts_own(script: str, code: int, write: Callable[[str], Path]) -> None:
-    ended = alone(write(script))
+    ended = alone(write(script), **LIGHT)
     assert ended.code == code, ended.out
     assert [event["code"] for event in ended.events("exit")] == [code]
 
 
 def test_a_rank_s_end_is_told_of_the_place_where_it_met_the_others(write: Callable[[str], Path]) -> None:
     """On Kubernetes a host may have several pods of a run."""
-    ended = alone(write("print('trained')"), MANYCPU_HOST="machine-a")
+    ended = alone(write("print('trained')"), MANYCPU_HOST="machine-a", **LIGHT)
     (met,), (end,) = ended.events("proof"), ended.events("exit")
     assert (end["host"], end["hostname"]) == ("machine-a", met["hostname"])
 
@@ -94,8 +94,8 @@ def test_a_script_sees_what_python_shows_it(tmp_path: Path) -> None:
     show = "import sys, json, beside\nprint(json.dumps([__name__, __file__, sys.argv, sys.path]))\n"
     (tmp_path / "show.py").write_text(show)
     for how in (["show.py", "-a", "--b=1"], ["-m", "show", "-a", "--b=1"]):
-        plain = execute([sys.executable, *how], {}, tmp_path)
-        ended = execute([sys.executable, "-m", "manycpu.pipeline.node", *how], {}, tmp_path)
+        plain = execute([sys.executable, *how], LIGHT, tmp_path)
+        ended = execute([sys.executable, "-m", "manycpu.pipeline.node", *how], LIGHT, tmp_path)
         assert plain.out.strip() in ended.texts(), (plain.out, ended.out)
 
 
@@ -134,7 +134,7 @@ def test_what_a_script_leaves_running_neither_hangs_nor_survives(write: Callable
             child = subprocess.Popen(["sleep", "600"], start_new_session=session)
             print("left", child.pid)
     """
-    ended = alone(write(script))
+    ended = alone(write(script), **LIGHT)
     assert ended.code == 0
     pids = [int(text.split()[1]) for text in ended.texts()]
     assert len(pids) == 2
@@ -158,7 +158,7 @@ def test_a_signal_reaches_the_script_once(write: Callable[[str], Path], tmp_path
             [sys.executable, "-m", "manycpu.pipeline.node", str(write(script))],
             stdout=out,
             stderr=out,
-            env=PLAIN,
+            env=PLAIN | LIGHT,
             start_new_session=True,
         )
     until(lambda: "ready" in log.read_text())
@@ -212,7 +212,7 @@ def test_libraries_that_help_are_preloaded_unless_the_user_has_others(
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     shutil.copy(next(path for path in mapped if "/libm.so" in path), library)  # any library does
     script = write("print('loaded', 'libjemalloc.so.2' in open('/proc/self/maps').read())")
-    known = {"LD_LIBRARY_PATH": str(tmp_path / "lib")}
+    known = LIGHT | {"LD_LIBRARY_PATH": str(tmp_path / "lib")}
     assert "loaded True" in alone(script, **known).texts()
     own = {"LD_PRELOAD": "", "MANYCPU_USER_ENV": "LD_PRELOAD"}
     ended = alone(script, **known, **own)
@@ -223,8 +223,8 @@ def test_libraries_that_help_are_preloaded_unless_the_user_has_others(
 
 def test_usage_and_a_script_that_is_not_there(tmp_path: Path) -> None:
     node = [sys.executable, "-m", "manycpu.pipeline.node"]
-    assert execute(node, {}, tmp_path).code == 2
-    ended = execute([*node, "nowhere.py"], {}, tmp_path)
+    assert execute(node, LIGHT, tmp_path).code == 2
+    ended = execute([*node, "nowhere.py"], LIGHT, tmp_path)
     assert ended.code == 2
     assert f"no script nowhere.py in {tmp_path}" in ended.events("error")[0]["message"]
 

@@ -1,7 +1,6 @@
 """Ranks under the real torchrun and the real mpirun of three MPIs: they meet, or all fail."""
 
 import re
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ALL_REDUCE
 from helpers import until
-from node_runs import LAUNCHERS, MPIRUNS, PLAIN, by_hand, execute, launch, manifest_of
+from node_runs import LAUNCHERS, LIGHT, MPIRUNS, PLAIN, by_hand, execute, launch, manifest_of
 from programs import Program
 
 from manycpu.pipeline.spec.cpu_plan import plan
@@ -58,18 +57,15 @@ def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_script_that_never_initialises(launcher: str, write: Callable[[str], Path]) -> None:
-    ended = launch(launcher, write("print('each alone')"))
+def test_ranks_that_never_meet_fail_and_their_lines_never_mix(
+    launcher: str, write: Callable[[str], Path]
+) -> None:
+    """Thousands of lines at once come out whole, whatever the launcher's way to forward them."""
+    script = "for i in range(4000):\n    print(i, 'x' * (i % 300))\nraise SystemExit(0)\n"
+    ended = launch(launcher, write(script), light=True)
     assert ended.code != 0
     assert any(event["code"] == 86 for event in ended.events("exit")), ended.out
     assert "without ever initialising torch.distributed" in ended.events("error")[0]["message"]
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_lines_of_two_ranks_never_mix(launcher: str, write: Callable[[str], Path]) -> None:
-    """Thousands of lines at once come out whole, whatever the launcher's way to forward them."""
-    script = "for i in range(4000):\n    print(i, 'x' * (i % 300))\nraise SystemExit(0)\n"
-    ended = launch(launcher, write(script))
     expected = {f"{number} {'x' * (number % 300)}" for number in range(4000)}
     for rank in (0, 1):
         assert len(expected & {line.text for line in ended.lines if line.rank == rank}) == 4000
@@ -85,7 +81,7 @@ def test_a_killed_rank_ends_the_others(launcher: str, write: Callable[[str], Pat
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(100)
     """
-    ended = launch(launcher, write(script))
+    ended = launch(launcher, write(script), light=True)
     assert ended.code != 0
     assert {"by": 1, "event": "exit", "code": -9, "rank": 1, "host": socket.gethostname()} in ended.events(
         "exit"
@@ -102,7 +98,7 @@ def test_a_failed_rank_ends_the_others(launcher: str, write: Callable[[str], Pat
             raise SystemExit(3)
         time.sleep(100)
     """
-    ended = launch(launcher, write(script))
+    ended = launch(launcher, write(script), light=True)
     assert ended.code == (1 if launcher == "torchrun" else 3)
     first = ended.events("exit")[0]
     assert (first["rank"], first["code"]) == (1, 3)
@@ -142,7 +138,7 @@ def test_every_rank_fails_when_the_meeting_is_wrong(
 ) -> None:
     asked = {"MANYCPU_NNODES": "2", "MANYCPU_NPROC_PER_NODE": "1"}
     spread = {"MANYCPU_SPREAD": "require"} if "spread" in message else {}
-    for ended in by_hand(write("print('trained')"), *(asked | spread | rank for rank in ranks)):
+    for ended in by_hand(write("print('trained')"), *(LIGHT | asked | spread | rank for rank in ranks)):
         assert ended.code == 87, ended.out
         assert message in ended.events("error")[0]["message"]
         assert "trained" not in ended.texts()
@@ -156,10 +152,7 @@ def test_a_rank_that_never_comes(write: Callable[[str], Path]) -> None:
     )
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_survives_the_launcher(
-    how: signal.Signals, write: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_nothing_survives_the_launcher(write: Callable[[str], Path], tmp_path: Path) -> None:
     """A launcher that is killed outright takes its ranks along, and what those had started."""
     script = write(
         "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\nprint('ready')\ntime.sleep(600)"
@@ -169,6 +162,6 @@ def test_nothing_survives_the_launcher(
     with log.open("wb") as out:
         process = Program(manifest["argv"], env=PLAIN | manifest["env"], stdout=out, stderr=out, cwd=tmp_path)
     until(lambda: log.read_text().count("ready") == 2, 60)
-    process.send_signal(how)
+    process.kill()
     process.wait(60)
     # A killed launcher is noticed within a second; the fixture judges.

@@ -4,14 +4,12 @@ import json
 import os
 import shutil
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ccl_here
 import pytest
-from conftest import ALL_REDUCE
 from helpers import processes_of, until
 
 from manycpu.pipeline import train
@@ -38,11 +36,12 @@ from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 
 pytestmark = pytest.mark.usefixtures("home", "no_process_left")
+light = pytest.mark.usefixtures("light_torch")
 Script = Callable[..., str]
 
+WRITES = "import os; open(os.environ['MANYCPU_OUTPUT'] + '/model.txt', 'w').write('the model')\n"
 WAITS = """
-import os, time, torch.distributed as dist
-dist.init_process_group()
+import os, time
 print("waiting", flush=True)
 gate = os.environ["GATE"]
 while not os.path.exists(gate):
@@ -62,7 +61,7 @@ class Lines(Silent):
 
 
 def fields(tmp_path: Path, program: str, **more: Any) -> dict[str, Any]:
-    return {"program": program, "output": str(tmp_path / "out"), "nproc_per_node": 2, **more}
+    return {"program": program, "output": str(tmp_path / "out"), "nproc_per_node": 1, **more}
 
 
 def report(tmp_path: Path) -> Report:
@@ -72,7 +71,8 @@ def report(tmp_path: Path) -> Report:
 def test_a_run_delivers_its_model_with_a_report(script: Script, tmp_path: Path, home: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.txt").write_text("some data")
-    found = train(fields(tmp_path, script(), data=str(tmp_path / "data")), run_id="a")
+    given = fields(tmp_path, script(), data=str(tmp_path / "data"), nproc_per_node=2)
+    found = train(given, run_id="a")
     assert (tmp_path / "out" / "model.txt").read_text() == "sum 2"
     assert found == report(tmp_path)
     assert (found.state, found.world_size, len(found.hosts)) == ("succeeded", 2, 1)
@@ -107,10 +107,11 @@ def test_where_there_is_no_ccl_a_backend_that_is_left_out_is_gloo(script: Script
     assert any("backend gloo," in text and said in text for text in listener.texts)
 
 
+@light
 def test_what_was_staged_and_built_is_used_again(script: Script, tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("some data")
     see = "import os; assert open(os.environ['MANYCPU_DATA']).read() == 'some data'\n"
-    program = script(see + Path(script()).read_text())
+    program = script(see + WRITES)
     for run_id in ("a", "b"):
         given = fields(tmp_path, program, data=str(tmp_path / "data.txt"), output=str(tmp_path / run_id))
         found = train(given, run_id=run_id)
@@ -127,7 +128,7 @@ if dist.get_rank() == 1:
 dist.barrier()
 """
     with pytest.raises(TrainingFailedError) as caught:
-        train(fields(tmp_path, script(text)))
+        train(fields(tmp_path, script(text), nproc_per_node=2))
     assert "rank 1 on " in str(caught.value)
     assert "exit code 3" in str(caught.value)
     assert "the data is bad" in str(caught.value)
@@ -137,60 +138,33 @@ dist.barrier()
     assert written.left_behind == []
 
 
-def test_a_script_that_never_meets_the_other_ranks_is_no_success(script: Script, tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailedError, match="86"):
-        train(fields(tmp_path, script("print('alone')")))
-
-
+@light
 def test_a_program_that_writes_nothing_has_no_model_to_export(script: Script, tmp_path: Path) -> None:
-    text = "import torch.distributed as dist; dist.init_process_group(); dist.destroy_process_group()"
     with pytest.raises(ExportError, match=r"^run\.output: .*wrote nothing"):
-        train(fields(tmp_path, script(text)))
+        train(fields(tmp_path, script("pass")))
 
 
+@light
 def test_a_program_that_wrote_elsewhere_is_told_where_and_trains_again_once_it_was_mended(
     script: Script, tmp_path: Path, home: Path
 ) -> None:
-    meets = "import os, torch.distributed as dist; dist.init_process_group(); dist.destroy_process_group()\n"
-    save = "open({} + 'model.pt', 'w').write('the model')"
-    given = fields(tmp_path, script(meets + save.format("''")), nproc_per_node=1)
+    save = "import os; open({} + 'model.pt', 'w').write('the model')"
+    given = fields(tmp_path, script(save.format("''")))
     with pytest.raises(ExportError, match=rf"wrote nothing to its output; {home}/code/\w+/model\.pt came"):
         train(given, run_id="x")
     assert list((home / "runs").iterdir()) == []
-    given = fields(
-        tmp_path, script(meets + save.format("os.environ['MANYCPU_OUTPUT'] + '/'")), nproc_per_node=1
-    )
-    given |= {"keep": "on_failure"}
+    given = fields(tmp_path, script(save.format("os.environ['MANYCPU_OUTPUT'] + '/'")), keep="on_failure")
     assert train(given, run_id="x").state == "succeeded"
     assert (tmp_path / "out" / "model.pt").read_text() == "the model"
 
 
+@light
 def test_an_attempt_that_wrote_nothing_is_not_attached_to(script: Script, tmp_path: Path) -> None:
-    text = "import torch.distributed as dist; dist.init_process_group(); dist.destroy_process_group()"
-    given = fields(tmp_path, script(text), nproc_per_node=1, keep="on_failure")
+    given = fields(tmp_path, script("pass"), keep="on_failure")
     for attempt in (1, 2):
         with pytest.raises(ExportError, match="wrote nothing"):
             train(given, run_id="x")
         assert report(tmp_path).attempts == attempt
-
-
-def test_two_runs_at_the_same_time_do_not_disturb_each_other(script: Script, tmp_path: Path) -> None:
-    program, found, errors = script(), {}, []
-
-    def one(name: str) -> None:
-        try:
-            found[name] = train(fields(tmp_path, program, output=str(tmp_path / name)), run_id=name)
-        except ManycpuError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=one, args=(name,)) for name in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert [found[name].world_size for name in ("a", "b")] == [2, 2]
-    assert found["a"].name != found["b"].name
 
 
 def begin(tmp_path: Path, program: str, **more: Any) -> tuple[RunContext, Any]:
@@ -200,8 +174,9 @@ def begin(tmp_path: Path, program: str, **more: Any) -> tuple[RunContext, Any]:
     return ctx, (stage(ctx), build(ctx))
 
 
+@light
 def test_whoever_comes_again_attaches_to_what_runs(script: Script, tmp_path: Path) -> None:
-    ctx, built = begin(tmp_path, script(WAITS), nproc_per_node=1)
+    ctx, built = begin(tmp_path, script(WAITS))
     first, attached = launch(ctx, *built)
     again, attached_again = launch(ctx, *built)
     assert (attached, attached_again) == (False, True)
@@ -218,10 +193,11 @@ def edited(ctx: RunContext, **fields: Any) -> RunContext:
     return open_context(run, ctx.target, "test", base=ctx.base)
 
 
+@light
 def test_an_attempt_is_judged_by_the_description_that_it_was_started_with(
     script: Script, tmp_path: Path
 ) -> None:
-    ctx, _ = begin(tmp_path, script(WAITS), nproc_per_node=1, args=["first"])
+    ctx, _ = begin(tmp_path, script(WAITS), args=["first"])
     first, _ = launch(ctx, stage(ctx), began := build(ctx))
     Path(ctx.run.program).write_text(WAITS + "# another program")
     again = edited(ctx, nproc_per_node=2, args=["second"], backend="mpi", output=str(tmp_path / "new"))
@@ -237,28 +213,33 @@ def test_an_attempt_is_judged_by_the_description_that_it_was_started_with(
     assert (tmp_path / "new" / "model.txt").exists()
 
 
+@light
 def test_the_next_attempt_uses_edited_fields_everywhere(script: Script, tmp_path: Path) -> None:
-    ctx, built = begin(tmp_path, script("import sys; sys.exit(3)"), nproc_per_node=1)
+    ctx, built = begin(tmp_path, script("import sys; sys.exit(3)"))
     first, _ = launch(ctx, *built)
     assert wait(ctx, first, lambda _: None).state == "failed"
-    again = edited(ctx, program=script(), nproc_per_node=2, run_timeout=77)
+    program = script(
+        "import os, sys; open(os.environ['MANYCPU_OUTPUT'] + '/model.txt', 'w').write(sys.argv[1])"
+    )
+    again = edited(ctx, program=program, args=["edited"], run_timeout=77)
     second, attached = launch(again, stage(again), built_again := build(again))
     assert (second.attempt, attached) == (2, False)
     (known,) = on_this_machine(home())  # as a trigger and `manycpu status` find it
-    assert (known.run.nproc_per_node, known.run.run_timeout) == (2, 77)
+    assert (known.run.args, known.run.run_timeout) == (("edited",), 77)
     seen = wait(known, second, lambda _: None)
     conclude(again, second, seen)
     export(again, second)
     found = cleanup(again)
     assert found is not None
-    assert (found.state, found.world_size, found.run["nproc_per_node"]) == ("succeeded", 2, 2)
-    assert found.image == built_again.digest
+    assert (found.state, found.run["args"], found.image) == ("succeeded", ["edited"], built_again.digest)
+    assert (tmp_path / "out" / "model.txt").read_text() == "edited"
 
 
+@light
 def test_a_starter_that_was_killed_before_it_noted_the_handle_is_no_second_start(
     script: Script, tmp_path: Path
 ) -> None:
-    ctx, built = begin(tmp_path, script(WAITS), nproc_per_node=1)
+    ctx, built = begin(tmp_path, script(WAITS))
     first, _ = launch(ctx, *built)
     with ctx.ledger.update() as entry:
         entry.handle = None
@@ -266,9 +247,10 @@ def test_a_starter_that_was_killed_before_it_noted_the_handle_is_no_second_start
     cleanup(ctx)
 
 
+@light
 def test_a_failed_attempt_is_followed_by_another(script: Script, tmp_path: Path) -> None:
     text = "import os, sys; sys.exit(int(os.environ['MANYCPU_ATTEMPT']) < 2)"
-    ctx, built = begin(tmp_path, script(text), nproc_per_node=1)
+    ctx, built = begin(tmp_path, script(text))
     first, _ = launch(ctx, *built)
     assert wait(ctx, first, lambda _: None).state == "failed"
     second, attached = launch(ctx, *built)
@@ -277,8 +259,9 @@ def test_a_failed_attempt_is_followed_by_another(script: Script, tmp_path: Path)
     cleanup(ctx)
 
 
+@light
 def test_a_cancelled_attempt_is_recorded_and_followed_by_another(script: Script, tmp_path: Path) -> None:
-    ctx, built = begin(tmp_path, script(WAITS), nproc_per_node=1)
+    ctx, built = begin(tmp_path, script(WAITS))
     first, _ = launch(ctx, *built)
     assert cancel(ctx, by="a person", attempt=2) is False
     assert cancel(ctx, by="a person") is True
@@ -291,8 +274,9 @@ def test_a_cancelled_attempt_is_recorded_and_followed_by_another(script: Script,
     cleanup(ctx)
 
 
+@light
 def test_cleanup_ends_what_still_runs_and_says_so(script: Script, tmp_path: Path) -> None:
-    ctx, built = begin(tmp_path, script(WAITS), nproc_per_node=1)
+    ctx, built = begin(tmp_path, script(WAITS))
     launch(ctx, *built)
     cleaned = cleanup(ctx)
     assert cleaned is not None
@@ -301,11 +285,12 @@ def test_cleanup_ends_what_still_runs_and_says_so(script: Script, tmp_path: Path
     assert cleanup(ctx) is None
 
 
+@light
 @pytest.mark.parametrize(("keep", "kept"), [("never", False), ("on_failure", True), ("always", True)])
 def test_a_failed_run_is_kept_where_it_was_asked_for(
     script: Script, tmp_path: Path, keep: str, *, kept: bool
 ) -> None:
-    ctx, _ = begin(tmp_path, script(), keep=keep)
+    ctx, _ = begin(tmp_path, script(WRITES), keep=keep)
     cleaned = cleanup(ctx)
     assert cleaned is not None
     assert Path(ctx.where).exists() is kept
@@ -314,9 +299,10 @@ def test_a_failed_run_is_kept_where_it_was_asked_for(
     assert not Path(ctx.where).exists()
 
 
+@light
 def test_a_model_stays_where_the_output_it_was_for_is_null_since(script: Script, tmp_path: Path) -> None:
     text = "import sys; open(sys.argv[1] + '/model', 'w').write('x')"
-    ctx, built = begin(tmp_path, script(text), nproc_per_node=1, args=["{output}"])
+    ctx, built = begin(tmp_path, script(text), args=["{output}"])
     handle, _ = launch(ctx, *built)
     conclude(ctx, handle, wait(ctx, handle, lambda _: None))
     now = changed(ctx, run=ctx.run.model_copy(update={"output": None}))
@@ -329,6 +315,7 @@ def test_a_model_stays_where_the_output_it_was_for_is_null_since(script: Script,
     assert not Path(ctx.where).exists()
 
 
+@light
 def test_the_ranks_find_the_run_in_their_environment_and_arguments(script: Script, tmp_path: Path) -> None:
     text = """
 import json, os, sys
@@ -343,7 +330,6 @@ with open(os.environ["MANYCPU_OUTPUT"] + "/seen.json", "w") as file:
             fields(
                 tmp_path,
                 script(text),
-                nproc_per_node=1,
                 data=str(tmp_path / "d.txt"),
                 args=["--data", "{data}", "--out={output}/x", "{not} {{touched}}"],
                 env={"MINE": "1"},
@@ -390,6 +376,7 @@ def test_a_full_disk_is_named_and_the_next_try_goes_on(script: Script, tmp_path:
         process.run(["umount", str(small)], timeout=10)
 
 
+@light
 def test_an_interrupted_run_leaves_nothing(script: Script, tmp_path: Path, home: Path) -> None:
     class Interrupts(Silent):
         def line(self, line: Any) -> None:
@@ -410,19 +397,20 @@ def test_a_ledger_is_gone_with_its_run(tmp_path: Path) -> None:
     assert not ledger.exists()
 
 
+@light
 def test_a_model_that_could_not_be_exported_is_kept_and_goes_out_with_the_next_try(
     script: Script, tmp_path: Path, home: Path
 ) -> None:
     in_the_way = f"open({str(tmp_path / 'blocked')!r}, 'w').write('since preflight')\n"
-    given = fields(tmp_path, script(ALL_REDUCE + in_the_way), output=str(tmp_path / "blocked" / "out"))
+    given = fields(tmp_path, script(WRITES + in_the_way), output=str(tmp_path / "blocked" / "out"))
     with pytest.raises(ExportError, match=r"^run\.output: "):
         train(given, run_id="x")
     (kept,) = (home / "runs").glob("train-*")
-    assert (kept / "attempts" / "1" / "output" / "model.txt").read_text() == "sum 2"
+    assert (kept / "attempts" / "1" / "output" / "model.txt").read_text() == "the model"
     (tmp_path / "blocked").unlink()
     found = train(given, run_id="x")
     assert (found.state, found.attempts, found.verbs["launch"].result) == ("succeeded", 1, "reused")
-    assert (tmp_path / "blocked" / "out" / "model.txt").read_text() == "sum 2"
+    assert (tmp_path / "blocked" / "out" / "model.txt").read_text() == "the model"
     assert not kept.exists()
 
 
@@ -435,21 +423,20 @@ def test_a_source_that_cannot_be_reached_is_named(script: Script, tmp_path: Path
 
 
 SAVES_STRAIGHT = """
-import os, sys, torch.distributed as dist
-dist.init_process_group()
+import os, sys
 os.makedirs(sys.argv[1], exist_ok=True)
 open(sys.argv[1] + "/" + sys.argv[2], "w").write("the model")
 open(os.environ["MANYCPU_OUTPUT"] + "/metrics.json", "w").write("{}")
-dist.destroy_process_group()
 """
 
 
+@light
 @pytest.mark.parametrize("name", ["model.bin", "report.json"])
 def test_a_program_that_saves_straight_into_the_output_loses_nothing(
     script: Script, tmp_path: Path, home: Path, name: str
 ) -> None:
     out = tmp_path / "out"
-    given = fields(tmp_path, script(SAVES_STRAIGHT), args=[str(out), name], nproc_per_node=1)
+    given = fields(tmp_path, script(SAVES_STRAIGHT), args=[str(out), name])
     with pytest.raises(ExportError, match=rf"{out} .*{name}") as caught:
         train(given, run_id="x")
     assert (out / name).read_text() == "the model"
@@ -464,9 +451,10 @@ def test_a_program_that_saves_straight_into_the_output_loses_nothing(
     assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "metrics.json", "report.json"]
 
 
+@light
 def test_a_model_that_cleanup_cannot_see_is_kept(script: Script, tmp_path: Path) -> None:
     """As where export ran on a worker with a disk of its own, which went with it."""
-    ctx, built = begin(tmp_path, script(), nproc_per_node=1)
+    ctx, built = begin(tmp_path, script(WRITES))
     handle, _ = launch(ctx, *built)
     conclude(ctx, handle, wait(ctx, handle, lambda _: None))
     export(ctx, handle)
@@ -477,7 +465,7 @@ def test_a_model_that_cleanup_cannot_see_is_kept(script: Script, tmp_path: Path)
     assert cleaned.state == "failed"
     assert f"run.output: the model was exported to {tmp_path / 'out'} and " in (cleaned.error or "")
     assert str(model) in (cleaned.error or "")
-    assert (model / "model.txt").read_text() == "sum 1"
+    assert (model / "model.txt").read_text() == "the model"
     export(ctx, handle)
     cleaned = cleanup(ctx)
     assert cleaned is not None
@@ -486,14 +474,12 @@ def test_a_model_that_cleanup_cannot_see_is_kept(script: Script, tmp_path: Path)
 
 
 EVALUATES = """
-import os, torch.distributed as dist
 from manycpu.pipeline.node.emit import say
-dist.init_process_group()
 say("metrics", values={"accuracy": 0.5})
-dist.destroy_process_group()
 """
 
 
+@light
 def test_a_program_that_is_to_write_no_model_succeeds_with_its_metrics(script: Script, home: Path) -> None:
     found = train({"program": script(EVALUATES), "output": None, "nproc_per_node": 1}, run_id="x")
     assert (found.state, found.metrics, found.left_behind) == ("succeeded", {"accuracy": 0.5}, [])

@@ -20,7 +20,7 @@ from manycpu.operators import demo
 sys.exit(demo.perform(json.loads(sys.argv[2]), Path(sys.argv[1]), Console()))
 """
 
-pytestmark = pytest.mark.usefixtures("no_process_left")
+pytestmark = pytest.mark.usefixtures("no_process_left", "light_torch")
 
 
 def start(tmp_path: Path, program: str) -> Program[str]:

@@ -39,7 +39,7 @@ print("last line", flush=True)
 open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model"), "w").write("x")
 """
 
-pytestmark = pytest.mark.usefixtures("no_process_left")
+pytestmark = pytest.mark.usefixtures("no_process_left", "light_torch")
 Training = tuple[RunContext, ProcessHandle, Path]
 
 

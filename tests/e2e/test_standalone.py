@@ -138,3 +138,16 @@ def test_clearing_the_task_ends_the_training_and_starts_the_next(airflow: Airflo
     (tmp_path / "go").touch()
     assert airflow.end(run) == "success"
     assert _report(tmp_path)["attempts"] == 2
+
+
+def test_the_execution_timeout_of_a_deferred_task_ends_the_training(airflow: Airflow, tmp_path: Path) -> None:
+    run = airflow.trigger("tiny_hurried", {"folder": str(tmp_path)})
+    handle = _handle(airflow, tmp_path)
+    processes = _ranks(handle)
+    _deferred(airflow, run, handle)
+    until(lambda: _gone(processes), END)
+    assert airflow.end(run) == "failed"
+    assert airflow.task(run)["state"] == "failed"
+    report = _report(tmp_path)
+    assert (report["state"], report["left_behind"]) == ("cancelled", [])
+    assert "ended by execution_timeout" in report["error"]

@@ -1,10 +1,8 @@
-"""Jobs in a real Airflow: what becomes of one whose worker is killed or whose task is ended."""
+"""Jobs in a real Airflow: what becomes of one whose task a person ends. All other ends are in tests/e2e."""
 
 import json
-import os
 import re
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,37 +36,16 @@ class Training:
     run: str
     output: Path
 
-    @property
-    def task(self) -> dict[str, Any]:
-        return self.airflow.task(self.run)
-
-    def job(self, attempt: int = 1) -> KubeObject:
-        """Wait until an attempt's job is there."""
-        return wait_for(f"attempt {attempt}", lambda: self._jobs(attempt), seconds=WAIT)[0]
-
-    def speaks(self, attempt: int = 1) -> KubeObject:
-        """Wait until the rank of an attempt has spoken; returns its job."""
-        job = self.job(attempt)
+    def speaks(self) -> KubeObject:
+        """Wait until the rank has spoken; returns its job."""
+        job = wait_for("the job", self._jobs, seconds=WAIT)[0]
         wait_for("its rank to speak", lambda: "line 2 of" in self._log(job), seconds=WAIT, every=0.3)
         return job
 
     def waits(self) -> None:
         """Wait until the task is deferred, and the triggerer follows the job."""
-        until(lambda: any(re.match("trigger .* starting$", line) for line in self.log()), WAIT)
-
-    def goes_on(self, job: KubeObject) -> None:
-        """Let the rank come to its end."""
-        self.namespace.run(f"{job['metadata']['name']}-worker-0", "touch", GO)
-
-    def log(self, attempt: int = 1) -> list[str]:
-        return self.airflow.log(self.run, attempt=attempt)
-
-    def attaches(self, job: KubeObject) -> None:
-        """Wait until the next try waits for a job, which is the same as before."""
-        until(lambda: self.task["try_number"] == 2 and self.task["state"] == "running", WAIT)
-        name = f"{self.launch} {self.namespace.name}/{job['metadata']['name']}"
-        until(lambda: f"attached to attempt 1, {name}" in self.log(attempt=2), WAIT)
-        assert self._uid(job) == job["metadata"]["uid"]
+        starting = re.compile("trigger .* starting$")
+        until(lambda: any(starting.match(line) for line in self.airflow.log(self.run)), WAIT)
 
     def loses(self, job: KubeObject) -> None:
         """Wait until a job and its pods are gone."""
@@ -77,15 +54,12 @@ class Training:
     def was_ended(self, *by: str) -> None:
         """See that the DAG run failed, and that the report says who ended the training."""
         assert self.airflow.end(self.run, WAIT) == "failed"
-        report = self.report()
+        report = Report.model_validate_json((self.output / "report.json").read_text())
         assert (report.state, report.left_behind) == ("cancelled", [])
         assert any(words in str(report.error) for words in by), report.error
 
-    def report(self) -> Report:
-        return Report.model_validate_json((self.output / "report.json").read_text())
-
-    def _jobs(self, attempt: int) -> list[KubeObject]:
-        return cluster_of(self.namespace).list(JOBS[self.launch], {"manycpu/attempt": str(attempt)})
+    def _jobs(self) -> list[KubeObject]:
+        return cluster_of(self.namespace).list(JOBS[self.launch], {"manycpu/attempt": "1"})
 
     def _uid(self, job: KubeObject) -> str | None:
         there = cluster_of(self.namespace).get(job["kind"], job["metadata"]["name"])
@@ -100,35 +74,13 @@ class Training:
 
 
 @pytest.fixture
-def connected(airflow: Airflow, target: dict[str, Any], namespace: Space) -> Iterator[dict[str, Any]]:
-    """Give the fields of a target that is reached by a connection of this Airflow's."""
+def connection(airflow: Airflow, target: dict[str, Any], namespace: Space) -> Iterator[str]:
+    """Name a connection of this Airflow's to the test's namespace."""
     extra = {"kube_config_path": target["connection"], "namespace": namespace.name}
     body = {"connection_id": namespace.name, "conn_type": "kubernetes", "extra": json.dumps(extra)}
     airflow.api("POST", "connections", body)
-    yield target | {"connection": namespace.name}
+    yield namespace.name
     airflow.api("DELETE", f"connections/{namespace.name}")
-
-
-@pytest.fixture
-def begin(
-    airflow: Airflow, connected: dict[str, Any], namespace: Space, tmp_path: Path
-) -> Callable[..., list[Training]]:
-    """Start a DAG for each of some launch kinds."""
-
-    def start(dag: str, launch: str) -> Training:
-        output = tmp_path / launch
-        where = {f"kubernetes_{name}": value for name, value in connected.items() if name != "kind"}
-        conf = {
-            "program": str(PROGRAM),
-            "output": str(output),
-            "env": {"GO": GO, "TAG": launch},
-            "target_kind": "kubernetes",
-            **where,
-            "kubernetes_launch": launch,
-        }
-        return Training(airflow, namespace, launch, airflow.trigger(dag, conf), output)
-
-    return lambda dag, *launches: [start(dag, launch) for launch in launches]
 
 
 @pytest.fixture(autouse=True)
@@ -139,23 +91,18 @@ def nothing_left(namespace: Space) -> Iterator[None]:
     assert [item for kind in KINDS for item in cluster_of(namespace).list(kind, ours)] == []
 
 
-def test_a_retry_attaches_to_the_job_of_a_worker_that_was_killed(
-    begin: Callable[..., list[Training]],
+def test_marking_the_task_failed_ends_the_job(
+    airflow: Airflow, connection: str, target: dict[str, Any], namespace: Space, tmp_path: Path
 ) -> None:
-    trainings = begin("form_sync", *JOBS)
-    jobs = [training.speaks() for training in trainings]
-    for training in trainings:
-        os.kill(training.task["pid"], signal.SIGKILL)
-    for training, job in zip(trainings, jobs, strict=True):
-        training.attaches(job)
-        training.goes_on(job)
-    for training in trainings:
-        assert training.airflow.end(training.run, WAIT) == "success"
-        assert (training.report().attempts, training.report().left_behind) == (1, [])
+    def start(launch: str) -> Training:
+        output = tmp_path / launch
+        fields = target | {"connection": connection, "launch": launch}
+        where = {f"kubernetes_{name}": value for name, value in fields.items() if name != "kind"}
+        conf = {"program": str(PROGRAM), "output": str(output), "env": {"GO": GO, "TAG": launch}}
+        run = airflow.trigger("form", conf | {"target_kind": "kubernetes"} | where)
+        return Training(airflow, namespace, launch, run, output)
 
-
-def test_marking_the_task_failed_ends_the_job(begin: Callable[..., list[Training]]) -> None:
-    trainings = begin("form", *JOBS)
+    trainings = [start(launch) for launch in JOBS]
     jobs = [training.speaks() for training in trainings]
     for training in trainings:
         training.waits()
@@ -164,25 +111,3 @@ def test_marking_the_task_failed_ends_the_job(begin: Callable[..., list[Training
         training.loses(job)
         # By the triggerer, or by the task that cleans up: Airflow starts both at once.
         training.was_ended("ended by task training.train, try 1", "ended by cleanup")
-
-
-def test_clearing_the_task_ends_the_job_and_the_next_attempt_follows(
-    begin: Callable[..., list[Training]],
-) -> None:
-    (training,) = begin("form", "pytorchjob")
-    job = training.speaks()
-    training.waits()
-    training.airflow.clear(training.run)
-    training.loses(job)
-    training.goes_on(training.speaks(attempt=2))
-    assert training.airflow.end(training.run, WAIT) == "success"
-    assert (training.report().attempts, training.report().left_behind) == (2, [])
-
-
-def test_the_execution_timeout_of_a_deferred_task_ends_the_job(begin: Callable[..., list[Training]]) -> None:
-    (training,) = begin("form_hurried", "pytorchjob")
-    job = training.job()
-    training.waits()
-    training.loses(job)
-    training.was_ended("ended by execution_timeout")
-    assert training.task["state"] == "failed"

@@ -1,4 +1,4 @@
-"""Jobs as `manycpu render` prints them, created by hand: all ranks meet on both nodes."""
+"""Jobs as `manycpu render` prints them, created by hand: one of each operator's."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 from cluster.fixtures import TestCluster
 from cluster.space import Space
-from kubernetes_runs import LAUNCHES, fields_of
+from kubernetes_runs import fields_of
 
 from manycpu.pipeline.cli import cli
 from manycpu.pipeline.launchers import LAUNCHERS
@@ -29,10 +29,9 @@ pytestmark = pytest.mark.pod_security("restricted")
 SCRIPT = """
 import os, torch.distributed as dist
 dist.init_process_group()
-print(f"rank {dist.get_rank()} knows {os.environ['WORD']!r} and {os.environ['GREETING']!r}", flush=True)
+print(f"rank {dist.get_rank()} has {os.environ['GREETING']!r}", flush=True)
 dist.barrier()
 """
-SECRET = "a b'c\"d $x"  # noqa: S105 - it is none
 
 
 def described(ctx: ClusterContext) -> str:
@@ -59,15 +58,12 @@ def proven(lines: list[events.RankLine]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", LAUNCHES)
+@pytest.mark.parametrize("kind", ["static", "intel"])
 def test_all_ranks_meet_on_both_nodes(
     kind: str, cluster: TestCluster, target: Fields, a_run: MakeRun, namespace: Space, tmp_path: Path
 ) -> None:
     where, how = fields_of(kind, cluster)
-    namespace.create(
-        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "words"}, "stringData": {"WORD": SECRET}}
-    )
-    run = a_run(SCRIPT, env_from=["words"], env={"GREETING": "good $(HOME)"}, **how)
+    run = a_run(SCRIPT, env={"GREETING": "good $(HOME)"}, **how)
     ctx = open_context(run, target | where, "by-hand", kind, base=tmp_path)
     assert isinstance(ctx, ClusterContext)
     namespace.create(claims.claim(ctx.name, ctx.target, []))
@@ -77,8 +73,8 @@ def test_all_ranks_meet_on_both_nodes(
     proofs = proven(lines)
     assert sorted(proof["rank"] for proof in proofs) == [0, 1], lines
     assert {proof["host"] for proof in proofs} == set(cluster.nodes)
-    known = {text for *_, text in lines if "knows" in text}
-    assert known == {f"rank {rank} knows {SECRET!r} and 'good $(HOME)'" for rank in range(2)}
+    greeted = {text for *_, text in lines if "has" in text}
+    assert greeted == {f"rank {rank} has 'good $(HOME)'" for rank in range(2)}
 
 
 @pytest.mark.parametrize("kind", ["static", "elastic", "intel"])

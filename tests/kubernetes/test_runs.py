@@ -1,4 +1,4 @@
-"""Whole runs over both nodes, from a description to the exported model."""
+"""Whole runs over both nodes, from a description to the exported model: here with all launchers and MPIs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from cluster.fixtures import TestCluster
 from cluster.space import Space
-from kubernetes_runs import ENOUGH, fields_of, succeeded
+from conftest import ALL_REDUCE
+from kubernetes_runs import LAUNCHES, fields_of, succeeded
 
 from manycpu.pipeline import train
 from manycpu.pipeline.spec.errors import TrainingFailedError
@@ -15,26 +16,40 @@ from manycpu.pipeline.spec.errors import TrainingFailedError
 pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(400)]
 Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]
+SECRET = "a b'c\"d $x"  # noqa: S105 - it is none
+KNOWS = f"""
+import os
+assert os.environ["WORD"] == {SECRET!r}, os.environ["WORD"]
+assert os.environ["GREETING"] == "good $(HOME)", os.environ["GREETING"]
+"""
 
 
-@pytest.mark.parametrize("launch", ENOUGH)
+@pytest.mark.parametrize("launch", LAUNCHES)
 def test_a_plain_script_meets_on_both_nodes_and_leaves_nothing(
     launch: str, cluster: TestCluster, target: Fields, a_run: MakeRun, namespace: Space, tmp_path: Path
 ) -> None:
     where, how = fields_of(launch, cluster)
-    assert train(a_run(**how), target | where, run_id=launch).state == "succeeded"
+    words = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "words"}}
+    namespace.create(words | {"stringData": {"WORD": SECRET}})
+    run = a_run(KNOWS + ALL_REDUCE, env_from=["words"], env={"GREETING": "good $(HOME)"}, **how)
+    assert train(run, target | where, run_id=launch).state == "succeeded"
     report = succeeded(tmp_path / "out", namespace)
     assert (tmp_path / "out" / "model.txt").read_text() == "sum 2"
     assert report.image is not None
     assert "@sha256:" in report.image
 
 
-@pytest.mark.parametrize("launch", ENOUGH)
+@pytest.mark.parametrize(("launch", "backend"), [("static", "ccl"), ("mpich", "gloo")])
 def test_the_readme_s_run_of_the_recipe_learns_and_the_model_comes_out_whole(
-    launch: str, cluster: TestCluster, target: Fields, recipe: Fields, namespace: Space, tmp_path: Path
+    launch: str,
+    backend: str,
+    cluster: TestCluster,
+    target: Fields,
+    recipe: Fields,
+    namespace: Space,
+    tmp_path: Path,
 ) -> None:
     where, how = fields_of(launch, cluster)
-    backend = "ccl" if launch in ("static", "intel") else "gloo"
     assert train(recipe | how | {"backend": backend}, target | where, run_id=launch).state == "succeeded"
     report = succeeded(tmp_path / "out", namespace)
     assert (report.backend, report.metrics["train_steps"]) == (backend, 6)

@@ -7,7 +7,8 @@ import pytest
 from manycpu.pipeline.targets.kubernetes.preflight import Right, rights
 
 
-@pytest.mark.usefixtures("cluster", "airflow")  # so it runs with the last of the folder
+@pytest.mark.last
+@pytest.mark.usefixtures("cluster")
 def test_every_right_is_used_and_every_call_has_its_right(
     request: pytest.FixtureRequest, used_rights: set[Right]
 ) -> None:

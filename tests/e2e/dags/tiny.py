@@ -10,11 +10,14 @@ from airflow.sdk import Asset, Param, dag, task
 from manycpu.operators import training_pipeline
 
 MODEL = Asset("tiny-model")
-RUN = {
-    "program": str(Path(__file__).parents[1] / "programs" / "tiny.py"),
+TESTS = Path(__file__).parents[2]
+RUN: dict[str, Any] = {
+    "program": str(TESTS / "e2e" / "programs" / "tiny.py"),
     "output": "{{ params.folder }}/output",
     "env": {"GO": "{{ params.folder }}/go", "TAG": "{{ dag.dag_id }}"},
 }
+# Without torch, where launchers are not what a test is about.
+LIGHT = RUN | {"env": RUN["env"] | {"PYTHONPATH": str(TESTS / "scripts" / "light_torch")}}
 PARAMS = {"folder": Param(type="string")}
 FAST: dict[str, Any] = {"retries": 1, "retry_delay": timedelta(seconds=1)}
 
@@ -26,7 +29,12 @@ def tiny() -> None:
 
 @dag(schedule=None, params=PARAMS)
 def tiny_sync() -> None:
-    training_pipeline(run=RUN, deferrable=False, **FAST)
+    training_pipeline(run=LIGHT, deferrable=False, **FAST)
+
+
+@dag(schedule=None, params=PARAMS)
+def tiny_hurried() -> None:
+    training_pipeline(run=LIGHT, retries=0, execution_timeout=timedelta(seconds=30))
 
 
 @dag(schedule=MODEL)
@@ -44,4 +52,5 @@ def tiny_consumer() -> None:
 
 tiny()
 tiny_sync()
+tiny_hurried()
 tiny_consumer()

@@ -1,0 +1,7 @@
+"""What is told of an error, without a file."""
+
+from types import SimpleNamespace
+
+
+def get_error_handler() -> SimpleNamespace:
+    return SimpleNamespace(initialize=lambda: None, record_exception=lambda _: None)

@@ -1,0 +1,44 @@
+"""Each right that an account lacks is named, and no other."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.kubernetes.image import checks
+
+Check = Callable[[Any], Iterator[Finding]]
+
+
+def cluster_without(verb: str, group: str, resource: str) -> Any:
+    """Answer as a cluster does whose account has every right but one."""
+
+    def allowed(asked: str, plural: str, *, group: str = "", subresource: str = "") -> bool:
+        return (asked, group, f"{plural}/{subresource}".strip("/")) != lacked
+
+    lacked = (verb, group, resource)
+    return SimpleNamespace(allowed=allowed)
+
+
+@pytest.mark.parametrize("right", preflight.rights(), ids="-".join)
+def test_each_right_of_a_run_that_is_missing_is_named(right: preflight.Right) -> None:
+    verb, _, resource = right
+    kind: Any = {"launch": resource.removesuffix("s")} if resource.endswith("jobs") else {}
+    ctx: Any = SimpleNamespace(target=Kubernetes(namespace="ml", **kind), cluster=cluster_without(*right))
+    found = [finding.message for finding in preflight.missing_rights(ctx)]
+    assert found == [f"this account may not {verb} {resource} in namespace ml"]
+
+
+def test_each_right_to_build_that_is_missing_is_named() -> None:
+    rules = yaml.safe_load(checks.RIGHTS.read_text())["rules"]
+    rights = [one for rule in rules for one in product(rule["verbs"], rule["resources"])]
+    assert len(rights) > 5
+    for verb, resource in rights:
+        (finding,) = checks._rights(cluster_without(verb, "", resource), "builds")  # noqa: SLF001 - the loop
+        assert finding.message == f"this account may not {verb} {resource} in namespace builds"
