@@ -130,7 +130,7 @@ def agree(over: bool) -> bool:
 
 
 def in_ranks(file: str, count: int, *args: str, **env: str) -> dict[str, Any]:
-    """Run a benchmark's ranks under torchrun and the node; what rank 0 wrote to the path it was given first.
+    """Run a benchmark's ranks under the node; what rank 0 wrote to the path it was given first.
 
     Args:
         file: The benchmark's own file.
@@ -140,11 +140,10 @@ def in_ranks(file: str, count: int, *args: str, **env: str) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figures.json")
-        rank = [sys.executable, "-m", "manycpu.pipeline.node", file, str(out), *args]
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-        known = {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+        ranks = [sys.executable, "-m", "manycpu.pipeline.node", f"--nproc-per-node={count}"]
+        known = {"PYTHONPATH": str(Path(__file__).parents[1])}
         done = subprocess.run(
-            [*launch, "--no-python", *rank],
+            [*ranks, file, str(out), *args],
             check=False,
             capture_output=True,
             text=True,

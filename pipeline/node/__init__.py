@@ -1,6 +1,7 @@
 """What runs inside every training process: rank, CPU plan, proof of scale, backend, metrics.
 
-``python -m manycpu.pipeline.node SCRIPT ARGS`` is what every launcher starts on every rank. It tells what
+``python -m manycpu.pipeline.node SCRIPT ARGS`` is what every launcher starts on every rank; with
+``--nproc-per-node=COUNT`` before the script it starts all ranks of this machine by itself. It tells what
 happens by events on stdout (:mod:`manycpu.pipeline.spec.events`), which readers may rely on:
 
 =========  ==============================================================================

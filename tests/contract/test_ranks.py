@@ -1,6 +1,7 @@
-"""Ranks under the real torchrun and the real mpirun of three MPIs: they meet, or all fail."""
+"""Ranks under every launcher, the real torchrun and the mpirun of three MPIs: they meet, or all fail."""
 
 import re
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -152,16 +153,20 @@ def test_a_rank_that_never_comes(write: Callable[[str], Path]) -> None:
     )
 
 
-def test_nothing_survives_the_launcher(write: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["processes", "torchrun"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_survives_the_launcher(
+    how: signal.Signals, launcher: str, write: Callable[[str], Path], tmp_path: Path
+) -> None:
     """A launcher that is killed outright takes its ranks along, and what those had started."""
     script = write(
         "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\nprint('ready')\ntime.sleep(600)"
     )
     log = tmp_path / "log"
-    manifest = manifest_of("torchrun", script)
+    manifest = manifest_of(launcher, script)
     with log.open("wb") as out:
         process = Program(manifest["argv"], env=PLAIN | manifest["env"], stdout=out, stderr=out, cwd=tmp_path)
     until(lambda: log.read_text().count("ready") == 2, 60)
-    process.kill()
+    process.send_signal(how)
     process.wait(60)
     # A killed launcher is noticed within a second; the fixture judges.

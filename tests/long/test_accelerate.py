@@ -19,10 +19,9 @@ MISSING = ccl_here.missing()
     "backend", ["gloo", pytest.param("ccl", marks=pytest.mark.skipif(bool(MISSING), reason=MISSING))]
 )
 def test_its_scripts_pass(backend: str, script: str, tmp_path: Path) -> None:
-    ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    node = [sys.executable, "-m", "manycpu.pipeline.node", "-m", f"accelerate.test_utils.scripts.{script}"]
+    node = ["manycpu.pipeline.node", "--nproc-per-node=2", "-m", f"accelerate.test_utils.scripts.{script}"]
     done = subprocess.run(
-        [sys.executable, "-m", *ranks, *node],
+        [sys.executable, "-m", *node],
         check=False,
         capture_output=True,
         text=True,

@@ -1,0 +1,136 @@
+"""The ranks that one machine starts by itself: their world, their end, and their meeting point."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import until
+from node_runs import LIMIT, PLAIN
+from programs import Program
+
+from manycpu.pipeline.node import meeting_point
+
+pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
+
+TELLS = """
+import json, os, sys
+with open(f"rank{os.environ['RANK']}.json", "w") as file:
+    json.dump(dict(os.environ), file)
+"""
+READY = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+def ready():
+    open("ready" + rank, "w").close()
+    time.sleep(600)
+"""
+FIRST_WAITS = """
+if rank == "0":
+    ready()
+while not os.path.exists("ready0"):
+    time.sleep(0.02)
+"""
+SAVES = """
+def save(number, _):
+    open("saved" + rank, "a").write(signal.Signals(number).name + " ")
+    sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, save)
+ready()
+"""
+
+
+def begin(folder: Path, script: str, grace: float = 600, **env: str) -> Program[bytes]:
+    """Start two ranks of a script that needs no torch."""
+    code = (
+        f"from manycpu.pipeline.node import local_world as here\nhere.GRACE = {grace}\nhere.fork_ranks(2)\n"
+    )
+    command = [sys.executable, "-c", code + script]
+    return Program(command, env=PLAIN | env, cwd=folder, start_new_session=True)
+
+
+def world(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_the_world_is_as_torchrun_makes_it(tmp_path: Path) -> None:
+    """What it tells ranks, but for its agent: here rank 0 serves the store, and errors are in no file."""
+    (tmp_path / "tells.py").write_text(TELLS)
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "tells.py"]
+    subprocess.run(
+        [sys.executable, "-m", *torchrun],
+        check=True,
+        env=PLAIN,
+        cwd=tmp_path,
+        timeout=LIMIT,
+        capture_output=True,
+    )
+    known = world(tmp_path)
+    assert begin(tmp_path, TELLS).wait(LIMIT) == 0
+    own = {
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "OMP_NUM_THREADS",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    }
+    for seen, told in zip(world(tmp_path), known, strict=True):
+        assert {name: seen.get(name) for name in told if name not in own} == {
+            name: value for name, value in told.items() if name not in own
+        }
+        assert (seen["MASTER_ADDR"], seen["TORCHELASTIC_USE_AGENT_STORE"]) == ("127.0.0.1", "False")
+    assert len({(seen["MASTER_PORT"], seen["TORCHELASTIC_RUN_ID"]) for seen in world(tmp_path)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL)]
+)
+def test_the_first_that_fails_ends_the_others(end: str, code: int, tmp_path: Path) -> None:
+    assert begin(tmp_path, READY + FIRST_WAITS + end).wait(LIMIT) == code
+
+
+def test_a_rank_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    script = READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FIRST_WAITS + "sys.exit(3)"
+    assert begin(tmp_path, script, grace=0.2).wait(LIMIT) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_reaches_every_rank_once(number: signal.Signals, tmp_path: Path) -> None:
+    """Also one from a terminal, which is sent to the whole group of processes."""
+    process = begin(tmp_path, READY + SAVES)
+    until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)))
+    os.killpg(process.pid, number)
+    # Who was told to end has not succeeded, however well its ranks took it.
+    assert process.wait(LIMIT) == (0 if number == signal.SIGUSR1 else 128 + number)
+    for rank in (0, 1):
+        assert (tmp_path / f"saved{rank}").read_text() == f"{number.name} "
+
+
+def test_the_error_of_the_first_that_failed_is_the_runs(tmp_path: Path) -> None:
+    record = tmp_path / "error.json"
+    writes = "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('of rank ' + rank)\n"
+    script = READY + writes + FIRST_WAITS + "sys.exit(3)"
+    assert begin(tmp_path, script, TORCHELASTIC_ERROR_FILE=str(record)).wait(LIMIT) == 3
+    assert record.read_text() == "of rank 1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["error.json", "ready0"]
+
+
+def test_a_port_is_taken_before_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with meeting_point.listen() as first, meeting_point.listen() as second:
+        named = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        assert first.getsockname() != second.getsockname() == named
+        socket.create_connection(named).close()
+        with socket.socket() as late:
+            late.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                late.bind(named)
