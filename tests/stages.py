@@ -40,11 +40,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(item: pytest.Item) -> tuple[int, ...]:
-    """Order by stage; in one, what needs neither Airflow nor the cluster, then what needs Airflow."""
+    """Order by stage; in one, what needs Airflow, which ends then; what needs no cluster; and what does."""
     fixtures = getattr(item, "fixturenames", ())
     stage = list(STAGES).index(stage_of(item.path))
     last = [item.get_closest_marker(name) is not None for name in ("ends_cluster", "last")]
-    return stage, *last, "cluster" in fixtures, "airflow" not in fixtures
+    return stage, *last, "airflow" not in fixtures, "cluster" in fixtures
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = ["Airflow", "airflow"]
 
 _START = 180  # seconds: three times what a busy machine of two cores took
 _TINY_DAGS = Path(__file__).parent / "e2e" / "dags"
+_RUNNING = pytest.StashKey[ExitStack]()
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -72,9 +74,29 @@ class Airflow:
 
 
 @pytest.fixture(scope="session")
-def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    """The one Airflow of the session, with the DAGs of the package and of tests/e2e."""
+    with ExitStack() as stack:
+        request.config.stash[_RUNNING] = stack
+        yield stack.enter_context(_running(tmp_path_factory.mktemp("airflow")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """End Airflow after the last test that uses it: it takes its share of the cores."""
+    result = yield
+    if nextitem is not None and _uses(item) and not _uses(nextitem):
+        item.config.stash.get(_RUNNING, ExitStack()).close()
+    return result
+
+
+def _uses(item: pytest.Item) -> bool:
+    return "airflow" in getattr(item, "fixturenames", ())
+
+
+@contextmanager
+def _running(home: Path) -> Iterator[Airflow]:
     """Start Airflow as `make ui` does; end it as Ctrl-C does, and see that nothing of it is left."""
-    home = tmp_path_factory.mktemp("airflow")
     port = free_port(18080)
     bundles = embedded.settings(home, port, {"manycpu": embedded.DAGS, "tiny": _TINY_DAGS})
     env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}

@@ -57,16 +57,25 @@ def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -
     assert sorted((event["rank"], event["code"]) for event in ended.events("exit")) == [(0, 0), (1, 0)]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ranks_that_never_meet_fail_and_their_lines_never_mix(
-    launcher: str, write: Callable[[str], Path]
-) -> None:
-    """Thousands of lines at once come out whole, whatever the launcher's way to forward them."""
-    script = "for i in range(4000):\n    print(i, 'x' * (i % 300))\nraise SystemExit(0)\n"
-    ended = launch(launcher, write(script), light=True)
+@pytest.mark.parametrize("family", MPIRUNS)  # under torchrun: tests/dags
+def test_ranks_that_never_meet_are_no_success(family: str, write: Callable[[str], Path]) -> None:
+    ended = launch(family, write("print('each alone')"), light=True)
     assert ended.code != 0
     assert any(event["code"] == 86 for event in ended.events("exit")), ended.out
     assert "without ever initialising torch.distributed" in ended.events("error")[0]["message"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_lines_of_two_ranks_never_mix(launcher: str, write: Callable[[str], Path]) -> None:
+    """Thousands of lines at once come out whole, whatever the launcher's way to forward them."""
+    script = """
+        import torch.distributed as dist
+        dist.init_process_group()
+        for i in range(4000):
+            print(i, "x" * (i % 300))
+    """
+    ended = launch(launcher, write(script), light=True)
+    assert ended.code == 0, ended.out
     expected = {f"{number} {'x' * (number % 300)}" for number in range(4000)}
     for rank in (0, 1):
         assert len(expected & {line.text for line in ended.lines if line.rank == rank}) == 4000
