@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 
 from manycpu.pipeline.adapters.cluster import KINDS, amount
-from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
@@ -21,7 +21,6 @@ Right = tuple[str, str, str]
 """A verb, an API group, and a resource with its subresource."""
 RIGHTS: Final = Path(__file__).with_name("rights.yaml")
 OPERATORS: Final = {"mpijob": "Kubeflow's mpi-operator", "pytorchjob": "Kubeflow's training-operator"}
-_NOT_FOUND = 404
 
 
 def findings(ctx: ClusterContext) -> Findings:
@@ -54,9 +53,7 @@ def _operator(ctx: ClusterContext) -> Findings:
     group, plural = KINDS[JOBS[ctx.target.launch]]
     try:
         served = ctx.cluster.call("GET", group)["resources"]
-    except ClusterError as error:
-        if error.status != _NOT_FOUND:
-            raise
+    except NotFoundError:
         served = []
     if plural not in [resource["name"] for resource in served]:
         yield Finding(

@@ -14,7 +14,7 @@ from manycpu.pipeline.adapters.cluster_watch import (
     LogPart,
     NoLogError,
 )
-from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.errors import ClusterError, InvalidError, NotFoundError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RunState, Status
@@ -358,7 +358,7 @@ class Follower:
 
 def _refused(error: BaseException) -> bool:
     """Whether a call is refused for good: rights that were taken away come back, a wrong call does not."""
-    return isinstance(error, ClusterError) and error.status in (400, 404, 405, 413, 422)
+    return isinstance(error, (NotFoundError, InvalidError))
 
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:

@@ -11,7 +11,13 @@ from manycpu.pipeline.adapters.cluster_exec import Exec
 from manycpu.pipeline.launchers import pods
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel, LostError, Message, RemoteError
-from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError
+from manycpu.pipeline.spec.errors import (
+    BadInputError,
+    ClusterError,
+    DeadlineError,
+    ForbiddenError,
+    InvalidError,
+)
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB
@@ -35,7 +41,6 @@ _LOOK: Final = 0.25  # seconds
 _SEE: Final = 2.0  # seconds between two looks whether the run still has its ledger and its claim
 _NO_SECRET: Final = re.compile(r'^CreateContainerConfigError: secret "([^"]+)" not found')
 _PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
-_PASSING: Final = frozenset({0, 401, 404, 408, 409, 429, 500, 502, 503, 504})
 _KILLED: Final = 137
 _SIGNALS: Final = 128  # exit codes above: ended by a signal
 _TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
@@ -142,9 +147,9 @@ class Helper:
             try:
                 self.wait_ready()
                 return self._talk(command, talk)
+            except (ForbiddenError, InvalidError):
+                raise
             except (LostError, ClusterError) as error:
-                if isinstance(error, ClusterError) and error.status not in _PASSING:
-                    raise
                 if broken is None or self._moved:
                     broken, pause = time.monotonic(), _LOOK
                 if time.monotonic() - broken > STALL:
