@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from manycpu.pipeline.launchers.environment import environment
+from manycpu.pipeline.launchers.given_back import QUEUE
 from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
 from manycpu.pipeline.spec.cpu_request import Wanted
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -44,7 +45,6 @@ USER: Final = "manycpu"
 HOME: Final = "/tmp"  # noqa: S108 - inside a pod, where nobody else is
 # Any image will do, also one that knows no such user: ssh and Python's getpass ask for its name.
 PASSWD: Final = f"root:x:0:0::/root:/bin/sh\n{USER}:x:{UID}:{UID}::{HOME}:/bin/sh\n"
-QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _LONGEST: Final = 2**31 - 1  # seconds: what fits into a pod's field
 FILES: Final = "files"  # a volume of small files that come from the pod's own annotations
 

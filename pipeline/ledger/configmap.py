@@ -23,7 +23,7 @@ from manycpu.pipeline.spec.errors import (
     NotFoundError,
     RunGoneError,
 )
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 
 __all__ = ["ConfigMapLedger", "expired", "ledgers", "names"]
@@ -214,7 +214,7 @@ class ConfigMapLedger(Ledger):
 
     def _gone(self, found: KubeObject) -> bool:
         meta = found["metadata"]
-        return "deletionTimestamp" in meta or self._meta.get("uid", meta["uid"]) != meta["uid"]
+        return is_being_deleted(found) or self._meta.get("uid", meta["uid"]) != meta["uid"]
 
     def _lost(self) -> RunGoneError:
         if not self._meta:
@@ -240,22 +240,22 @@ def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
 def names(cluster: Cluster, key: str) -> list[str]:
     """List the names under which a run has begun and is not being cleaned up: one, or none."""
     found = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
-    return [item["metadata"]["name"] for item in found if "deletionTimestamp" not in item["metadata"]]
+    return [item["metadata"]["name"] for item in found if not is_being_deleted(item)]
 
 
 def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
     """List the ledgers of runs whose time is over at ``now``, in seconds since the epoch."""
-    found = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item["metadata"], now)]
+    found = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item, now)]
     return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in found]
 
 
-def _is_over(meta: KubeObject, now: float) -> bool:
-    return "deletionTimestamp" not in meta and annotations.read(meta).over(now)
+def _is_over(found: KubeObject, now: float) -> bool:
+    return not is_being_deleted(found) and annotations.read(found["metadata"]).over(now)
 
 
 def _leaving(found: KubeObject) -> bool:
-    meta = found["metadata"]
-    return "deletionTimestamp" in meta or annotations.REMOVED in (meta.get("annotations") or {})
+    removed = annotations.REMOVED in (found["metadata"].get("annotations") or {})
+    return removed or is_being_deleted(found)
 
 
 def _data(entry: Entry) -> dict[str, str]:

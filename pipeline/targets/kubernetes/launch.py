@@ -9,7 +9,7 @@ from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kube_object import KubeObject, epoch
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
@@ -18,7 +18,7 @@ from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following import judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot, epoch
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged

@@ -89,19 +89,19 @@ def _namespace(ctx: ClusterContext) -> Findings:
 
 def _claim(ctx: ClusterContext) -> Findings:
     modes, field = [ctx.target.claim_access], "target.claim_access"
-    if ctx.target.claim is not None:
-        found = ctx.cluster.get("PersistentVolumeClaim", ctx.target.claim)
+    if not ctx.target.makes_claim:
+        found = ctx.cluster.get("PersistentVolumeClaim", ctx.claim)
         field = "target.claim"
         if found is None:
             yield Finding(
                 field,
-                f"there is no claim {ctx.target.claim!r} in namespace {ctx.target.namespace}",
+                f"there is no claim {ctx.claim!r} in namespace {ctx.target.namespace}",
                 "Create it, name another, or leave it out to have one made for the run",
             )
             return
         modes = found["spec"]["accessModes"]
         if (found.get("status") or {}).get("phase") == "Lost":
-            yield Finding(field, f"claim {ctx.target.claim!r} has lost its volume", "Name another claim")
+            yield Finding(field, f"claim {ctx.claim!r} has lost its volume", "Name another claim")
     if ctx.run.nodes[1] > 1 and "ReadWriteMany" not in modes:
         yield Finding(
             field,

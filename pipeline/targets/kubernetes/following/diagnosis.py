@@ -4,15 +4,14 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.launchers.given_back import queue_of
+from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 from manycpu.pipeline.spec.state import describe_exit
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     Container,
     JobSnapshot,
-    condition,
     containers,
     ended,
-    epoch,
     remembered,
     role,
     scheduled,
@@ -39,7 +38,6 @@ NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 _VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _REFUSED: Final = frozenset({"FailedCreate", "FailedCreatePod"})
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
-_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _SIGNALS: Final = 128  # a container's exit code above this is a signal's number plus this
 
 
@@ -114,7 +112,7 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
         yield Reason("it holds nothing until there is room for all of its ranks")
         return
     if snapshot.suspended:
-        queue = job["metadata"].get("labels", {}).get(_QUEUE)
+        queue = queue_of(job)
         yield Reason(
             f"it is suspended, until Kueue's queue {queue} admits it" if queue else "it is suspended"
         )

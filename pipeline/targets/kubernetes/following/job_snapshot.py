@@ -1,13 +1,12 @@
 """A job and what belongs to it, as the cluster last told it: plain objects, and what can be read off them."""
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
 from functools import wraps
 from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
 
-from manycpu.pipeline.launchers.given_back import Note, note_of
+from manycpu.pipeline.launchers.given_back import Note, is_given_back, is_suspended, note_of
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 
 __all__ = [
     "ENDED",
@@ -15,10 +14,8 @@ __all__ = [
     "OWNER",
     "Container",
     "JobSnapshot",
-    "condition",
     "containers",
     "ended",
-    "epoch",
     "event_time",
     "remembered",
     "role",
@@ -206,13 +203,12 @@ class JobSnapshot:
     @property
     def given_back(self) -> bool:
         """Whether it has given back what it held, and waits for its turn."""
-        return self.suspended and self.note is not None and not self.note.resumed
+        return self.job is not None and is_given_back(self.job)
 
     @property
     def suspended(self) -> bool:
         """Whether it waits for somebody, such as Kueue, to admit it."""
-        job = self.job or {}
-        return bool(job.get("spec", {}).get("runPolicy", {}).get("suspend"))
+        return self.job is not None and is_suspended(self.job)
 
     @property
     def acknowledged(self) -> bool:
@@ -245,12 +241,6 @@ class JobSnapshot:
         return times[nodes - 1] if len(times) >= nodes else None
 
 
-def condition(found: KubeObject | None, kind: str) -> KubeObject | None:
-    """Find a condition of an object that is true."""
-    conditions = ((found or {}).get("status") or {}).get("conditions") or ()
-    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
-
-
 def containers(pod: KubeObject) -> Iterator[Container]:
     """List the containers of a pod, init containers first, in the order of its spec."""
     status = pod.get("status", {})
@@ -279,11 +269,6 @@ def ended(pod: KubeObject) -> bool:
     """Whether a pod does nothing any more, also where its node was lost and nobody can tell."""
     status = pod.get("status", {})
     return status.get("phase") in ENDED or status.get("reason") == "NodeLost"
-
-
-def epoch(text: str | None) -> float:
-    """Read a time as the API writes it, as seconds since the epoch; 0 where there is none."""
-    return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
 def event_time(event: KubeObject) -> float:

@@ -18,7 +18,7 @@ from manycpu.pipeline.spec.errors import (
     ForbiddenError,
     InvalidError,
 )
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -229,7 +229,7 @@ class Helper:
         if found is None:
             return self._cluster.create(self._manifest)
         self._see_memory(found)
-        if found["status"].get("phase") in {"Succeeded", "Failed"} and not _leaving(found):
+        if found["status"].get("phase") in {"Succeeded", "Failed"} and not is_being_deleted(found):
             self._cluster.delete("Pod", self.name, uid=found["metadata"]["uid"], grace=0)
         return found
 
@@ -254,12 +254,8 @@ class Helper:
         return "; ".join(dict.fromkeys([reason, *warnings[-3:]]))
 
 
-def _leaving(pod: KubeObject) -> bool:
-    return "deletionTimestamp" in pod["metadata"]
-
-
 def _runs(pod: KubeObject) -> bool:
-    return pod.get("status", {}).get("phase") == "Running" and not _leaving(pod)
+    return pod.get("status", {}).get("phase") == "Running" and not is_being_deleted(pod)
 
 
 def pending(pod: KubeObject) -> tuple[str, bool]:
@@ -273,7 +269,7 @@ def pending(pod: KubeObject) -> tuple[str, bool]:
     for condition in status.get("conditions", []):
         if condition["status"] == "False" and condition.get("message"):
             return f"{condition.get('reason', condition['type'])}: {condition['message']}", False
-    return "it is being replaced" if _leaving(pod) else status.get("phase", "Pending"), False
+    return "it is being replaced" if is_being_deleted(pod) else status.get("phase", "Pending"), False
 
 
 def out_of_memory(pod: KubeObject) -> bool:
