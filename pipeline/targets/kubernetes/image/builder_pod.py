@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from manycpu.pipeline.adapters.cluster import Cluster
-from manycpu.pipeline.launchers.pods import literal
+from manycpu.pipeline.launchers.pod_spec import env_list, literal, one_off_pod, pod_spec
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -76,7 +76,7 @@ def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[Kube
         "name": "build",
         "image": image,
         "command": ["sh", "-c", builder.script, "build", str(wanted.reference), *options],
-        "env": [{"name": key, "value": value} for key, value in builder.env.items()],
+        "env": env_list(builder.env),
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
         "securityContext": dict(builder.security),
         "volumeMounts": [
@@ -84,26 +84,23 @@ def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[Kube
             {"name": "access", "mountPath": ACCESS, "readOnly": True},
         ],
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": labels(ctx.name, verb="build"), "ownerReferences": owners},
-        "spec": {
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": int(TIMEOUT),
-            "terminationGracePeriodSeconds": 5,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "nodeSelector": ctx.target.node_selector,
-            "tolerations": list(ctx.target.tolerations),
-            "imagePullSecrets": [{"name": name}],
-            "containers": [container],
-            "volumes": [
-                {"name": "storage", "emptyDir": {}},
-                {"name": "access", "secret": {"secretName": name, "defaultMode": builder.readable}},
-            ],
-        },
-    }
+    volumes: list[KubeObject] = [
+        {"name": "storage", "emptyDir": {}},
+        {"name": "access", "secret": {"secretName": name, "defaultMode": builder.readable}},
+    ]
+    # Of the target no more: its accounts and priorities are of another namespace.
+    spec = pod_spec(
+        container,
+        volumes,
+        nodeSelector=ctx.target.node_selector,
+        tolerations=list(ctx.target.tolerations),
+        imagePullSecrets=[{"name": name}],
+    )
+    return one_off_pod(_metadata(ctx, name, owners), spec, int(TIMEOUT))
+
+
+def _metadata(ctx: "ClusterContext", name: str, owners: list[KubeObject]) -> KubeObject:
+    return {"name": name, "labels": labels(ctx.name, verb="build"), "ownerReferences": owners}
 
 
 def _secret(
@@ -115,7 +112,7 @@ def _secret(
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "kubernetes.io/dockerconfigjson",
-        "metadata": {"name": name, "labels": labels(ctx.name, verb="build"), "ownerReferences": owners},
+        "metadata": _metadata(ctx, name, owners),
         "data": {file: base64.b64encode(text.encode()).decode() for file, text in known.items()},
     }
 

@@ -8,7 +8,15 @@ from typing import Any, Final, TypeVar
 
 from manycpu.pipeline.adapters import cluster_exec
 from manycpu.pipeline.adapters.cluster_exec import Exec
-from manycpu.pipeline.launchers import pods
+from manycpu.pipeline.launchers.pod_spec import (
+    HOME,
+    env_list,
+    on_nodes,
+    one_off_pod,
+    pod_spec,
+    security,
+    unprivileged,
+)
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel, LostError, Message, RemoteError
 from manycpu.pipeline.spec.errors import (
@@ -55,45 +63,29 @@ def manifest(
         "name": CONTAINER,
         "image": image,
         "command": [*PROGRAM, "idle", str(IDLE)],
-        "env": [{"name": key, "value": pods.literal(value)} for key, value in _environment(run).items()],
+        "env": env_list(_environment(run)),
         "envFrom": [{"secretRef": {"name": secret}} for secret in run.env_from],
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},
             "limits": {"cpu": "2", "memory": MEMORY},
         },
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": unprivileged(),
         "volumeMounts": [{"name": "data", "mountPath": target.mount_path}] if claim else [],
     }
     if target.pull_policy:
         container["imagePullPolicy"] = target.pull_policy
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"{ctx.name}-{verb}",
-            "labels": labels(ctx.name, verb=verb),
-            "ownerReferences": owners,
-        },
-        "spec": {
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": LIFE,
-            "terminationGracePeriodSeconds": 5,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "securityContext": pods.security(),
-            "containers": [container],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else [],
-            # As the training's: a volume that is bound to its first pod's node must be in reach of them.
-            **pods.on_nodes(target),
-        },
-    }
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
+    # On the training's nodes: a volume that is bound to its first pod's node must be in reach of them.
+    spec = pod_spec(container, volumes, securityContext=security(), **on_nodes(target))
+    named = {"name": f"{ctx.name}-{verb}", "labels": labels(ctx.name, verb=verb), "ownerReferences": owners}
+    return one_off_pod(named, spec, LIFE)
 
 
 def _environment(run: TrainingRun) -> dict[str, str]:
     """Where the Hub is, a proxy: what the run's ranks are given holds here too."""
     # The first process compiles what it imports; commands then start in a fifth of the time.
-    compiled = {"PYTHONPYCACHEPREFIX": f"{pods.HOME}/bytecode"}
-    return {"HOME": pods.HOME, **compiled, **run.env, "PYTHONPATH": LIB}
+    compiled = {"PYTHONPYCACHEPREFIX": f"{HOME}/bytecode"}
+    return {"HOME": HOME, **compiled, **run.env, "PYTHONPATH": LIB}
 
 
 @contextmanager
