@@ -7,8 +7,8 @@ from manycpu.pipeline.spec.kube_object import condition, epoch
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     JobSnapshot,
-    scheduled,
 )
+from manycpu.pipeline.targets.kubernetes.pod_status import scheduled
 
 __all__ = ["Budget", "RankActivity", "budgets", "phase"]
 

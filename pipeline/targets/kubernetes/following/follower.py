@@ -28,11 +28,12 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
 )
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot, containers, role
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot, role
 from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReader
 from manycpu.pipeline.targets.kubernetes.following.logs import RateLimiter, parse
 from manycpu.pipeline.targets.kubernetes.following.turn_taking import TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
+from manycpu.pipeline.targets.kubernetes.pod_status import containers
 
 __all__ = ["Follower", "batches", "selections"]
 

@@ -11,7 +11,8 @@ from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
 from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets, phase
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import Ending
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, ended
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
+from manycpu.pipeline.targets.kubernetes.pod_status import ended
 
 __all__ = ["complete", "concluded", "ended_at", "judge", "look", "note_ends", "to_be_ended"]
 

@@ -21,6 +21,7 @@ from manycpu.pipeline.targets.kubernetes.image.builders import ACCESS, CONTEXT, 
 from manycpu.pipeline.targets.kubernetes.image.image_build import TIMEOUT, Build, LastLines
 from manycpu.pipeline.targets.kubernetes.image.layers import tree
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository
+from manycpu.pipeline.targets.kubernetes.pod_status import containers, reasons
 
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import ClusterContext
@@ -31,15 +32,6 @@ _LARGEST: Final = 512 << 20
 _START: Final = 600.0  # seconds for the pod to start
 _HOPELESS: Final = 60.0  # seconds for which a pod may fail to start
 _LOOK: Final = 1.0  # seconds
-_STUCK: Final = frozenset(
-    {
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-    }
-)
 
 
 def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
@@ -205,21 +197,13 @@ def _tell(there: Cluster, name: str, lines: LastLines, told: int) -> int:
 
 
 def _check_start(pod: KubeObject, lines: LastLines, wanted: Build, seconds: float) -> None:
-    states = [state for status in _statuses(pod) if (state := status["state"].get("waiting"))]
-    conditions = pod["status"].get("conditions", [])
-    reasons = [f"{state.get('reason')}: {state.get('message', '')}" for state in states]
-    reasons += [condition["message"] for condition in conditions if condition.get("message")]
-    hopeless = any(state.get("reason") in _STUCK for state in states) and seconds > _HOPELESS
-    if hopeless or seconds > _START:
-        raise lines.failed(wanted, f"its pod does not start: {'; '.join(reasons) or 'no node took it'}")
+    why = reasons(pod)
+    if seconds > _START or (seconds > _HOPELESS and any(reason.stuck for reason in why)):
+        raise lines.failed(wanted, f"its pod does not start: {'; '.join(reason.text for reason in why)}")
 
 
 def _end(pod: KubeObject) -> str:
-    for status in _statuses(pod):
-        if ended := status["state"].get("terminated"):
+    for container in containers(pod):
+        if ended := container.state("terminated"):
             return f"ended with {ended['exitCode']} ({ended.get('reason', '')})"
     return f"failed: {pod['status'].get('reason', '')} {pod['status'].get('message', '')}".strip()
-
-
-def _statuses(pod: KubeObject) -> list[KubeObject]:
-    return list(pod["status"].get("containerStatuses", []))

@@ -1,6 +1,5 @@
 """Helper pods: a pod of ours beside the volume, for as long as a verb needs it."""
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,12 +30,12 @@ from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following.diagnosis import NEVER
 from manycpu.pipeline.targets.kubernetes.image import images
+from manycpu.pipeline.targets.kubernetes.pod_status import PodReason, containers, reasons
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.transfer import Progress
 
-__all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory", "pending"]
+__all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory"]
 
 Answer = TypeVar("Answer")
 CONTAINER: Final = "helper"
@@ -47,7 +46,6 @@ STALL: Final = 300.0  # seconds from the first break without progress after whic
 MEMORY: Final = "2Gi"
 _LOOK: Final = 0.25  # seconds
 _SEE: Final = 2.0  # seconds between two looks whether the run still has its ledger and its claim
-_NO_SECRET: Final = re.compile(r'^CreateContainerConfigError: secret "([^"]+)" not found')
 _PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
 _KILLED: Final = 137
 _SIGNALS: Final = 128  # exit codes above: ended by a signal
@@ -204,13 +202,15 @@ class Helper:
         deadline, lacking = time.monotonic() + self._ctx.run.start_timeout, 0
         while not _runs(pod := self._get_or_recreate()):
             self._see_run()
-            reason, hopeless = pending(pod)
-            lacking = lacking + 1 if _NO_SECRET.search(reason) else 0
-            if lacking > _PATIENCE:
-                raise self._lacks(_NO_SECRET.findall(reason)[0])
+            why = reasons(pod)
+            secret = next((reason.missing_secret for reason in why if reason.missing_secret), None)
+            lacking = lacking + 1 if secret else 0
+            if secret and lacking > _PATIENCE:
+                raise self._lacks(secret)
+            hopeless = any(reason.fatal for reason in why)
             if hopeless or time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"pod {self.name} did not start: {self._why(reason)}",
+                    f"pod {self.name} did not start: {self._why(pod, why)}",
                     field="target.helper_image" if hopeless else "run.start_timeout",
                     fix=f"kubectl -n {self._ctx.target.namespace} describe pod {self.name}",
                 )
@@ -240,38 +240,25 @@ class Helper:
             fix=f"Create it: kubectl -n {namespace} create secret generic {secret} --from-literal=NAME=value",
         )
 
-    def _why(self, reason: str) -> str:
+    def _why(self, pod: KubeObject, why: list[PodReason]) -> str:
+        texts = [reason.text for reason in why] or [_replaced(pod)]
         events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")
         warnings = [event["message"] for event in events if event.get("type") == "Warning"]
-        return "; ".join(dict.fromkeys([reason, *warnings[-3:]]))
+        return "; ".join(dict.fromkeys([*texts, *warnings[-3:]]))
 
 
 def _runs(pod: KubeObject) -> bool:
     return pod.get("status", {}).get("phase") == "Running" and not is_being_deleted(pod)
 
 
-def pending(pod: KubeObject) -> tuple[str, bool]:
-    """Say why a pod does not run yet, and whether waiting is of no use."""
-    status = pod.get("status", {})
-    for container in _containers(pod):
-        waiting = container.get("state", {}).get("waiting", {})
-        if waiting.get("reason"):
-            said = f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
-            return said, waiting["reason"] in NEVER
-    for condition in status.get("conditions", []):
-        if condition["status"] == "False" and condition.get("message"):
-            return f"{condition.get('reason', condition['type'])}: {condition['message']}", False
-    return "it is being replaced" if is_being_deleted(pod) else status.get("phase", "Pending"), False
+def _replaced(pod: KubeObject) -> str:
+    return "it is being replaced" if is_being_deleted(pod) else str(pod["status"].get("phase", "Pending"))
 
 
 def out_of_memory(pod: KubeObject) -> bool:
     """Whether a container of a pod was killed because its memory ran out."""
-    ended = [each.get("state", {}).get("terminated") or {} for each in _containers(pod)]
+    ended = [container.state("terminated") or {} for container in containers(pod)]
     return any(each.get("reason") == "OOMKilled" for each in ended)
-
-
-def _containers(pod: KubeObject) -> list[KubeObject]:
-    return list(pod.get("status", {}).get("containerStatuses") or [])
 
 
 def _ended(running: Exec, error: LostError) -> Exception:
