@@ -6,7 +6,7 @@ A condition holds only where its ``status`` is ``"True"``: former ones stay in t
 from collections.abc import Mapping
 from typing import Any
 
-from manycpu.pipeline.launchers.given_back import is_suspended
+from manycpu.pipeline.launchers.given_back import note_of
 from manycpu.pipeline.spec.state import RunState, Status
 
 __all__ = ["completed", "state"]
@@ -16,8 +16,6 @@ Conditions = Mapping[str, Mapping[str, Any]]
 
 def state(observed: Mapping[str, Any], kind: str) -> Status:
     """Read the state of a job; of one that has succeeded, its pods may have another word to say.
-
-    Why one waits is not said here: its pods and events tell more of that.
 
     Args:
         observed: ``job`` (None: there is none any more), ``pods`` and ``cancelled``.
@@ -53,13 +51,18 @@ def _ended(observed: Mapping[str, Any], otherwise: Status) -> Status:
 
 
 def _underway(job: Mapping[str, Any], holds: Conditions) -> Status:
-    if "Suspended" in holds or (is_suspended(job) and "Running" not in holds):
-        return Status(state=RunState.PENDING)
+    if "Suspended" in holds or (job["spec"]["runPolicy"].get("suspend") and "Running" not in holds):
+        note = note_of(job)
+        if note is not None and not note.resumed:
+            return Status(state=RunState.PENDING, reason="it waits for room for all of its ranks")
+        queue = job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+        waits = f"until the queue {queue!r} admits it" if queue else "by somebody"
+        return Status(state=RunState.PENDING, reason=f"suspended {waits}")
     if "Restarting" in holds:
         return Status(state=RunState.RUNNING, reason=_said(holds["Restarting"]))
     if "Running" in holds:
         return Status(state=RunState.RUNNING)
-    return Status(state=RunState.PENDING)
+    return Status(state=RunState.PENDING, reason="" if holds else "no operator has taken notice of it")
 
 
 def _said(condition: Mapping[str, Any]) -> str:

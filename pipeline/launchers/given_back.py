@@ -8,13 +8,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, Field, ValidationError
 
-from manycpu.pipeline.spec.kube_object import KubeObject
-
-__all__ = ["QUEUE", "Note", "is_given_back", "is_suspended", "note_of", "patch", "queue_of"]
+__all__ = ["Note", "note_of", "patch"]
 
 _NOTE: Final = "manycpu/given-back"
-QUEUE: Final = "kueue.x-k8s.io/queue-name"
-"""Label with the name of Kueue's queue that admits a job."""
 _FIRST, _LONGEST = 60.0, 600.0  # seconds until it tries again though nothing of ours has changed
 
 
@@ -51,23 +47,7 @@ def note_of(job: Mapping[str, Any] | None) -> Note | None:
         return None
 
 
-def is_suspended(job: Mapping[str, Any]) -> bool:
-    """Whether a job waits for somebody, such as Kueue, to admit it."""
-    return bool(job["spec"].get("runPolicy", {}).get("suspend"))
-
-
-def is_given_back(job: Mapping[str, Any]) -> bool:
-    """Whether it was us who suspended a job, which now waits for its turn."""
-    note = note_of(job)
-    return is_suspended(job) and note is not None and not note.resumed
-
-
-def queue_of(job: Mapping[str, Any]) -> str:
-    """Name Kueue's queue that admits a job; empty where there is none."""
-    return str(job["metadata"].get("labels", {}).get(QUEUE, ""))
-
-
-def patch(note: Note, version: str) -> KubeObject:
+def patch(note: Note, version: str) -> dict[str, Any]:
     """Describe the change that suspends a job with a note, or lets it go on where it has resumed.
 
     Args:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from manycpu.pipeline.launchers.environment import environment
-from manycpu.pipeline.launchers.given_back import QUEUE
 from manycpu.pipeline.launchers.pod_spec import (
     HOME,
     UID,
@@ -22,7 +21,7 @@ from manycpu.pipeline.launchers.pod_spec import (
 from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
 from manycpu.pipeline.spec.cpu_request import Wanted
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.naming import QUEUE, labels
 from manycpu.pipeline.spec.placement import LIB, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun

@@ -49,14 +49,15 @@ SUCCEEDED = job(condition("Running", holds=False), condition("Succeeded"), ended
 @in_every_kind
 def test_a_job_without_a_status_was_not_taken_notice_of(kind: str) -> None:
     fresh = {name: value for name, value in job().items() if name != "status"}
-    assert state(kind, fresh) == Status(state=RunState.PENDING)
+    assert state(kind, fresh) == Status(state=RunState.PENDING, reason="no operator has taken notice of it")
 
 
 @in_every_kind
 def test_a_job_that_gave_back_what_it_held_waits_for_room(kind: str) -> None:
     waiting = job(condition("Suspended"), suspend=True)
     waiting["metadata"] |= patch(Note(at=0.0), "1")["metadata"]
-    assert state(kind, waiting) == Status(state=RunState.PENDING)
+    expected = Status(state=RunState.PENDING, reason="it waits for room for all of its ranks")
+    assert state(kind, waiting) == expected
 
 
 @in_every_kind
@@ -98,7 +99,9 @@ def test_a_worker_evicted_after_the_launcher_ended_well_changes_nothing() -> Non
 @in_every_kind
 def test_a_suspended_job_is_queued(kind: str) -> None:
     for held in (job(condition("Suspended"), suspend=True), job(suspend=True)):
-        assert state(kind, held).state is RunState.PENDING
+        seen = state(kind, held)
+        assert seen.state is RunState.PENDING
+        assert "'team-a'" in seen.reason
     resumed = job(condition("Suspended", holds=False), condition("Running"))
     assert state(kind, resumed).state is RunState.RUNNING
 

@@ -1,4 +1,4 @@
-"""What a pod says of itself: its containers, whether it has a node or has ended, why it does not start. Pure."""
+"""What a pod says of itself: its containers, whether it has a node, how it ended, why it does not start."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
-from manycpu.pipeline.launchers.given_back import queue_of
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
+from manycpu.pipeline.spec.naming import QUEUE
 from manycpu.pipeline.spec.state import describe_exit
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     JobSnapshot,
@@ -102,7 +102,7 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
         yield Reason("it holds nothing until there is room for all of its ranks")
         return
     if snapshot.suspended:
-        queue = queue_of(job)
+        queue = job["metadata"].get("labels", {}).get(QUEUE)
         yield Reason(
             f"it is suspended, until Kueue's queue {queue} admits it" if queue else "it is suspended"
         )

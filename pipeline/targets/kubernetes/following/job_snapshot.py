@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from manycpu.pipeline.launchers.given_back import Note, is_given_back, is_suspended, note_of
+from manycpu.pipeline.launchers.given_back import Note, note_of
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.kube_object import KubeObject, epoch
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
@@ -173,12 +173,13 @@ class JobSnapshot:
     @property
     def given_back(self) -> bool:
         """Whether it has given back what it held, and waits for its turn."""
-        return self.job is not None and is_given_back(self.job)
+        return self.suspended and self.note is not None and not self.note.resumed
 
     @property
     def suspended(self) -> bool:
         """Whether it waits for somebody, such as Kueue, to admit it."""
-        return self.job is not None and is_suspended(self.job)
+        job = self.job or {}
+        return bool(job.get("spec", {}).get("runPolicy", {}).get("suspend"))
 
     @property
     def acknowledged(self) -> bool:

@@ -7,8 +7,9 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.adapters.cluster import amount
-from manycpu.pipeline.launchers.given_back import Note, is_given_back, is_suspended, note_of, queue_of
+from manycpu.pipeline.launchers.given_back import Note, note_of
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch, is_being_deleted
+from manycpu.pipeline.spec.naming import QUEUE
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     OWNER,
     role,
@@ -71,9 +72,9 @@ class Job(NamedTuple):
 
 def _left_to_others(job: KubeObject, pods: Iterable[KubeObject]) -> bool:
     """Whether a queue or a job scheduler decides when a job gets its nodes."""
-    if queue_of(job):
+    if QUEUE in job["metadata"].get("labels", {}):
         return True
-    return any(map(_scheduled_by_others, pods)) or (is_suspended(job) and not is_given_back(job))
+    return any(map(_scheduled_by_others, pods)) or (_suspended(job) and not _given_back(job))
 
 
 def job_of(job: KubeObject, kind: str, pods: Iterable[KubeObject], now: float) -> Job | None:
@@ -98,7 +99,7 @@ def job_of(job: KubeObject, kind: str, pods: Iterable[KubeObject], now: float) -
     words = [text for pod in pods if (text := unschedulable(pod)) is not None]
     unmade = 0 < len(ranks) < need and now - min(births) > _REFUSING
     launcher = any(role(pod) == "launcher" and scheduled(pod) is None for pod in pods)
-    trying = not is_suspended(job) and (placed < need or launcher)
+    trying = not _suspended(job) and (placed < need or launcher)
     once = "mpiReplicaSpecs" in job["spec"]
     launched = any(role(pod) == "launcher" for pod in pods) or bool(note and note.resumed)
     begun = max(epoch(meta["creationTimestamp"]), note.resumed if note else 0.0)
@@ -113,7 +114,7 @@ def job_of(job: KubeObject, kind: str, pods: Iterable[KubeObject], now: float) -
         ask=_requests(spec),
         place=_place(spec),
         claims=claims_of(worker["template"]),
-        given_back=is_given_back(job),
+        given_back=_given_back(job),
         note=note,
         pods=len(pods),
         placed=placed,
@@ -214,6 +215,16 @@ def _is_multi_attach(event: KubeObject) -> bool:
 
 def _run(found: KubeObject) -> str:
     return str(found["metadata"].get("labels", {}).get("manycpu/run", ""))
+
+
+def _suspended(job: KubeObject) -> bool:
+    return bool(job["spec"].get("runPolicy", {}).get("suspend"))
+
+
+def _given_back(job: KubeObject) -> bool:
+    """Whether it was us who suspended it."""
+    note = note_of(job)
+    return _suspended(job) and note is not None and not note.resumed
 
 
 def _worker(job: KubeObject) -> KubeObject | None:
