@@ -17,7 +17,7 @@ from kubernetes import client, config
 from kubernetes.utils import parse_quantity
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
-from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.errors import ClusterError, ConflictError, NotFoundError
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = ["KINDS", "Cluster", "Connect", "amount", "connect"]
@@ -43,7 +43,7 @@ KINDS: Final[dict[str, tuple[str, str]]] = {
 DEADLINE: Final = 60.0  # seconds that a call is tried for
 _UNAUTHORIZED_FOR: Final = 15.0  # seconds in which a token that was just renewed may be refused
 _TIMEOUT: Final = (5.0, 30.0)  # seconds to connect and to read, for each try
-_UNAUTHORIZED, _NOT_FOUND, _CONFLICT = 401, 404, 409
+_UNAUTHORIZED: Final = 401
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PATCH: Final = "application/merge-patch+json"
 
@@ -110,10 +110,8 @@ class Cluster:
         """Read an object; None where there is none."""
         try:
             return self.call("GET", self.path(kind, name))
-        except ClusterError as error:
-            if error.status == _NOT_FOUND:
-                return None
-            raise
+        except NotFoundError:
+            return None
 
     def list(self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "") -> list[KubeObject]:
         """List the objects that have all labels and match a field selector; each with its kind."""
@@ -134,8 +132,8 @@ class Cluster:
         query = {"dryRun": "All"} if dry_run else {}
         try:
             return self.call("POST", self.path(kind), query=query, body=manifest)
-        except ClusterError as error:
-            there = self.get(kind, name) if error.status == _CONFLICT else None
+        except ConflictError:
+            there = self.get(kind, name)
             if there is None:
                 raise
             return there
@@ -150,7 +148,7 @@ class Cluster:
             deadline: Seconds after which it is given up.
 
         Raises:
-            ClusterError: With status 409 where they are not.
+            ConflictError: They are not.
         """
         return self.call("PATCH", self.path(kind, name), body=body, deadline=deadline)
 
@@ -170,10 +168,8 @@ class Cluster:
             body["gracePeriodSeconds"] = grace
         try:
             self.call("DELETE", self.path(kind, name), body=body)
-        except ClusterError as error:
-            if error.status in (_NOT_FOUND, _CONFLICT):
-                return False
-            raise
+        except (NotFoundError, ConflictError):
+            return False
         return True
 
     def allowed(self, verb: str, resource: str, *, group: str = "", subresource: str = "") -> bool:
@@ -221,7 +217,7 @@ class Cluster:
         """Read the log of a pod's only container, so far.
 
         Raises:
-            ClusterError: With status 400 where the container has not started.
+            InvalidError: The container has not started.
         """
         return self._ask("GET", f"{self.path('Pod', pod)}/log", {}, None, DEADLINE).decode(errors="replace")
 
@@ -278,9 +274,8 @@ def _explained(error: Exception, method: str, path: str) -> ClusterError:
             field="target.connection",
             fix="See that the cluster can be reached, and run again",
         )
-    explained = ClusterError(f"{method} {path}: {_message(error)}", fix=_FIXES.get(error.status))
-    explained.status = error.status
-    return explained
+    message = f"{method} {path}: {_message(error)}"
+    return ClusterError.of_status(error.status, message, fix=_FIXES.get(error.status))
 
 
 _FIXES = {

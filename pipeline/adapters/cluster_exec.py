@@ -86,9 +86,7 @@ def _refused(error: WebSocketBadStatusException, pod: str) -> ClusterError:
         message = json.loads(error.resp_body or "")["message"]
     except (ValueError, KeyError, TypeError):
         message = str(error)
-    refused = ClusterError(f"no command could be started in pod {pod}: {message}")
-    refused.status = error.status_code
-    return refused
+    return ClusterError.of_status(error.status_code, f"no command could be started in pod {pod}: {message}")
 
 
 class Exec:

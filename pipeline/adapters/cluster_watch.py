@@ -223,9 +223,7 @@ class ClusterWatch:
             await self._renew(used)
         if path.endswith("/log") and answer.status in _NO_LOG:
             raise NoLogError(body)
-        error = ClusterError(f"GET {path}: {answer.status} {body}")
-        error.status = answer.status
-        raise error
+        raise ClusterError.of_status(answer.status, f"GET {path}: {answer.status} {body}")
 
     async def _renew(self, used: Any) -> Any:
         """Read the credentials anew, unless somebody has done so meanwhile."""

@@ -9,8 +9,8 @@ import requests
 import urllib3
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from manycpu.pipeline.adapters.registry_http import Connection, TransientError
-from manycpu.pipeline.spec.errors import RegistryError
+from manycpu.pipeline.adapters.registry_http import Connection
+from manycpu.pipeline.spec.errors import RegistryError, TransientError
 from manycpu.pipeline.spec.image import DOCKER, INDEXES, OCI, Image, check_platform, choose, sha256
 
 __all__ = ["Content", "Repository", "of_blob", "of_bytes"]

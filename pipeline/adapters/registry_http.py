@@ -10,9 +10,9 @@ from requests.auth import AuthBase
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from manycpu.pipeline.adapters.registry_login import Login
-from manycpu.pipeline.spec.errors import RegistryError
+from manycpu.pipeline.spec.errors import RegistryError, TransientError
 
-__all__ = ["Connection", "Scopes", "TransientError"]
+__all__ = ["Connection", "Scopes"]
 
 Scopes = tuple[str, ...]
 """What a token is asked for, such as ``("repository:ml/train:pull,push",)``."""
@@ -21,12 +21,7 @@ DEADLINE: Final = 60.0  # seconds that a call is tried for
 _TIMEOUT: Final = (5.0, 60.0)  # seconds to connect, and between two answers
 _HOSTS: Final = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
-_TRANSIENT: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
-
-
-class TransientError(RegistryError):
-    """It may go well the next time."""
 
 
 class Connection:
@@ -168,10 +163,8 @@ class Connection:
         status = response.status_code
         who = f"as {self._login.username or 'a token'}" if self._login else "without a login"
         said = f"registry {self.host} answers {method} {urlsplit(response.url).path} {who} with {status}"
-        kind = TransientError if status in _TRANSIENT else RegistryError
-        error = kind(f"{said}{_reason(response)}", field="target.registry", fix=self._fix(status))
-        error.status = status
-        return error
+        message, fix = f"{said}{_reason(response)}", self._fix(status)
+        return RegistryError.of_status(status, message, field="target.registry", fix=fix)
 
     def _fix(self, status: int) -> str | None:
         if status in (_UNAUTHORIZED, _FORBIDDEN):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from manycpu.pipeline.launchers import conditions, mpirun, pods
+from manycpu.pipeline.launchers.pod_spec import HOME, literal
 from manycpu.pipeline.spec.placement import Host, Mpi, Placement
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes
@@ -132,8 +133,8 @@ def _launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> dic
         "launcher",
         target,
         placement,
-        command=map(pods.literal, [*await_workers(), *spoken["argv"]]),
-        variables={"HOME": pods.HOME} | spoken["env"],
+        command=map(literal, [*await_workers(), *spoken["argv"]]),
+        variables={"HOME": HOME} | spoken["env"],
         limits=_launcher_resources(run),
     )
     return pods.with_end(pods.template(target, placement, "launcher", made, SSH_FILES), run)
@@ -154,7 +155,7 @@ def _worker(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[
         "worker",
         target,
         placement,
-        command=["/bin/sh", "-c", pods.literal(START_SSHD)],
+        command=["/bin/sh", "-c", literal(START_SSHD)],
         variables=pods.rank_variables(run, placement),
         limits=pods.resources(run.resources.cpu, run.resources.memory),
     )

@@ -9,28 +9,33 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from manycpu.pipeline.launchers.environment import environment
+from manycpu.pipeline.launchers.pod_spec import (
+    HOME,
+    UID,
+    env_list,
+    on_nodes,
+    pod_spec,
+    security,
+    unprivileged,
+)
 from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
 from manycpu.pipeline.spec.cpu_request import Wanted
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.naming import QUEUE, labels
 from manycpu.pipeline.spec.placement import LIB, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = [
-    "HOME",
     "USER",
     "add_volumes",
     "as_rank",
     "container",
-    "literal",
     "metadata",
-    "on_nodes",
     "rank_variables",
     "resources",
     "restart_policy",
     "run_policy",
-    "security",
     "spread",
     "template",
     "with_end",
@@ -39,12 +44,9 @@ __all__ = [
     "with_volumes",
 ]
 
-UID: Final = 1000
 USER: Final = "manycpu"
-HOME: Final = "/tmp"  # noqa: S108 - inside a pod, where nobody else is
 # Any image will do, also one that knows no such user: ssh and Python's getpass ask for its name.
 PASSWD: Final = f"root:x:0:0::/root:/bin/sh\n{USER}:x:{UID}:{UID}::{HOME}:/bin/sh\n"
-QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _LONGEST: Final = 2**31 - 1  # seconds: what fits into a pod's field
 FILES: Final = "files"  # a volume of small files that come from the pod's own annotations
 
@@ -115,11 +117,6 @@ def resources(cpu: float | None, memory: str | None) -> KubeObject:
     return {"requests": given, "limits": dict(given)} if given else {}
 
 
-def literal(text: str) -> str:
-    """Write a text so that Kubernetes expands nothing in it."""
-    return text.replace("$", "$$")
-
-
 def container(  # noqa: PLR0913 - what makes up a container
     name: str,
     target: Kubernetes,
@@ -135,9 +132,9 @@ def container(  # noqa: PLR0913 - what makes up a container
         "image": placement.image,
         "command": list(command),
         "workingDir": placement.code,
-        "env": [{"name": key, "value": literal(value)} for key, value in variables.items()],
+        "env": env_list(variables),
         "resources": limits,
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": unprivileged(),
     }
     return made | ({"imagePullPolicy": target.pull_policy} if target.pull_policy else {})
 
@@ -172,19 +169,12 @@ def template(
         {"name": FILES, "mountPath": path, "subPath": _key(path), "readOnly": True} for path in sorted(files)
     ]
     made = made | {"volumeMounts": mounts}
-    spec = {
-        "containers": [made],
-        "volumes": [_files_volume(files)],
-        "automountServiceAccountToken": False,
-        # Services of the namespace would fill the environment, some in the names that launchers read.
-        "enableServiceLinks": False,
-        "securityContext": security(),
-    }
+    spec = pod_spec(made, [_files_volume(files)], securityContext=security(), **on_nodes(target))
     named = labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role)
     annotations = {f"manycpu/{_key(path)}": content for path, content in files.items()}
     return {
         "metadata": {"labels": named, "annotations": annotations},
-        "spec": spec | on_nodes(target),
+        "spec": spec,
     }
 
 
@@ -240,31 +230,6 @@ def spread(made: KubeObject, run: TrainingRun) -> KubeObject:
         else {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
     )
     return made | {"spec": made["spec"] | {"affinity": {"podAntiAffinity": rule}}}
-
-
-def security() -> KubeObject:
-    """Whom a pod's processes and its volumes belong to."""
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": UID,
-        "runAsGroup": UID,
-        "fsGroup": UID,
-        # A volume of many files is not walked through at every start.
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def on_nodes(target: Kubernetes) -> KubeObject:
-    """Say which nodes a pod may run on, as whom, and from where its image comes."""
-    given = {
-        "nodeSelector": target.node_selector,
-        "tolerations": list(target.tolerations),
-        "priorityClassName": target.priority_class,
-        "serviceAccountName": target.service_account,
-        "imagePullSecrets": [{"name": target.pull_secret}] if target.pull_secret else None,
-    }
-    return {name: value for name, value in given.items() if value}
 
 
 def _files_volume(files: Mapping[str, str]) -> KubeObject:

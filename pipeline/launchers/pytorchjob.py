@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from manycpu.pipeline.launchers import conditions, pods
 from manycpu.pipeline.launchers.environment import node_command
+from manycpu.pipeline.launchers.pod_spec import literal
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
@@ -27,8 +28,8 @@ PORT: Final = 23456  # what the operator opens by itself
 
 def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[dict[str, Any]]:
     """Describe the PyTorchJob."""
-    command = [*_torchrun(run, placement), *map(pods.literal, ["--no-python", placement.python])]
-    command += map(pods.literal, node_command(run, placement))
+    command = [*_torchrun(run, placement), *map(literal, ["--no-python", placement.python])]
+    command += map(literal, node_command(run, placement))
     made = pods.container(
         CONTAINER,
         target,
@@ -90,7 +91,7 @@ def state(observed: Mapping[str, Any]) -> Status:
 
 def _torchrun(run: TrainingRun, placement: Placement) -> Iterator[str]:
     low, high = run.nodes
-    yield from (pods.literal(placement.python), "-m", "torch.distributed.run")
+    yield from (literal(placement.python), "-m", "torch.distributed.run")
     yield f"--nnodes={low if low == high else f'{low}:{high}'}"
     yield f"--nproc-per-node={run.nproc_per_node}"
     yield f"--max-restarts={run.max_restarts}"

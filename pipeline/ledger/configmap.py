@@ -15,8 +15,15 @@ from manycpu.pipeline.ledger import annotations
 from manycpu.pipeline.ledger.base import Ledger
 from manycpu.pipeline.ledger.entry import Entry
 from manycpu.pipeline.ledger.lease import LENGTH, Lease
-from manycpu.pipeline.spec.errors import ClusterError, LedgerError, RunGoneError
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.errors import (
+    ClusterError,
+    ConflictError,
+    InvalidError,
+    LedgerError,
+    NotFoundError,
+    RunGoneError,
+)
+from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 
 __all__ = ["ConfigMapLedger", "expired", "ledgers", "names"]
@@ -26,7 +33,6 @@ _LEDGER = {"manycpu/part": "ledger"}
 _GOING = 120.0  # seconds in which a ledger that is being deleted must be gone
 _LOOK = 0.25  # seconds
 _QUICK = 5.0  # seconds that a renewal is tried for: another follows
-_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 _KEY = "manycpu/key"
 
 
@@ -83,10 +89,8 @@ class ConfigMapLedger(Ledger):
             meta = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
             taken_up = annotations.written(until=time.time() + LENGTH, ended=False, holder=None)
             return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": taken_up}})
-        except ClusterError as error:
-            if error.status in (_NOT_FOUND, _CONFLICT):
-                return None
-            raise
+        except (NotFoundError, ConflictError):
+            return None
 
     def exists(self) -> bool:
         """Whether the run has begun, and has not been cleaned up."""
@@ -128,7 +132,7 @@ class ConfigMapLedger(Ledger):
         """Record what the block changes, unless anybody has changed the ledger meanwhile.
 
         Raises:
-            ClusterError: With status 409 where somebody has.
+            ConflictError: Somebody has.
         """
         present = self._present()
         entry = _entry(present)
@@ -170,10 +174,8 @@ class ConfigMapLedger(Ledger):
         meta = {key: self._meta[key] for key in ("uid", "resourceVersion")}
         try:
             self._change({"metadata": meta | {"annotations": {annotations.REMOVED: "true"}}})
-        except (RunGoneError, ClusterError) as error:
-            if isinstance(error, RunGoneError) or error.status == _CONFLICT:
-                return False
-            raise
+        except (RunGoneError, ConflictError):
+            return False
         return True
 
     def remove(self) -> None:
@@ -193,9 +195,8 @@ class ConfigMapLedger(Ledger):
         body = body | {"metadata": meta | body["metadata"]}
         try:
             found = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
-        except ClusterError as error:
-            if error.status in (_NOT_FOUND, _CONFLICT, _INVALID):  # the last for another uid, among others
-                self._present()
+        except (NotFoundError, ConflictError, InvalidError):  # the last for another uid, among others
+            self._present()
             raise
         self._take_note(found)
 
@@ -213,7 +214,7 @@ class ConfigMapLedger(Ledger):
 
     def _gone(self, found: KubeObject) -> bool:
         meta = found["metadata"]
-        return "deletionTimestamp" in meta or self._meta.get("uid", meta["uid"]) != meta["uid"]
+        return is_being_deleted(found) or self._meta.get("uid", meta["uid"]) != meta["uid"]
 
     def _lost(self) -> RunGoneError:
         if not self._meta:
@@ -239,22 +240,22 @@ def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
 def names(cluster: Cluster, key: str) -> list[str]:
     """List the names under which a run has begun and is not being cleaned up: one, or none."""
     found = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
-    return [item["metadata"]["name"] for item in found if "deletionTimestamp" not in item["metadata"]]
+    return [item["metadata"]["name"] for item in found if not is_being_deleted(item)]
 
 
 def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
     """List the ledgers of runs whose time is over at ``now``, in seconds since the epoch."""
-    found = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item["metadata"], now)]
+    found = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item, now)]
     return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in found]
 
 
-def _is_over(meta: KubeObject, now: float) -> bool:
-    return "deletionTimestamp" not in meta and annotations.read(meta).over(now)
+def _is_over(found: KubeObject, now: float) -> bool:
+    return not is_being_deleted(found) and annotations.read(found["metadata"]).over(now)
 
 
 def _leaving(found: KubeObject) -> bool:
-    meta = found["metadata"]
-    return "deletionTimestamp" in meta or annotations.REMOVED in (meta.get("annotations") or {})
+    removed = annotations.REMOVED in (found["metadata"].get("annotations") or {})
+    return removed or is_being_deleted(found)
 
 
 def _data(entry: Entry) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from manycpu.pipeline.spec.credentials import redacted
 
@@ -11,18 +11,26 @@ __all__ = [
     "BuildError",
     "CancelledError",
     "ClusterError",
+    "ConflictError",
     "DeadlineError",
     "ExportError",
     "Finding",
+    "ForbiddenError",
     "ForeignRunError",
+    "HttpError",
+    "InvalidError",
     "LaunchError",
     "LedgerError",
     "LeftBehindError",
     "ManycpuError",
+    "NotFoundError",
     "RegistryError",
+    "RegistryUnauthorizedError",
     "RunGoneError",
     "StageError",
     "TrainingFailedError",
+    "TransientError",
+    "UnauthorizedError",
     "as_error",
 ]
 
@@ -62,11 +70,66 @@ class ForeignRunError(BadInputError):
     """The run is another task's, which describes another training: nothing of it was touched."""
 
 
-class ClusterError(ManycpuError):
+class HttpError(ManycpuError):
+    """A server refuses a call, or does not answer.
+
+    Args:
+        message: What was asked and what was seen.
+        field: The field it came from.
+        fix: What to do next.
+        status: The HTTP status; 0 where there was no answer.
+    """
+
+    statuses: ClassVar[frozenset[int]] = frozenset()
+    """The HTTP statuses that a class stands for."""
+
+    def __init__(
+        self, message: str, *, field: str | None = None, fix: str | None = None, status: int = 0
+    ) -> None:
+        super().__init__(message, field=field, fix=fix)
+        self.status = status
+
+    @classmethod
+    def of_status(
+        cls, status: int, message: str, *, field: str | None = None, fix: str | None = None
+    ) -> Self:
+        """Make an error of the class that stands for an HTTP status: one below this class, or this class."""
+        kind = next((kind for kind in cls.__subclasses__() if status in kind.statuses), cls)
+        return kind(message, field=field, fix=fix, status=status)
+
+
+class ClusterError(HttpError):
     """The Kubernetes cluster refuses a call, or does not answer."""
 
-    status = 0
-    """The HTTP status; 0 where there was no answer."""
+
+class UnauthorizedError(ClusterError):
+    """The cluster does not accept the credentials."""
+
+    statuses = frozenset({401})
+
+
+class ForbiddenError(ClusterError):
+    """The account lacks a right, or an admission rule forbids it."""
+
+    statuses = frozenset({403})
+
+
+class NotFoundError(ClusterError):
+    """There is no such object, or no such kind."""
+
+    statuses = frozenset({404})
+
+
+class ConflictError(ClusterError):
+    """There is an object of that name already, or it has changed meanwhile."""
+
+    statuses = frozenset({409})
+
+
+class InvalidError(ClusterError):
+    """The call itself is wrong or too large: the cluster would refuse it again."""
+
+    statuses = frozenset({400, 405, 413, 422})
 
 
 class StageError(ManycpuError):
@@ -77,11 +140,20 @@ class BuildError(ManycpuError):
     """The code could not be snapshotted, or the image not built."""
 
 
-class RegistryError(BuildError):
+class RegistryError(HttpError, BuildError):
     """A registry refuses a call, or does not answer."""
 
-    status = 0
-    """The HTTP status; 0 where there was no answer."""
+
+class RegistryUnauthorizedError(RegistryError):
+    """The registry asks for a login, or for another one."""
+
+    statuses = frozenset({401})
+
+
+class TransientError(RegistryError):
+    """The registry is away or overburdened: the next call may go well."""
+
+    statuses = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class LaunchError(ManycpuError):

@@ -1,7 +1,24 @@
 """An object of Kubernetes, as its API reads and writes it."""
 
+from datetime import datetime
 from typing import Any
 
-__all__ = ["KubeObject"]
+__all__ = ["KubeObject", "condition", "epoch", "is_being_deleted"]
 
 KubeObject = dict[str, Any]
+
+
+def is_being_deleted(found: KubeObject) -> bool:
+    """Whether an object's deletion has begun: it is there until its finalizers, or its pods, have ended."""
+    return "deletionTimestamp" in found["metadata"]
+
+
+def condition(found: KubeObject | None, kind: str) -> KubeObject | None:
+    """Find a condition of an object that is true."""
+    conditions = ((found or {}).get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
+
+
+def epoch(text: str | None) -> float:
+    """Read a time as the API writes it, as seconds since the epoch; 0 where there is none."""
+    return datetime.fromisoformat(text).timestamp() if text else 0.0

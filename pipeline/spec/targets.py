@@ -250,6 +250,11 @@ class Kubernetes(BaseModel):
         return self.build_namespace or self.namespace
 
     @property
+    def makes_claim(self) -> bool:
+        """Whether the claim is made for the run, and deleted with it."""
+        return self.claim is None
+
+    @property
     def home(self) -> str:
         """What manycpu has on the volume, as the pods see it."""
         return f"{self.mount_path}/manycpu"

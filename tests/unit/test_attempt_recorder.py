@@ -48,9 +48,7 @@ class Ledger:
         entry = self.read()
         yield entry
         if sum(map(len, _data(entry).values())) > self.room:
-            error = ClusterError("PATCH: data: Too long: must have at most 1048576 bytes")
-            error.status = 422
-            raise error
+            raise ClusterError.of_status(422, "PATCH: data: Too long: must have at most 1048576 bytes")
         self.entry = entry
 
 
@@ -184,9 +182,7 @@ class ReadOnly:
         return self.ledger
 
     def patch(self, *_: Any, **__: Any) -> None:
-        error = ClusterError("configmaps is forbidden")
-        error.status = 403
-        raise error
+        raise ClusterError.of_status(403, "configmaps is forbidden")
 
 
 def test_a_success_that_cannot_be_recorded_stays_one(

@@ -34,9 +34,7 @@ def follower(status: int | None) -> tuple[Follower, list[str]]:
     def update() -> Any:
         yield entry
         if status is not None:
-            error = ClusterError("no such right")
-            error.status = status
-            raise error
+            raise ClusterError.of_status(status, "no such right")
 
     ledger = SimpleNamespace(read=lambda: entry, update=update)
     cluster = SimpleNamespace(

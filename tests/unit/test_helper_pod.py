@@ -9,6 +9,7 @@ import pytest
 from manycpu.pipeline.pod.channel import LostError
 from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes import pod_status
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -51,11 +52,21 @@ def test_a_claim_of_the_default_class_names_none() -> None:
 
 def test_what_keeps_a_pod_from_running_is_said() -> None:
     waiting = {"reason": "InvalidImageName", "message": "couldn't parse image name"}
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T10:00:00Z"}
     pod = {
         "metadata": {"name": "x"},
-        "status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": waiting}}]},
+        "spec": {"containers": [{"name": "helper", "image": "a b"}]},
+        "status": {
+            "phase": "Pending",
+            "conditions": [placed],
+            "containerStatuses": [{"name": "helper", "state": {"waiting": waiting}}],
+        },
     }
-    assert helper_pod.pending(pod) == ("InvalidImageName: couldn't parse image name", True)
+    (reason,) = pod_status.reasons(pod)
+    assert reason.text.endswith("(InvalidImageName): couldn't parse image name")
+    assert reason.fatal
+    waiting |= {"reason": "CreateContainerConfigError", "message": 'secret "hub-token" not found'}
+    assert [one.missing_secret for one in pod_status.reasons(pod)] == ["hub-token"]
     unscheduled = {
         "type": "PodScheduled",
         "status": "False",
@@ -63,7 +74,8 @@ def test_what_keeps_a_pod_from_running_is_said() -> None:
         "message": "0/2 nodes",
     }
     pod["status"] = {"phase": "Pending", "conditions": [unscheduled]}
-    assert helper_pod.pending(pod) == ("Unschedulable: 0/2 nodes", False)
+    (reason,) = pod_status.reasons(pod)
+    assert (reason.text, reason.fatal) == ("no node: 0/2 nodes", False)
 
 
 def test_a_pod_that_ran_out_of_memory_is_known_from_its_status() -> None:
@@ -71,12 +83,16 @@ def test_a_pod_that_ran_out_of_memory_is_known_from_its_status() -> None:
         ended = {"exitCode": 137, "reason": reason, "startedAt": None, "finishedAt": None}
         return {
             "metadata": {"name": "x"},
-            "status": {"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]},
+            "spec": {"containers": [{"name": "helper"}]},
+            "status": {
+                "phase": "Failed",
+                "containerStatuses": [{"name": "helper", "state": {"terminated": ended}}],
+            },
         }
 
     assert helper_pod.out_of_memory(pod("OOMKilled"))
     assert not helper_pod.out_of_memory(pod("Error"))
-    assert not helper_pod.out_of_memory({"metadata": {"name": "x"}})
+    assert not helper_pod.out_of_memory({"metadata": {"name": "x"}, "spec": {}})
 
 
 class Breaking(helper_pod.Helper):

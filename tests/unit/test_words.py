@@ -9,10 +9,18 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import (
     BadInputError,
     ClusterError,
+    ConflictError,
     Finding,
+    ForbiddenError,
+    HttpError,
+    InvalidError,
     ManycpuError,
+    NotFoundError,
     RegistryError,
+    RegistryUnauthorizedError,
     TrainingFailedError,
+    TransientError,
+    UnauthorizedError,
     raise_findings,
 )
 from manycpu.pipeline.spec.naming import run_key, run_name
@@ -43,16 +51,31 @@ def test_an_error_says_where_what_and_what_to_do() -> None:
 def test_errors_cross_processes_with_all_that_they_know() -> None:
     for error in (
         TrainingFailedError("it broke", field="run.program", fix="Mend it"),
-        _answered(ClusterError("refused"), 403),
-        _answered(RegistryError("no such image", field="target.image"), 404),
+        ClusterError.of_status(403, "refused"),
+        RegistryError.of_status(404, "no such image", field="target.image"),
     ):
         again = pickle.loads(pickle.dumps(error))  # noqa: S301 - made in the lines above
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
-def _answered(error: ClusterError | RegistryError, status: int) -> ManycpuError:
-    error.status = status
-    return error
+@pytest.mark.parametrize(
+    ("base", "status", "kind"),
+    [
+        (ClusterError, 0, ClusterError),
+        (ClusterError, 401, UnauthorizedError),
+        (ClusterError, 403, ForbiddenError),
+        (ClusterError, 404, NotFoundError),
+        (ClusterError, 409, ConflictError),
+        (ClusterError, 422, InvalidError),
+        (ClusterError, 500, ClusterError),
+        (RegistryError, 401, RegistryUnauthorizedError),
+        (RegistryError, 404, RegistryError),
+        (RegistryError, 503, TransientError),
+    ],
+)
+def test_an_http_status_chooses_the_class(base: type[HttpError], status: int, kind: type[HttpError]) -> None:
+    error = base.of_status(status, "refused", fix="Ask again")
+    assert (type(error), error.status, str(error)) == (kind, status, "refused. Ask again.")
 
 
 def test_findings_that_are_no_obstacle_raise_nothing() -> None:

@@ -9,7 +9,7 @@ from typing import cast
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger, expired
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.context import ClusterContext, RunContext, reopen
 from manycpu.pipeline.targets.kubernetes.deletion import named, present, wait_until_gone
@@ -32,7 +32,7 @@ def keep(ctx: ClusterContext, seconds: float | None) -> list[str]:
 
 def owns(ctx: ClusterContext, what: str) -> bool:
     """Whether something goes with the run: on a claim that was made for it, all does."""
-    return ctx.target.claim is None and what.startswith(f"{ctx.target.mount_path}/")
+    return ctx.target.makes_claim and what.startswith(f"{ctx.target.mount_path}/")
 
 
 def remove(ctx: ClusterContext) -> list[str]:
@@ -124,7 +124,7 @@ def _trouble(message: str) -> Finding:
 
 def _remove_folder(ctx: ClusterContext) -> list[str]:
     """Delete the run's folder on a claim that was there before the run; its own claim goes as a whole."""
-    if ctx.target.claim is None or ctx.ledger.read().attempt == 0:
+    if ctx.target.makes_claim or ctx.ledger.read().attempt == 0:
         return []
     try:
         with helper(ctx, "cleanup", ctx.claim, lambda *_: None) as pod:
@@ -151,4 +151,4 @@ def _remove_there(ctx: ClusterContext, name: str) -> list[str]:
 
 def _goes(cluster: Cluster, kind: str, name: str) -> bool:
     found = cluster.get(kind, name)
-    return found is None or "deletionTimestamp" in found["metadata"]
+    return found is None or is_being_deleted(found)

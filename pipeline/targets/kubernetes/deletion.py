@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.errors import ForbiddenError, NotFoundError
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
@@ -52,9 +52,9 @@ def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject
 def _list(ctx: ClusterContext, kind: str, selector: Mapping[str, str]) -> list[KubeObject]:
     try:
         return ctx.cluster.list(kind, selector)
-    except ClusterError as error:
+    except (ForbiddenError, NotFoundError):
         # A cluster has the operators that it needs, and an account the rights to those.
-        if kind in JOBS.values() and kind != JOBS[ctx.target.launch] and error.status in (403, 404):
+        if kind in JOBS.values() and kind != JOBS[ctx.target.launch]:
             return []
         raise
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Attempt, Entry
-from manycpu.pipeline.spec.errors import ClusterError, LaunchError, RunGoneError
+from manycpu.pipeline.spec.errors import ClusterError, ConflictError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kube_object import KubeObject, epoch
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
@@ -18,7 +18,7 @@ from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following import judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot, epoch
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged
@@ -26,7 +26,6 @@ from manycpu.pipeline.targets.results import Built, Staged
 __all__ = ["has_ended", "launch", "objects", "observe", "place", "present_handle", "status"]
 
 Found = TypeVar("Found")
-_CONFLICT = 409
 _ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
 
 
@@ -180,7 +179,7 @@ def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | 
 def _claiming(act: Callable[..., Found], *given: object) -> Found:
     """Do what claims the ledger, again where somebody else changed it at the same time."""
     retrying = Retrying(
-        retry=retry_if_exception(lambda e: isinstance(e, ClusterError) and e.status == _CONFLICT),
+        retry=retry_if_exception_type(ConflictError),
         stop=stop_after_attempt(10),
         wait=wait_random(0.05, 0.5),
         reraise=True,

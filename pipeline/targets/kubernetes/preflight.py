@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 
 from manycpu.pipeline.adapters.cluster import KINDS, amount
-from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
@@ -21,7 +21,6 @@ Right = tuple[str, str, str]
 """A verb, an API group, and a resource with its subresource."""
 RIGHTS: Final = Path(__file__).with_name("rights.yaml")
 OPERATORS: Final = {"mpijob": "Kubeflow's mpi-operator", "pytorchjob": "Kubeflow's training-operator"}
-_NOT_FOUND = 404
 
 
 def findings(ctx: ClusterContext) -> Findings:
@@ -54,9 +53,7 @@ def _operator(ctx: ClusterContext) -> Findings:
     group, plural = KINDS[JOBS[ctx.target.launch]]
     try:
         served = ctx.cluster.call("GET", group)["resources"]
-    except ClusterError as error:
-        if error.status != _NOT_FOUND:
-            raise
+    except NotFoundError:
         served = []
     if plural not in [resource["name"] for resource in served]:
         yield Finding(
@@ -92,19 +89,19 @@ def _namespace(ctx: ClusterContext) -> Findings:
 
 def _claim(ctx: ClusterContext) -> Findings:
     modes, field = [ctx.target.claim_access], "target.claim_access"
-    if ctx.target.claim is not None:
-        found = ctx.cluster.get("PersistentVolumeClaim", ctx.target.claim)
+    if not ctx.target.makes_claim:
+        found = ctx.cluster.get("PersistentVolumeClaim", ctx.claim)
         field = "target.claim"
         if found is None:
             yield Finding(
                 field,
-                f"there is no claim {ctx.target.claim!r} in namespace {ctx.target.namespace}",
+                f"there is no claim {ctx.claim!r} in namespace {ctx.target.namespace}",
                 "Create it, name another, or leave it out to have one made for the run",
             )
             return
         modes = found["spec"]["accessModes"]
         if (found.get("status") or {}).get("phase") == "Lost":
-            yield Finding(field, f"claim {ctx.target.claim!r} has lost its volume", "Name another claim")
+            yield Finding(field, f"claim {ctx.claim!r} has lost its volume", "Name another claim")
     if ctx.run.nodes[1] > 1 and "ReadWriteMany" not in modes:
         yield Finding(
             field,

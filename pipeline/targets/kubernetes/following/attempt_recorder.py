@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.report import Observed, Observer
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.errors import InvalidError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RankFailure, Status
@@ -25,7 +25,6 @@ Cursor = dict[str, list[Any]]
 SAVE_EVERY = 30.0  # seconds: at most so much is told twice after a kill
 TAIL = 20  # lines
 WIDTH = 2000  # characters of each
-_TOO_LARGE = (413, 422)
 _STARTS = 3  # of a container, whose positions are kept: the log of the last but one can still be read
 
 
@@ -156,9 +155,7 @@ class AttemptRecorder:
         """
         try:
             self._put(packing.pack(fields))
-        except ClusterError as error:
-            if error.status not in _TOO_LARGE:
-                raise
+        except InvalidError:  # too large, most likely
             self._put(packing.least(fields))
 
     def _put(self, written: dict[str, Any]) -> None:

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from manycpu.pipeline.spec.kube_object import condition, epoch
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     JobSnapshot,
-    condition,
-    epoch,
-    scheduled,
 )
+from manycpu.pipeline.targets.kubernetes.pod_status import scheduled
 
 __all__ = ["Budget", "RankActivity", "budgets", "phase"]
 

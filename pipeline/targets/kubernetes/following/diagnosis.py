@@ -4,19 +4,15 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
+from manycpu.pipeline.spec.naming import QUEUE
 from manycpu.pipeline.spec.state import describe_exit
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
-    Container,
     JobSnapshot,
-    condition,
-    containers,
-    ended,
-    epoch,
     remembered,
     role,
-    scheduled,
 )
+from manycpu.pipeline.targets.kubernetes.pod_status import Container, PodReason, containers, reasons
 
 __all__ = [
     "Ending",
@@ -31,15 +27,7 @@ __all__ = [
     "restarts",
 ]
 
-_IMAGE: Final = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
-)
-NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
-"""Why a container waits, where no waiting mends it."""
-_VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _REFUSED: Final = frozenset({"FailedCreate", "FailedCreatePod"})
-_BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
-_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _SIGNALS: Final = 128  # a container's exit code above this is a signal's number plus this
 
 
@@ -94,12 +82,12 @@ def hopeless(snapshot: JobSnapshot) -> str:
 @remembered
 def pending(snapshot: JobSnapshot) -> list[Reason]:
     """List what the job, or any pod of it, waits for; pods with the same reason stand together."""
-    found: dict[tuple[str, bool], list[str]] = {}
-    waiting = () if snapshot.given_back else zip(snapshot.pods, snapshot.of_pods(_of_pod), strict=True)
-    for pod, reasons in waiting:
-        for text, fatal in reasons:
-            found.setdefault((text, fatal), []).append(pod["metadata"]["name"])
-    pods = [Reason(text, tuple(names), fatal) for (text, fatal), names in found.items()]
+    found: dict[PodReason, list[str]] = {}
+    waiting = () if snapshot.given_back else zip(snapshot.pods, snapshot.of_pods(reasons), strict=True)
+    for pod, of_pod in waiting:
+        for reason in of_pod:
+            found.setdefault(reason, []).append(pod["metadata"]["name"])
+    pods = [Reason(reason.text, tuple(names), reason.fatal) for reason, names in found.items()]
     return [*_of_job(snapshot), *_of_claims(snapshot), *pods]
 
 
@@ -114,7 +102,7 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
         yield Reason("it holds nothing until there is room for all of its ranks")
         return
     if snapshot.suspended:
-        queue = job["metadata"].get("labels", {}).get(_QUEUE)
+        queue = job["metadata"].get("labels", {}).get(QUEUE)
         yield Reason(
             f"it is suspended, until Kueue's queue {queue} admits it" if queue else "it is suspended"
         )
@@ -133,62 +121,6 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
 def _of_claims(snapshot: JobSnapshot) -> Iterator[Reason]:
     for event in _latest(snapshot, None, "PersistentVolumeClaim"):
         yield Reason(f"claim {event['involvedObject']['name']}: {event['message']}")
-
-
-def _of_pod(pod: KubeObject, told: list[KubeObject]) -> list[tuple[str, bool]]:
-    if ended(pod):
-        return []
-    if scheduled(pod) is None:
-        return [(_unscheduled(pod), False)]
-    found = []
-    for container in containers(pod):
-        reason = (container.state("waiting") or {}).get("reason", "")
-        if reason not in _BEING_MADE:
-            found.append((_waiting(container, told), reason in NEVER))
-    if not found and (text := _being_made(pod, told)):
-        found.append((text, False))
-    return found
-
-
-def _unscheduled(pod: KubeObject) -> str:
-    conditions = pod.get("status", {}).get("conditions") or ()
-    found: KubeObject = next((c for c in conditions if c["type"] == "PodScheduled"), {})
-    if found.get("message"):
-        return f"no node: {found['message']}"
-    volumes = pod["spec"].get("volumes") or ()
-    claims = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
-    wants = f", which needs the volume of {', '.join(claims)}" if claims else ""
-    return f"no node: the scheduler has not placed it yet{wants}"
-
-
-def _waiting(container: Container, told: list[KubeObject]) -> str:
-    waiting = container.state("waiting") or {}
-    reason, message = waiting.get("reason", ""), waiting.get("message", "")
-    what = f"{'init container' if container.init else 'container'} {container.name}"
-    if reason in _IMAGE:
-        specs = [*container.pod["spec"].get("initContainers", ()), *container.pod["spec"]["containers"]]
-        image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
-        said = [e["message"] for e in _among(told, {"Failed"}) if str(image) in e["message"]]
-        return f"image {image} of {what} cannot be pulled ({reason}): {said[-1] if said else message}"
-    if reason == "CrashLoopBackOff":
-        return f"{what} crashes in a loop"
-    return f"{what} cannot start ({reason}): {message}"
-
-
-def _being_made(pod: KubeObject, told: list[KubeObject]) -> str:
-    """Say what holds up a pod that has a node; empty where its containers run."""
-    troubles = _among(told, _VOLUME)
-    waits = [c for c in containers(pod) if not c.state("running") and not c.state("terminated")]
-    if not waits:
-        return ""
-    if troubles:
-        return f"volume: {troubles[-1]['message']}"
-    if sandbox := _among(told, {"FailedCreatePodSandBox"}):
-        return f"no sandbox: {sandbox[-1]['message']}"
-    running = next((c for c in containers(pod) if c.init and c.state("running")), None)
-    if running is not None:
-        return f"init container {running.name} has not finished"
-    return "its containers are being made: images are pulled, volumes mounted"
 
 
 @remembered
@@ -268,10 +200,6 @@ def exit_code(terminated: KubeObject) -> int:
     """Read how a container ended: its exit code, negative for a signal."""
     code = int(terminated.get("exitCode", 0))
     return _SIGNALS - code if code > _SIGNALS else code
-
-
-def _among(told: list[KubeObject], reasons: AbstractSet[str]) -> list[KubeObject]:
-    return [event for event in told if event.get("reason") in reasons]
 
 
 def _latest(

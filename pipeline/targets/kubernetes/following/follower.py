@@ -14,7 +14,7 @@ from manycpu.pipeline.adapters.cluster_watch import (
     LogPart,
     NoLogError,
 )
-from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.errors import ClusterError, InvalidError, NotFoundError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RunState, Status
@@ -28,11 +28,12 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
 )
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot, containers, role
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot, role
 from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReader
 from manycpu.pipeline.targets.kubernetes.following.logs import RateLimiter, parse
 from manycpu.pipeline.targets.kubernetes.following.turn_taking import TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
+from manycpu.pipeline.targets.kubernetes.pod_status import containers
 
 __all__ = ["Follower", "batches", "selections"]
 
@@ -358,7 +359,7 @@ class Follower:
 
 def _refused(error: BaseException) -> bool:
     """Whether a call is refused for good: rights that were taken away come back, a wrong call does not."""
-    return isinstance(error, ClusterError) and error.status in (400, 404, 405, 413, 422)
+    return isinstance(error, (NotFoundError, InvalidError))
 
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:

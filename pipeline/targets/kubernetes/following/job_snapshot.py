@@ -1,28 +1,21 @@
 """A job and what belongs to it, as the cluster last told it: plain objects, and what can be read off them."""
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
 from functools import wraps
-from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from manycpu.pipeline.launchers.given_back import Note, note_of
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kube_object import KubeObject, epoch
+from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
 
 __all__ = [
-    "ENDED",
     "JOBS",
     "OWNER",
-    "Container",
     "JobSnapshot",
-    "condition",
-    "containers",
-    "ended",
-    "epoch",
     "event_time",
     "remembered",
     "role",
-    "scheduled",
 ]
 
 _GROUP: Final = "training.kubeflow.org"
@@ -30,7 +23,6 @@ OWNER: Final = f"{_GROUP}/job-name"
 """Label with the job's name, which both operators put on every pod of it."""
 JOBS: Final = {"mpijob": "MPIJob", "pytorchjob": "PyTorchJob"}
 """Launch kind -> kind of its resource."""
-ENDED: Final = ("Succeeded", "Failed")
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
@@ -49,31 +41,6 @@ def remembered(
         return found
 
     return known
-
-
-class Container(NamedTuple):
-    """A container of a pod: what its spec and its status say."""
-
-    pod: KubeObject
-    name: str
-    init: bool
-    status: KubeObject
-
-    @property
-    def restarts(self) -> int:
-        """How often it was started again."""
-        return int(self.status.get("restartCount", 0))
-
-    def state(self, kind: Literal["waiting", "running", "terminated"]) -> KubeObject | None:
-        """Tell its present state, if it is of this kind."""
-        found: KubeObject | None = self.status.get("state", {}).get(kind)
-        return found
-
-    @property
-    def last(self) -> KubeObject | None:
-        """How it ended: now, or before it was started again."""
-        before: KubeObject | None = self.status.get("lastState", {}).get("terminated")
-        return self.state("terminated") or before
 
 
 class JobSnapshot:
@@ -245,45 +212,10 @@ class JobSnapshot:
         return times[nodes - 1] if len(times) >= nodes else None
 
 
-def condition(found: KubeObject | None, kind: str) -> KubeObject | None:
-    """Find a condition of an object that is true."""
-    conditions = ((found or {}).get("status") or {}).get("conditions") or ()
-    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
-
-
-def containers(pod: KubeObject) -> Iterator[Container]:
-    """List the containers of a pod, init containers first, in the order of its spec."""
-    status = pod.get("status", {})
-    for init, group, statuses in (
-        (True, "initContainers", "initContainerStatuses"),
-        (False, "containers", "containerStatuses"),
-    ):
-        told = {one["name"]: one for one in status.get(statuses) or ()}
-        for spec in pod["spec"].get(group) or ():
-            yield Container(pod, spec["name"], init, told.get(spec["name"], {}))
-
-
 def role(pod: KubeObject) -> str:
     """Tell what a pod is in its job: ``launcher``, ``master`` or ``worker``."""
     labels = pod["metadata"].get("labels", {})
     return str(labels.get(f"{_GROUP}/job-role") or labels.get(f"{_GROUP}/replica-type") or "")
-
-
-def scheduled(pod: KubeObject) -> float | None:
-    """Tell when a pod was given a node, as seconds since the epoch; None before that."""
-    found = condition(pod, "PodScheduled")
-    return epoch(found["lastTransitionTime"]) if found else None
-
-
-def ended(pod: KubeObject) -> bool:
-    """Whether a pod does nothing any more, also where its node was lost and nobody can tell."""
-    status = pod.get("status", {})
-    return status.get("phase") in ENDED or status.get("reason") == "NodeLost"
-
-
-def epoch(text: str | None) -> float:
-    """Read a time as the API writes it, as seconds since the epoch; 0 where there is none."""
-    return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
 def event_time(event: KubeObject) -> float:

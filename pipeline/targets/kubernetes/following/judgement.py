@@ -4,13 +4,15 @@ from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.report import Observed
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.kube_object import condition, epoch
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
 from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets, phase
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import Ending
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, condition, ended, epoch
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
+from manycpu.pipeline.targets.kubernetes.pod_status import ended
 
 __all__ = ["complete", "concluded", "ended_at", "judge", "look", "note_ends", "to_be_ended"]
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, Backoff, ClusterWatch, LogPart, NoLogError
 from manycpu.pipeline.spec.events import split
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Line, LogBatch
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import Container
 from manycpu.pipeline.targets.kubernetes.following.logs import LogCursor, parse, placed
+from manycpu.pipeline.targets.kubernetes.pod_status import Container
 
 __all__ = ["LogReader"]
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
 from manycpu.pipeline.launchers.given_back import Note, patch
-from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, OWNER, JobSnapshot
@@ -30,8 +30,6 @@ __all__ = ["TurnTaking"]
 _OURS: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
 _AGAIN: Final = 5.0  # seconds between tries to see the others, and between looks while they do not change
 _SETTLE: Final = 0.3  # seconds in which changes are put together
-_REFUSED: Final = (401, 403)
-_PASSED: Final = (404, 409)  # it has changed meanwhile, or is gone: look again
 
 
 class TurnTaking:
@@ -108,9 +106,10 @@ class TurnTaking:
             await asyncio.to_thread(self._ctx.cluster.patch, job.kind, job.name, patch(note, job.version))
             self._trouble = ""
         except FAILURES as error:
-            status = getattr(error, "status", None)
-            self._trouble = "" if status in _PASSED else f"its turn cannot be taken: {error}"
-            self._acted = self._acted if status in _REFUSED else ""
+            outdated = isinstance(error, (NotFoundError, ConflictError))  # changed meanwhile, or gone
+            self._trouble = "" if outdated else f"its turn cannot be taken: {error}"
+            refused = isinstance(error, (UnauthorizedError, ForbiddenError))
+            self._acted = self._acted if refused else ""
         self._wake()
 
     def _join(self) -> "_Others":
@@ -206,10 +205,8 @@ def _others_of(watch: ClusterWatch, cluster: Cluster) -> _Others:
 def _is_served(cluster: Cluster, kind: str) -> bool:
     try:
         cluster.call("GET", cluster.path(kind), query={"limit": "1"})
-    except ClusterError as error:
-        if error.status in (403, 404):
-            return False
-        raise
+    except (ForbiddenError, NotFoundError):
+        return False
     return True
 
 

@@ -8,19 +8,16 @@ from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers.given_back import Note, note_of
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch, is_being_deleted
+from manycpu.pipeline.spec.naming import QUEUE
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     OWNER,
-    condition,
-    ended,
-    epoch,
     role,
-    scheduled,
 )
+from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, ended, scheduled, unschedulable
 
 __all__ = ["Job", "given_back", "holding", "job_of", "lacking", "on_claims", "resumed", "unmountable"]
 
-_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _GROUPS: Final = ("scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group")
 _REPLICAS: Final = ("pytorchReplicaSpecs", "mpiReplicaSpecs")
 _BEGINNING: Final = 10.0  # seconds in which a job that was just made, or has just resumed, has its pods made
@@ -75,7 +72,7 @@ class Job(NamedTuple):
 
 def _left_to_others(job: KubeObject, pods: Iterable[KubeObject]) -> bool:
     """Whether a queue or a job scheduler decides when a job gets its nodes."""
-    if _QUEUE in job["metadata"].get("labels", {}):
+    if QUEUE in job["metadata"].get("labels", {}):
         return True
     return any(map(_scheduled_by_others, pods)) or (_suspended(job) and not _given_back(job))
 
@@ -91,7 +88,7 @@ def job_of(job: KubeObject, kind: str, pods: Iterable[KubeObject], now: float) -
     """
     pods = list(pods)
     meta, note = job["metadata"], note_of(job)
-    over = "deletionTimestamp" in meta or any(condition(job, what) for what in ("Succeeded", "Failed"))
+    over = is_being_deleted(job) or any(condition(job, what) for what in ("Succeeded", "Failed"))
     worker = _worker(job)
     if over or worker is None or _left_to_others(job, pods):
         return None
@@ -99,7 +96,7 @@ def job_of(job: KubeObject, kind: str, pods: Iterable[KubeObject], now: float) -
     ranks = [pod for pod in pods if role(pod) != "launcher"]
     placed = sum(scheduled(pod) is not None for pod in ranks)
     births = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods]
-    words = [text for pod in pods if (text := _refusal(pod)) is not None]
+    words = [text for pod in pods if (text := unschedulable(pod)) is not None]
     unmade = 0 < len(ranks) < need and now - min(births) > _REFUSING
     launcher = any(role(pod) == "launcher" and scheduled(pod) is None for pod in pods)
     trying = not _suspended(job) and (placed < need or launcher)
@@ -116,7 +113,7 @@ def job_of(job: KubeObject, kind: str, pods: Iterable[KubeObject], now: float) -
         need=need,
         ask=_requests(spec),
         place=_place(spec),
-        claims=_claims(spec),
+        claims=claims_of(worker["template"]),
         given_back=_given_back(job),
         note=note,
         pods=len(pods),
@@ -141,7 +138,7 @@ def holding(pods: Iterable[KubeObject]) -> dict[str, int]:
 
 def on_claims(pods: Iterable[KubeObject], job: Job) -> dict[str, int]:
     """Count, for each other run, the pods that have a claim of the job's mounted."""
-    sharing = [pod for pod in pods if _run(pod) != job.run and set(_claims(pod["spec"])) & set(job.claims)]
+    sharing = [pod for pod in pods if _run(pod) != job.run and set(claims_of(pod)) & set(job.claims)]
     return holding(sharing)
 
 
@@ -166,7 +163,7 @@ def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str
         statuses = pod.get("status", {}).get("containerStatuses") or ()
         waits = not any("running" in one["state"] or "terminated" in one["state"] for one in statuses)
         if pod["metadata"]["uid"] in told and waits:
-            return next(iter(_claims(pod["spec"])), "")
+            return next(iter(claims_of(pod)), "")
     return ""
 
 
@@ -255,24 +252,11 @@ def _place(spec: KubeObject) -> str:
     return json.dumps([{name: spec.get(name) for name in _PLACE}, rule], sort_keys=True)
 
 
-def _claims(spec: KubeObject) -> tuple[str, ...]:
-    volumes = spec.get("volumes") or ()
-    return tuple(v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v)
-
-
 def _scheduled_by_others(pod: KubeObject) -> bool:
     spec, meta = pod["spec"], pod["metadata"]
     known = {**meta.get("labels", {}), **meta.get("annotations", {})}
     own = spec.get("schedulerName", "default-scheduler") == "default-scheduler"
     return not own or bool(spec.get("schedulingGates")) or any(name in known for name in _GROUPS)
-
-
-def _refusal(pod: KubeObject) -> str | None:
-    """Say in the scheduler's words why a pod has no node; None where it has one, or nothing was said."""
-    conditions = pod.get("status", {}).get("conditions") or ()
-    found: KubeObject = next((c for c in conditions if c["type"] == "PodScheduled"), {})
-    refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
-    return str(found.get("message", "")) if refused else None
 
 
 def _insufficient(words: Iterable[str]) -> tuple[str, ...]:

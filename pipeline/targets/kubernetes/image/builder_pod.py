@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from manycpu.pipeline.adapters.cluster import Cluster
-from manycpu.pipeline.launchers.pods import literal
+from manycpu.pipeline.launchers.pod_spec import env_list, literal, one_off_pod, pod_spec
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -21,6 +21,7 @@ from manycpu.pipeline.targets.kubernetes.image.builders import ACCESS, CONTEXT, 
 from manycpu.pipeline.targets.kubernetes.image.image_build import TIMEOUT, Build, LastLines
 from manycpu.pipeline.targets.kubernetes.image.layers import tree
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository
+from manycpu.pipeline.targets.kubernetes.pod_status import containers, reasons
 
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import ClusterContext
@@ -31,15 +32,6 @@ _LARGEST: Final = 512 << 20
 _START: Final = 600.0  # seconds for the pod to start
 _HOPELESS: Final = 60.0  # seconds for which a pod may fail to start
 _LOOK: Final = 1.0  # seconds
-_STUCK: Final = frozenset(
-    {
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-    }
-)
 
 
 def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
@@ -76,7 +68,7 @@ def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[Kube
         "name": "build",
         "image": image,
         "command": ["sh", "-c", builder.script, "build", str(wanted.reference), *options],
-        "env": [{"name": key, "value": value} for key, value in builder.env.items()],
+        "env": env_list(builder.env),
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
         "securityContext": dict(builder.security),
         "volumeMounts": [
@@ -84,26 +76,23 @@ def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[Kube
             {"name": "access", "mountPath": ACCESS, "readOnly": True},
         ],
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": labels(ctx.name, verb="build"), "ownerReferences": owners},
-        "spec": {
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": int(TIMEOUT),
-            "terminationGracePeriodSeconds": 5,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "nodeSelector": ctx.target.node_selector,
-            "tolerations": list(ctx.target.tolerations),
-            "imagePullSecrets": [{"name": name}],
-            "containers": [container],
-            "volumes": [
-                {"name": "storage", "emptyDir": {}},
-                {"name": "access", "secret": {"secretName": name, "defaultMode": builder.readable}},
-            ],
-        },
-    }
+    volumes: list[KubeObject] = [
+        {"name": "storage", "emptyDir": {}},
+        {"name": "access", "secret": {"secretName": name, "defaultMode": builder.readable}},
+    ]
+    # Of the target no more: its accounts and priorities are of another namespace.
+    spec = pod_spec(
+        container,
+        volumes,
+        nodeSelector=ctx.target.node_selector,
+        tolerations=list(ctx.target.tolerations),
+        imagePullSecrets=[{"name": name}],
+    )
+    return one_off_pod(_metadata(ctx, name, owners), spec, int(TIMEOUT))
+
+
+def _metadata(ctx: "ClusterContext", name: str, owners: list[KubeObject]) -> KubeObject:
+    return {"name": name, "labels": labels(ctx.name, verb="build"), "ownerReferences": owners}
 
 
 def _secret(
@@ -115,7 +104,7 @@ def _secret(
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "kubernetes.io/dockerconfigjson",
-        "metadata": {"name": name, "labels": labels(ctx.name, verb="build"), "ownerReferences": owners},
+        "metadata": _metadata(ctx, name, owners),
         "data": {file: base64.b64encode(text.encode()).decode() for file, text in known.items()},
     }
 
@@ -208,21 +197,13 @@ def _tell(there: Cluster, name: str, lines: LastLines, told: int) -> int:
 
 
 def _check_start(pod: KubeObject, lines: LastLines, wanted: Build, seconds: float) -> None:
-    states = [state for status in _statuses(pod) if (state := status["state"].get("waiting"))]
-    conditions = pod["status"].get("conditions", [])
-    reasons = [f"{state.get('reason')}: {state.get('message', '')}" for state in states]
-    reasons += [condition["message"] for condition in conditions if condition.get("message")]
-    hopeless = any(state.get("reason") in _STUCK for state in states) and seconds > _HOPELESS
-    if hopeless or seconds > _START:
-        raise lines.failed(wanted, f"its pod does not start: {'; '.join(reasons) or 'no node took it'}")
+    why = reasons(pod)
+    if seconds > _START or (seconds > _HOPELESS and any(reason.stuck for reason in why)):
+        raise lines.failed(wanted, f"its pod does not start: {'; '.join(reason.text for reason in why)}")
 
 
 def _end(pod: KubeObject) -> str:
-    for status in _statuses(pod):
-        if ended := status["state"].get("terminated"):
+    for container in containers(pod):
+        if ended := container.state("terminated"):
             return f"ended with {ended['exitCode']} ({ended.get('reason', '')})"
     return f"failed: {pod['status'].get('reason', '')} {pod['status'].get('message', '')}".strip()
-
-
-def _statuses(pod: KubeObject) -> list[KubeObject]:
-    return list(pod["status"].get("containerStatuses", []))

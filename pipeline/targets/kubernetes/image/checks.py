@@ -11,9 +11,15 @@ import yaml
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.registry import Repository
-from manycpu.pipeline.adapters.registry_http import Connection, TransientError
+from manycpu.pipeline.adapters.registry_http import Connection
 from manycpu.pipeline.adapters.registry_login import from_secret
-from manycpu.pipeline.spec.errors import ClusterError, Finding, ManycpuError
+from manycpu.pipeline.spec.errors import (
+    ClusterError,
+    Finding,
+    ManycpuError,
+    RegistryUnauthorizedError,
+    TransientError,
+)
 from manycpu.pipeline.spec.image import Image, Reference
 from manycpu.pipeline.targets.kubernetes.image.base_image import given
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import STAGES, recipe
@@ -37,7 +43,6 @@ RIGHTS: Final = Path(__file__).parents[1] / "build_rights.yaml"
 PYTHON: Final = (3, 11)
 TORCH: Final = (2, 6)
 _DEADLINE: Final = 5.0  # seconds: a registry that is away now will be told, not waited for
-_UNAUTHORIZED: Final = 401
 _DOCKER_CONFIG: Final = "kubernetes.io/dockerconfigjson"
 # Where an image may say what is in it: our own label, and what official images have in their environment.
 _SAID: Final = {
@@ -204,8 +209,10 @@ def _asks_for_login(reference: Reference, ctx: "ClusterContext", opened: Registr
     )
     try:
         Repository(connection, reference.repository).digest(reference.version)
-    except ManycpuError as error:
-        return getattr(error, "status", 0) == _UNAUTHORIZED
+    except RegistryUnauthorizedError:
+        return True
+    except ManycpuError:
+        return False
     finally:
         connection.close()
     return False

@@ -4,7 +4,7 @@ import time
 from typing import Final
 
 from manycpu.pipeline.spec.errors import ClusterError, RunGoneError
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.context import ClusterContext
@@ -38,11 +38,11 @@ def ensure_claim(ctx: ClusterContext) -> str:
         ClusterError: There is no such claim, it has lost its volume, or none can be made.
     """
     name = ctx.claim
-    if ctx.target.claim is not None:
+    if not ctx.target.makes_claim:
         _see(ctx, ctx.cluster.get("PersistentVolumeClaim", name))
         return name
     deadline = time.monotonic() + _GONE
-    while _leaving(found := ctx.cluster.create(claim(ctx.name, ctx.target, ctx.ledger.owner()))):
+    while is_being_deleted(found := ctx.cluster.create(claim(ctx.name, ctx.target, ctx.ledger.owner()))):
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"claim {ctx.target.namespace}/{name} of an earlier run is being deleted and does not go",
@@ -60,7 +60,7 @@ def see(ctx: ClusterContext, name: str) -> None:
         RunGoneError: It was taken away.
     """
     found = ctx.cluster.get("PersistentVolumeClaim", name)
-    if found is not None and not _leaving(found):
+    if found is not None and not is_being_deleted(found):
         return
     raise RunGoneError(
         f"the run was taken away: somebody {'is deleting' if found else 'deleted'} "
@@ -77,13 +77,9 @@ def _see(ctx: ClusterContext, found: KubeObject | None) -> None:
             field="target.claim",
             fix="Create it, or leave the field out to have one made for the run",
         )
-    if _leaving(found):
+    if is_being_deleted(found):
         raise ClusterError(f"claim {name} is being deleted", field="target.claim", fix="Name another one")
     if found.get("status", {}).get("phase") == "Lost":
         raise ClusterError(
             f"claim {name} has lost its volume", field="target.claim", fix="Name another one, or restore it"
         )
-
-
-def _leaving(found: KubeObject) -> bool:
-    return "deletionTimestamp" in found["metadata"]

@@ -1,6 +1,5 @@
 """Helper pods: a pod of ours beside the volume, for as long as a verb needs it."""
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -8,21 +7,35 @@ from typing import Any, Final, TypeVar
 
 from manycpu.pipeline.adapters import cluster_exec
 from manycpu.pipeline.adapters.cluster_exec import Exec
-from manycpu.pipeline.launchers import pods
+from manycpu.pipeline.launchers.pod_spec import (
+    HOME,
+    env_list,
+    on_nodes,
+    one_off_pod,
+    pod_spec,
+    security,
+    unprivileged,
+)
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel, LostError, Message, RemoteError
-from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError
-from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.errors import (
+    BadInputError,
+    ClusterError,
+    DeadlineError,
+    ForbiddenError,
+    InvalidError,
+)
+from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following.diagnosis import NEVER
 from manycpu.pipeline.targets.kubernetes.image import images
+from manycpu.pipeline.targets.kubernetes.pod_status import PodReason, containers, reasons
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.transfer import Progress
 
-__all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory", "pending"]
+__all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory"]
 
 Answer = TypeVar("Answer")
 CONTAINER: Final = "helper"
@@ -33,9 +46,7 @@ STALL: Final = 300.0  # seconds from the first break without progress after whic
 MEMORY: Final = "2Gi"
 _LOOK: Final = 0.25  # seconds
 _SEE: Final = 2.0  # seconds between two looks whether the run still has its ledger and its claim
-_NO_SECRET: Final = re.compile(r'^CreateContainerConfigError: secret "([^"]+)" not found')
 _PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
-_PASSING: Final = frozenset({0, 401, 404, 408, 409, 429, 500, 502, 503, 504})
 _KILLED: Final = 137
 _SIGNALS: Final = 128  # exit codes above: ended by a signal
 _TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
@@ -50,45 +61,29 @@ def manifest(
         "name": CONTAINER,
         "image": image,
         "command": [*PROGRAM, "idle", str(IDLE)],
-        "env": [{"name": key, "value": pods.literal(value)} for key, value in _environment(run).items()],
+        "env": env_list(_environment(run)),
         "envFrom": [{"secretRef": {"name": secret}} for secret in run.env_from],
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},
             "limits": {"cpu": "2", "memory": MEMORY},
         },
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": unprivileged(),
         "volumeMounts": [{"name": "data", "mountPath": target.mount_path}] if claim else [],
     }
     if target.pull_policy:
         container["imagePullPolicy"] = target.pull_policy
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"{ctx.name}-{verb}",
-            "labels": labels(ctx.name, verb=verb),
-            "ownerReferences": owners,
-        },
-        "spec": {
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": LIFE,
-            "terminationGracePeriodSeconds": 5,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "securityContext": pods.security(),
-            "containers": [container],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else [],
-            # As the training's: a volume that is bound to its first pod's node must be in reach of them.
-            **pods.on_nodes(target),
-        },
-    }
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
+    # On the training's nodes: a volume that is bound to its first pod's node must be in reach of them.
+    spec = pod_spec(container, volumes, securityContext=security(), **on_nodes(target))
+    named = {"name": f"{ctx.name}-{verb}", "labels": labels(ctx.name, verb=verb), "ownerReferences": owners}
+    return one_off_pod(named, spec, LIFE)
 
 
 def _environment(run: TrainingRun) -> dict[str, str]:
     """Where the Hub is, a proxy: what the run's ranks are given holds here too."""
     # The first process compiles what it imports; commands then start in a fifth of the time.
-    compiled = {"PYTHONPYCACHEPREFIX": f"{pods.HOME}/bytecode"}
-    return {"HOME": pods.HOME, **compiled, **run.env, "PYTHONPATH": LIB}
+    compiled = {"PYTHONPYCACHEPREFIX": f"{HOME}/bytecode"}
+    return {"HOME": HOME, **compiled, **run.env, "PYTHONPATH": LIB}
 
 
 @contextmanager
@@ -142,9 +137,9 @@ class Helper:
             try:
                 self.wait_ready()
                 return self._talk(command, talk)
+            except (ForbiddenError, InvalidError):
+                raise
             except (LostError, ClusterError) as error:
-                if isinstance(error, ClusterError) and error.status not in _PASSING:
-                    raise
                 if broken is None or self._moved:
                     broken, pause = time.monotonic(), _LOOK
                 if time.monotonic() - broken > STALL:
@@ -207,13 +202,15 @@ class Helper:
         deadline, lacking = time.monotonic() + self._ctx.run.start_timeout, 0
         while not _runs(pod := self._get_or_recreate()):
             self._see_run()
-            reason, hopeless = pending(pod)
-            lacking = lacking + 1 if _NO_SECRET.search(reason) else 0
-            if lacking > _PATIENCE:
-                raise self._lacks(_NO_SECRET.findall(reason)[0])
+            why = reasons(pod)
+            secret = next((reason.missing_secret for reason in why if reason.missing_secret), None)
+            lacking = lacking + 1 if secret else 0
+            if secret and lacking > _PATIENCE:
+                raise self._lacks(secret)
+            hopeless = any(reason.fatal for reason in why)
             if hopeless or time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"pod {self.name} did not start: {self._why(reason)}",
+                    f"pod {self.name} did not start: {self._why(pod, why)}",
                     field="target.helper_image" if hopeless else "run.start_timeout",
                     fix=f"kubectl -n {self._ctx.target.namespace} describe pod {self.name}",
                 )
@@ -224,7 +221,7 @@ class Helper:
         if found is None:
             return self._cluster.create(self._manifest)
         self._see_memory(found)
-        if found["status"].get("phase") in {"Succeeded", "Failed"} and not _leaving(found):
+        if found["status"].get("phase") in {"Succeeded", "Failed"} and not is_being_deleted(found):
             self._cluster.delete("Pod", self.name, uid=found["metadata"]["uid"], grace=0)
         return found
 
@@ -243,42 +240,25 @@ class Helper:
             fix=f"Create it: kubectl -n {namespace} create secret generic {secret} --from-literal=NAME=value",
         )
 
-    def _why(self, reason: str) -> str:
+    def _why(self, pod: KubeObject, why: list[PodReason]) -> str:
+        texts = [reason.text for reason in why] or [_replaced(pod)]
         events = self._cluster.list("Event", fields=f"involvedObject.name={self.name}")
         warnings = [event["message"] for event in events if event.get("type") == "Warning"]
-        return "; ".join(dict.fromkeys([reason, *warnings[-3:]]))
-
-
-def _leaving(pod: KubeObject) -> bool:
-    return "deletionTimestamp" in pod["metadata"]
+        return "; ".join(dict.fromkeys([*texts, *warnings[-3:]]))
 
 
 def _runs(pod: KubeObject) -> bool:
-    return pod.get("status", {}).get("phase") == "Running" and not _leaving(pod)
+    return pod.get("status", {}).get("phase") == "Running" and not is_being_deleted(pod)
 
 
-def pending(pod: KubeObject) -> tuple[str, bool]:
-    """Say why a pod does not run yet, and whether waiting is of no use."""
-    status = pod.get("status", {})
-    for container in _containers(pod):
-        waiting = container.get("state", {}).get("waiting", {})
-        if waiting.get("reason"):
-            said = f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
-            return said, waiting["reason"] in NEVER
-    for condition in status.get("conditions", []):
-        if condition["status"] == "False" and condition.get("message"):
-            return f"{condition.get('reason', condition['type'])}: {condition['message']}", False
-    return "it is being replaced" if _leaving(pod) else status.get("phase", "Pending"), False
+def _replaced(pod: KubeObject) -> str:
+    return "it is being replaced" if is_being_deleted(pod) else str(pod["status"].get("phase", "Pending"))
 
 
 def out_of_memory(pod: KubeObject) -> bool:
     """Whether a container of a pod was killed because its memory ran out."""
-    ended = [each.get("state", {}).get("terminated") or {} for each in _containers(pod)]
+    ended = [container.state("terminated") or {} for container in containers(pod)]
     return any(each.get("reason") == "OOMKilled" for each in ended)
-
-
-def _containers(pod: KubeObject) -> list[KubeObject]:
-    return list(pod.get("status", {}).get("containerStatuses") or [])
 
 
 def _ended(running: Exec, error: LostError) -> Exception:

@@ -1,0 +1,85 @@
+"""What all pods of ours share: no API token, no privileges, and the nodes and the registry of the target."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.targets import Kubernetes
+
+__all__ = [
+    "HOME",
+    "UID",
+    "env_list",
+    "literal",
+    "on_nodes",
+    "one_off_pod",
+    "pod_spec",
+    "security",
+    "unprivileged",
+]
+
+UID: Final = 1000
+HOME: Final = "/tmp"  # noqa: S108 - inside a pod, where nobody else is
+_GRACE: Final = {"terminationGracePeriodSeconds": 5}  # such a pod has nothing to finish
+
+
+def pod_spec(container: KubeObject, volumes: list[KubeObject], **fields: Any) -> KubeObject:
+    """Build the spec of a pod of one container, which can ask the cluster for nothing."""
+    return {
+        "containers": [container],
+        "volumes": volumes,
+        "automountServiceAccountToken": False,
+        # Services of the namespace would fill the environment, some in the names that launchers read.
+        "enableServiceLinks": False,
+        **fields,
+    }
+
+
+def one_off_pod(metadata: KubeObject, spec: KubeObject, seconds: int) -> KubeObject:
+    """Build a pod that runs once, and is ended after so many seconds at the latest."""
+    ends = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": seconds,
+        "terminationGracePeriodSeconds": _GRACE,
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | ends | _GRACE}
+
+
+def unprivileged() -> KubeObject:
+    """Build the securityContext of a container under the Pod Security level ``restricted``."""
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def security() -> KubeObject:
+    """Whom a pod's processes and its volumes belong to."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": UID,
+        "runAsGroup": UID,
+        "fsGroup": UID,
+        # A volume of many files is not walked through at every start.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def on_nodes(target: Kubernetes) -> KubeObject:
+    """Say which nodes a pod may run on, as whom, and from where its image comes."""
+    given = {
+        "nodeSelector": target.node_selector,
+        "tolerations": list(target.tolerations),
+        "priorityClassName": target.priority_class,
+        "serviceAccountName": target.service_account,
+        "imagePullSecrets": [{"name": target.pull_secret}] if target.pull_secret else None,
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+def env_list(values: Mapping[str, str]) -> list[KubeObject]:
+    """Write the environment of a container, in which Kubernetes expands nothing."""
+    return [{"name": name, "value": literal(value)} for name, value in values.items()]
+
+
+def literal(text: str) -> str:
+    """Write a text so that Kubernetes expands nothing in it."""
+    return text.replace("$", "$$")

@@ -1,0 +1,182 @@
+"""What a pod says of itself: its containers, whether it has a node, how it ended, why it does not start."""
+
+import re
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final, Literal, NamedTuple
+
+from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
+
+__all__ = [
+    "Container",
+    "PodReason",
+    "claims_of",
+    "containers",
+    "ended",
+    "reasons",
+    "scheduled",
+    "unschedulable",
+]
+
+_NEVER: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+"""Why a container waits, where no waiting mends it."""
+_IMAGE: Final = frozenset({*_NEVER, "ErrImagePull", "ImagePullBackOff", "ImageInspectError"})
+_STUCK: Final = frozenset({*_IMAGE, "CreateContainerConfigError", "CreateContainerError"})
+"""Why a container waits, where waiting seldom mends it."""
+_VOLUME: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+_BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
+_NO_SECRET: Final = re.compile(r'secret "([^"]+)" not found')
+
+
+class PodReason(NamedTuple):
+    """One thing that keeps a pod from running."""
+
+    text: str
+    waiting: str = ""
+    """The kubelet's word for what a container waits for, such as ImagePullBackOff; empty for all else."""
+
+    @property
+    def fatal(self) -> bool:
+        """Whether it will never pass by itself."""
+        return self.waiting in _NEVER
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it seldom passes by itself."""
+        return self.waiting in _STUCK
+
+    @property
+    def missing_secret(self) -> str:
+        """Name the secret that a container waits for; empty where it waits for something else."""
+        found = _NO_SECRET.search(self.text) if self.waiting == "CreateContainerConfigError" else None
+        return found[1] if found else ""
+
+
+class Container(NamedTuple):
+    """A container of a pod: what its spec and its status say."""
+
+    pod: KubeObject
+    name: str
+    init: bool
+    status: KubeObject
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return int(self.status.get("restartCount", 0))
+
+    def state(self, kind: Literal["waiting", "running", "terminated"]) -> KubeObject | None:
+        """Tell its present state, if it is of this kind."""
+        found: KubeObject | None = self.status.get("state", {}).get(kind)
+        return found
+
+    @property
+    def last(self) -> KubeObject | None:
+        """How it ended: now, or before it was started again."""
+        before: KubeObject | None = self.status.get("lastState", {}).get("terminated")
+        return self.state("terminated") or before
+
+
+def containers(pod: KubeObject) -> Iterator[Container]:
+    """List the containers of a pod, init containers first, in the order of its spec."""
+    status = pod.get("status", {})
+    for init, group, statuses in (
+        (True, "initContainers", "initContainerStatuses"),
+        (False, "containers", "containerStatuses"),
+    ):
+        told = {one["name"]: one for one in status.get(statuses) or ()}
+        for spec in pod["spec"].get(group) or ():
+            yield Container(pod, spec["name"], init, told.get(spec["name"], {}))
+
+
+def scheduled(pod: KubeObject) -> float | None:
+    """Tell when a pod was given a node, as seconds since the epoch; None before that."""
+    found = condition(pod, "PodScheduled")
+    return epoch(found["lastTransitionTime"]) if found else None
+
+
+def ended(pod: KubeObject) -> bool:
+    """Whether a pod does nothing any more, also where its node was lost and nobody can tell."""
+    status = pod.get("status", {})
+    return status.get("phase") in ("Succeeded", "Failed") or status.get("reason") == "NodeLost"
+
+
+def unschedulable(pod: KubeObject) -> str | None:
+    """Say in the scheduler's words why a pod has no node; None where it has one, or nothing was said."""
+    found = _scheduling(pod)
+    refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
+    return str(found.get("message", "")) if refused else None
+
+
+def claims_of(pod: KubeObject) -> tuple[str, ...]:
+    """Name the claims that a pod mounts."""
+    volumes = pod["spec"].get("volumes") or ()
+    return tuple(v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v)
+
+
+def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodReason]:
+    """List why a pod does not run; empty where it does, or has ended.
+
+    Args:
+        pod: The pod.
+        warnings: The warnings about it, as far as they are known: they tell more.
+    """
+    if ended(pod):
+        return []
+    if scheduled(pod) is None:
+        return [PodReason(_unscheduled(pod))]
+    found = []
+    for container in containers(pod):
+        waiting = (container.state("waiting") or {}).get("reason", "")
+        if waiting not in _BEING_MADE:
+            found.append(PodReason(_waiting(container, warnings), waiting))
+    if not found and (text := _being_made(pod, warnings)):
+        found.append(PodReason(text))
+    return found
+
+
+def _scheduling(pod: KubeObject) -> KubeObject:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return next((c for c in conditions if c["type"] == "PodScheduled"), {})
+
+
+def _unscheduled(pod: KubeObject) -> str:
+    if message := _scheduling(pod).get("message"):
+        return f"no node: {message}"
+    claims = claims_of(pod)
+    wants = f", which needs the volume of {', '.join(claims)}" if claims else ""
+    return f"no node: the scheduler has not placed it yet{wants}"
+
+
+def _waiting(container: Container, warnings: Sequence[KubeObject]) -> str:
+    waiting = container.state("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    what = f"{'init container' if container.init else 'container'} {container.name}"
+    if reason in _IMAGE:
+        specs = [*(container.pod["spec"].get("initContainers") or ()), *container.pod["spec"]["containers"]]
+        image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
+        said = [e["message"] for e in _among(warnings, {"Failed"}) if str(image) in e["message"]]
+        return f"image {image} of {what} cannot be pulled ({reason}): {said[-1] if said else message}"
+    if reason == "CrashLoopBackOff":
+        return f"{what} crashes in a loop"
+    return f"{what} cannot start ({reason}): {message}"
+
+
+def _being_made(pod: KubeObject, warnings: Sequence[KubeObject]) -> str:
+    """Say what holds up a pod that has a node; empty where its containers run."""
+    troubles = _among(warnings, _VOLUME)
+    waits = [c for c in containers(pod) if not c.state("running") and not c.state("terminated")]
+    if not waits:
+        return ""
+    if troubles:
+        return f"volume: {troubles[-1]['message']}"
+    if sandbox := _among(warnings, {"FailedCreatePodSandBox"}):
+        return f"no sandbox: {sandbox[-1]['message']}"
+    running = next((c for c in containers(pod) if c.init and c.state("running")), None)
+    if running is not None:
+        return f"init container {running.name} has not finished"
+    return "its containers are being made: images are pulled, volumes mounted"
+
+
+def _among(warnings: Sequence[KubeObject], reasons: AbstractSet[str]) -> list[KubeObject]:
+    return [event for event in warnings if event.get("reason") in reasons]
