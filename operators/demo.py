@@ -127,15 +127,15 @@ def _step(record: dict[str, Any]) -> str:
 
 
 def _conclude(console: Console, output: str, code: int, log: Path) -> int:
-    from manycpu.pipeline import display, report
+    from manycpu.pipeline import display, run_report
     from manycpu.pipeline.adapters.storage import Location
 
-    written = report.parse(Location.of(output, "run.output").read_text(report.REPORT))
+    written = run_report.parse(Location.of(output, "run.output").read_text(run_report.REPORT))
     if written is None:
         _clean_up()
         _say(console, f"the DAG run ended before there was a report; see {log}")
         return code or 1
-    display.summary(console, written, f"{output}/{report.REPORT}")
+    display.summary(console, written, f"{output}/{run_report.REPORT}")
     return code
 
 

@@ -47,7 +47,7 @@ class ReportOperator(RunOperator):
         """
         from airflow.sdk.exceptions import AirflowFailException
 
-        from manycpu.pipeline.report import Report
+        from manycpu.pipeline.run_report import Report
         from manycpu.pipeline.spec.errors import ManycpuError
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 

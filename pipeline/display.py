@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
-from manycpu.pipeline.report import Report
+from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.events import RankLine

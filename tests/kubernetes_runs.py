@@ -11,7 +11,7 @@ from other_mpis import with_mpi
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.report import REPORT, Report
+from manycpu.pipeline.run_report import REPORT, Report
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.kubernetes.deletion import KINDS
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.report import Observed
+from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle, JobHandle, ProcessHandle

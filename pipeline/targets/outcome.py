@@ -1,6 +1,6 @@
 """Whether a training that ended well is to be believed: the proof of scale, judged."""
 
-from manycpu.pipeline.report import Observed
+from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 from manycpu.pipeline.targets.context import ClusterContext, RunContext
 

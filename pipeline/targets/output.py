@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from manycpu.pipeline import report as reports
+from manycpu.pipeline import run_report
 from manycpu.pipeline.spec.errors import Finding, raise_findings
 from manycpu.pipeline.spec.output import replaceable
 from manycpu.pipeline.targets.context import RunContext
@@ -12,7 +12,7 @@ __all__ = ["not_empty", "occupied", "read_report", "write_report"]
 
 def read_report(ctx: RunContext) -> str | None:
     """Read the output's report.json; None where there is none."""
-    return ctx.output.read_text(reports.REPORT)
+    return ctx.output.read_text(run_report.REPORT)
 
 
 def write_report(ctx: RunContext, text: str) -> None:
@@ -21,9 +21,9 @@ def write_report(ctx: RunContext, text: str) -> None:
     Raises:
         BadInputError: There is a file of the user's own, or the report beside another run's model.
     """
-    if not replaceable(ctx.output.read_text(reports.REPORT), ctx.key):
-        raise_findings([not_empty(ctx, reports.REPORT)])
-    ctx.output.write_text(reports.REPORT, text)
+    if not replaceable(ctx.output.read_text(run_report.REPORT), ctx.key):
+        raise_findings([not_empty(ctx, run_report.REPORT)])
+    ctx.output.write_text(run_report.REPORT, text)
 
 
 def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
@@ -34,7 +34,7 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
         names: Files in the output; of many, two will do.
         text: The report.json among them; None where there is none.
     """
-    before = reports.parse(text)
+    before = run_report.parse(text)
     mine = before is not None and before.key == ctx.key
     only_a_failure = before is not None and replaceable(text, ctx.key) and len(names) == 1
     return None if not names or mine or only_a_failure else not_empty(ctx, names[0])

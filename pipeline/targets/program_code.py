@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pathspec import GitIgnoreSpec, PathSpec
 from rich.filesize import decimal
 
-from manycpu.pipeline import report, transfer
+from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec import output, program
 from manycpu.pipeline.spec.errors import BadInputError
@@ -209,7 +209,7 @@ def _is_output(folder: Path) -> bool:
     """Whether a run exported to a folder, or wrote its report there."""
     names = output.manifests(lambda name: (folder / name).exists())
     manifests = (_reads(folder / name, _manifest) for name in names)
-    return _reads(folder / output.REPORT, report.parse) or any(manifests)
+    return _reads(folder / output.REPORT, run_report.parse) or any(manifests)
 
 
 def _reads(file: Path, parse: Callable[[str], object]) -> bool:

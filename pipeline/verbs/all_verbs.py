@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.report import Report
+from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import CancelledError, Finding, RunGoneError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.targets import Target

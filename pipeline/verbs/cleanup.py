@@ -3,9 +3,10 @@
 import time
 from contextlib import suppress
 
-from manycpu.pipeline import report
+from manycpu.pipeline import run_report
 from manycpu.pipeline.ledger import Entry, VerbRecord
-from manycpu.pipeline.report import Report
+from manycpu.pipeline.observed import Observed
+from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
@@ -95,9 +96,9 @@ def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
 def _draft(ctx: RunContext) -> Report:
     entry = ctx.ledger.read()
     handle = present_handle(ctx, entry)
-    observed = observed_of(ctx, handle) if handle else report.Observed()
+    observed = observed_of(ctx, handle) if handle else Observed()
     state, error = _state(ctx, entry, handle)
-    written = report.draft(entry, observed, state, error)
+    written = run_report.draft(entry, observed, state, error)
     if handle and (lack := unseen(ctx, entry, handle)):
         written.state, written.error, written.export = RunState.FAILED, lack, None
     return written

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict
 
-from manycpu.pipeline import report
+from manycpu.pipeline import run_report
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import ExportError
@@ -59,7 +59,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         )
         with ctx.ledger.update() as entry:
             entry.export = exported.model_dump(exclude={"metrics"})
-        write_report(ctx, report.draft(entry, observed, RunState.RUNNING))
+        write_report(ctx, run_report.draft(entry, observed, RunState.RUNNING))
         return exported
 
 

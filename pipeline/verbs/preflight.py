@@ -9,7 +9,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
-from manycpu.pipeline.report import REPORT
+from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.spec import program, squad
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding

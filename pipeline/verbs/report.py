@@ -1,8 +1,8 @@
 """report: have the last word, in report.json and in the run's result."""
 
-from manycpu.pipeline import report as reports
+from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.storage import is_remote
-from manycpu.pipeline.report import Report
+from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import (
     CancelledError,
@@ -23,7 +23,7 @@ _ERRORS: dict[RunState, type[ManycpuError]] = {RunState.CANCELLED: CancelledErro
 def report_path(ctx: RunContext) -> str:
     """Name the report's path, or its URL without credentials."""
     where = redacted(ctx.destination) if is_remote(ctx.destination) else ctx.output.root
-    return f"{where.rstrip('/')}/{reports.REPORT}"
+    return f"{where.rstrip('/')}/{run_report.REPORT}"
 
 
 def write_report(ctx: RunContext, report: Report) -> None:
@@ -32,7 +32,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
     Raises:
         ExportError: It cannot be written; with what the report says of the run.
     """
-    text = reports.as_json(report)
+    text = run_report.as_json(report)
     try:
         verbs_of(ctx).write_report(ctx, text)
     except Exception as error:
@@ -61,7 +61,7 @@ def read_report(ctx: RunContext) -> Report:
             field="run.output",
             fix="See the first step that failed, and whether the output can be reached",
         ) from error
-    written = reports.parse(text)
+    written = run_report.parse(text)
     if written is None or written.key != ctx.key:
         raise TrainingFailedError(
             "the run ended without a report: it never got past prepare", fix="See the first step that failed"

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from manycpu.pipeline.ledger import Result, VerbRecord
-from manycpu.pipeline.report import Observed
+from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.errors import (
     CancelledError,
     ClusterError,

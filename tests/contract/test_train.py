@@ -14,7 +14,7 @@ from helpers import processes_of, until
 
 from manycpu.pipeline import train
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.report import Report
+from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import (
     CancelledError,
     ExportError,

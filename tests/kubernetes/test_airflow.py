@@ -14,7 +14,7 @@ from helpers import until
 from kubernetes_jobs import cluster_of
 from standalone import Airflow
 
-from manycpu.pipeline.report import Report
+from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.kubernetes.deletion import KINDS
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from cluster.settings import PROJECT
 
 from manycpu.pipeline.cli import cli
-from manycpu.pipeline.report import Report
+from manycpu.pipeline.run_report import Report
 
 PAGE = (PROJECT / "docs" / "kubernetes.md").read_text()
 pytestmark = pytest.mark.pod_security("restricted")

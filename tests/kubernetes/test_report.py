@@ -15,7 +15,7 @@ from cluster.space import Space
 from kubernetes_runs import DAG
 
 from manycpu.pipeline import train, transfer
-from manycpu.pipeline.report import REPORT, Report
+from manycpu.pipeline.run_report import REPORT, Report
 from manycpu.pipeline.spec.errors import ExportError, TrainingFailedError
 from manycpu.pipeline.targets.context import ClusterContext, open_context
 from manycpu.pipeline.targets.kubernetes import cleanup

@@ -15,7 +15,7 @@ from cluster.space import Space
 from registry_images import files, pull
 
 from manycpu.pipeline.cli import cli
-from manycpu.pipeline.report import REPORT
+from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.targets.kubernetes.deletion import KINDS
 
 pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(600)]

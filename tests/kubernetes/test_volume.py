@@ -17,7 +17,7 @@ from cluster.space import Space
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod.channel import RemoteError
-from manycpu.pipeline.report import REPORT
+from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError, StageError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.targets.context import ClusterContext

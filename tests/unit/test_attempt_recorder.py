@@ -13,7 +13,7 @@ from kubernetes_objects import T0, handle
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.configmap import _data
-from manycpu.pipeline.report import Observed, Rank
+from manycpu.pipeline.observed import Observed, Rank
 from manycpu.pipeline.spec.errors import ClusterError, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine, encode
 from manycpu.pipeline.spec.state import RunState, Status

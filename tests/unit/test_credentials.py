@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline import report, train
+from manycpu.pipeline import run_report, train
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.report import Observed
+from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.credentials import redacted, secrets_in
 from manycpu.pipeline.spec.errors import ManycpuError, StageError
 from manycpu.pipeline.spec.state import RunState
@@ -117,7 +117,7 @@ def test_a_ledger_on_disk_is_for_its_owner_alone(tmp_path: Path, home: Path) -> 
 
 def test_whatever_is_told_of_a_run_is_redacted() -> None:
     entry = Entry(key="k", name="n", created=0, run={"data": URL}, target={"x": [URL]}, export={"path": URL})
-    drafted = report.draft(entry, Observed(), RunState.FAILED, f"no {URL}")
-    assert shows_none(report.as_json(drafted))
+    drafted = run_report.draft(entry, Observed(), RunState.FAILED, f"no {URL}")
+    assert shows_none(run_report.as_json(drafted))
     error = ManycpuError(f"no {URL}", field="run.data", fix=f"see {URL}")
     assert shows_none(repr(error) + str(error) + error.message)

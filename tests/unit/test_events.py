@@ -10,7 +10,8 @@ from rich.console import Console
 
 from manycpu.pipeline.display import Display, summary
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.report import Observed, Observer, Report, as_json, draft, parse
+from manycpu.pipeline.observed import Observed, Observer
+from manycpu.pipeline.run_report import Report, as_json, draft, parse
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kubernetes_objects import T0, Object, at, container, job, pod, snapshot
 
-from manycpu.pipeline.report import Observed, Observer
+from manycpu.pipeline.observed import Observed, Observer
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status

@@ -1,6 +1,6 @@
 """What a run's log tells."""
 
-from manycpu.pipeline.report import Observed, Observer, observe
+from manycpu.pipeline.observed import Observed, Observer, observe
 from manycpu.pipeline.spec import events
 
 

@@ -7,7 +7,7 @@ there before the run is mounted in it; it is deleted at once, and where its work
 from contextlib import AbstractContextManager
 from typing import Final
 
-from manycpu.pipeline import report as reports
+from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.spec.errors import raise_findings
 from manycpu.pipeline.targets import output
@@ -36,7 +36,7 @@ def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
         BadInputError: The output holds what the run did not make.
         RemoteError: The output cannot be read or written.
     """
-    where = {"url": ctx.destination, "name": reports.REPORT}
+    where = {"url": ctx.destination, "name": run_report.REPORT}
     there = pod.ask("read", **where)
     found = output.occupied(ctx, there["names"], there["text"])
     raise_findings([found] if found else [])
@@ -48,7 +48,7 @@ def read_report(ctx: ClusterContext) -> str | None:
     if not ctx.output_in_cluster:
         return output.read_report(ctx)
     with _pod(ctx) as pod:
-        text: str | None = pod.ask("read", url=ctx.destination, name=reports.REPORT)["text"]
+        text: str | None = pod.ask("read", url=ctx.destination, name=run_report.REPORT)["text"]
         return text
 
 

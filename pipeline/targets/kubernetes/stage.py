@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from manycpu.pipeline import report as reports
+from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.storage import Location, is_remote
+from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
 from manycpu.pipeline.spec.credentials import without
@@ -41,9 +42,9 @@ def stage(ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -
 
 def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
     """Have an output that only pods can reach looked at and written to, before anything is trained for it."""
-    begun = reports.draft(ctx.ledger.read(), reports.Observed(), RunState.RUNNING)
+    begun = run_report.draft(ctx.ledger.read(), Observed(), RunState.RUNNING)
     try:
-        output_report.put(ctx, pod, reports.as_json(begun))
+        output_report.put(ctx, pod, run_report.as_json(begun))
     except TransferError as error:
         raise ExportError(
             without(f"{ctx.destination} cannot be written from inside the cluster: {error}", ctx.destination),

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from manycpu.pipeline.adapters.cluster_watch import ClusterWatch
-from manycpu.pipeline.report import Observed
+from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels

@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import BaseModel, Field
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.report import Observed, Observer
+from manycpu.pipeline.observed import Observed, Observer
 from manycpu.pipeline.spec import events
 
 __all__ = ["ACTIVITY", "ActivityLog"]

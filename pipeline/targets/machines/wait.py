@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from manycpu.pipeline import report
 from manycpu.pipeline.adapters import process
+from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.spec.events import RankLine
@@ -35,7 +35,7 @@ class MachineWatch:
         """Whether more is there to be read at once: a long log comes in parts."""
 
     @property
-    def observed(self) -> report.Observed:
+    def observed(self) -> Observed:
         """What the ranks have said so far."""
         return self._activity.observed
 
@@ -80,7 +80,7 @@ def watch(ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> Mac
     return MachineWatch(ctx, handle, cursor)
 
 
-def observed_of(ctx: MachineContext, handle: ProcessHandle) -> report.Observed:  # noqa: ARG001 - as everywhere
+def observed_of(ctx: MachineContext, handle: ProcessHandle) -> Observed:  # noqa: ARG001 - as everywhere
     """Read what the ranks of an attempt said."""
     return ActivityLog(Path(handle.directory)).read_all()
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.report import Observed, Observer
+from manycpu.pipeline.observed import Observed, Observer
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import InvalidError
 from manycpu.pipeline.spec.events import RankLine

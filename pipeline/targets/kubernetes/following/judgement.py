@@ -2,7 +2,7 @@
 
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.report import Observed
+from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.kube_object import condition, epoch
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
