@@ -62,25 +62,25 @@ class ConfigMapLedger(Ledger):
             "data": _data(entry),
         }
         deadline = time.monotonic() + _GOING
-        while (found := self._begin(manifest)) is None:
+        while (configmap := self._begin(manifest)) is None:
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"ledger {self._where} of an earlier run is being deleted and does not go",
+                    f"ledger {self._full_name} of an earlier run is being deleted and does not go",
                     fix=f"See why: kubectl -n {self._cluster.namespace} describe configmap {self.name}",
                 )
             time.sleep(_LOOK)
-        self._meta = found["metadata"]
-        return _entry(found)
+        self._meta = configmap["metadata"]
+        return _entry(configmap)
 
     def _begin(self, manifest: KubeObject) -> KubeObject | None:
         """Create it, or take up the one that is there; None while that one is going, or was just changed."""
         try:
-            found = self._cluster.create(manifest)
-            if _leaving(found):
+            configmap = self._cluster.create(manifest)
+            if _is_leaving(configmap):
                 return None
-            if found.get("data") == manifest["data"]:
-                return found
-            meta = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+            if configmap.get("data") == manifest["data"]:
+                return configmap
+            meta = {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}
             taken_up = annotations.written(until=time.time() + LENGTH, ended=False, holder=None)
             return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": taken_up}})
         except ClusterError as error:
@@ -90,8 +90,8 @@ class ConfigMapLedger(Ledger):
 
     def exists(self) -> bool:
         """Whether the run has begun, and has not been cleaned up."""
-        found = self._cluster.get("ConfigMap", self.name)
-        return found is not None and not self._gone(found)
+        configmap = self._cluster.get("ConfigMap", self.name)
+        return configmap is not None and not self._gone(configmap)
 
     def read(self) -> Entry:
         """Read what is recorded.
@@ -192,68 +192,70 @@ class ConfigMapLedger(Ledger):
         meta = {"uid": self._meta["uid"]} if self._meta else {}
         body = body | {"metadata": meta | body["metadata"]}
         try:
-            found = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
+            configmap = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
         except ClusterError as error:
             if error.status in (_NOT_FOUND, _CONFLICT, _INVALID):  # the last for another uid, among others
                 self._present()
             raise
-        self._take_note(found)
+        self._take_note(configmap)
 
     def _present(self) -> KubeObject:
-        found = self._cluster.get("ConfigMap", self.name)
-        if found is None:
+        configmap = self._cluster.get("ConfigMap", self.name)
+        if configmap is None:
             raise self._lost()
-        self._take_note(found)
-        return found
+        self._take_note(configmap)
+        return configmap
 
-    def _take_note(self, found: KubeObject) -> None:
-        if self._gone(found):
+    def _take_note(self, configmap: KubeObject) -> None:
+        if self._gone(configmap):
             raise self._lost()
-        self._meta = found["metadata"]
+        self._meta = configmap["metadata"]
 
-    def _gone(self, found: KubeObject) -> bool:
-        meta = found["metadata"]
+    def _gone(self, configmap: KubeObject) -> bool:
+        meta = configmap["metadata"]
         return "deletionTimestamp" in meta or self._meta.get("uid", meta["uid"]) != meta["uid"]
 
     def _lost(self) -> RunGoneError:
         if not self._meta:
-            return RunGoneError(f"there is no ledger {self._where}: the run has not begun, or is cleaned up")
+            return RunGoneError(
+                f"there is no ledger {self._full_name}: the run has not begun, or is cleaned up"
+            )
         return RunGoneError(
-            f"the run was taken away: somebody deleted its ledger, ConfigMap {self._where}, "
+            f"the run was taken away: somebody deleted its ledger, ConfigMap {self._full_name}, "
             "and with it all that it owned",
             fix="See who cleans that namespace, and run again",
         )
 
     @property
-    def _where(self) -> str:
+    def _full_name(self) -> str:
         return f"{self._cluster.namespace}/{self.name}"
 
 
 def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
     """List the ledgers of a namespace, oldest first."""
-    found = cluster.list("ConfigMap", _LEDGER)
-    found.sort(key=lambda item: item["metadata"]["creationTimestamp"])
-    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in found]
+    configmaps = cluster.list("ConfigMap", _LEDGER)
+    configmaps.sort(key=lambda item: item["metadata"]["creationTimestamp"])
+    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in configmaps]
 
 
 def names(cluster: Cluster, key: str) -> list[str]:
     """List the names under which a run has begun and is not being cleaned up: one, or none."""
-    found = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
-    return [item["metadata"]["name"] for item in found if "deletionTimestamp" not in item["metadata"]]
+    configmaps = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
+    return [item["metadata"]["name"] for item in configmaps if "deletionTimestamp" not in item["metadata"]]
 
 
 def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
     """List the ledgers of runs whose time is over at ``now``, in seconds since the epoch."""
-    found = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item["metadata"], now)]
-    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in found]
+    configmaps = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item["metadata"], now)]
+    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in configmaps]
 
 
 def _is_over(meta: KubeObject, now: float) -> bool:
     return "deletionTimestamp" not in meta and annotations.read(meta).over(now)
 
 
-def _leaving(found: KubeObject) -> bool:
-    meta = found["metadata"]
+def _is_leaving(configmap: KubeObject) -> bool:
+    meta = configmap["metadata"]
     return "deletionTimestamp" in meta or annotations.REMOVED in (meta.get("annotations") or {})
 
 
@@ -271,11 +273,11 @@ def _key(member: Any) -> str:
     return str(member).replace("/", ".")
 
 
-def _entry(found: KubeObject) -> Entry:
+def _entry(configmap: KubeObject) -> Entry:
     try:
-        return _read(found["data"])
+        return _read(configmap["data"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        namespace, name = (found["metadata"][key] for key in ("namespace", "name"))
+        namespace, name = (configmap["metadata"][key] for key in ("namespace", "name"))
         raise LedgerError(
             f"ledger {namespace}/{name} cannot be read, another version of manycpu wrote it perhaps: "
             f"{str(error).splitlines()[0]}",

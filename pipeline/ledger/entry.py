@@ -78,5 +78,5 @@ class Entry(BaseModel):
         Args:
             attempt: The attempt; None: the present one.
         """
-        known = self.attempts.get(self.attempt if attempt is None else attempt)
-        return known or Attempt.model_validate(self.model_dump(include=set(Attempt.model_fields)))
+        recorded = self.attempts.get(self.attempt if attempt is None else attempt)
+        return recorded or Attempt.model_validate(self.model_dump(include=set(Attempt.model_fields)))

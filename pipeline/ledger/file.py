@@ -141,8 +141,8 @@ class FileLedger(Ledger):
 
 def ledgers(runs: Path) -> list[FileLedger]:
     """List the ledgers of a runs folder."""
-    found = [FileLedger(folder) for folder in runs.iterdir() if folder.is_dir()] if runs.exists() else []
-    return [ledger for ledger in found if ledger.exists()]
+    candidates = [FileLedger(folder) for folder in runs.iterdir() if folder.is_dir()] if runs.exists() else []
+    return [ledger for ledger in candidates if ledger.exists()]
 
 
 def _delete(path: Path) -> None:

@@ -28,9 +28,9 @@ def idle(seconds: float) -> int:
     import psutil
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    left = seconds
-    while left > 0 and signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, _LOOK) is None:
-        left = seconds if len(psutil.pids()) > 1 else left - _LOOK
+    remaining = seconds
+    while remaining > 0 and signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, _LOOK) is None:
+        remaining = seconds if len(psutil.pids()) > 1 else remaining - _LOOK
     return 0
 
 

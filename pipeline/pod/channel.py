@@ -90,7 +90,7 @@ class Channel:
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._small = bytearray()
-        self._heard = self._worked = time.monotonic()
+        self._last_received = self._last_worked = time.monotonic()
         self._waits = False
         self._failure: Exception | None = None
         self._done: tuple[int, int] | None = None
@@ -112,12 +112,12 @@ class Channel:
 
     def tick(self) -> None:
         """Note that the work goes on."""
-        self._worked = time.monotonic()
+        self._last_worked = time.monotonic()
 
     @property
     def works(self) -> bool:
         """Whether the work goes on, or waits for the other end."""
-        return self._waits or time.monotonic() - self._worked < self._stuck
+        return self._waits or time.monotonic() - self._last_worked < self._stuck
 
     def say(self, kind: str, **fields: Any) -> None:
         """Send a message, after the content that was poured before it.
@@ -244,7 +244,7 @@ class Channel:
 
     def _take_in(self, kind: bytes, size: int) -> None:
         content = self._exactly(size)
-        self._heard = time.monotonic()
+        self._last_received = time.monotonic()
         if kind == _CONTENT:
             self._frames.put(content)
             return
@@ -259,10 +259,10 @@ class Channel:
             self._frames.put(message)
 
     def _exactly(self, size: int) -> Content:
-        found = self._reader.read(size)
-        if len(found) < size:
+        content = self._reader.read(size)
+        if len(content) < size:
             raise LostError("the stream ended")
-        return found
+        return content
 
     def _beat(self) -> None:
         while not self._ended.wait(min(BEAT, self._stuck / 4)) and self._failure is None:
@@ -283,8 +283,8 @@ class Channel:
     def _watch(self) -> None:
         while not self._ended.wait(min(BEAT, self._silence / 4)):
             if self._frames.full():
-                self._heard = time.monotonic()  # it has more to say than was taken
-            if time.monotonic() - self._heard > self._silence:
+                self._last_received = time.monotonic()  # it has more to say than was taken
+            if time.monotonic() - self._last_received > self._silence:
                 self._failure = self._failure or LostError(f"no sign of life for {self._silence:g} s")
                 self._close()
                 return

@@ -107,8 +107,8 @@ def write(channel: Channel, url: str, name: str, text: str) -> None:
 def read(channel: Channel, url: str, name: str) -> None:
     """Read a small file from a URL, and name two of the files that are there."""
     location = Location.of(url, "run.output")
-    there = location.without_odd(lambda *_: None).items() if location.exists() else ()
-    names = [item.path for item in islice((i for i in there if not i.is_folder), 2)]
+    items = location.without_odd(lambda *_: None).items() if location.exists() else ()
+    names = [item.path for item in islice((i for i in items if not i.is_folder), 2)]
     channel.say("done", text=location.read_text(name), names=names)
 
 
@@ -136,16 +136,16 @@ def _lock(channel: Channel) -> Lock:
 
 
 def _progress(channel: Channel) -> Progress:
-    said = 0.0
+    last = 0.0
 
-    def tell(done: int, total: int) -> None:
-        nonlocal said
+    def report(done: int, total: int) -> None:
+        nonlocal last
         channel.tick()
-        if time.monotonic() - said > _TELL_EVERY:
-            said = time.monotonic()
+        if time.monotonic() - last > _TELL_EVERY:
+            last = time.monotonic()
             channel.say("progress", done=done, total=total)
 
-    return tell
+    return report
 
 
 def _text(error: Exception) -> str:

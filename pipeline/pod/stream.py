@@ -77,11 +77,11 @@ class Incoming:
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Say how much of each file is there, and take the rest of each in turn."""
-        there = memoryview(array("q", starts if any(starts) else [])).cast("B")
-        self._channel.say("have", bytes=len(there))
-        _send(self._channel, there)
-        wanted = zip(items, starts, strict=True)
-        return (Reading(self._take(item.size - start), self._digest) for item, start in wanted)
+        counts = memoryview(array("q", starts if any(starts) else [])).cast("B")
+        self._channel.say("have", bytes=len(counts))
+        _send(self._channel, counts)
+        remaining = zip(items, starts, strict=True)
+        return (Reading(self._take(item.size - start), self._digest) for item, start in remaining)
 
     def _take(self, size: int) -> Iterator[Block]:
         while size:

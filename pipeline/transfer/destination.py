@@ -46,13 +46,13 @@ def strangers(destination: Location, key: str) -> list[str]:
     if not destination.exists():
         return []
     before = earlier(destination, key)
-    known = {(file.path, file.size) for file in before.manifest.files} if before else set()
+    exported = {(file.path, file.size) for file in before.manifest.files} if before else set()
     odd: list[str] = []
     items = destination.without_odd(lambda path, _: odd.append(path)).items()
     mine = [before.name] if before else []
     if output.replaceable(destination.read_text(output.REPORT), key):
         mine.append(output.REPORT)
-    unknown = [item.path for item in items if (item.path, item.size) not in known]
+    unknown = [item.path for item in items if (item.path, item.size) not in exported]
     return [*odd, *(path for path in unknown if path not in mine)]
 
 
@@ -71,11 +71,11 @@ def refuse(names: Iterable[str]) -> None:
     Raises:
         TransferError: There are such names.
     """
-    found = sorted(names)
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    foreign = sorted(names)
+    if foreign:
+        more = f" (and {len(foreign) - 1} more)" if len(foreign) > 1 else ""
         raise TransferError(
-            f"it holds {found[0]}{more}, which this run did not write, and nothing was changed there; a "
+            f"it holds {foreign[0]}{more}, which this run did not write, and nothing was changed there; a "
             "program saves to {output}, or $MANYCPU_OUTPUT, and not to run.output itself"
         )
 
@@ -92,15 +92,15 @@ def put(partial: Path, destination: Path, key: str) -> None:
     _make_up(before, destination, key)
     if _renamed(partial, destination):
         return
-    there = Location.of(str(destination), "run.output")
-    refuse(strangers(there, key))
-    refuse(changed(there, earlier(there, key)))
+    location = Location.of(str(destination), "run.output")
+    refuse(strangers(location, key))
+    refuse(changed(location, earlier(location, key)))
     destination.rename(before)
     if not strangers(Location.of(str(before), "run.output"), key) and _renamed(partial, destination):
         _remove(before, key)
         return
     before.rename(destination)  # something came at the last moment: all of it stays where it is
-    refuse(strangers(there, key))
+    refuse(strangers(location, key))
 
 
 def _renamed(partial: Path, destination: Path) -> bool:

@@ -56,9 +56,9 @@ def strays(destination: Path) -> list[Path]:
     manifest = staged(destination)
     if manifest is None:
         return []
-    known = {file.path for file in manifest.files}
+    listed = {file.path for file in manifest.files}
     paths = [item.path for item in below(str(destination), lambda *_: None, follow=False)]
-    return [destination / path for path in paths if path not in known and "__pycache__" not in path]
+    return [destination / path for path in paths if path not in listed and "__pycache__" not in path]
 
 
 def staged(destination: Path) -> Manifest | None:
@@ -142,17 +142,17 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     with lock(_lock(listing)) as held:
         progress, tick = _signing(held, progress, tick)
         if alike := list(_alike(folder, items)):
-            wanted = digest()
-            for place in alike:
-                if _digest(place) == wanted and (found := _trusted(place, tick)):
-                    return Stored(place, found, reused=True)
+            expected = digest()
+            for candidate in alike:
+                if _digest(candidate) == expected and (existing := _trusted(candidate, tick)):
+                    return Stored(candidate, existing, reused=True)
         partial, manifest = copy(source, listing, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
         with lock(_lock(destination)):
             # Somebody else's was ready first, and may be read already.
-            if there := _trusted(destination, tick):
+            if existing := _trusted(destination, tick):
                 shutil.rmtree(partial)
-                return Stored(destination, there, reused=True)
+                return Stored(destination, existing, reused=True)
             _complete(partial, destination, manifest)
         return Stored(destination, manifest, reused=False)
 
@@ -205,18 +205,18 @@ def _trusted(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda:
     if manifest is None or not destination.is_dir():
         return None
     times = _written(destination)
-    found = verify(destination, manifest, times, tick, keep=True)
-    if found.fault and in_use():
-        log.warning("%s is in use, and not what was staged: %s", destination, found.fault)
-        raise InUseError(f"{destination} is in use, and not what was staged: {found.fault}")
-    if found.fault:
-        found = verify(destination, manifest, times, tick)
-    if found.fault:
-        log.warning("%s is not what was staged (%s): it is staged anew", destination, found.fault)
+    verdict = verify(destination, manifest, times, tick, keep=True)
+    if verdict.fault and in_use():
+        log.warning("%s is in use, and not what was staged: %s", destination, verdict.fault)
+        raise InUseError(f"{destination} is in use, and not what was staged: {verdict.fault}")
+    if verdict.fault:
+        verdict = verify(destination, manifest, times, tick)
+    if verdict.fault:
+        log.warning("%s is not what was staged (%s): it is staged anew", destination, verdict.fault)
         _marker(destination).unlink(missing_ok=True)
         return None
-    if found.read:
-        log.info("%s: %d files were written to, and are what was staged", destination, found.read)
+    if verdict.read:
+        log.info("%s: %d files were written to, and are what was staged", destination, verdict.read)
         _write_marker(destination, manifest)
     return manifest
 

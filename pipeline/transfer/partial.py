@@ -64,9 +64,9 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     adopted = _hold(stem, partial)
     try:
         manifest = _fill(partial, source, items, progress)
-        if adopted and (found := verify(partial, manifest, None, tick).fault):
+        if adopted and (fault := verify(partial, manifest, None, tick).fault):
             shutil.rmtree(partial)
-            raise TransferError(f"what a broken copy had left is damaged: {found}")
+            raise TransferError(f"what a broken copy had left is damaged: {fault}")
     except FileNotFoundError as error:
         if partial.exists():
             raise
@@ -76,12 +76,12 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
 
 def drop(stem: Path, *but: str) -> None:
     """Delete what broken copies left, but those whose names begin with what is given."""
-    for found in _left(stem):
-        if not found.name.startswith(but or "\0"):
-            shutil.rmtree(found, ignore_errors=True)
+    for broken in _broken_copies(stem):
+        if not broken.name.startswith(but or "\0"):
+            shutil.rmtree(broken, ignore_errors=True)
 
 
-def _left(stem: Path) -> list[Path]:
+def _broken_copies(stem: Path) -> list[Path]:
     name = re.compile(rf"{re.escape(stem.name)}(\.[0-9a-f]{{{DIGITS}}}\.[0-9a-f]{{{_TOKEN}}})?\.partial")
     return [path for path in stem.parent.iterdir() if name.fullmatch(path.name)]
 
@@ -90,12 +90,12 @@ def _hold(stem: Path, partial: Path) -> bool:
     """Have the folder, and only it: whether it is an earlier one of the same files, and not new."""
     same = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
     drop(stem, f"{same}.")
-    for found in _left(stem):
+    for broken in _broken_copies(stem):
         with suppress(FileNotFoundError):
             if partial.exists():
-                shutil.rmtree(found)
+                shutil.rmtree(broken)
             else:
-                found.rename(partial)
+                broken.rename(partial)
     if partial.exists():
         return True
     partial.mkdir()
@@ -129,14 +129,14 @@ def _starts(partial: Path, items: Rows[Item]) -> "array[int]":
     if not any(partial.iterdir()):
         return starts
     for number, item in enumerate(items):
-        place = Path(partial, item.path)
-        if item.is_folder or not place.is_file():
+        path = Path(partial, item.path)
+        if item.is_folder or not path.is_file():
             continue
-        there = place.stat().st_size
-        if there > item.size:
-            place.unlink()
+        size = path.stat().st_size
+        if size > item.size:
+            path.unlink()
         else:
-            starts[number] = there
+            starts[number] = size
     return starts
 
 
@@ -158,21 +158,21 @@ class _Tally:
         self._progress(self._done, self._total)
 
 
-def _copy_file(path: str, item: Item, kept: int, reading: Reading, tally: _Tally) -> File:
-    """Copy one file, of which the first ``kept`` bytes are there; nothing that is there is truncated."""
-    tally.add(kept)
+def _copy_file(path: str, item: Item, start: int, reading: Reading, tally: _Tally) -> File:
+    """Copy one file, of which the first ``start`` bytes are there; nothing that is there is truncated."""
+    tally.add(start)
     if item.is_folder:
         copied = File(item.path, sum(map(len, reading.blocks)), hashlib.sha256().hexdigest())
     else:
         with FileIO(path, "r+", opener=_opener(item)) as file:
-            copy = _Copy(file, kept)
+            copy = _Copy(file, start)
             for block in reading.blocks:
                 copy.write(block)
                 tally.add(len(block))
             copied = File(item.path, copy.read_back(), copy.digest.hexdigest(), item.executable)
-    if found := _fault(item, copied, reading.sha256()):
+    if fault := _fault(item, copied, reading.sha256()):
         Path(path).unlink()
-        raise TransferError(f"{item.path} {found}")
+        raise TransferError(f"{item.path} {fault}")
     return copied
 
 
@@ -184,32 +184,32 @@ def _opener(item: Item) -> Callable[[str, int], int]:
 class _Copy:
     """A file that is written, and read back beside that: what counts is what is there, not what came."""
 
-    def __init__(self, file: FileIO, kept: int) -> None:
+    def __init__(self, file: FileIO, start: int) -> None:
         self.digest = hashlib.sha256()
-        self._file, self._size, self._seen = file, kept, 0
-        file.seek(kept)
+        self._file, self._size, self._hashed = file, start, 0
+        file.seek(start)
 
     def write(self, block: Block) -> None:
         self._size += len(block)
         while (written := self._file.write(block)) < len(block):
             block = memoryview(block)[written:]
-        if self._size - self._seen >= _STRETCH:
-            disk.start_writing(self._file.fileno(), self._seen, self._size - self._seen)
+        if self._size - self._hashed >= _STRETCH:
+            disk.start_writing(self._file.fileno(), self._hashed, self._size - self._hashed)
             self.read_back()
 
     def read_back(self) -> int:
         """Hash what was not hashed yet, to the end of the file; how long it is."""
-        self._file.seek(self._seen)
-        buffer = memoryview(bytearray(min(_BLOCK, self._size - self._seen + 1)))
+        self._file.seek(self._hashed)
+        buffer = memoryview(bytearray(min(_BLOCK, self._size - self._hashed + 1)))
         while count := self._file.readinto(buffer):
             self.digest.update(buffer[:count])
-            self._seen += count
-        return self._seen
+            self._hashed += count
+        return self._hashed
 
 
-def _fault(item: Item, copied: File, told: str) -> str | None:
+def _fault(item: Item, copied: File, sha256: str) -> str | None:
     if copied.size != item.size:
         return f"had {item.size} bytes when it was listed and {copied.size} when it was copied"
-    if told not in ("", copied.sha256):
-        return f"had sha256 {told} where it was read, and the copy has {copied.sha256}"
+    if sha256 not in ("", copied.sha256):
+        return f"had sha256 {sha256} where it was read, and the copy has {copied.sha256}"
     return None

@@ -127,13 +127,13 @@ def _spelled(path: str) -> str:
     return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def _make_room(destination: Location, wanted: Manifest, key: str, tick: Tick) -> None:
+def _make_room(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
     """Delete what an earlier export of this run wrote and is not wanted now, its manifest last.
 
     Raises:
         TransferError: The destination holds what the run did not write.
     """
-    same = {(file.path, file.sha256) for file in wanted.files}
+    same = {(file.path, file.sha256) for file in manifest.files}
     refuse(set(strangers(destination, key)) - {path for path, _ in same})
     before = earlier(destination, key)
     refuse(changed(destination, before, tick))
@@ -151,19 +151,19 @@ def _upload(origin: Location, destination: Location, file: File, named: File, ti
     Raises:
         TransferError: It reads back otherwise, or there is another file of that name.
     """
-    if _is_there(origin, destination, file, named, tick):
+    if _is_uploaded(origin, destination, file, named, tick):
         return
     destination.fs.makedirs(f"{destination.root}/{named.path}".rsplit("/", 1)[0], exist_ok=True)
     with origin.open(file.path) as read, destination.open(named.path, "wb") as write:
         while block := read.read(1 << 20):
             write.write(block)
             tick()
-    seen = destination.sha256(_item(named), tick)
-    if seen != file.sha256:
-        raise TransferError(f"{file.path} reads back as sha256 {seen}, written was {file.sha256}")
+    sha256 = destination.sha256(_item(named), tick)
+    if sha256 != file.sha256:
+        raise TransferError(f"{file.path} reads back as sha256 {sha256}, written was {file.sha256}")
 
 
-def _is_there(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> bool:
+def _is_uploaded(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> bool:
     """Whether a file is there whole; of this run's too is the beginning of it, from an upload that broke.
 
     Raises:

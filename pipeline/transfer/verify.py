@@ -36,10 +36,10 @@ def verify(
         tick: Is called while it goes on.
         keep: Whether what the manifest does not name is a fault, and not deleted.
     """
-    there, read = _Walk(folder, keep=keep), 0
+    walk, read = _Walk(folder, keep=keep), 0
     for number, file in enumerate(manifest.files):
         tick()
-        item = there.up_to(file.path)
+        item = walk.up_to(file.path)
         if item is None:
             return Verdict(f"{file.path!r} is missing", read)
         if item.size != file.size:
@@ -49,8 +49,8 @@ def verify(
         read += 1
         if not _same(folder, item, file, tick):
             return Verdict(f"{file.path!r} has other content", read)
-    there.up_to(None)
-    return Verdict(f"{there.kept[0]!r} is none of it" if there.kept else None, read)
+    walk.up_to(None)
+    return Verdict(f"{walk.unlisted[0]!r} is none of it" if walk.unlisted else None, read)
 
 
 def _same(folder: Path, item: Item, file: File, tick: Tick) -> bool:
@@ -62,7 +62,7 @@ class _Walk:
 
     def __init__(self, folder: Path, *, keep: bool) -> None:
         self._folder, self._keep = folder, keep
-        self.kept: list[str] = []
+        self.unlisted: list[str] = []
         self._rest: Iterator[Item] = below(str(folder), lambda path, _: self._delete(path), follow=False)
         self._next = next(self._rest, None)
 
@@ -71,15 +71,15 @@ class _Walk:
         while self._next is not None and (path is None or self._next.path < path):
             self._delete(self._next.path)
             self._next = next(self._rest, None)
-        found = self._next
-        if found is None or found.path != path:
+        item = self._next
+        if item is None or item.path != path:
             return None
         self._next = next(self._rest, None)
-        return found
+        return item
 
     def _delete(self, path: str) -> None:
         if self._keep:
-            self.kept.append(path)
+            self.unlisted.append(path)
             return
-        place = f"{self._folder}/{path}"
-        os.rmdir(place) if path.endswith("/") else os.unlink(place)  # noqa: PTH106, PTH108 - as listed
+        full_path = f"{self._folder}/{path}"
+        os.rmdir(full_path) if path.endswith("/") else os.unlink(full_path)  # noqa: PTH106, PTH108 - as listed
