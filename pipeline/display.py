@@ -35,7 +35,7 @@ class Display:
             disable=not console.is_terminal,
         )
         self._bar: TaskID | None = None
-        self._told = 0
+        self._printed_percent = 0
         self._log = _Log(self)
 
     def __enter__(self) -> Self:
@@ -51,7 +51,7 @@ class Display:
 
     def begin(self, verb: str) -> None:
         """Open a bar."""
-        self._bar, self._told = self._bars.add_task(verb, total=None, text=""), 0
+        self._bar, self._printed_percent = self._bars.add_task(verb, total=None, text=""), 0
 
     def end(self, verb: str, seconds: float, result: str) -> None:
         """Close the bar, and leave a line."""
@@ -64,8 +64,8 @@ class Display:
         """Move the bar of a transfer."""
         self._move(done, total, f"{decimal(done)} of {decimal(total)}")
         percent = 100 * done // total if total else 100
-        if not self._console.is_terminal and percent >= self._told + _PLAIN_EVERY:
-            self._told = percent
+        if not self._console.is_terminal and percent >= self._printed_percent + _PLAIN_EVERY:
+            self._printed_percent = percent
             self._print(f"  {percent} % of {decimal(total)}")
 
     def line(self, line: RankLine) -> None:
@@ -127,8 +127,8 @@ def summary(console: Console, report: Report, path: str) -> None:
         console.print(_table(("metric", "value"), [(name, _value(v)) for name, v in report.metrics.items()]))
     scale = f"{report.world_size} ranks on {len(report.hosts)} host(s), backend {report.backend or 'none'}"
     console.print(f"{report.state}: {scale}", markup=False, highlight=False)
-    for place in report.left_behind:
-        console.print(f"left behind: {place}", style="red", markup=False)
+    for leftover in report.left_behind:
+        console.print(f"left behind: {leftover}", style="red", markup=False)
     console.print(f"report: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
