@@ -35,8 +35,8 @@ def join(ctx: RunContext, entry: Entry, role: str) -> None:
 
 
 def _compare(ctx: RunContext, entry: Entry, first: str) -> None:
-    known = entry.described()
-    mine, theirs = ({"run": ctx.run_fields, "target": ctx.target_fields}, known.model_dump(mode="json"))
+    recorded = entry.described()
+    mine, theirs = ({"run": ctx.run_fields, "target": ctx.target_fields}, recorded.model_dump(mode="json"))
     fields = [
         f"{part}.{name}"
         for part in mine

@@ -10,19 +10,19 @@ _VOUCHES = frozenset({"torchrun", "mpirun", "mpijob"})
 """Launch kinds whose success is that of every rank: one launcher ends as the worst of them."""
 
 
-def outcome(ctx: RunContext, seen: Status, observed: Observed) -> Status:
+def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
     """Complete a terminal state with the rank that failed first, and with the proof of scale.
 
     Args:
         ctx: The run, as the attempt was started.
-        seen: Its terminal state.
+        status: Its terminal state.
         observed: What its ranks have said.
     """
-    if seen.state is RunState.FAILED:
-        return seen.model_copy(update={"failure": observed.failure or seen.failure})
-    if seen.state is RunState.SUCCEEDED and (lack := _lacking_proof(ctx, observed)):
+    if status.state is RunState.FAILED:
+        return status.model_copy(update={"failure": observed.failure or status.failure})
+    if status.state is RunState.SUCCEEDED and (lack := _lacking_proof(ctx, observed)):
         return Status(state=RunState.FAILED, reason=lack)
-    return seen
+    return status
 
 
 def _lacking_proof(ctx: RunContext, observed: Observed) -> str:

@@ -71,14 +71,14 @@ def in_namespace(namespace: str, connection: str | None) -> list[RunContext]:
     from manycpu.pipeline.ledger import configmap
 
     access = Access(connect=partial(cluster.connect, connection))
-    found = configmap.ledgers(cluster.Cluster(partial(cluster.connect, connection), namespace))
-    return _reopened(found, lambda entry: reopen(entry, access=access))
+    ledgers = configmap.ledgers(cluster.Cluster(partial(cluster.connect, connection), namespace))
+    return _reopened(ledgers, lambda entry: reopen(entry, access=access))
 
 
-def _reopened(found: Iterable[Ledger], open_: Callable[[Entry], RunContext]) -> list[RunContext]:
+def _reopened(ledgers: Iterable[Ledger], open_: Callable[[Entry], RunContext]) -> list[RunContext]:
     """Go on with those whose ledgers can be read: the trouble of one is nobody else's."""
     opened = []
-    for ledger in found:
+    for ledger in ledgers:
         try:
             entry = ledger.read()
             opened.append((entry.created, open_(entry)))

@@ -105,7 +105,7 @@ def perform(ctx: RunContext, listener: Listener) -> Report:
     """
     if ctx.ledger.exists():
         ctx.ledger.refuse_second()
-    with _told(listener, "prepare"):
+    with _reporting(listener, "prepare"):
         for finding in prepare(ctx):
             listener.finding(finding)
     # All of it is this process's: when it is killed, nobody has to wait for the end of the lease.
@@ -121,29 +121,29 @@ def perform(ctx: RunContext, listener: Listener) -> Report:
         raise
     finally:
         if not taken_away:  # otherwise nothing is left to clean up, nor to report on
-            with _told(listener, "cleanup"):
+            with _reporting(listener, "cleanup"):
                 written = cleanup(ctx) or read_report(ctx)
             listener.report(written, report_path(ctx))
     return conclude_run(written)
 
 
 def _work(ctx: RunContext, listener: Listener) -> None:
-    with _told(listener, "stage"):
+    with _reporting(listener, "stage"):
         staged = stage(ctx, listener.progress)
-    with _told(listener, "build"):
+    with _reporting(listener, "build"):
         built = build(ctx)
-    with _told(listener, "launch"):
+    with _reporting(listener, "launch"):
         handle, _ = launch(ctx, staged, built)
         if finding := edited(ctx, handle, staged, built):
             listener.finding(finding)
-    with _told(listener, "wait"):
+    with _reporting(listener, "wait"):
         conclude(ctx, handle, wait(ctx, handle, listener.line))
-    with _told(listener, "export"):
+    with _reporting(listener, "export"):
         export(ctx, handle, listener.progress)
 
 
 @contextmanager
-def _told(listener: Listener, verb: str) -> Iterator[None]:
+def _reporting(listener: Listener, verb: str) -> Iterator[None]:
     listener.begin(verb)
     started, result = time.monotonic(), "failed"
     try:

@@ -71,9 +71,9 @@ def _fruitless(ctx: RunContext, handle: Handle) -> ExportError:
         )
     elsewhere = verbs_of(ctx).strays(ctx, entry, handle)
     more = f" (and {len(elsewhere) - 1} more)" if len(elsewhere) > 1 else ""
-    where = f" to its output; {elsewhere[0]}{more} came into being elsewhere" if elsewhere else ""
+    detail = f" to its output; {elsewhere[0]}{more} came into being elsewhere" if elsewhere else ""
     return ExportError(
-        f"the training succeeded, but the program wrote nothing{where}",
+        f"the training succeeded, but the program wrote nothing{detail}",
         field="run.output",
         fix="Have it write its model to {output}, or $MANYCPU_OUTPUT, and run again: it is trained anew; "
         "or set run.output to null, where it is to write none",

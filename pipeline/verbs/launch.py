@@ -48,10 +48,10 @@ def objects(ctx: RunContext) -> list[dict[str, Any]]:
 
 def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Finding | None:
     """Say what an attempt that is attached to was started with otherwise than given now."""
-    known = ctx.ledger.read().attempts.get(handle.attempt)
-    if known is None:
+    recorded = ctx.ledger.read().attempts.get(handle.attempt)
+    if recorded is None:
         return None
-    before, now = _flat(known), _flat(attempt_of(ctx, staged, built))
+    before, now = _flat(recorded), _flat(attempt_of(ctx, staged, built))
     names = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
     if not names:
         return None

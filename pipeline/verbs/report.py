@@ -22,8 +22,8 @@ _ERRORS: dict[RunState, type[ManycpuError]] = {RunState.CANCELLED: CancelledErro
 
 def report_path(ctx: RunContext) -> str:
     """Name the report's path, or its URL without credentials."""
-    where = redacted(ctx.destination) if is_remote(ctx.destination) else ctx.output.root
-    return f"{where.rstrip('/')}/{reports.REPORT}"
+    root = redacted(ctx.destination) if is_remote(ctx.destination) else ctx.output.root
+    return f"{root.rstrip('/')}/{reports.REPORT}"
 
 
 def write_report(ctx: RunContext, report: Report) -> None:

@@ -81,8 +81,8 @@ def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
     """Find the present attempt, also where whoever started it was killed before it could note the handle."""
     if entry.attempt == 0:
         return None
-    known = entry.handle if isinstance(entry.handle, ProcessHandle) else None
-    return known or process.read_handle(ctx.attempt_directory(entry.attempt))
+    recorded = entry.handle if isinstance(entry.handle, ProcessHandle) else None
+    return recorded or process.read_handle(ctx.attempt_directory(entry.attempt))
 
 
 def objects(ctx: MachineContext) -> list[dict[str, Any]]:

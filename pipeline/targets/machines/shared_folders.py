@@ -26,7 +26,7 @@ def bring(
         OSError: The disk is full, or the source cannot be read.
     """
     names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in count(1))
-    return next(found for name in names if (found := _bring(ctx, source, folder.with_name(name), progress)))
+    return next(stored for name in names if (stored := _bring(ctx, source, folder.with_name(name), progress)))
 
 
 def _bring(ctx: MachineContext, source: Location, folder: Path, progress: Progress) -> Stored | None:
@@ -39,7 +39,7 @@ def _bring(ctx: MachineContext, source: Location, folder: Path, progress: Progre
 
 def _in_use(home: Path, folder: Path) -> bool:
     """Whether a training goes on with what is in a folder."""
-    return any(_trains(ctx, lambda place: place.is_relative_to(folder)) for ctx in runs.on_this_machine(home))
+    return any(_trains(ctx, lambda path: path.is_relative_to(folder)) for ctx in runs.on_this_machine(home))
 
 
 def _trains(ctx: RunContext, among: Callable[[Path], bool]) -> bool:
@@ -49,7 +49,7 @@ def _trains(ctx: RunContext, among: Callable[[Path], bool]) -> bool:
         if handle is None:
             return False
         attempt = entry.described(handle.attempt)
-        used = [Path(place) for place in (attempt.data, attempt.model, attempt.code) if place]
+        used = [Path(path) for path in (attempt.data, attempt.model, attempt.code) if path]
         return any(map(among, used)) and not attempt_status(ctx, handle, entry).state.terminal
     except RunGoneError:
         return False

@@ -17,13 +17,13 @@ __all__ = ["stage"]
 Progress = Callable[[int, int], None]
 
 
-def stage(ctx: MachineContext, wanted: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
+def stage(ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
     """Copy each source to the target's folder, named by its content.
 
     Raises:
         StageError: The source changed, cannot be read, or the disk is full.
     """
-    return {name: _stage_one(ctx, name, url, progress) for name, url in wanted.items()}
+    return {name: _stage_one(ctx, name, url, progress) for name, url in sources.items()}
 
 
 def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> Copied:

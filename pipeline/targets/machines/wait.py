@@ -51,17 +51,17 @@ class MachineWatch:
             DeadlineError: The training's supervisor hangs: it does not keep the deadline.
         """
         entry = self.ctx.ledger.read()
-        seen = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
+        current = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
         before = self._log.offset
         lines = [events.split(line) for line in self._log.read(_BLOCK)]
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
-        ended = seen.state.terminal
+        ended = current.state.terminal
         self.behind = bool(lines) and (ended or self._log.offset - before > _BLOCK // 2)
         if ended and self.behind:
             return lines, Status(state=RunState.RUNNING)  # its last lines are still to come
         if not ended and time.monotonic() > self._until:
             raise self._hangs()
-        return lines, seen
+        return lines, current
 
     def _hangs(self) -> DeadlineError:
         return DeadlineError(
