@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.training_run import TrainingRun
     from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["RunOperator", "airflow_instance", "begun", "demand_instance", "explained", "plain"]
+__all__ = ["RunOperator", "airflow_instance", "demand_instance", "explained", "plain", "require_begun"]
 
 _LOOPBACK = ("://localhost", "://127.0.0.1", "://0.0.0.0", "://[::1]")
 # Names that say nothing outside of the network they are used in.
@@ -98,13 +98,13 @@ class RunOperator(BaseOperator):
 
     def transferred(self) -> Callable[[int, int], None]:
         """Make a listener that logs every tenth of a transfer."""
-        told = 0
+        logged = 0
 
         def listen(done: int, total: int) -> None:
-            nonlocal told
+            nonlocal logged
             tenths = _TENTH * done // total if total else 0
-            if tenths > told and total > _WORTH_TELLING:
-                told = tenths
+            if tenths > logged and total > _WORTH_TELLING:
+                logged = tenths
                 self.log.info("%d %% of %d MiB", tenths * 100 // _TENTH, total >> 20)
 
         return listen
@@ -120,8 +120,8 @@ class RunOperator(BaseOperator):
             return self.run, self.target
         from manycpu.operators.params import read_params
 
-        known = context["dag"].params
-        run, target = read_params(context["params"], known, context["run_id"], key)
+        declared = context["dag"].params
+        run, target = read_params(context["params"], declared, context["run_id"], key)
         return run, target if self.target is None else self.target
 
     def _base(self) -> Path:
@@ -152,7 +152,7 @@ def airflow_instance() -> str:
     return str(conf.get("manycpu", "instance", fallback="") or shared or home)
 
 
-def begun(ctx: RunContext) -> RunContext:
+def require_begun(ctx: RunContext) -> RunContext:
     """See that a run has begun.
 
     Raises:
@@ -177,8 +177,10 @@ def demand_instance(target: Any) -> None:
     from manycpu.pipeline.spec.errors import BadInputError
 
     shared = isinstance(target, dict) and target.get("kind", "local") != "local"
-    known = conf.get("manycpu", "instance", fallback="") or _public(conf.get("api", "base_url", fallback=""))
-    if shared and not known:
+    instance = conf.get("manycpu", "instance", fallback="") or _public(
+        conf.get("api", "base_url", fallback="")
+    )
+    if shared and not instance:
         raise BadInputError(
             "nothing tells this Airflow from others that train there: one with the same DAG would take over "
             "its jobs",

@@ -92,10 +92,10 @@ class FollowingTrigger(BaseTrigger):
         for line in lines:
             self.log.info("%s", readable(line))
 
-    async def _event(self, seen: Status, *, timed_out: bool) -> TriggerEvent:
+    async def _event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
         """Make the one event, not too soon: the handle, the final status, whether the deadline was met."""
         await asyncio.sleep(max(0.0, self.not_before - time.time()))
-        payload = {"handle": self.handle, "status": seen.model_dump(mode="json"), "timed_out": timed_out}
+        payload = {"handle": self.handle, "status": status.model_dump(mode="json"), "timed_out": timed_out}
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 

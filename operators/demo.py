@@ -52,7 +52,7 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
     """
     embedded.enter(home, AIRFLOW__LOGGING__JSON_LOGS="True")
     log = home / "demo.log"
-    _say(console, f"Airflow in {home}; all it says is in {log}")
+    _print(console, f"Airflow in {home}; all it says is in {log}")
     try:
         code = asyncio.run(_follow(console, log, json.dumps(conf)))
     except KeyboardInterrupt:
@@ -83,7 +83,7 @@ async def _follow(console: Console, log: Path, conf: str) -> int:
     assert process.stdout is not None  # noqa: S101 - it was asked for
     try:
         with log.open("wb") as file:
-            await _tell(console, process.stdout, file.write)
+            await _print_steps(console, process.stdout, file.write)
     except asyncio.CancelledError:
         await _end(process)
         raise
@@ -99,16 +99,16 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         process.kill()
 
 
-async def _tell(console: Console, lines: AsyncIterable[bytes], keep: Any) -> None:
+async def _print_steps(console: Console, lines: AsyncIterable[bytes], keep: Any) -> None:
     began = time.monotonic()
     async for raw in lines:
         keep(raw)
         record = _read(raw)
         step = _step(record)
         if step and step != "report":  # what it says, the tables at the end say
-            _say(console, f"{time.monotonic() - began:6.1f} s  {step:<8} {record['event']}")
+            _print(console, f"{time.monotonic() - began:6.1f} s  {step:<8} {record['event']}")
         elif record.get("level") in ("error", "critical"):
-            _say(console, f"{time.monotonic() - began:6.1f} s  airflow  {record.get('event')}")
+            _print(console, f"{time.monotonic() - began:6.1f} s  airflow  {record.get('event')}")
 
 
 def _read(raw: bytes) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _conclude(console: Console, output: str, code: int, log: Path) -> int:
     written = report.parse(Location.of(output, "run.output").read_text(report.REPORT))
     if written is None:
         _clean_up()
-        _say(console, f"the DAG run ended before there was a report; see {log}")
+        _print(console, f"the DAG run ended before there was a report; see {log}")
         return code or 1
     display.summary(console, written, f"{output}/{report.REPORT}")
     return code
@@ -149,7 +149,7 @@ def _clean_up() -> None:
         cleanup(ctx, keep=False)
 
 
-def _say(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -22,8 +22,10 @@ def home() -> Path:
 def enter(home: Path, port: int = 8080, **more: str) -> None:
     """Have this process, and all it starts, use the embedded Airflow; what the user has set wins."""
     home.mkdir(parents=True, exist_ok=True)
-    wanted = settings(home, port) | {"AIRFLOW__MANYCPU__INSTANCE": instance(home)} | more
-    os.environ.update({name: os.environ.get(name, value) for name, value in wanted.items()} | _program_path())
+    variables = settings(home, port) | {"AIRFLOW__MANYCPU__INSTANCE": instance(home)} | more
+    os.environ.update(
+        {name: os.environ.get(name, value) for name, value in variables.items()} | _program_path()
+    )
 
 
 def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) -> dict[str, str]:
@@ -77,12 +79,12 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
 
 def instance(home: Path) -> str:
     """Tell this Airflow from every other: made up once, and kept in its folder."""
-    name, made = home / "instance", home / f".instance.{os.getpid()}"
+    name, partial = home / "instance", home / f".instance.{os.getpid()}"
     if not name.exists():
-        made.write_text(uuid.uuid4().hex)
+        partial.write_text(uuid.uuid4().hex)
         with suppress(FileExistsError):
-            os.link(made, name)  # whole, and only if nobody else was first
-        made.unlink()
+            os.link(partial, name)  # whole, and only if nobody else was first
+        partial.unlink()
     return name.read_text()
 
 

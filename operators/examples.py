@@ -31,7 +31,7 @@ def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
         run = demo_run("")
     except BadInputError:
         return {}
-    here = os.path.realpath(folder)
-    paths = {name: os.path.relpath(os.path.realpath(run[name]), here) for name in ("data", "model")}
+    base = os.path.realpath(folder)
+    paths = {name: os.path.relpath(os.path.realpath(run[name]), base) for name in ("data", "model")}
     shown = {name: run[name] for name in ("program", "nproc_per_node", "backend", "dtype")}
     return {**shown, **paths, "args": shlex.join(run["args"])}

@@ -28,9 +28,9 @@ class PrepareOperator(RunOperator):
 
         with explained():
             ctx = self.open(context)
-            here = list(findings(ctx, self.executor))
-            raise_findings(here)
-            for finding in [*here, *prepare(ctx)]:
+            local_findings = list(findings(ctx, self.executor))
+            raise_findings(local_findings)
+            for finding in [*local_findings, *prepare(ctx)]:
                 self.log.warning("%s", finding)
             with ctx.ledger.update() as entry:
                 join(ctx, entry, "prepare")

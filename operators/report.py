@@ -79,10 +79,10 @@ class ReportOperator(RunOperator):
         if not mine:
             return []
         instance: Any = context["ti"]
-        known = instance.get_task_states(
+        by_run = instance.get_task_states(
             dag_id=instance.dag_id, map_index=instance.map_index, task_ids=[*mine], run_ids=[instance.run_id]
         )
-        states = known.get(instance.run_id, {})
+        states = by_run.get(instance.run_id, {})
         end = "" if instance.map_index < 0 else f"_{instance.map_index}"
         return [task for name, task in mine.items() if states.get(name + end) in _BAD]
 

@@ -33,21 +33,21 @@ class TrainingTrigger(FollowingTrigger):
         timed_out = False
         # Files are read, and long logs written, on a thread: other triggers share this event loop.
         async with self._keeping_alive(watch.ctx):
-            while not (seen := await asyncio.to_thread(self._look, watch)).state.terminal:
+            while not (status := await asyncio.to_thread(self._look, watch)).state.terminal:
                 if self.deadline is not None and time.time() >= self.deadline:
                     timed_out = True
                     await asyncio.to_thread(self._cancel, "execution_timeout")
                 if not watch.behind:
                     await asyncio.sleep(POLL)
-        yield await self._event(seen, timed_out=timed_out)
+        yield await self._event(status, timed_out=timed_out)
 
     def _context(self) -> RunContext:
         from manycpu.pipeline.ledger.file import FileLedger
         from manycpu.pipeline.targets.context import reopen
 
         directory = Path(self.handle["directory"]).parents[1]
-        entry, place = FileLedger(directory).read(), str(directory.parents[1])
-        return reopen(entry, place, attempt=self.handle["attempt"])
+        entry, home = FileLedger(directory).read(), str(directory.parents[1])
+        return reopen(entry, home, attempt=self.handle["attempt"])
 
     def _watch(self) -> Watch:
         from manycpu.pipeline.spec.handle import read_handle
@@ -62,11 +62,11 @@ class TrainingTrigger(FollowingTrigger):
     def _look(self, watch: Watch) -> Status:
         from manycpu.pipeline.targets.outcome import outcome
 
-        lines, seen = watch.look()
+        lines, status = watch.look()
         self._log_lines(lines)
         if lines:
             self._bookmark.write_text(str(watch.cursor))
-        return outcome(watch.ctx, seen, watch.observed) if seen.state.terminal else seen
+        return outcome(watch.ctx, status, watch.observed) if status.state.terminal else status
 
     @property
     def _bookmark(self) -> Path:

@@ -50,11 +50,11 @@ def _folders(ctx: RunContext) -> dict[str, Path]:
     from manycpu.pipeline.adapters.storage import is_remote
     from manycpu.pipeline.targets.context import MachineContext
 
-    found = {"target.directory": ctx.home} if isinstance(ctx, MachineContext) else {}
+    folders = {"target.directory": ctx.home} if isinstance(ctx, MachineContext) else {}
     # With run.output null the report reaches the next task by itself.
     if ctx.run.output is not None and not is_remote(ctx.run.output) and ctx.output.local:
-        found["run.output"] = ctx.output.local
-    return found
+        folders["run.output"] = ctx.output.local
+    return folders
 
 
 def _device(folder: Path) -> int:
