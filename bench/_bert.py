@@ -13,8 +13,8 @@ BATCH, LENGTH = 8, 128
 def model(layers: int = 6) -> Any:
     """Make it, with the same weights each time."""
     torch.manual_seed(0)
-    made = BertForSequenceClassification(BertConfig(num_hidden_layers=layers))
-    return made.train()
+    bert = BertForSequenceClassification(BertConfig(num_hidden_layers=layers))
+    return bert.train()
 
 
 def batch(size: int = BATCH) -> dict[str, torch.Tensor]:

@@ -91,6 +91,6 @@ def _all_stop(job: Job) -> bool:
     """In step, all ranks must agree to end: one that left early would have the others wait for ever."""
     if job.kind == "hogwild":
         return bool(job.stop.is_set())
-    told = torch.tensor([int(job.stop.is_set())])
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    return bool(told.item())
+    vote = torch.tensor([int(job.stop.is_set())])
+    dist.all_reduce(vote, dist.ReduceOp.MAX)
+    return bool(vote.item())

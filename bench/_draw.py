@@ -45,14 +45,14 @@ def picture(name: str) -> Path:
 
 def _allreduce(axes: Any, figures: Mapping[str, Any]) -> None:
     """Draw speeds as parts of a memory copy's, which no allreduce can beat."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    curves: dict[str, list[tuple[float, float, float]]] = {}
     for name, part in figures.items():
         if match := re.fullmatch(r"(\w+) (\d+) KiB: ccl, part of a memory copy's speed", name):
             gain = figures[f"{match[1]} {match[2]} KiB: ccl over gloo"]
-            found.setdefault(match[1], []).append(
+            curves.setdefault(match[1], []).append(
                 (float(match[2]), _median(part), _median(part) / _median(gain))
             )
-    for (dtype, points), style in zip(found.items(), ("-", "--"), strict=False):
+    for (dtype, points), style in zip(curves.items(), ("-", "--"), strict=False):
         sizes, ccl, gloo = zip(*points, strict=True)
         axes.plot(sizes, ccl, style, marker="o", color=COLOURS["ccl"], label=f"ccl, {dtype}")
         axes.plot(sizes, gloo, style, marker="s", color=COLOURS["gloo"], label=f"gloo, {dtype}")

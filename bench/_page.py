@@ -33,14 +33,14 @@ def page() -> str:
 
 
 def _part(result: Path) -> Iterator[str]:
-    found = json.loads(result.read_text())
+    record = json.loads(result.read_text())
     title = ast.get_docstring(ast.parse((result.parents[1] / f"{result.stem}.py").read_text())) or ""
     yield f"## {result.stem}\n\n{title.splitlines()[0]}\n"
     if result.stem in _draw.DRAWINGS:
         yield f"![{result.stem}](images/{_draw.picture(result.stem).name})\n"
     yield "| | |\n| --- | --- |"
-    yield from _rows(found["figures"])
-    yield f"\n{_machine(found['machine'])}\n"
+    yield from _rows(record["figures"])
+    yield f"\n{_machine(record['machine'])}\n"
 
 
 def _rows(figures: Mapping[str, Any], of: str = "") -> Iterator[str]:
@@ -58,7 +58,7 @@ def _shown(value: Any) -> str:
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    known = {
+    facts = {
         "processor": machine.get("processor"),
         "cores": machine.get("cores"),
         "instructions": ", ".join(machine.get("instructions", ())),
@@ -67,7 +67,7 @@ def _machine(machine: Mapping[str, Any]) -> str:
         "oneCCL": machine.get("oneccl-devel"),
         "load before and after": " and ".join(str(load) for load in machine.get("load", {}).values()),
     }
-    return "Machine: " + "; ".join(f"{name} {value}" for name, value in known.items() if value) + "."
+    return "Machine: " + "; ".join(f"{name} {value}" for name, value in facts.items() if value) + "."
 
 
 if __name__ == "__main__":
