@@ -38,8 +38,8 @@ def of_others(folder: Path, run: str) -> int:
     if folder.name != run:
         return 0
     shared = folder.parent
-    found = [*shared.glob("checkpoint-*"), *shared.glob("*/checkpoint-*")]
-    return sum(path.parent != folder and _NAME.fullmatch(path.name) is not None for path in found)
+    paths = [*shared.glob("checkpoint-*"), *shared.glob("*/checkpoint-*")]
+    return sum(path.parent != folder and _NAME.fullmatch(path.name) is not None for path in paths)
 
 
 def fault(checkpoint: Path) -> str | None:
@@ -73,10 +73,10 @@ def _written(checkpoint: Path) -> float:
 
 
 def _latest_first(folder: Path) -> Iterator[Path]:
-    found = [
+    numbered = [
         (int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))
     ]
-    return (path for _, path in sorted(found, reverse=True))
+    return (path for _, path in sorted(numbered, reverse=True))
 
 
 def _whole_safetensors(file: Path) -> bool:

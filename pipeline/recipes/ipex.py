@@ -25,11 +25,11 @@ def misfit(extension: str, torch: str) -> str | None:
     >>> misfit("2.8.0", "2.15.0").partition(";")[0]
     'intel-extension-for-pytorch 2.8.0 needs torch 2.8, and this is torch 2.15.0'
     """
-    needed, seen = (".".join(number.split(".")[:2]) for number in (extension, torch))
-    if needed == seen:
+    needed, present = (".".join(number.split(".")[:2]) for number in (extension, torch))
+    if needed == present:
         return None
-    said = f"intel-extension-for-pytorch {extension} needs torch {needed}, and this is torch {torch}"
-    return f"{said}; {_REPLACED}"
+    message = f"intel-extension-for-pytorch {extension} needs torch {needed}, and this is torch {torch}"
+    return f"{message}; {_REPLACED}"
 
 
 def optimize(model: Any, optimizer: Any, dtype: Any) -> tuple[Any, Any]:

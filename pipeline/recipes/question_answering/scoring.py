@@ -47,14 +47,14 @@ class Scorer:
         if not len(starts) == len(ends) == len(self._features):
             raise ValueError(f"{len(starts)} rows of scores for {len(self._features)} features")
         keys = self._examples["id"]
-        found = answers(
+        chosen = answers(
             self._examples["context"],
             self._features["example"],
             self._features["offsets"],
             (starts, ends),
             self._limits,
         )
-        self.answers = dict(zip(keys, found, strict=True))
+        self.answers = dict(zip(keys, chosen, strict=True))
         references = self._references()
         if not any(references.values()):
             return {}

@@ -36,11 +36,11 @@ def f1(prediction: str, reference: str) -> float:
 
     An empty reference means that there is no answer: then 1.0 for an empty prediction, as in version 2.0.
     """
-    said, wanted = normalize(prediction).split(), normalize(reference).split()
-    if not said or not wanted:
-        return float(said == wanted)
-    common = sum((Counter(said) & Counter(wanted)).values())
-    return 2 * common / (len(said) + len(wanted))
+    predicted, expected = normalize(prediction).split(), normalize(reference).split()
+    if not predicted or not expected:
+        return float(predicted == expected)
+    common = sum((Counter(predicted) & Counter(expected)).values())
+    return 2 * common / (len(predicted) + len(expected))
 
 
 def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
@@ -77,5 +77,5 @@ def _best(measure: Callable[[str, str], float], prediction: str | None, answers:
     if prediction is None:
         return 0.0
     # Version 2.0 leaves out references that normalise to nothing; with none left, the answer is "no answer".
-    kept = [answer for answer in answers if normalize(answer)] or [""]
-    return max(measure(prediction, answer) for answer in kept)
+    references = [answer for answer in answers if normalize(answer)] or [""]
+    return max(measure(prediction, answer) for answer in references)
