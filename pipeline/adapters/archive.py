@@ -108,7 +108,7 @@ def write(file: Path, name: str, image: Image, contents: Iterable[Content]) -> N
         with tarfile.open(partial, "w") as tar:
             for path, text in small.items():
                 tar.addfile(_info(path, len(text)), io.BytesIO(text))
-            for content in {one.digest: one for one in contents}.values():
+            for content in {item.digest: item for item in contents}.values():
                 _add(tar, content)
         partial.replace(file)
     finally:

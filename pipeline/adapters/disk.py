@@ -10,8 +10,8 @@ __all__ = ["free", "remove", "start_writing", "sync"]
 
 def free(folder: Path) -> int:
     """Bytes that may still be written below a folder."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    filesystem = os.statvfs(folder)
+    return filesystem.f_bavail * filesystem.f_frsize
 
 
 def remove(folder: str, tick: Callable[[], None]) -> None:

@@ -24,8 +24,8 @@ def has_buildkit() -> bool:
     if os.environ.get("DOCKER_BUILDKIT", "").lower() in _NO:
         return False
     # Asked for BuildKit, a docker that needs its component buildx and has none ends before anything else.
-    asked = {**os.environ, "DOCKER_BUILDKIT": "1"}
-    return process.run(["docker", "build", "--help"], timeout=_SECONDS, env=asked).code == 0
+    environ = {**os.environ, "DOCKER_BUILDKIT": "1"}
+    return process.run(["docker", "build", "--help"], timeout=_SECONDS, env=environ).code == 0
 
 
 def write_settings(folder: Path, auths: Mapping[str, Any]) -> None:

@@ -166,9 +166,9 @@ class Location:
 
     def _behind_url(self) -> Iterable[Item]:
         base = self.root.rstrip("/") + "/"
-        found = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
+        entries = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
         # Some list folders as files with a slash at the end; behind URLs there are no empty ones.
-        return (_described(path.removeprefix(base), i) for path, i in found.items() if path[-1] != "/")
+        return (_described(path.removeprefix(base), i) for path, i in entries.items() if path[-1] != "/")
 
 
 def _on_disk(path: str) -> tuple[LocalFileSystem, str]:
