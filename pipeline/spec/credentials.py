@@ -56,7 +56,7 @@ def secrets_in(value: Any) -> set[str]:
     users = [user[1] for url in urls if (user := _user(url[1], url[2]))]
     odd = [url[2] for text in texts for url in _ODD.finditer(_in_urls(text)) if _may_have_user(url[1])]
     rest = [url[2] for text in texts for url in _URL.finditer(_without_odd(text))]
-    values = [found[2] for shown in rest for found in _VALUE.finditer(shown)]
+    values = [match[2] for shown in rest for match in _VALUE.finditer(shown)]
     users += odd
     return {*users, *(user.split(":", 1)[-1] for user in users), *values} - {""}
 

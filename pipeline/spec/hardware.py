@@ -38,8 +38,8 @@ _SYSTEM: Final = (
 
 def flags(root: Path = Path("/")) -> frozenset[str]:
     """Read what the processor can do; nothing where nobody can tell."""
-    found = (line for line in lines(root / "proc/cpuinfo") if line.startswith(("flags", "Features")))
-    return frozenset(next(found, "").partition(":")[2].split())
+    flag_lines = (line for line in lines(root / "proc/cpuinfo") if line.startswith(("flags", "Features")))
+    return frozenset(next(flag_lines, "").partition(":")[2].split())
 
 
 def bf16_warning(flags: Collection[str]) -> str | None:
@@ -55,8 +55,8 @@ def bf16_warning(flags: Collection[str]) -> str | None:
 
 def libraries(root: Path = Path("/")) -> dict[str, str]:
     """Find the libraries worth preloading, where the dynamic linker and Python's environment keep theirs."""
-    found = ((name, _first(root, files)) for name, files in LIBRARIES.items())
-    return {name: path for name, path in found if path}
+    paths = ((name, _first(root, files)) for name, files in LIBRARIES.items())
+    return {name: path for name, path in paths if path}
 
 
 def _first(root: Path, files: tuple[str, ...]) -> str | None:

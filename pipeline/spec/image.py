@@ -58,12 +58,12 @@ class Reference:
         host, slash, rest = name.partition("/")
         if not slash or not ("." in host or ":" in host or host == "localhost"):
             host, rest = _DOCKER_HUB, name if slash else f"library/{name}"
-        found = _REST.fullmatch(rest)
-        if scheme not in ("", "http", "https") or not found or not _REPOSITORY.fullmatch(found["path"]):
+        match = _REST.fullmatch(rest)
+        if scheme not in ("", "http", "https") or not match or not _REPOSITORY.fullmatch(match["path"]):
             raise BadInputError(
                 f"{text!r} is no image's name", field=field, fix="Write it as registry/repository:tag"
             )
-        return cls(host, found["path"], found["tag"], found["digest"], plain=scheme == "http")
+        return cls(host, match["path"], match["tag"], match["digest"], plain=scheme == "http")
 
     @property
     def version(self) -> str:
@@ -120,14 +120,14 @@ class Image:
     @property
     def manifest(self) -> dict[str, Any]:
         """The manifest."""
-        found: dict[str, Any] = json.loads(self.manifest_bytes)
-        return found
+        fields: dict[str, Any] = json.loads(self.manifest_bytes)
+        return fields
 
     @property
     def config(self) -> dict[str, Any]:
         """The config: architecture, Env, Labels, history."""
-        found: dict[str, Any] = json.loads(self.config_bytes)
-        return found
+        fields: dict[str, Any] = json.loads(self.config_bytes)
+        return fields
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -192,17 +192,17 @@ def choose(index: Mapping[str, Any], name: str) -> str:
     platforms = []
     for entry in index["manifests"]:
         platform = entry.get("platform") or {}
-        found = (platform.get("os"), platform.get("architecture"))
-        if found == _AMD64:
+        pair = (platform.get("os"), platform.get("architecture"))
+        if pair == _AMD64:
             return str(entry["digest"])
-        platforms.append("/".join(str(part) for part in found))
+        platforms.append("/".join(str(part) for part in pair))
     raise other_platform(name, ", ".join(platforms))
 
 
-def other_platform(name: str, found: str) -> BuildError:
+def other_platform(name: str, platforms: str) -> BuildError:
     """Say that an image is for other machines."""
     return BuildError(
-        f"{name} has no image for linux/amd64, only for {found or 'nothing'}",
+        f"{name} has no image for linux/amd64, only for {platforms or 'nothing'}",
         fix="Name an image for linux/amd64",
     )
 

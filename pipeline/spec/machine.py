@@ -92,11 +92,11 @@ def numbers(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: It is none.
     """
-    found: list[int] = []
+    values: list[int] = []
     for part in filter(None, text.strip().split(",")):
         low, _, high = part.partition("-")
-        found.extend(range(int(low), int(high or low) + 1))
-    return tuple(found)
+        values.extend(range(int(low), int(high or low) + 1))
+    return tuple(values)
 
 
 def _cpus(root: Path) -> Iterator[Cpu]:
@@ -133,10 +133,10 @@ def _memory(root: Path) -> int | None:
 
 def _shm(root: Path) -> int | None:
     try:
-        found = os.statvfs(root / "dev/shm")
+        filesystem = os.statvfs(root / "dev/shm")
     except OSError:
         return None
-    return found.f_blocks * found.f_frsize
+    return filesystem.f_blocks * filesystem.f_frsize
 
 
 def _first(path: Path, default: str) -> str:

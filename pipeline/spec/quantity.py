@@ -41,9 +41,9 @@ def shown(size: float) -> str:
     return f"{round(size / 1024**power, 1):g} {_BINARY[power] + 'B' if power else 'B'}"
 
 
-def counted(count: float, what: str, plural: str = "s") -> str:
+def counted(count: float, noun: str, plural: str = "s") -> str:
     """Write a count of things: ``1 process``, ``2.5 cores``."""
-    return f"{count:g} {what}{plural if count != 1 else ''}"
+    return f"{count:g} {noun}{plural if count != 1 else ''}"
 
 
 def half(text: str) -> str:
