@@ -7,7 +7,7 @@ from typing import Any
 
 from bench._measure import by_turns, ratio, rounds, spread
 from manycpu.pipeline.spec.cpu_plan import plan
-from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, Wanted
+from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, CpuRequest
 from manycpu.pipeline.spec.machine import Machine
 
 PROCESSES = (2, 4)
@@ -37,7 +37,7 @@ def main() -> dict[str, Any]:
 
 
 def _by_turns(kind: str, count: int) -> dict[str, list[float]]:
-    node_plan = plan(Machine.observe(), Wanted(processes=count))
+    node_plan = plan(Machine.observe(), CpuRequest(processes=count))
     pins = [{cpu.number for cpu in pin} for pin in node_plan.pins]
     sides: dict[str, tuple[int | None, list[set[int]]]] = {
         "defaults": (None, []),

@@ -65,7 +65,7 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
     """
     machine = node_spec.describe(node) if node else Machine.observe()
     run_fields = options.fields_of(file, values)["run"]
-    request = read_run({"program": "any", "output": "any", **run_fields}).wanted
+    request = read_run({"program": "any", "output": "any", **run_fields}).cpu_request
     node_plan = cpu_plan.plan(machine, request)
     table = Table("what", "value", "why")
     for row in node_plan.rows:

@@ -10,7 +10,7 @@ from typing import Final
 
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
-from manycpu.pipeline.spec.cpu_request import Wanted
+from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB, Placement
@@ -104,7 +104,7 @@ def _threads(run: TrainingRun) -> Mapping[str, str]:
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # or torchrun warns
     described = node_spec.describe(f"cores={math.ceil(cores)}")
-    wanted = Wanted(processes=run.nproc_per_node, cpus=cores, env=run.env)
+    wanted = CpuRequest(processes=run.nproc_per_node, cpus=cores, env=run.env)
     return cpu_plan.plan(described, wanted).env
 
 

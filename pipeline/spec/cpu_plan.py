@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from manycpu.pipeline.spec import cpu_warnings, pinning, quantity
-from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, Sizes, Wanted
+from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, CpuRequest, Sizes
 from manycpu.pipeline.spec.machine import Cpu, Machine
 
 __all__ = ["CpuPlan", "Row", "plan", "shm_of"]
@@ -47,14 +47,14 @@ class CpuPlan:
     """Name, value and reason of everything that was decided."""
 
 
-def plan(machine: Machine, request: Wanted | None = None) -> CpuPlan:
+def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
     """Divide a node's cores among its processes.
 
     Args:
         machine: What the node grants.
         request: What the run wants of it.
     """
-    request = request or Wanted()
+    request = request or CpuRequest()
     sizes = _sizes(machine, request)
     unpinned = _why_not_pinned(machine, request, sizes)
     pins = () if unpinned else pinning.places(machine.cpus, sizes.processes, sizes.fair)
@@ -89,7 +89,7 @@ def shm_of(memory: int) -> int:
     return memory // 2
 
 
-def _sizes(machine: Machine, request: Wanted) -> Sizes:
+def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
     cores = min(machine.cores, request.cpus or math.inf)
     of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
     processes = request.processes or math.ceil(cores / of_socket)
@@ -98,7 +98,7 @@ def _sizes(machine: Machine, request: Wanted) -> Sizes:
     return Sizes(cores, processes, fair, request.threads or fair)
 
 
-def _why_not_pinned(machine: Machine, request: Wanted, sizes: Sizes) -> str | None:
+def _why_not_pinned(machine: Machine, request: CpuRequest, sizes: Sizes) -> str | None:
     named = [name for name in AFFINITY_VARIABLES if name in request.env]
     reasons = {
         f"run.env: {', '.join(named)} decides": bool(named),
@@ -120,7 +120,7 @@ def _preload(machine: Machine) -> tuple[str, ...]:
     return (*allocators[:1], *openmp)
 
 
-def _rows_of_machine(machine: Machine, request: Wanted, sizes: Sizes) -> Iterator[Row]:
+def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
     quota = f"cgroup quota {machine.quota:g}" if machine.quota else "no cgroup quota"
     threads = machine.threads_per_core
     smt = f"{threads} hyper-threads share a core's arithmetic" if threads > 1 else "no hyper-threads"
@@ -150,7 +150,7 @@ def _rows_of_machine(machine: Machine, request: Wanted, sizes: Sizes) -> Iterato
         )
 
 
-def _rows_of_processes(request: Wanted, sizes: Sizes) -> Iterator[Row]:
+def _rows_of_processes(request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
     processes = quantity.counted(sizes.processes, "process", "es")
     share = f"floor({quantity.counted(sizes.cores, 'core')} / {processes}), at least 1"
     yield Row(
@@ -170,7 +170,7 @@ def _row_of_pins(pins: tuple[tuple[Cpu, ...], ...], unpinned: str | None) -> Row
     return Row("pinning", listed, why)
 
 
-def _rows_of_environment(machine: Machine, request: Wanted, sizes: Sizes) -> Iterator[Row]:
+def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
     if request.backend == "ccl":
         yield Row("oneCCL workers", "none", "one thread of each process drives oneCCL, and sleeps between")
     yield _row_of_preload(machine, request)
@@ -182,7 +182,7 @@ def _rows_of_environment(machine: Machine, request: Wanted, sizes: Sizes) -> Ite
             yield Row(name, request.env[name], "run.env")
 
 
-def _row_of_preload(machine: Machine, request: Wanted) -> Row:
+def _row_of_preload(machine: Machine, request: CpuRequest) -> Row:
     if "LD_PRELOAD" in request.env:
         return Row("preload", request.env["LD_PRELOAD"], "run.env")
     if machine.libraries is None:

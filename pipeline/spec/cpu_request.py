@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-__all__ = ["AFFINITY_VARIABLES", "THREAD_VARIABLES", "Sizes", "Wanted"]
+__all__ = ["AFFINITY_VARIABLES", "THREAD_VARIABLES", "CpuRequest", "Sizes"]
 
 # What OpenMP, MKL, OpenBLAS, numexpr and Rayon (tokenizers) read to size their thread pools.
 THREAD_VARIABLES: Final = (
@@ -28,7 +28,7 @@ AFFINITY_VARIABLES: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class CpuRequest:
     """The run's part of the plan; None: nothing in particular."""
 
     processes: int | None = None

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from manycpu.pipeline.spec import quantity
-from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, Sizes, Wanted
+from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, CpuRequest, Sizes
 from manycpu.pipeline.spec.hardware import bf16_warning
 from manycpu.pipeline.spec.machine import Machine
 
@@ -13,7 +13,7 @@ __all__ = ["warnings"]
 _CONTAINERS_SHM: Final = 64 << 20  # what container runtimes give by themselves
 
 
-def warnings(machine: Machine, request: Wanted, sizes: Sizes, preload: Sequence[str]) -> Iterator[str]:
+def warnings(machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequence[str]) -> Iterator[str]:
     """Find them.
 
     Args:
@@ -32,7 +32,7 @@ def warnings(machine: Machine, request: Wanted, sizes: Sizes, preload: Sequence[
         yield warning
 
 
-def _excess(machine: Machine, request: Wanted) -> Iterator[str]:
+def _excess(machine: Machine, request: CpuRequest) -> Iterator[str]:
     if request.cpus and request.cpus > machine.processors:
         yield (
             f"run.resources.cpu asks for {request.cpus:g} cores; this node grants {machine.processors:g}, "
@@ -67,7 +67,7 @@ def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
         )
 
 
-def _threads(request: Wanted, sizes: Sizes) -> Iterator[str]:
+def _threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
     processes = quantity.counted(sizes.processes, "process", "es")
     scale = f"{processes} on {quantity.counted(sizes.cores, 'core')}"
     for name in THREAD_VARIABLES:
@@ -87,7 +87,7 @@ def _threads(request: Wanted, sizes: Sizes) -> Iterator[str]:
             )
 
 
-def _affinity(request: Wanted, sizes: Sizes) -> Iterator[str]:
+def _affinity(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
     for name in AFFINITY_VARIABLES:
         if name in request.env and sizes.processes > 1:
             yield (
@@ -96,14 +96,14 @@ def _affinity(request: Wanted, sizes: Sizes) -> Iterator[str]:
             )
 
 
-def _preload(request: Wanted, preload: Sequence[str]) -> Iterator[str]:
+def _preload(request: CpuRequest, preload: Sequence[str]) -> Iterator[str]:
     value = request.env.get("LD_PRELOAD")
     missing = [path for path in preload if value is not None and path not in value]
     if missing:
         yield f"run.env: LD_PRELOAD={value} wins over the CPU plan's, without {', '.join(missing)}"
 
 
-def _workers(request: Wanted) -> Iterator[str]:
+def _workers(request: CpuRequest) -> Iterator[str]:
     if request.backend != "ccl" or request.env.get("CCL_WORKER_OFFLOAD", "0") != "0":
         return
     for name in ("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"):
