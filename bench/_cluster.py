@@ -19,7 +19,7 @@ __all__ = ["namespace", "target"]
 
 @contextmanager
 def namespace(prefix: str) -> Iterator[tuple[Cluster, Space]]:
-    """Have a namespace of the benchmark's own.
+    """Create a namespace of the benchmark's own, and delete it afterwards.
 
     Raises:
         SkippedError: This machine cannot run the cluster.
@@ -44,7 +44,7 @@ def namespace(prefix: str) -> Iterator[tuple[Cluster, Space]]:
 
 
 def target(cluster_space: Space, **more: Any) -> dict[str, Any]:
-    """Give the fields of a target: a namespace, and the images that are there."""
+    """Return the fields of a target: a namespace, and the images of the test cluster."""
     return {
         "kind": "kubernetes",
         "namespace": cluster_space.name,

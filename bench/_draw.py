@@ -1,4 +1,4 @@
-"""Draw what the benchmarks saw, for docs/benchmarks.md."""
+"""Draw the results of the benchmarks for docs/benchmarks.md."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def _save(name: str, draw: Callable[[Any, Mapping[str, Any]], None], figures: Ma
 
 
 def picture(name: str) -> Path:
-    """Name the file of a benchmark's drawing."""
+    """Return the file name of a benchmark's drawing."""
     return IMAGES / f"bench-{name.replace('_', '-')}.svg"
 
 
@@ -66,7 +66,7 @@ def _median(value: Any) -> float:
 
 
 def _rates(axes: Any, figures: Mapping[str, Any]) -> None:
-    """Draw rates as bars, from the least to the greatest seen."""
+    """Draw rates as bars, from the least to the greatest."""
     rates = dict(reversed(figures["rates"].items()))
     medians = [rate["median"] for rate in rates.values()]
     around = [[rate["median"] - rate["low"] for rate in rates.values()]]

@@ -22,7 +22,7 @@ QUICK = "MANYCPU_BENCH_QUICK"
 
 
 class Turns(NamedTuple):
-    """What was measured: a value of each side for every turn that was kept."""
+    """The times of each side, in every turn that counts."""
 
     times: dict[str, list[float]]
     others: float
@@ -34,7 +34,7 @@ class SkippedError(Exception):
 
 
 def rounds(full: int, quick: int) -> int:
-    """Choose how often to repeat: ``make bench-quick`` is content with less."""
+    """Choose how often to repeat: less often in ``make bench-quick``."""
     return quick if os.environ.get(QUICK) else full
 
 
@@ -67,7 +67,7 @@ def by_turns(
 
 
 class _Clock:
-    """Tells which part of the cores' time other processes have taken since it was made."""
+    """Measures the part of the cores' time that other processes have taken since it was made."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._processes = [psutil.Process(pid) for pid in pids]
@@ -87,7 +87,7 @@ class _Clock:
 
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
-    """Give the median, and the least and greatest value."""
+    """Summarise values as their median, least and greatest."""
     summary = {"median": statistics.median(values), "low": min(values), "high": max(values)}
     return {name: float(f"{value:.{digits}g}") for name, value in summary.items()}
 
@@ -98,7 +98,7 @@ def ratio(slower: Sequence[float], faster: Sequence[float]) -> dict[str, float]:
 
 
 def in_a_row(call: Callable[[], object], repeats: int, meet: Callable[[], object]) -> Callable[[], float]:
-    """Make what times one of several calls in a row, in seconds; the ranks meet before the first."""
+    """Return a function that times one of several calls in a row, in seconds; ranks meet before the first."""
 
     def measure() -> float:
         meet()
@@ -111,7 +111,7 @@ def in_a_row(call: Callable[[], object], repeats: int, meet: Callable[[], object
 
 
 def pids_of_ranks() -> list[int]:
-    """Ask all ranks for their process ids."""
+    """Gather the process ids of all ranks."""
     import torch.distributed as dist
 
     pids: list[int] = [0] * dist.get_world_size()
@@ -120,7 +120,7 @@ def pids_of_ranks() -> list[int]:
 
 
 def agree(over: bool) -> bool:
-    """Have all ranks end when one of them thinks that it is time."""
+    """Agree with all ranks to end when one of them finds that it is time."""
     import torch
     import torch.distributed as dist
 
@@ -130,7 +130,7 @@ def agree(over: bool) -> bool:
 
 
 def in_ranks(file: str, count: int, *args: str, **env: str) -> dict[str, Any]:
-    """Run a benchmark's ranks under torchrun and the node; what rank 0 wrote to the path it was given first.
+    """Run a benchmark's ranks under torchrun and the node; returns the JSON that rank 0 wrote.
 
     Args:
         file: The benchmark's own file.

@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md from what the benchmarks saw."""
+"""Write docs/benchmarks.md from the results of the benchmarks."""
 
 import ast
 import json
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """Write all results there are, in the order of their names."""
+    """Format all results, in the order of their names."""
     results = sorted(_draw.RESULTS.glob("*.json"))
     return "\n".join([HEAD, *("\n".join(_part(result)) for result in results)])
 

@@ -126,7 +126,7 @@ def _dag(config: dict[str, Any]) -> str:
 
 @contextmanager
 def _watching(kubeconfig: str, namespace: str) -> Iterator[Ends]:
-    """Note when each job and pod was first seen to have succeeded."""
+    """Record when each job and pod was first seen to have succeeded."""
     from kubernetes import client, config, watch
 
     api = config.new_client_from_config(config_file=kubeconfig)
@@ -157,7 +157,7 @@ def _succeeded(kube_object: dict[str, Any]) -> bool:
 
 @contextmanager
 def _timing() -> Iterator[dict[str, float]]:
-    """Note when the trigger of each task gave its event."""
+    """Record when the trigger of each task sent its event."""
     from airflow.sdk.definitions import dag
 
     events: dict[str, float] = {}
@@ -194,7 +194,7 @@ def _figures(turns: int, ended: Ends, events: dict[str, float], tasks: dict[str,
 
 
 def _pairs(ended: Ends, turns: int, kind: str, prefix: str, task: str) -> list[tuple[float, str]]:
-    """Find when each turn's job of a side was seen to have ended, and its task."""
+    """Pair the time at which each turn's job of a side had ended with its task."""
     times = sorted(time for (of, name), time in ended.items() if of == kind and name.startswith(prefix))
     return list(zip(times, map(task.format, range(turns)), strict=True))
 

@@ -41,7 +41,7 @@ def main() -> dict[str, Any]:
 
 
 def turn(python: str, how: str, **more: str) -> Any:
-    """Make what runs some steps in a process of its own, with more in its environment."""
+    """Return a function that runs some steps in a process of its own, with more in its environment."""
     env = {
         **os.environ,
         **more,

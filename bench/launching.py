@@ -121,14 +121,14 @@ class _Bench:
         return self._running(ctx, began, lambda: self._launch(ctx))
 
     def _first_line(self, ctx: ClusterContext, began: float, submit: Callable[[], object]) -> float:
-        """Seconds from the beginning to what the rank's script says first."""
+        """Return the seconds from the beginning to the first line of the rank's script."""
         with self._ended(ctx) as pods:
             submit()
             line = wait_for("the rank's first line", lambda: self._log_line(pods), seconds=180, every=LOOK)
         return float(line.split()[1]) - began
 
     def _running(self, ctx: ClusterContext, began: float, submit: Callable[[], object]) -> float:
-        """Seconds from the beginning until the rank's pod is seen to run."""
+        """Return the seconds from the beginning until the rank's pod runs."""
         with self._ended(ctx) as pods:
             submit()
             wait_for("the pod to run", lambda: self._phase(pods) in STARTED, seconds=180, every=LOOK)
@@ -136,7 +136,7 @@ class _Bench:
 
     @contextmanager
     def _ended(self, ctx: ClusterContext) -> Iterator[str]:
-        """Have what is submitted gone afterwards; yields the selector of the rank's pod."""
+        """Delete what is submitted afterwards; yields the selector of the rank's pod."""
         pods = labels(ctx.name, role="rank")
         yield ",".join(f"{key}={value}" for key, value in pods.items())
         ctx.cluster.delete("PyTorchJob", f"{ctx.name}-1")

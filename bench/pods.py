@@ -27,7 +27,7 @@ def main() -> dict[str, Any]:
 
 
 def figures(space: Any, folder: Path) -> dict[str, Any]:
-    """Run the ranks in a namespace of the test cluster, and put together what they saw."""
+    """Run the ranks in a namespace of the test cluster, and summarise their times."""
     times = _times(space, folder)
     micro = {
         size: {name: spread([1e6 * value for value in values]) for name, values in sides.items()}

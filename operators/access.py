@@ -1,4 +1,4 @@
-"""How Airflow's connections open a cluster and its registry: secrets, which stay in the process."""
+"""Open a cluster and its registry with Airflow's connections: secrets, which stay in the process."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
-    """Run DAG ``train`` with a configuration, tell how it goes, and end with the report's path.
+    """Run DAG ``train`` with a configuration, print its steps, and end with the report's path.
 
     Args:
         conf: The parameters of DAG ``train``.
@@ -73,7 +73,7 @@ def run_dag(conf: str) -> int:
 
 
 async def _follow(console: Console, log: Path, conf: str) -> int:
-    """Start the inner process, tell what it does, and wait for its end."""
+    """Run the inner process, print what it does, and wait for its end."""
     process = await asyncio.create_subprocess_exec(  # noqa: TID251 - the program of a command of ours
         *(sys.executable, "-m", "manycpu.operators.demo", conf),
         stdout=asyncio.subprocess.PIPE,
@@ -120,7 +120,7 @@ def _read(raw: bytes) -> dict[str, Any]:
 
 
 def _step(record: dict[str, Any]) -> str:
-    """Name the step whose operator or trigger wrote a record; empty where it was Airflow itself."""
+    """Return the step whose operator or trigger wrote a record; empty where it was Airflow itself."""
     _, ours, rest = str(record.get("logger", "")).partition(_OURS)
     module = rest.split(".", 1)[0] if ours else ""
     return "train" if module == "triggers" else module
@@ -140,7 +140,7 @@ def _conclude(console: Console, output: str, code: int, log: Path) -> int:
 
 
 def _clean_up() -> None:
-    """End what an interrupted run left: the training outlives its worker on purpose."""
+    """Cancel what an interrupted run left: the training outlives its worker on purpose."""
     from manycpu.pipeline.targets.context import home
     from manycpu.pipeline.targets.runs import on_this_machine
     from manycpu.pipeline.verbs.cleanup import cleanup

@@ -20,7 +20,7 @@ def home() -> Path:
 
 
 def enter(home: Path, port: int = 8080, **more: str) -> None:
-    """Have this process, and all it starts, use the embedded Airflow; what the user has set wins."""
+    """Configure this process and its children for the embedded Airflow; what the user has set wins."""
     home.mkdir(parents=True, exist_ok=True)
     variables = settings(home, port) | {"AIRFLOW__MANYCPU__INSTANCE": instance(home)} | more
     os.environ.update(
@@ -29,7 +29,7 @@ def enter(home: Path, port: int = 8080, **more: str) -> None:
 
 
 def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) -> dict[str, str]:
-    """Name the environment variables of an Airflow on loopback that keeps everything in one folder.
+    """Return the environment variables of an Airflow on loopback that keeps everything in one folder.
 
     Args:
         home: Its folder: configuration, SQLite database, logs and runs.
@@ -78,7 +78,7 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
 
 
 def instance(home: Path) -> str:
-    """Tell this Airflow from every other: made up once, and kept in its folder."""
+    """Return a name that tells this Airflow from every other: generated once, and kept in its folder."""
     name, partial = home / "instance", home / f".instance.{os.getpid()}"
     if not name.exists():
         partial.write_text(uuid.uuid4().hex)
@@ -89,5 +89,5 @@ def instance(home: Path) -> str:
 
 
 def _program_path() -> dict[str, str]:
-    """`airflow standalone` starts its parts as `airflow`, also where no environment is activated."""
+    """Put this Python's folder on PATH: `airflow standalone` starts its parts as `airflow`."""
     return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}

@@ -1,4 +1,4 @@
-"""What the triggerer runs for a job on Kubernetes: a trigger that shares one watch with all of its kind."""
+"""The trigger for a job on Kubernetes; triggers of one launch kind and namespace share a watch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     supports_triggerer_queue = True  # a task defers with it, as with any other
 
     def shared_stream_key(self) -> tuple[str, ...]:
-        """Tell whose jobs are watched together: those of one connection, namespace and launch kind."""
+        """Return the key of jobs that share a watch: connection, namespace and launch kind."""
         names = ("connection", "namespace", "launch")
         return ("manycpu", *(str(self.handle.get(name) or "") for name in names))
 
@@ -57,7 +57,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     async def filter_shared_stream(
         self, shared_stream: AsyncIterator[list[Changes]]
     ) -> AsyncIterator[TriggerEvent]:
-        """Follow; the one event carries the handle, the final status, and whether the deadline was met."""
+        """Follow the job; the one event carries handle, status, and whether the deadline passed."""
         from manycpu.pipeline.adapters.cluster_watch import shared
         from manycpu.pipeline.targets.kubernetes.following.follower import Follower
         from manycpu.pipeline.targets.outcome import outcome
@@ -81,12 +81,12 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         yield await self._event(status, timed_out=timed_out)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Follow alone, with a watch of its own."""
+        """Follow the job with a watch of its own."""
         async for event in self.filter_shared_stream(self._watching(keep=False)):
             yield event
 
     async def _watching(self, *, keep: bool) -> AsyncGenerator[list[Changes]]:
-        """Watch what this trigger's key stands for.
+        """Watch the jobs that this trigger's key stands for.
 
         Args:
             keep: Whether to keep what is there for those that come later.
@@ -112,7 +112,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     async def _all_changes(
         self, shared_stream: AsyncIterator[list[Changes]]
     ) -> AsyncGenerator[list[Changes]]:
-        """Begin with what is there, and go on alone where the shared stream fails."""
+        """Yield what exists, then the shared stream; where that fails, a stream of its own."""
         present = _PRESENT.get(self.shared_stream_key())
         if present is not None:
             yield present.changes()
@@ -125,7 +125,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             yield changes
 
     async def _exceeds(self, following: asyncio.Task[Status]) -> bool:
-        """Wait for the end, or for the deadline, which ends the training; whether it was the deadline."""
+        """Wait for the end, or for the deadline, which cancels; True where it was the deadline."""
         if self.deadline is None:
             await asyncio.wait([following])
             return False
@@ -136,7 +136,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         return True
 
     async def _with_patience(self, act: Callable[..., Any], *args: Any) -> Any:
-        """Do it on a thread, again while the cluster does not answer, for an hour.
+        """Call a function on a thread, again and again for an hour while the cluster does not answer.
 
         Raises:
             ClusterError: It has not answered; the job is left as it is.
@@ -157,7 +157,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 await asyncio.sleep(_AGAIN)
 
     async def _save_progress(self, following: asyncio.Task[Status], recorder: AttemptRecorder) -> None:
-        """Note how far the logs were told, so that the next triggerer repeats nothing."""
+        """Record how far the logs were printed, so that the next triggerer repeats nothing."""
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         with suppress(Exception):

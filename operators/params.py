@@ -1,4 +1,4 @@
-"""The schema of a run and of the targets as parameters of a DAG: the trigger form, and the way back.
+"""The fields of runs and targets as parameters of a DAG: make the trigger form, and read it back.
 
 The form is flat: a nested field is named after its path (``resources_cpu``), a field of a target after the
 target's kind (``baremetal_hostfile``), and ``target_kind`` chooses.
@@ -95,7 +95,7 @@ def _run_schema() -> dict[str, Any]:
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Add to a model's schema which of its lists can be given as text, as in a shell."""
+    """Mark in a model's schema which of its lists can be given as text, as in a shell."""
     from pydantic import BeforeValidator
 
     schema = model.model_json_schema()
@@ -143,7 +143,7 @@ def _target_specs(kind: str, model: type[BaseModel]) -> Iterator[tuple[str, dict
 
 
 def _spec(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
-    """Say in Airflow's words what pydantic's schema says of a field."""
+    """Translate the pydantic schema of a field to Airflow's."""
     choices = [choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"]
     types = [str(choice.get("type", "string")) for choice in choices]
     facets = {name: value for choice in choices for name, value in choice.items() if name in _KEPT}

@@ -33,7 +33,7 @@ _RETRY_DELAY = timedelta(seconds=10)
 
 @dataclass(frozen=True)
 class TrainingPipeline:
-    """What :func:`training_pipeline` made, for what comes before and after it."""
+    """The tasks that :func:`training_pipeline` made, to wire others before and after them."""
 
     group: TaskGroup
     exported: XComArg

@@ -16,7 +16,7 @@ class PrepareOperator(RunOperator):
     """Check the run against its target, and begin the record of what it owns. The setup of ``cleanup``."""
 
     def execute(self, context: Context) -> None:
-        """Run preflight; what it finds that is no obstacle goes to the log.
+        """Run preflight, log its warnings, and begin the ledger.
 
         Raises:
             AirflowFailException: Bad input; nothing was started.

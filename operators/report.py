@@ -1,4 +1,4 @@
-"""report: have the last word on the run."""
+"""report: read report.json, and make it the result of the DAG run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ReportOperator(RunOperator):
         self.written = written
 
     def execute(self, context: Context) -> str:
-        """Conclude; returns the path or URL of report.json.
+        """Raise what the report records; returns the path or URL of report.json.
 
         Raises:
             AirflowFailException: The run failed, was cancelled, or left something behind; with its error.
@@ -92,5 +92,5 @@ class ReportOperator(RunOperator):
 
 
 def _is(task: Any, kind: type) -> bool:
-    """Whether a task of a DAG is of a kind; where it is expanded, what it is expanded to."""
+    """Whether a task is of an operator's class, also where it is expanded."""
     return issubclass(getattr(task, "operator_class", type(task)), kind)

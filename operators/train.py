@@ -37,6 +37,8 @@ _AWAY = timedelta(hours=2)  # longer than a trigger waits for a cluster that doe
 class TrainOperator(RunOperator):
     """Launch the training and wait for it, in the triggerer after the first seconds.
 
+    These are two verbs of a run; :func:`manycpu.pipeline.train` runs all of them, without Airflow.
+
     A retry attaches to the training that a lost worker left behind; one that failed or was cancelled is
     followed by the next attempt, from its last checkpoint where there is one. A person who marks or clears
     the task ends the training.
@@ -69,7 +71,7 @@ class TrainOperator(RunOperator):
         self._signalled = False
 
     def on_kill(self) -> None:
-        """Note that somebody wants this process to end; who, ``execute`` asks.
+        """Note that somebody wants this process to end; ``execute`` finds out who.
 
         Airflow calls this when a person ends the task, and just the same when the worker shuts down.
         """
@@ -87,7 +89,7 @@ class TrainOperator(RunOperator):
             return self._train(context, self.open(context))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Go on after the triggerer saw the end."""
+        """Go on after the trigger's event."""
         from manycpu.pipeline.spec.handle import read_handle
         from manycpu.pipeline.spec.state import Status
 
@@ -127,7 +129,7 @@ class TrainOperator(RunOperator):
         return self._conclude(ctx, handle, status)
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Take what was staged and built, or do so where it is not there or came from other fields."""
+        """Take what was staged and built; do so here where it is missing, or came from other fields."""
         from manycpu.pipeline.targets.attempt import join
         from manycpu.pipeline.targets.results import Built, Staged
         from manycpu.pipeline.verbs.build import build, built_from
@@ -182,7 +184,7 @@ class TrainOperator(RunOperator):
             self.log.info("%s", readable(line))
 
     def _heed(self, context: Context, watch: Watch) -> None:
-        """Ask who wants this process to end: a person, who wants the training to end, or the worker."""
+        """Find out who wants this process to end: a person, who ends the training too, or the worker."""
         from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
         from manycpu.pipeline.verbs.cancel import cancel
@@ -251,7 +253,7 @@ class TrainOperator(RunOperator):
 
 
 class _Patience:
-    """How long a worker stays with a training: 15 s, or until it is known to take much longer."""
+    """Decides how long a worker stays with a training: 15 s, or until it is known to take much longer."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + STAY
@@ -273,18 +275,18 @@ class _Patience:
 
 
 def _latest(run: TrainingRun) -> timedelta:
-    """Tell how long the run's own deadlines leave it at most: later, nobody follows it any more."""
+    """Return how long the run's own deadlines let it take at most: later, nobody follows it any more."""
     return timedelta(seconds=run.acknowledge_timeout + run.queue_timeout + run.run_timeout) + _AWAY
 
 
 def _by(context: Context) -> str:
-    """Name who ends a training when a person ends the task: this very try."""
+    """Return the name of this try, which ends a training when a person ends the task."""
     instance = context["ti"]
     return f"task {instance.task_id}, try {instance.try_number} ({instance.id})"
 
 
 def _ended_by_earlier_try(ctx: RunContext, handle: Handle, context: Context) -> bool:
-    """Whether an earlier try, which a person cleared, took this attempt with it: no end for this try."""
+    """Whether an earlier try, which a person cleared, cancelled this attempt: then this try launches anew."""
     by = ctx.ledger.read().cancelled.get(handle.attempt, "")
     return by.startswith(f"task {context['ti'].task_id}, try ") and by != _by(context)
 

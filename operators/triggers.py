@@ -1,4 +1,4 @@
-"""What the triggerer runs for a supervised process: a trigger that follows its log to its end."""
+"""The trigger for a supervised process: it follows the process's log to its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TrainingTrigger(FollowingTrigger):
     """Follow a supervised process, on any triggerer of its machine."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Follow; the one event carries the handle, the final status, and whether the deadline was met."""
+        """Follow the process; the one event carries handle, status, and whether the deadline passed."""
         from manycpu.pipeline.verbs.wait import POLL
 
         watch = await asyncio.to_thread(self._watch)
@@ -70,7 +70,7 @@ class TrainingTrigger(FollowingTrigger):
 
     @property
     def _bookmark(self) -> Path:
-        """How far the log was told to this try: a trigger that moves to another triggerer repeats nothing."""
+        """File that says how much of the log this try has printed: another triggerer repeats nothing."""
         return Path(self.handle["directory"]) / f"told.{run_key(self.by)}"
 
 

@@ -1,4 +1,4 @@
-"""Whether what a task writes to this worker's disk is there for the next task."""
+"""Find what a task writes to this worker's own disk, where the next task may not see it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SEVERAL = ("CeleryExecutor", "EdgeExecutor")  # workers may be on several machi
 
 
 def findings(ctx: RunContext, executor: str | None) -> Iterator[Finding]:
-    """Find folders of the run that are on this worker's own disk: the root's, which no volume is.
+    """Report folders of the run that are on this worker's root disk, which no volume is.
 
     Args:
         ctx: The run.

@@ -1,4 +1,4 @@
-"""How a run looks in a terminal, and as plain lines where there is none."""
+"""Show a run in a terminal with progress bars, or as plain lines where there is none."""
 
 import logging
 from types import TracebackType
@@ -21,7 +21,7 @@ _PLAIN_EVERY = 10  # per cent of a transfer between two plain lines
 
 
 class Display:
-    """Tells how a run goes: one line for each verb and each line of a rank; bars only on a terminal."""
+    """Shows how a run goes: one line for each verb and each line of a rank; bars only on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -50,11 +50,11 @@ class Display:
         self._bars.stop()
 
     def begin(self, verb: str) -> None:
-        """Open a bar."""
+        """Show the bar of a verb."""
         self._bar, self._printed_percent = self._bars.add_task(verb, total=None, text=""), 0
 
     def end(self, verb: str, seconds: float, result: str) -> None:
-        """Close the bar, and leave a line."""
+        """Remove the bar, and print the verb's result."""
         if self._bar is not None:
             self._bars.remove_task(self._bar)
         self._bar = None
@@ -80,15 +80,15 @@ class Display:
         self._print(f"  {events.readable(line)}", "yellow" if event and event["event"] == "warning" else "")
 
     def finding(self, finding: Finding) -> None:
-        """Print what preflight found that is no obstacle."""
+        """Print a warning of preflight."""
         self._print(f"  warning: {finding}", "yellow")
 
     def logged(self, text: str, style: str = "") -> None:
-        """Print what the package itself tells, such as the log of an image's build."""
+        """Print a log record of the package, such as of an image's build."""
         self._print(f"  {text}", style)
 
     def report(self, written: Report, path: str) -> None:
-        """Print what the run did."""
+        """Print a summary of the report."""
         summary(self._console, written, path)
 
     def _move(self, done: int, total: int | None, text: str) -> None:

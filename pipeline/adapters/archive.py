@@ -43,7 +43,7 @@ class Archive:
         check_platform(self.image, str(file))
 
     def content(self, descriptor: Mapping[str, Any]) -> Content:
-        """Name one of its blobs."""
+        """Return one of its blobs."""
         digest = descriptor["digest"]
         return Content(digest, descriptor["size"], lambda: self._open(digest))
 
@@ -57,7 +57,7 @@ class Archive:
         return Image(content, config, manifest.get("mediaType", descriptor["mediaType"]))
 
     def _docker(self, tar: tarfile.TarFile) -> Image:
-        """Read docker's own layout: layers are not compressed, so that their digests are in the config."""
+        """Read docker's own layout: its layers are not compressed, so their digests are in the config."""
         (entry,) = json.loads(_read(tar, "manifest.json"))
         config = _read(tar, entry["Config"])
         layers = []
@@ -124,7 +124,7 @@ def _add(tar: tarfile.TarFile, content: Content) -> None:
 
 
 class _Verified:
-    """Hashes what is read."""
+    """A stream that hashes what is read of it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self.digest = stream, hashlib.sha256()

@@ -1,4 +1,4 @@
-"""The docker of this machine: what it builds with, and whose settings it takes."""
+"""Read the configuration of this machine's docker: its builder, and the user's settings."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def has_buildkit() -> bool:
 
 
 def write_settings(folder: Path, auths: Mapping[str, Any]) -> None:
-    """Make a folder for $DOCKER_CONFIG: the user's own settings, contexts and plugins, with other logins.
+    """Write a folder for $DOCKER_CONFIG: the user's settings, contexts and plugins, with other logins.
 
     Args:
         folder: The folder; there is none yet.

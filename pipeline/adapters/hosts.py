@@ -1,4 +1,4 @@
-"""What there is on the hosts of a ``baremetal`` target: found by one ssh command on each, judged here."""
+"""Inspect the hosts of a ``baremetal`` target with one ssh command on each, and judge them here."""
 
 import json
 import sys
@@ -52,7 +52,7 @@ class _Inspected(NamedTuple):
 
 
 def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
-    """Read the hostfile, and choose as many hosts as the run has nodes: the first ones.
+    """Read the hostfile, and select as many hosts as the run has nodes: the first ones.
 
     Raises:
         BadInputError: The file cannot be read, or has too few hosts, or slots.
@@ -83,7 +83,7 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
 
 
 def check(target: BareMetal, run: TrainingRun, mpi: Mpi | None) -> list[Finding]:
-    """Reach every host, and find its Python, manycpu, torch, cores and MPI: what is wrong, and what to do."""
+    """Inspect Python, manycpu, torch, cores and MPI of every host: what is wrong, and what to do."""
     try:
         hosts = chosen(target, run)
     except BadInputError as error:
@@ -96,7 +96,7 @@ def check(target: BareMetal, run: TrainingRun, mpi: Mpi | None) -> list[Finding]
 
 
 def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
-    """Find what a Placement says of the hosts.
+    """Return the fields of a Placement that name the hosts.
 
     Returns:
         hosts, python, master_addr (the first host's address), master_port (free there a moment ago),
@@ -120,7 +120,7 @@ def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
 
 
 def python_of(target: BareMetal) -> str:
-    """Name the Python of every host: the target's, or the path of this one."""
+    """Return the path of Python on every host: the target's, or this one's."""
     return target.python or sys.executable
 
 
@@ -132,7 +132,7 @@ def _look(target: BareMetal, host: Host, mpi: Mpi | None) -> _Inspected | Findin
 
 
 def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any]:
-    """Ask a host's Python what there is."""
+    """Ask a host's Python for its versions, cores and files."""
     python = python_of(target)
     done = ssh.run(target, host, [python, "-", *files], timeout=_TIMEOUT, input=_PROBE.encode())
     answer = next((line for line in done.out.splitlines() if line.startswith("::probe::")), None)
@@ -147,7 +147,7 @@ def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any
 
 
 def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> Iterator[Finding]:
-    """Judge a host by itself."""
+    """Check one host by itself."""
     name, facts = inspected.host.name, inspected.facts
     for package in ("manycpu", "torch"):
         if facts[package] is None:
@@ -169,7 +169,7 @@ def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> I
 
 
 def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
-    """Judge the hosts side by side."""
+    """Compare the hosts with each other."""
     for package in ("python", "manycpu", "torch"):
         versions = {each.host.name: each.facts[package] for each in inspected}
         if len(set(versions.values())) > 1:

@@ -1,4 +1,4 @@
-"""Lists of files: each an Item, many of them in few bytes; and what is below a folder on disk.
+"""Lists of many files in little memory, and a listing of what is below a folder on disk.
 
 What is kept of a folder: regular files, what links lead to, empty folders, and whether a file is executable.
 """
@@ -38,14 +38,14 @@ class Item(NamedTuple):
 
 
 class OddFileError(OSError):
-    """Something is no file or folder, and cannot be copied."""
+    """A path is neither a file nor a folder, and cannot be copied."""
 
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 class Rows(Collection[Row], Generic[Row]):
-    """Rows of a path, a size, a text and a flag: about 40 bytes each, and their texts.
+    """A list of rows of a path, a size, a text and a flag, in about 40 bytes each beside their texts.
 
     Fields end with NUL, which no path has. Names of files that are not UTF-8 are as in :func:`os.fsdecode`.
 
@@ -62,7 +62,7 @@ class Rows(Collection[Row], Generic[Row]):
 
     @classmethod
     def of(cls, kind: Callable[[str, int, str, bool], Row], content: bytearray) -> "Rows[Row]":
-        """Take rows as they are in ``content``.
+        """Wrap rows that are encoded in ``content`` already.
 
         Raises:
             ValueError: They are cut off.
@@ -115,7 +115,7 @@ def regular(status: os.stat_result) -> bool:
 
 
 def item_of(path: str, status: os.stat_result) -> Item:
-    """Describe a file on disk."""
+    """Make an item of a file on disk."""
     return Item(path, status.st_size, str(status.st_mtime_ns), bool(status.st_mode & stat.S_IXUSR))
 
 

@@ -1,4 +1,4 @@
-"""One at a time, across processes, and across machines."""
+"""Locks between processes, and between machines."""
 
 import fcntl
 import os
@@ -42,7 +42,7 @@ def locked(path: Path) -> Iterator[int]:
 
 
 def signs(descriptor: int) -> Callable[[], None]:
-    """Give what the holder of a lock calls as its work goes on, where that may take longer than minutes."""
+    """Return what a lock's holder calls as its work goes on, where that may take longer than minutes."""
     last = 0.0
 
     def sign() -> None:
@@ -158,7 +158,7 @@ def _renew(path: Path, token: str, ended: threading.Event, beat: float, alive: C
 
 
 def _holder(path: Path) -> tuple[str, int]:
-    """Read who holds a lease, and when it was last renewed by the volume's clock."""
+    """Read who holds a lease, and when the volume's clock says that it was renewed last."""
     try:
         with path.open() as file:  # opened for its time too: what a path alone tells may be cached on NFS
             return file.read(), os.fstat(file.fileno()).st_mtime_ns

@@ -1,4 +1,4 @@
-"""Find an mpirun, and tell whose it is."""
+"""Find an mpirun, and tell which MPI it is of."""
 
 import os
 import re

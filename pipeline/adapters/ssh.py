@@ -1,4 +1,4 @@
-"""The hosts of a ``baremetal`` target, over ssh.
+"""Run commands on the hosts of a ``baremetal`` target over ssh, and copy folders there and back.
 
 All calls are bounded in time:
 
@@ -57,7 +57,7 @@ def run(
     timeout: float = _COMMAND,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
 ) -> process.Completed:
-    """Run a command on a host; its exit code and what it printed.
+    """Run a command on a host; returns its exit code and what it printed.
 
     Raises:
         LaunchError: The host cannot be reached, or the command took longer than ``timeout`` seconds.
@@ -74,7 +74,7 @@ def run(
 
 
 def at_all(hosts: Sequence[Host], do: Callable[[Host], T]) -> list[T]:
-    """Do the same at every host, several at a time; the results in the order of the hosts."""
+    """Call a function for every host, several at a time; the results are in the order of the hosts."""
     with ThreadPoolExecutor(max_workers=_PARALLEL, thread_name_prefix="ssh") as pool:
         return list(pool.map(do, hosts))
 
@@ -89,7 +89,7 @@ def make_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> None:
 
 
 def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
-    """Delete a folder on every host; what is still there, as ``host:folder``."""
+    """Delete a folder on every host; returns what is still there, as ``host:folder``."""
 
     def remove(host: Host) -> list[str]:
         try:
@@ -102,7 +102,7 @@ def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> lis
 
 
 def deliver(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
-    """Copy a folder to every host that does not see it yet; the names of those that did not.
+    """Copy a folder to every host that does not see it yet; returns the names of those hosts.
 
     A host sees it when it has the same files of the same sha256 there: a shared folder, or an earlier copy.
 
@@ -135,7 +135,7 @@ def deliver(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
 
 
 def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
-    """Bring what the hosts have in a folder to the same place here; the names of those that it came from.
+    """Copy a folder's files from the hosts to the same folder here; returns the names of those hosts.
 
     Nothing is deleted on a host, and nothing is brought where two have different files of one name.
 
@@ -177,7 +177,7 @@ def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
 
 
 def _bring(target: BareMetal, host: Host, folder: Path, listing: Listing, missing: Iterable[str]) -> None:
-    """Copy a host's folder, and move what is missing here to its place."""
+    """Copy a folder of a host, and move the files that are missing here to their place."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -237,7 +237,7 @@ def _must(target: BareMetal, host: Host, argv: Sequence[str]) -> None:
 
 
 def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") -> None:
-    """Send what one command prints, behind some bytes where it is told so, to another's stdin."""
+    """Pipe one command's output, from behind a marker on, into another command."""
     with (
         tempfile.TemporaryFile() as stderr,
         subprocess.Popen(source, bufsize=0, stdout=subprocess.PIPE, stderr=stderr) as sender,
@@ -262,14 +262,14 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
 
 
 def _skip(stream: IO[bytes], marker: bytes) -> None:
-    """Read to the end of a marker, and no byte further; to the end of the stream where it never comes."""
+    """Read a stream to the end of a marker, and no byte further; to its end where there is no marker."""
     tail = b""
     while not tail.endswith(marker) and (byte := stream.read(1)):
         tail = (tail + byte)[-len(marker) :]
 
 
 def _code(sender: "subprocess.Popen[bytes]") -> int:
-    """Wait for what has nobody left to send to; what does not end is killed."""
+    """Wait for a process whose output nobody reads any more; kill it where it does not end."""
     try:
         return sender.wait(_COMMAND)
     except subprocess.TimeoutExpired:

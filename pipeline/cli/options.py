@@ -1,4 +1,4 @@
-"""The options that commands share, and what they describe: a run and a target, or a run that has begun."""
+"""Options that several commands share: the fields of a run and its target, or where to look for runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -68,7 +68,7 @@ run_id = click.option(
 
 
 def location_options(command: Command) -> Command:
-    """Give a command the options that say where to look for runs."""
+    """Add the options that say where to look for runs."""
     for name, help_text in reversed(_PLACES.items()):
         command = click.option(f"--{name}", metavar="VALUE", help=help_text)(command)
     return command
@@ -82,7 +82,7 @@ _PLACES = {
 
 
 def open_run(file: Path | None, options: Options, name: str) -> RunContext:
-    """Open the run that a file and options describe; its name tells it from others."""
+    """Open the run that a file and options describe; ``name`` tells it from others."""
     parts = fields_of(file, options)
     base = file.parent if file else Path.cwd()
     ctx = open_context(parts["run"], parts["target"], "cli", name, base=base)
@@ -90,7 +90,7 @@ def open_run(file: Path | None, options: Options, name: str) -> RunContext:
 
 
 def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
-    """Read the fields of run and target from a file, and from options, which win."""
+    """Read the fields of run and target from a file and from options, which win."""
     run_fields, target_fields = read_run_file(file) if file else ({}, {})
     parts = {"run": run_fields, "target": target_fields}
     for option, value in options.items():
@@ -101,7 +101,7 @@ def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
 
 
 def _value(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any:
-    """Read an option: what is repeated is put together; YAML where it looks so, else left to the field."""
+    """Parse an option: repeated values are merged; YAML where it looks so, else left to the field."""
     field, shape = f"{part}.{name}", _shape(_FIELDS[part, name])
     if isinstance(raw, str):
         return _read(field, raw)

@@ -1,4 +1,4 @@
-"""Commands for runs that have begun."""
+"""Commands for runs that have begun: status, logs, cancel and clean."""
 
 import time
 from collections.abc import Container
@@ -135,7 +135,7 @@ def _find(name: str, location: dict[str, str | None]) -> RunContext:
 
 
 def _may_go(ctx: RunContext, *, delete_model: bool) -> bool:
-    """Whether a run may be removed; where not, it is said why."""
+    """Whether a run may be removed; prints why where not."""
     try:
         why = _stays(ctx, delete_model=delete_model)
     except RunGoneError:
@@ -163,7 +163,7 @@ def _running(ctx: RunContext) -> bool:
 
 
 def _unused(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
-    """List what was staged and built; none where a run that does not leave may use it, which is said."""
+    """List staged data, models and code; none, and a line why, where another run may use them."""
     others = [ledger for ledger in ledgers(home_folder / "runs") if ledger.directory.name not in leaving]
     if using := [ledger.directory.name for ledger in others if _uses(ledger)]:
         click.echo(f"staged data, models and code are left alone: {', '.join(using)} may use them")
@@ -173,7 +173,7 @@ def _unused(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
 
 
 def _uses(ledger: FileLedger) -> bool:
-    """Whether a run may use what is staged: it is not over, or nobody can tell."""
+    """Whether a run may use what is staged: it is not over, or cannot be read."""
     try:
         return bool(_stays(runs.reopen_folder(ledger.directory), delete_model=False))
     except RunGoneError:

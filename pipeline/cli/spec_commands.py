@@ -1,4 +1,4 @@
-"""Commands for a run that a file and options describe."""
+"""Commands for a run that a file and options describe: run, preflight, plan, render and image."""
 
 import signal
 import sys
@@ -40,7 +40,7 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)
     with display.Display(console) as shown:
-        all_verbs.perform(ctx, shown)
+        all_verbs.run_all(ctx, shown)
 
 
 @click.command(name="preflight")

@@ -1,4 +1,4 @@
-"""The lease of a run on Kubernetes: annotations of its ledger, which a list of ledgers tells of all."""
+"""The lease of a run on Kubernetes, stored in annotations of its ledger."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,7 +14,7 @@ REMOVED: Final = "manycpu/removed"
 
 
 def read(meta: Mapping[str, Any]) -> Lease:
-    """Read the lease off a ledger's metadata; what nobody of ours wrote counts for nothing."""
+    """Parse the lease from a ledger's metadata; an invalid one counts as none."""
     annotations = meta.get("annotations") or {}
     try:
         holder = annotations.get(_HOLDER)
@@ -28,7 +28,7 @@ def read(meta: Mapping[str, Any]) -> Lease:
 
 
 def written(**fields: Any) -> dict[str, str | None]:
-    """Write fields of a lease as annotations; None takes one away."""
+    """Serialise fields of a lease as annotations; None removes one."""
     lease = Lease(**fields)
     values = {
         "until": (_UNTIL, None if lease.until is None else f"{lease.until:.0f}"),

@@ -46,7 +46,7 @@ class ConfigMapLedger(Ledger):
         self._meta: KubeObject = present["metadata"] if present else {}
 
     def open(self, entry: Entry) -> Entry:
-        """Begin the ledger, or go on with the one that is there; one that is being deleted is waited for.
+        """Create the ledger, or continue with the one that exists; one that is being deleted is waited for.
 
         Raises:
             ClusterError: One that is being deleted does not go.
@@ -73,7 +73,7 @@ class ConfigMapLedger(Ledger):
         return _entry(configmap)
 
     def _begin(self, manifest: KubeObject) -> KubeObject | None:
-        """Create it, or take up the one that is there; None while that one is going, or was just changed."""
+        """Create it, or continue with the existing one; None while that is being deleted or changed."""
         try:
             configmap = self._cluster.create(manifest)
             if _is_leaving(configmap):
@@ -94,7 +94,7 @@ class ConfigMapLedger(Ledger):
         return configmap is not None and not self._gone(configmap)
 
     def read(self) -> Entry:
-        """Read what is recorded.
+        """Read the entry.
 
         Raises:
             RunGoneError: The run has not begun, or is cleaned up.
@@ -103,7 +103,7 @@ class ConfigMapLedger(Ledger):
         return _entry(self._present())
 
     def lease(self) -> Lease:
-        """Read until when the run is let be."""
+        """Read the lease of the run."""
         return annotations.read(self._present()["metadata"])
 
     def change_lease(self, **fields: Any) -> None:
@@ -111,13 +111,13 @@ class ConfigMapLedger(Ledger):
         self._change({"metadata": {"annotations": annotations.written(**fields)}})
 
     def renew(self, seconds: float = LENGTH) -> None:
-        """Have the run let be for so many seconds from now."""
+        """Renew the lease for so many seconds from now."""
         renewed = annotations.written(until=time.time() + seconds, ended=False)
         self._change({"metadata": {"annotations": renewed}}, deadline=_QUICK)
 
     @contextmanager
     def update(self) -> Iterator[Entry]:
-        """Record what the block changes, and nothing else: who changes other keys meanwhile is not undone."""
+        """Record what the block changes, and nothing else: changes of other keys by others stay."""
         entry = self.read()
         before = _data(entry)
         yield entry
@@ -137,7 +137,7 @@ class ConfigMapLedger(Ledger):
         self._patch(before, entry, {"resourceVersion": present["metadata"]["resourceVersion"]})
 
     def owner(self) -> list[dict[str, Any]]:
-        """Make the ownerReferences of what the run creates."""
+        """Build the ownerReferences of what the run creates."""
         uid = self.uid()
         return [
             {
@@ -151,7 +151,7 @@ class ConfigMapLedger(Ledger):
         ]
 
     def uid(self) -> str:
-        """Tell this ledger from every other, also from later ones of the same name.
+        """Return the uid, which tells this ledger from every other, also from later ones of its name.
 
         Raises:
             RunGoneError: The run has not begun, or is cleaned up.
@@ -160,11 +160,11 @@ class ConfigMapLedger(Ledger):
 
     @property
     def is_taken(self) -> bool:
-        """Whether somebody has begun to remove the run, because its time was over."""
+        """Whether somebody has begun to remove the run, because its lease was over."""
         return annotations.REMOVED in (self._meta.get("annotations") or {})
 
     def take(self, now: float) -> bool:
-        """Mark a run as being removed; False where its time is not over, or somebody has just changed it."""
+        """Mark a run as being removed; False where its lease is not over, or somebody has just changed it."""
         if not annotations.read(self._meta).over(now):
             return False
         meta = {key: self._meta[key] for key in ("uid", "resourceVersion")}
@@ -177,7 +177,7 @@ class ConfigMapLedger(Ledger):
         return True
 
     def remove(self) -> None:
-        """Begin the deletion of the ledger, and with it of all that it owns."""
+        """Begin to delete the ledger, and with it all that it owns."""
         with suppress(RunGoneError):
             self._cluster.delete("ConfigMap", self.name, uid=self._meta.get("uid") or self.uid())
 
@@ -188,7 +188,7 @@ class ConfigMapLedger(Ledger):
             self._change({"metadata": metadata, "data": changed})
 
     def _change(self, body: KubeObject, deadline: float = DEADLINE) -> None:
-        """Patch the ledger that was read, and no later one of its name."""
+        """Patch the ledger that was read, but no later one of its name."""
         meta = {"uid": self._meta["uid"]} if self._meta else {}
         body = body | {"metadata": meta | body["metadata"]}
         try:
@@ -239,13 +239,13 @@ def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
 
 
 def names(cluster: Cluster, key: str) -> list[str]:
-    """List the names under which a run has begun and is not being cleaned up: one, or none."""
+    """List the names of a run's ledgers that are not being deleted: one, or none."""
     configmaps = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
     return [item["metadata"]["name"] for item in configmaps if "deletionTimestamp" not in item["metadata"]]
 
 
 def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
-    """List the ledgers of runs whose time is over at ``now``, in seconds since the epoch."""
+    """List the ledgers of runs whose lease is over at ``now``, in seconds since the epoch."""
     configmaps = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item["metadata"], now)]
     return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in configmaps]
 

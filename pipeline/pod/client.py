@@ -1,4 +1,4 @@
-"""What the worker asks a helper pod for."""
+"""Requests that the worker sends to a helper pod."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["ask", "publish", "pull", "push"]
 
 
 def push(channel: Channel, source: Location, folder: str) -> Message:
-    """Send a folder to the volume; the answer tells its ``path``, and whether it was there (``reused``).
+    """Send a folder to the volume; returns its ``path``, and whether it existed (``reused``).
 
     Raises:
         TransferError: The source changed.

@@ -1,4 +1,4 @@
-"""Which checkpoint to go on from: the newest that was written whole."""
+"""Find the checkpoint to resume from: the newest that was written whole."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def of_others(folder: Path, run: str) -> int:
 
 
 def fault(checkpoint: Path) -> str | None:
-    """Say why a checkpoint of Hugging Face's Trainer cannot be resumed from; None when it is whole."""
+    """Explain why a checkpoint of Hugging Face's Trainer cannot be resumed from; None when it is whole."""
     if not checkpoint.is_dir():
         return "there is no such folder"
     # The Trainer writes its state last.
@@ -58,7 +58,7 @@ def fault(checkpoint: Path) -> str | None:
 
 
 def step(checkpoint: Path) -> int | None:
-    """Read how many steps a checkpoint has behind it; None when that cannot be read."""
+    """Read the step of a checkpoint; None when it cannot be read."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         return int(state["global_step"])

@@ -1,4 +1,4 @@
-"""Intel's extension for PyTorch: a legacy, which ended at torch 2.8; used where somebody still has it."""
+"""Use Intel's extension for PyTorch, a legacy that ended at torch 2.8, where somebody still has it."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -11,7 +11,7 @@ _REPLACED = "torch itself has bf16 autocast, fused AdamW and torch.compile, whic
 
 
 def why_not() -> str | None:
-    """Say why the extension cannot be used here; None where it can."""
+    """Explain why the extension cannot be used here; None where it can."""
     try:
         return misfit(version("intel-extension-for-pytorch"), version("torch"))
     except PackageNotFoundError:
@@ -19,7 +19,7 @@ def why_not() -> str | None:
 
 
 def misfit(extension: str, torch: str) -> str | None:
-    """Compare the versions: the extension fits the torch of its own first two numbers, and no other.
+    """Explain a misfit of versions: the extension needs the torch of its own first two numbers.
 
     >>> misfit("2.8.0+gitabc", "2.8.0+cpu")
     >>> misfit("2.8.0", "2.15.0").partition(";")[0]

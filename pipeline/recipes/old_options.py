@@ -1,4 +1,4 @@
-"""Options of Hugging Face's Trainer that current versions no longer know, as users have them written down."""
+"""Translate options of older versions of Hugging Face's Trainer that current ones do not have."""
 
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Group words into options with their values; words before the first option stand alone."""
+    """Group command-line words into options with their values; those before the first option stand alone."""
     group: list[str] = []
     for word in words:
         if word.startswith("--") and group:
@@ -72,7 +72,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _replacement(option: str, values: list[str], accepted: set[str]) -> tuple[list[str], str] | None:
-    """Give the words to use instead, and why; None where the option is as good as ever."""
+    """Return the words to use instead, and why; None where the option still exists."""
     name = option.removeprefix("--").replace("-", "_")
     if (name, *values) in _GONE_CHOICES:
         return [], f"{option} {values[0]} is left out: run.backend decides"

@@ -1,4 +1,4 @@
-"""What every recipe on Hugging Face's Trainer shares: speed, progress, and going on from a checkpoint."""
+"""What every recipe on Hugging Face's Trainer shares: speed, progress, and resuming from a checkpoint."""
 
 import os
 import time
@@ -53,14 +53,14 @@ class CpuTrainingOptions(TrainingArguments):
 
 
 def usable(options: CpuTrainingOptions) -> list[str]:
-    """Switch off what cannot be had here; a note for each."""
+    """Switch off options that cannot be used here; returns a note for each."""
     why = ipex.why_not() if options.use_ipex else None
     options.use_ipex = options.use_ipex and why is None
     return [f"--use_ipex is left out: {why}"] if why else []
 
 
 class CpuTrainer(Trainer):
-    """Hugging Face's Trainer that tells its progress, with what its options leave out of torch's DDP."""
+    """Hugging Face's Trainer that reports its progress, with more settings of torch's DDP."""
 
     args: CpuTrainingOptions
 
@@ -78,7 +78,7 @@ class CpuTrainer(Trainer):
         handler.comm_hook = DDPCommunicationHookType(self.args.gradient_compression)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Create it, and let Intel's extension have both model and optimizer if asked for."""
+        """Create the optimizer, and let Intel's extension optimize both it and the model if asked for."""
         optimizer = super().create_optimizer(model)
         if self.args.use_ipex:
             dtype = torch.bfloat16 if self.args.bf16 else torch.float32
@@ -87,7 +87,7 @@ class CpuTrainer(Trainer):
         return optimizer
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save it; Intel's extension computes in bf16 and saves fp32, which the configuration must say."""
+        """Save the model; Intel's extension trains in bf16 and saves fp32: the configuration must say so."""
         super().save_model(output_dir, _internal_call)
         if self.args.use_ipex and self.args.should_save and isinstance(self.model, PreTrainedModel):
             self.model.config.dtype = torch.float32
@@ -95,7 +95,7 @@ class CpuTrainer(Trainer):
 
 
 class Printer(PrinterCallback):
-    """Prints what the Trainer logs; in a run, once for all nodes, and not what is told as progress."""
+    """Prints what the Trainer logs, once for all nodes of a run, and without what is reported as progress."""
 
     def on_log(
         self,
@@ -105,7 +105,7 @@ class Printer(PrinterCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Print it."""
+        """Print what was logged."""
         logs = logs or {}
         if "MANYCPU_RUN" in os.environ and ("loss" in logs or not state.is_world_process_zero):
             return
@@ -113,7 +113,7 @@ class Printer(PrinterCallback):
 
 
 class ProgressCallback(TrainerCallback):
-    """Tells steps, loss, speed and the time left, whenever the Trainer logs: one line for a step."""
+    """Reports steps, loss, speed and the time left, whenever the Trainer logs: one line for a step."""
 
     def __init__(self) -> None:
         self._began, self._first, self._last_step = time.monotonic(), 0, -1
@@ -122,7 +122,7 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Note where the training begins: after a resume that is not step 0."""
+        """Record where the training begins: after a resume that is not step 0."""
         del args, control, kwargs
         self._began, self._first = time.monotonic(), state.global_step
 
@@ -134,7 +134,7 @@ class ProgressCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Tell the mean loss since the last time; other logs are metrics, not progress."""
+        """Report the mean loss since the last time; other logs are metrics, not progress."""
         del control, kwargs
         if logs and "loss" in logs:
             self._metrics = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
@@ -144,7 +144,7 @@ class ProgressCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell that the last step is done, where the Trainer logged none of it."""
+        """Report that the last step is done, where the Trainer logged none of it."""
         del control, kwargs
         if self._metrics and state.global_step > self._last_step:
             self._report_progress(args, state)
@@ -166,7 +166,7 @@ class ProgressCallback(TrainerCallback):
 
 
 def resume_point(args: TrainingArguments, env: Mapping[str, str]) -> str | None:
-    """Decide which checkpoint to go on from, the same on every rank.
+    """Choose the checkpoint to resume from, the same on every rank.
 
     What was asked for comes first (``--resume_from_checkpoint``, then MANYCPU_RESUME_FROM), but a retry goes
     on from what the run itself has written since; otherwise the newest whole one in ``args.output_dir``,
@@ -212,7 +212,7 @@ def _choice(args: TrainingArguments, env: Mapping[str, str], requested: Path | N
 
 
 def _first_resumed(folder: Path, run: str) -> float | None:
-    """Tell when this run first began from a checkpoint asked for; None when it does so only now."""
+    """Return when this run first resumed from the checkpoint asked for; None when it does so only now."""
     mark = folder / f".resumed-{run}"
     if run and mark.exists():
         return mark.stat().st_mtime

@@ -1,4 +1,4 @@
-"""What the cgroups above this process grant, of versions 1 and 2: time of processors, memory, a pod's share.
+"""Read the limits of this process's cgroups, of versions 1 and 2: CPU time, memory, a pod's share.
 
 Pure but for reading files below ``root``.
 """
@@ -102,7 +102,7 @@ def _memory(folder: Path) -> float | None:
 
 
 def _guaranteed(root: Path, paths: dict[str, str], quota: float | None) -> bool | None:
-    """Compare a pod's share of processors, which is what it requests, with its quota, its limit."""
+    """Whether a pod requests as much CPU as its limit: compare its share with its quota."""
     if quota is None or not _in_a_pod(root):
         return None
     folder = next(_folders(root, paths, "cpu"), root)

@@ -1,4 +1,4 @@
-"""Processes, threads, cores and memory of a node's training processes: from what the node grants.
+"""Plan the processes, threads, cores and memory of a node's training, from what the node grants.
 
 Pure; knows no torch, so that launchers and ``manycpu plan`` use it too.
 """
@@ -80,7 +80,7 @@ def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
 
 
 def shm_of(memory: int) -> int:
-    """Bound /dev/shm: half of the memory that the process may use, in bytes.
+    """Compute the size of /dev/shm: half of the memory that the process may use, in bytes.
 
     What lies in it counts as the container's memory. Half is what Linux itself gives to a tmpfs: the ranks'
     messages and a data loader's batches fit, and a full one is an error of the process that fills it, where

@@ -1,4 +1,4 @@
-"""What a run wants of each node, as the CPU plan takes it."""
+"""What a run asks of each node's CPUs: the input of the CPU plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ AFFINITY_VARIABLES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class CpuRequest:
-    """The run's part of the plan; None: nothing in particular."""
+    """What a run asks of each node; None: no preference."""
 
     processes: int | None = None
     """Training processes on the node (``run.nproc_per_node``); None: one for each socket."""
@@ -50,7 +50,7 @@ class CpuRequest:
 
 
 class Sizes(NamedTuple):
-    """How a node is divided."""
+    """How a node's cores are divided among its processes."""
 
     cores: float
     processes: int

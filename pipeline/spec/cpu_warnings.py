@@ -1,4 +1,4 @@
-"""The mistakes that people make with the cores and the memory of a node, each with what to do instead."""
+"""Warnings about common mistakes with the cores and the memory of a node, each with what to do instead."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -14,7 +14,7 @@ _CONTAINERS_SHM: Final = 64 << 20  # what container runtimes give by themselves
 
 
 def warnings(machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequence[str]) -> Iterator[str]:
-    """Find them.
+    """Yield a warning for each mistake in what a run asks of a node.
 
     Args:
         machine: What the node grants.

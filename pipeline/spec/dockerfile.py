@@ -1,4 +1,4 @@
-"""What a Dockerfile starts from, and what builds it."""
+"""Read a Dockerfile: which images it starts from, and whether it needs BuildKit."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Names that a run, and only that run, has."""
+"""Names and labels that only one run has."""
 
 import hashlib
 import re
@@ -23,7 +23,7 @@ def run_name(label: str, key: str) -> str:
 
 
 def key_of(name: str) -> str:
-    """Find the key in a run's name.
+    """Return the key in a run's name.
 
     >>> key_of("my-qa-1a2b3c4d5e")
     '1a2b3c4d5e'

@@ -1,4 +1,4 @@
-"""Files in SQuAD's format: which file is which split, what is wrong with them, and their questions.
+"""Read files in SQuAD's format: which file is which split, what is wrong with them, their questions.
 
 Read with the standard library alone, so that preflight can look before anything is started. Two layouts are
 known: the official one (``data[].paragraphs[].qas[]``) and flat records (``data[]`` with ``context``,
@@ -35,7 +35,7 @@ class Question(NamedTuple):
 
 
 class _Malformed(Exception):  # noqa: N818 - never leaves this file
-    """A place in a file that cannot be read, as a path, and why."""
+    """A part of a file that cannot be read: its path in the document, and why."""
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
@@ -61,7 +61,7 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
 
 
 def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
-    """Say everything that is wrong with a data set; an empty list when it can be trained on.
+    """List everything that is wrong with a data set; empty when it can be trained on.
 
     Args:
         path: A folder, or one file. Parquet files are not looked into.
@@ -80,7 +80,7 @@ def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
 
 
 def load(path: str | Path, *, unanswered: bool = False) -> list[Question]:
-    """Read one JSON file.
+    """Read the questions of one JSON file.
 
     Args:
         path: The file.

@@ -1,4 +1,4 @@
-"""What to train."""
+"""The specification of a training: what to train."""
 
 import re
 import shlex
@@ -256,7 +256,7 @@ class TrainingRun(BaseModel):
 
     @property
     def cpu_request(self) -> CpuRequest:
-        """What it wants of each node."""
+        """What the run asks of each node's CPUs."""
         memory = self.resources.memory
         return CpuRequest(
             processes=self.nproc_per_node if "nproc_per_node" in self.model_fields_set else None,

@@ -1,4 +1,4 @@
-"""From plain dictionaries to the words, with errors that name the field and what to do."""
+"""Validate plain dictionaries as runs and targets, with errors that name the field and what to do."""
 
 import difflib
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
 
 
 def _shown(value: object) -> str:
-    """Show what was given; of a mapping only the names: an environment's values may be secret."""
+    """Show a value; of a mapping only the names: an environment's values may be secret."""
     if isinstance(value, Mapping):
         return f"a mapping of {', '.join(map(repr, value)) or 'nothing'}"
     return repr(value)

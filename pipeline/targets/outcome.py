@@ -1,4 +1,4 @@
-"""Whether a training that ended well is to be believed: the proof of scale, judged."""
+"""Judge the outcome of a training: a success needs the proof of its scale."""
 
 from manycpu.pipeline.report import Observed
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
@@ -11,7 +11,7 @@ _VOUCHES = frozenset({"torchrun", "mpirun", "mpijob"})
 
 
 def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
-    """Complete a terminal state with the rank that failed first, and with the proof of scale.
+    """Complete a terminal status with the rank that failed first, and with the proof of scale.
 
     Args:
         ctx: The run, as the attempt was started.
@@ -26,7 +26,7 @@ def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
 
 
 def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
-    """Say what is missing for a success to be believed; empty where nothing is."""
+    """Explain what is missing for a success to be believed; empty where nothing is."""
     low, high = (nodes * ctx.run.nproc_per_node for nodes in ctx.run.nodes)
     world = observed.world_size
     if world is None:
@@ -41,7 +41,7 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
-    """Say whether ranks that were to run apart ran in one place: every pod is a host of its own."""
+    """Explain which ranks that were to run apart ran on one node: every pod is a host of its own."""
     nodes, places = ctx.run.nodes[0], sorted({rank.hostname or rank.host for rank in observed.ranks})
     if isinstance(ctx, ClusterContext) and len(places) < nodes:
         return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(places)}"
@@ -51,7 +51,7 @@ def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_end(ctx: RunContext, observed: Observed) -> str:
-    """Say which ranks of the last meeting did not end well, whatever the launcher is called."""
+    """Name the ranks of the last meeting that did not end well, whatever the launcher is called."""
     failed = next((rank for rank in observed.ranks if rank.exit_code), None)
     if failed is not None and failed.exit_code is not None:
         who = f"rank {failed.rank} on {failed.hostname or failed.host}"

@@ -1,4 +1,4 @@
-"""The code of a run's program: where it is, and what of its folder is code."""
+"""The code of a run's program: its folder, and which files of it are code."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ Ignored = tuple[tuple[Path, GitIgnoreSpec], ...]
 
 
 def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
-    """Find the folder of the program's code, and Python's arguments that run the program from there."""
+    """Find the folder of the program's code, and the arguments with which Python runs it from there."""
     kind, name = program.parse(ctx.run.program)
     if kind == "script":
         path = Path(name)
@@ -52,7 +52,7 @@ def installed(module: str) -> bool:
 
 
 def installed_digest() -> str:
-    """Hash what of manycpu runs inside a training process."""
+    """Hash the installed code of manycpu that runs inside a training process."""
     parts = ("node", "recipes", "spec")
     files = [path for part in parts for path in sorted((_PACKAGE / part).rglob("*.py"))]
     source = Location.of(str(_PACKAGE), "run.program").only(
@@ -87,7 +87,7 @@ class Code(NamedTuple):
 
 
 def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
-    """Choose what of a program's folder is its code.
+    """Select the files of a program's folder that are its code.
 
     Args:
         ctx: The run.
@@ -131,7 +131,7 @@ def _has(code: Code, program: tuple[str, ...]) -> bool:
 
 
 def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
-    """List the files and empty folders by path; folders that are left out are not looked into."""
+    """List files and empty folders by path; folders that are left out are not searched."""
     docker = _docker(root)
     ignored = {root.parent: _above(root)}
     for folder, folders, files in os.walk(root, followlinks=True):
@@ -161,7 +161,7 @@ def _counts(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> b
 
 
 def _leads_back(path: Path, root: Path, excluded: set[Path]) -> bool:
-    """Whether a link leads to a folder that it is in itself, or to what is no code by its own name."""
+    """Whether a link leads to a folder around it, or to what is no code by its own name."""
     if not path.is_symlink():
         return False
     target = path.resolve()

@@ -1,4 +1,4 @@
-"""A copy on its way: what a broken one left is kept, the rest is written as it comes, all is read back."""
+"""Copy into a partial folder: resume what a broken copy left, and read back what is written."""
 
 import errno
 import hashlib
@@ -28,11 +28,11 @@ _PLAIN, _EXECUTABLE = 0o666, 0o777  # less the umask
 
 
 class TakenOverError(TransferError):
-    """Somebody else goes on with this copy: whoever was at it had given no sign of life for a while."""
+    """Another process has taken over this copy, whose owner had given no sign of life for a while."""
 
 
 class Copied(NamedTuple):
-    """A whole copy that has no name yet."""
+    """A complete copy that is still to be renamed."""
 
     partial: Path
     manifest: Manifest
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
-    """Copy a source to a folder of this call's own; the manifest is of what is on disk then.
+    """Copy a source to a partial folder of this call's own; the manifest is of what is on disk then.
 
     The folder is called ``<stem>.<digest of the list of files>.<token>.partial``. What a broken copy of the
     same files left becomes this one's by a rename, which succeeds for only one. Whoever was at it, and was
@@ -75,7 +75,7 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
 
 
 def drop(stem: Path, *but: str) -> None:
-    """Delete what broken copies left, but those whose names begin with what is given."""
+    """Delete partial folders, except those whose names begin with one of ``but``."""
     for broken in _broken_copies(stem):
         if not broken.name.startswith(but or "\0"):
             shutil.rmtree(broken, ignore_errors=True)
@@ -87,7 +87,7 @@ def _broken_copies(stem: Path) -> list[Path]:
 
 
 def _hold(stem: Path, partial: Path) -> bool:
-    """Have the folder, and only it: whether it is an earlier one of the same files, and not new."""
+    """Claim the partial folder; True where it is adopted from a broken copy of the same files."""
     same = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
     drop(stem, f"{same}.")
     for broken in _broken_copies(stem):
@@ -116,7 +116,7 @@ def _fill(partial: Path, source: Source, items: Rows[Item], progress: Progress) 
 
 
 def _make_folders(partial: Path, folder: str) -> None:
-    """Make a folder and those above it, but never the partial one itself: who took it over has it."""
+    """Make a folder and its parents, but not the partial folder itself: another may have taken it over."""
     parts = folder.split("/")
     for end in range(1, len(parts) + 1):
         with suppress(FileExistsError):
@@ -124,7 +124,7 @@ def _make_folders(partial: Path, folder: str) -> None:
 
 
 def _starts(partial: Path, items: Rows[Item]) -> "array[int]":
-    """Find how many bytes of each file are there; one that has too many is deleted."""
+    """Count how many bytes of each file are there; a file with too many is deleted."""
     starts = array("q", bytes(8 * len(items)))
     if not any(partial.iterdir()):
         return starts
@@ -141,14 +141,14 @@ def _starts(partial: Path, items: Rows[Item]) -> "array[int]":
 
 
 def _see_room(folder: Path, needed: int) -> None:
-    """Refuse in time what cannot fit."""
+    """Raise before anything is copied if the disk has too little room."""
     free = disk.free(folder)
     if needed > free:
         raise OSError(errno.ENOSPC, f"{needed} bytes are needed, {free} are free", str(folder))
 
 
 class _Tally:
-    """Bytes done, told as they come."""
+    """Counts the bytes copied, and reports progress."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
@@ -159,7 +159,7 @@ class _Tally:
 
 
 def _copy_file(path: str, item: Item, start: int, reading: Reading, tally: _Tally) -> File:
-    """Copy one file, of which the first ``start`` bytes are there; nothing that is there is truncated."""
+    """Copy one file, of which the first ``start`` bytes are there; nothing is truncated."""
     tally.add(start)
     if item.is_folder:
         copied = File(item.path, sum(map(len, reading.blocks)), hashlib.sha256().hexdigest())
@@ -182,7 +182,7 @@ def _opener(item: Item) -> Callable[[str, int], int]:
 
 
 class _Copy:
-    """A file that is written, and read back beside that: what counts is what is there, not what came."""
+    """A file that is written and read back: its digest is of what is on disk."""
 
     def __init__(self, file: FileIO, start: int) -> None:
         self.digest = hashlib.sha256()
@@ -198,7 +198,7 @@ class _Copy:
             self.read_back()
 
     def read_back(self) -> int:
-        """Hash what was not hashed yet, to the end of the file; how long it is."""
+        """Hash what was written since the last call; returns the length of the file."""
         self._file.seek(self._hashed)
         buffer = memoryview(bytearray(min(_BLOCK, self._size - self._hashed + 1)))
         while count := self._file.readinto(buffer):

@@ -1,4 +1,4 @@
-"""Bring a folder to its readers: what was read back is what was written, and the manifest comes last."""
+"""Export a folder to a path or URL: read back what was written, and write the manifest last."""
 
 import logging
 import shutil
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def written(folder: str) -> Location:
-    """Open what a program wrote; what can be no part of a model, such as a FIFO, is left out, and named."""
+    """Open a program's output; what cannot be copied, such as a FIFO, is skipped and logged."""
     return Location.of(folder, "run.output").without_odd(
         lambda path, why: log.warning("%r in the output %s: it is left out of the model", path, why)
     )
@@ -110,7 +110,7 @@ def _top(manifest: Manifest) -> set[str]:
 
 
 def _in_output(manifest: Manifest, name: str) -> Manifest:
-    """Have a report.json of the program's, file or folder, by another name: the run's own comes beside it."""
+    """Rename a report.json of the program's own, file or folder: the run's report has that name."""
     if REPORT not in _top(manifest):
         return manifest
     log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, name)
@@ -123,12 +123,12 @@ def _renamed(path: str, name: str) -> str:
 
 
 def _spelled(path: str) -> str:
-    """Spell a name that is not UTF-8 as Python does in a text: URLs have no other names."""
+    """Escape a name that is not UTF-8 as Python does in a text: URLs have no other names."""
     return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _make_room(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
-    """Delete what an earlier export of this run wrote and is not wanted now, its manifest last.
+    """Delete files of an earlier export that this one does not contain, its manifest last.
 
     Raises:
         TransferError: The destination holds what the run did not write.
@@ -146,7 +146,7 @@ def _make_room(destination: Location, manifest: Manifest, key: str, tick: Tick) 
 
 
 def _upload(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> None:
-    """Write a file, unless it is there whole.
+    """Upload a file, unless it is there completely.
 
     Raises:
         TransferError: It reads back otherwise, or there is another file of that name.
@@ -164,7 +164,7 @@ def _upload(origin: Location, destination: Location, file: File, named: File, ti
 
 
 def _is_uploaded(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> bool:
-    """Whether a file is there whole; of this run's too is the beginning of it, from an upload that broke.
+    """Whether a file is there completely; the beginning of it, from a broken upload, is this run's own.
 
     Raises:
         TransferError: There is another file of that name.

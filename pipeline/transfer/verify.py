@@ -1,4 +1,4 @@
-"""Whether a folder on disk still is what its manifest says."""
+"""Verify that a folder on disk still matches its manifest."""
 
 import os
 from array import array
@@ -14,7 +14,7 @@ __all__ = ["Verdict", "verify"]
 
 
 class Verdict(NamedTuple):
-    """What was found."""
+    """The result of a verification."""
 
     fault: str | None
     """The first file that is missing or changed; None where all is well."""
@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
 def verify(
     folder: Path, manifest: Manifest, written: "array[int] | None", tick: Tick, *, keep: bool = False
 ) -> Verdict:
-    """Compare a folder with its manifest: by size and time of writing, and where these differ by content.
+    """Compare a folder with its manifest by size and modification time, and where these differ by content.
 
     What the manifest does not name is deleted, links among it: it is none of what was copied.
 
@@ -58,7 +58,7 @@ def _same(folder: Path, item: Item, file: File, tick: Tick) -> bool:
 
 
 class _Walk:
-    """The files of a folder by path; those that are passed over are deleted, or kept and listed."""
+    """Walks the files of a folder by path; files that are passed over are deleted, or listed."""
 
     def __init__(self, folder: Path, *, keep: bool) -> None:
         self._folder, self._keep = folder, keep
@@ -67,7 +67,7 @@ class _Walk:
         self._next = next(self._rest, None)
 
     def up_to(self, path: str | None) -> Item | None:
-        """Go on to a path, or to the end; None where it is not there."""
+        """Advance to a path, or to the end; None where there is no such file."""
         while self._next is not None and (path is None or self._next.path < path):
             self._delete(self._next.path)
             self._next = next(self._rest, None)

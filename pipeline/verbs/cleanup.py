@@ -25,7 +25,7 @@ _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
 
 
 def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -> Report | None:
-    """Leave nothing of the run but its output and what later runs reuse.
+    """Delete everything of the run but its output and what later runs reuse.
 
     A model that was trained and could not be exported, or is not to be seen at the output, is kept for ever:
     the same run goes on from there.
@@ -65,7 +65,7 @@ def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -
 
 
 def undelivered(ctx: RunContext) -> bool:
-    """Whether the run has a model that was not exported, or is not to be seen where it was exported to.
+    """Whether the run has a model that was not exported, or cannot be seen where it was exported to.
 
     Where nobody has judged its training, it counts as trained.
 
@@ -85,7 +85,7 @@ def undelivered(ctx: RunContext) -> bool:
 
 
 def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
-    """Whether an attempt was to write a model, and ``output`` is null since: nobody said that it may go."""
+    """Whether an attempt was to write a model, and ``output`` is null since: nobody said to delete it."""
     before = entry.described(handle.attempt).run.get("output")
     if before is None or entry.export is None or entry.export["path"] is not None:
         return False

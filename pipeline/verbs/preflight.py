@@ -25,7 +25,7 @@ _READ_ONLY = frozenset({"data", "gist", "git", "github", "http", "https", "libar
 
 
 def preflight(ctx: RunContext) -> list[Finding]:
-    """Check everything that can be known before anything starts; the fatal findings come first."""
+    """Check everything that can be known before anything starts; fatal findings come first."""
     findings = [finding for check in _CHECKS for finding in check(ctx)]
     return sorted([*findings, *verbs_of(ctx).findings(ctx)], key=lambda finding: not finding.fatal)
 
@@ -118,7 +118,7 @@ def _output(ctx: RunContext) -> Findings:
 
 
 def _writable(ctx: RunContext) -> Findings:
-    """Find an output that can never be written: what export and report would make there is tried."""
+    """Check that an output can be written, by trying what export and report would make there."""
     protocol, _, rest = ctx.destination.partition("://")
     if rest and protocol in _READ_ONLY:
         message = f"nothing can be written by {protocol}"
@@ -138,7 +138,7 @@ def _writable(ctx: RunContext) -> Findings:
 
 
 def _try_out(output: Path, key: str) -> None:
-    """Make, below the nearest folder that is there, all folders of an export, and delete them again.
+    """Make and delete again all folders of an export, below the nearest folder that exists.
 
     Raises:
         OSError: A file is in the way, a name is too long, or the folder cannot be written to.

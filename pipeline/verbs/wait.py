@@ -29,7 +29,7 @@ POLL = 0.5  # seconds between looks: a training's end is seen within a second
 
 
 def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
-    """Begin to watch an attempt, or go on from where another has come to.
+    """Begin to watch an attempt, or continue where another watch has come to.
 
     The watch's run is as the attempt was started, whatever the fields are now.
     """
@@ -38,7 +38,7 @@ def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
 
 
 def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -> Status:
-    """Stay until the training has ended."""
+    """Wait until the training has ended, and pass on each of its lines."""
     with ctx.ledger.kept_alive(ctx.waiting_lease), closing(watch(ctx, handle)) as watching:
         while True:
             lines, status = watching.look()
@@ -51,7 +51,7 @@ def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -
 
 
 def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
-    """Note how the wait ended, and raise what a terminal state other than success means.
+    """Record how the wait ended, and raise unless the training succeeded.
 
     Raises:
         CancelledError: Somebody ended the training.
@@ -75,7 +75,7 @@ def _record(ctx: RunContext, handle: Handle, error: ManycpuError | None) -> None
 
 
 def observed_of(ctx: RunContext, handle: Handle) -> Observed:
-    """Tell what the ranks of an attempt said of themselves."""
+    """Read what the ranks of an attempt have reported."""
     return verbs_of(ctx).observed_of(ctx, handle)
 
 

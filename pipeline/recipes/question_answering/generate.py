@@ -1,4 +1,4 @@
-"""Writes the demo's data set: ``python -m manycpu.pipeline.recipes.question_answering.generate FOLDER``.
+"""Write the demo's data set: ``python -m manycpu.pipeline.recipes.question_answering.generate FOLDER``.
 
 A context tells three to five facts of one thing, or two facts each of two things of different kinds. Always
 two are of the same kind (two persons, two years), so that the question has to be read. Names are invented and
@@ -86,7 +86,7 @@ def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
 
 
 def _plan(rng: random.Random) -> list[tuple[Subject, list[str]]]:
-    """Choose what to tell of what, until two facts are of the same kind."""
+    """Choose subjects and their facts, until no two facts are of the same kind."""
     count, sizes = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
     fact_count = pick(rng, sizes)
     while True:
@@ -115,7 +115,7 @@ def _context(things: list[Thing], rng: random.Random) -> str:
 
 
 def _statements(thing: Thing, rng: random.Random) -> Iterator[str]:
-    """Choose statements that tell every fact once."""
+    """Choose statements that state every fact once."""
     remaining = set(thing.facts) - {"it"}
     for words in shuffled(rng, thing.subject.statements):
         used = _braces(words) - {"it"}

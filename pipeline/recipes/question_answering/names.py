@@ -70,7 +70,7 @@ class Names:
 
 
 def pick(rng: random.Random, choices: Sequence[T]) -> T:
-    """Choose one; of what ``random`` does, only ``random()`` itself is promised to stay the same."""
+    """Choose one item; of ``random``, only ``random()`` itself is promised to stay the same."""
     return choices[int(rng.random() * len(choices))]
 
 

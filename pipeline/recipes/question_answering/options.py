@@ -1,4 +1,4 @@
-"""The options: those of ``run_qa.py`` by the same names, with defaults from the environment of a run."""
+"""Parse the options: those of ``run_qa.py`` by the same names, with defaults from a run's environment."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ class _Parser(HfArgumentParser):
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
-    """Read the options.
+    """Parse the options.
 
     Args:
         argv: Arguments after the program's name, or one JSON file that has them.
@@ -174,7 +174,7 @@ def _has_option(words: Sequence[str], name: str) -> bool:
 
 
 def _folders(training: CpuTrainingOptions, env: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Part the output from the checkpoints, which Hugging Face keeps in one folder."""
+    """Separate the output from the checkpoints, which Hugging Face keeps in one folder."""
     requested, notes = training.output_dir or "trainer_output", []
     output = env.get("MANYCPU_OUTPUT") or requested
     if Path(output) != Path(requested):

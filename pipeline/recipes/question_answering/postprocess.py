@@ -1,4 +1,4 @@
-"""From the model's scores for starts and ends to answers."""
+"""Turn the model's scores for starts and ends into answers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

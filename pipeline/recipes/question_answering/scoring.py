@@ -1,4 +1,4 @@
-"""From the scores of a whole split, gathered from all ranks, to answers and metrics."""
+"""Turn the scores of a whole split, gathered from all ranks, into answers and metrics."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ class Scorer:
         """Question's id -> what was answered last."""
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Give exact_match and f1, in percent."""
+        """Compute exact_match and f1, in percent."""
         return self.score(*prediction.predictions)
 
     def score(self, starts: Scores, ends: Scores) -> dict[str, float]:

@@ -27,12 +27,12 @@ def normalize(text: str) -> str:
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """1.0 when both say the same after normalising, otherwise 0.0."""
+    """Return 1.0 when both are the same after normalising, otherwise 0.0."""
     return float(normalize(prediction) == normalize(reference))
 
 
 def f1(prediction: str, reference: str) -> float:
-    """Harmonic mean of precision and recall over words, as multisets; 0.0 without a common word.
+    """Compute the harmonic mean of precision and recall over words, as multisets; 0.0 without a common word.
 
     An empty reference means that there is no answer: then 1.0 for an empty prediction, as in version 2.0.
     """

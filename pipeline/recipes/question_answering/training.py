@@ -1,4 +1,4 @@
-"""The training from end to end: data, model, features, Trainer, and what is written to the output."""
+"""Run the training from end to end: data, model, features, Trainer, and what is written to the output."""
 
 import json
 import sys
@@ -66,7 +66,7 @@ def _announce(options: Options, env: Mapping[str, str]) -> None:
 
 
 def _chosen_splits(options: Options, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-    """Leave the splits that there is something to do for."""
+    """Select the splits that the options train, evaluate or predict on."""
     training = options.training
     if not options.chosen:
         training.do_train, training.do_eval = "train" in splits, "validation" in splits
@@ -155,7 +155,7 @@ def _save(trainer: Trainer, output: Path) -> None:
 
 
 def _evaluate(trainer: Trainer) -> dict[str, Any]:
-    """Evaluate; scores go by their names in the field, and what tells of speed and loss by the Trainer's."""
+    """Evaluate; scores go by their usual names, speed and loss by the Trainer's."""
     metrics = trainer.evaluate()
     own = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
     scores = {

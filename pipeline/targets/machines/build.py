@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def build(ctx: MachineContext) -> tuple[Built, bool]:
-    """Snapshot the program's folder, or name the installed code; whether it was there before.
+    """Snapshot the program's folder, or name the installed code; True where it existed before.
 
     Raises:
         BadInputError: The folder holds more than code.

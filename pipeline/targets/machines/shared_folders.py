@@ -1,4 +1,4 @@
-"""Folders that runs share: what one that trains may have written into is left alone."""
+"""Folders that runs share: a folder that a training uses is never overwritten."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,7 @@ __all__ = ["bring"]
 def bring(
     ctx: MachineContext, source: Location, folder: Path, progress: Progress = lambda *_: None
 ) -> Stored:
-    """Copy a source to a folder, or to the first of a series beside it that nobody spoils meanwhile.
+    """Copy a source to a folder, or beside it (``-2``, ``-3``) where trainings use what is there.
 
     Raises:
         TransferError: A file changed while it was copied.
@@ -38,7 +38,7 @@ def _bring(ctx: MachineContext, source: Location, folder: Path, progress: Progre
 
 
 def _in_use(home: Path, folder: Path) -> bool:
-    """Whether a training goes on with what is in a folder."""
+    """Whether a training that goes on uses a folder."""
     return any(_trains(ctx, lambda path: path.is_relative_to(folder)) for ctx in runs.on_this_machine(home))
 
 

@@ -1,4 +1,4 @@
-"""The volume of machines is a folder; on the hosts of a hostfile, the same folder on each."""
+"""Stage to machines: the volume is a folder; on the hosts of a hostfile, the same folder on each."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,5 +48,5 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
 
 
 def _path_on_node(source: Location, folder: Path) -> str:
-    """Name the file itself where the source is one file: that is what the program was written for."""
+    """Return the staged folder, or the file itself where the source is one file."""
     return str(folder / source.root.rsplit("/", 1)[-1]) if source.is_file() else str(folder)
