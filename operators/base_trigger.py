@@ -25,7 +25,7 @@ class FollowingTrigger(BaseTrigger):
 
     Args:
         handle: The handle of the attempt, as JSON.
-        cursor: How much of the logs the worker has told.
+        cursor: How much of the logs the worker has printed.
         by: The try of the task that follows: what the record says when a person ends the task.
         not_before: Seconds since the epoch. An event that comes too soon after the deferral meets the
             scheduler before the worker's own end does, and the scheduler then fails the task.

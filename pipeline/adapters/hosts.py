@@ -31,18 +31,18 @@ def version(name):
     except importlib.metadata.PackageNotFoundError:
         return None
 
-seen = {name: version(name) for name in ("manycpu", "torch")}
-seen["python"] = "%d.%d" % sys.version_info[:2]
-seen["hostname"] = socket.gethostname()
-seen["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
-seen["files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
-if seen["manycpu"]:
+facts = {name: version(name) for name in ("manycpu", "torch")}
+facts["python"] = "%d.%d" % sys.version_info[:2]
+facts["hostname"] = socket.gethostname()
+facts["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
+facts["files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
+if facts["manycpu"]:
     from manycpu.pipeline.spec.machine import Machine
-    seen["cores"] = Machine.observe().processors
+    facts["cores"] = Machine.observe().processors
 with socket.socket() as listener:
     listener.bind(("", 0))
-    seen["port"] = listener.getsockname()[1]
-print("\\n::probe::" + json.dumps(seen))
+    facts["port"] = listener.getsockname()[1]
+print("\\n::probe::" + json.dumps(facts))
 """
 
 

@@ -16,7 +16,7 @@ def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
     Args:
         ctx: The run, as the attempt was started.
         status: Its terminal state.
-        observed: What its ranks have said.
+        observed: What its ranks have reported.
     """
     if status.state is RunState.FAILED:
         return status.model_copy(update={"failure": observed.failure or status.failure})
