@@ -22,7 +22,7 @@ def names() -> list[str]:
 
 
 def main(words: list[str]) -> None:
-    """Run the chosen ones, all by default, keep what they saw in ``results/``, and draw it for the docs."""
+    """Run the chosen benchmarks, all by default; write ``results/``, and draw them for the docs."""
     quick = "--quick" in words
     if quick:
         os.environ[_measure.QUICK] = "1"
@@ -46,7 +46,7 @@ def main(words: list[str]) -> None:
 
 
 def measured(name: str) -> dict[str, object]:
-    """Run one, and say of which machine, and how busy it was."""
+    """Run a benchmark, and add the machine and how busy it was."""
     before = os.getloadavg()[0]
     figures = import_module(f"bench.{name}").main()
     show(figures)

@@ -11,14 +11,14 @@ BATCH, LENGTH = 8, 128
 
 
 def model(layers: int = 6) -> Any:
-    """Make it, with the same weights each time."""
+    """Create the model, with the same weights each time."""
     torch.manual_seed(0)
-    made = BertForSequenceClassification(BertConfig(num_hidden_layers=layers))
-    return made.train()
+    bert = BertForSequenceClassification(BertConfig(num_hidden_layers=layers))
+    return bert.train()
 
 
 def batch(size: int = BATCH) -> dict[str, torch.Tensor]:
-    """Draw a batch."""
+    """Create a batch of random tokens."""
     return {"input_ids": torch.randint(1000, 30000, (size, LENGTH)), "labels": torch.randint(0, 2, (size,))}
 
 

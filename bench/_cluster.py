@@ -19,36 +19,36 @@ __all__ = ["namespace", "target"]
 
 @contextmanager
 def namespace(prefix: str) -> Iterator[tuple[Cluster, Space]]:
-    """Have a namespace of the benchmark's own.
+    """Create a namespace of the benchmark's own, and delete it afterwards.
 
     Raises:
         SkippedError: This machine cannot run the cluster.
     """
     try:
-        there = own.running()
-        cluster = there or own.up()
+        running = own.running()
+        cluster = running or own.up()
     except MissingError as error:
         raise SkippedError(str(error)) from None
     try:
         with (
             own.in_use(),
             TemporaryDirectory() as folder,
-            space.create(settings.kubeconfig(), Path(folder), prefix) as made,
+            space.create(settings.kubeconfig(), Path(folder), prefix) as own_space,
         ):
-            yield cluster, made
-            space.delete(made)
-            space.wait_emptied(made)
+            yield cluster, own_space
+            space.delete(own_space)
+            space.wait_emptied(own_space)
     finally:
-        if not there:
+        if not running:
             own.down()
 
 
-def target(where: Space, **more: Any) -> dict[str, Any]:
-    """Give the fields of a target: a namespace, and the images that are there."""
+def target(cluster_space: Space, **more: Any) -> dict[str, Any]:
+    """Return the fields of a target: a namespace, and the images of the test cluster."""
     return {
         "kind": "kubernetes",
-        "namespace": where.name,
-        "connection": str(where.kubeconfig),
+        "namespace": cluster_space.name,
+        "connection": str(cluster_space.kubeconfig),
         "registry": f"http://{settings.REGISTRY}/bench",
         "image": images.reference("torch"),
         "helper_image": images.reference("helper"),

@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 
 def model() -> Net:
-    """Make it, with the same weights each time."""
+    """Create the model, with the same weights each time."""
     torch.manual_seed(0)
     return Net()
 
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 def work(rank: int, job: Job) -> None:
-    """Train until told to stop."""
+    """Train until the job's stop event is set."""
     if job.threads:
         torch.set_num_threads(job.threads)
     if job.pins:
@@ -88,9 +88,9 @@ def work(rank: int, job: Job) -> None:
 
 
 def _all_stop(job: Job) -> bool:
-    """In step, all ranks must agree to end: one that left early would have the others wait for ever."""
+    """Agree with all ranks to stop: one that left early would have the others wait for ever."""
     if job.kind == "hogwild":
         return bool(job.stop.is_set())
-    told = torch.tensor([int(job.stop.is_set())])
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    return bool(told.item())
+    vote = torch.tensor([int(job.stop.is_set())])
+    dist.all_reduce(vote, dist.ReduceOp.MAX)
+    return bool(vote.item())

@@ -1,4 +1,4 @@
-"""Draw what the benchmarks saw, for docs/benchmarks.md."""
+"""Draw the results of the benchmarks for docs/benchmarks.md."""
 
 import json
 import re
@@ -39,20 +39,20 @@ def _save(name: str, draw: Callable[[Any, Mapping[str, Any]], None], figures: Ma
 
 
 def picture(name: str) -> Path:
-    """Name the file of a benchmark's drawing."""
+    """Return the file name of a benchmark's drawing."""
     return IMAGES / f"bench-{name.replace('_', '-')}.svg"
 
 
 def _allreduce(axes: Any, figures: Mapping[str, Any]) -> None:
     """Draw speeds as parts of a memory copy's, which no allreduce can beat."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    curves: dict[str, list[tuple[float, float, float]]] = {}
     for name, part in figures.items():
         if match := re.fullmatch(r"(\w+) (\d+) KiB: ccl, part of a memory copy's speed", name):
             gain = figures[f"{match[1]} {match[2]} KiB: ccl over gloo"]
-            found.setdefault(match[1], []).append(
+            curves.setdefault(match[1], []).append(
                 (float(match[2]), _median(part), _median(part) / _median(gain))
             )
-    for (dtype, points), style in zip(found.items(), ("-", "--"), strict=False):
+    for (dtype, points), style in zip(curves.items(), ("-", "--"), strict=False):
         sizes, ccl, gloo = zip(*points, strict=True)
         axes.plot(sizes, ccl, style, marker="o", color=COLOURS["ccl"], label=f"ccl, {dtype}")
         axes.plot(sizes, gloo, style, marker="s", color=COLOURS["gloo"], label=f"gloo, {dtype}")
@@ -66,7 +66,7 @@ def _median(value: Any) -> float:
 
 
 def _rates(axes: Any, figures: Mapping[str, Any]) -> None:
-    """Draw rates as bars, from the least to the greatest seen."""
+    """Draw rates as bars, from the least to the greatest."""
     rates = dict(reversed(figures["rates"].items()))
     medians = [rate["median"] for rate in rates.values()]
     around = [[rate["median"] - rate["low"] for rate in rates.values()]]

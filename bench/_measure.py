@@ -22,7 +22,7 @@ QUICK = "MANYCPU_BENCH_QUICK"
 
 
 class Turns(NamedTuple):
-    """What was measured: a value of each side for every turn that was kept."""
+    """The times of each side, in every turn that counts."""
 
     times: dict[str, list[float]]
     others: float
@@ -34,7 +34,7 @@ class SkippedError(Exception):
 
 
 def rounds(full: int, quick: int) -> int:
-    """Choose how often to repeat: ``make bench-quick`` is content with less."""
+    """Choose how often to repeat: less often in ``make bench-quick``."""
     return quick if os.environ.get(QUICK) else full
 
 
@@ -61,57 +61,57 @@ def by_turns(
         turn = {name: measure() for name, measure in sides.items()}
         turns.append((clock.others(), turn))
     if pids:
-        turns = sorted(turns, key=lambda one: one[0])[: (count + 1) // 2]
+        turns = sorted(turns, key=lambda turn: turn[0])[: (count + 1) // 2]
     times = {name: [turn[name] for _, turn in turns] for name in sides}
     return Turns(times, round(statistics.median(share for share, _ in turns), 3))
 
 
 class _Clock:
-    """Tells which part of the cores' time other processes have taken since it was made."""
+    """Measures the part of the cores' time that other processes have taken since it was made."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._processes = [psutil.Process(pid) for pid in pids]
-        self._begun, self._all, self._own = time.perf_counter(), self._busy(), self._ours()
+        self._began, self._all, self._own = time.perf_counter(), self._busy(), self._ours()
 
     def others(self) -> float:
-        wall = (time.perf_counter() - self._begun) * (psutil.cpu_count() or 1)
+        wall = (time.perf_counter() - self._began) * (psutil.cpu_count() or 1)
         return max(0.0, self._busy() - self._all - (self._ours() - self._own)) / wall
 
     def _busy(self) -> float:
-        seen = psutil.cpu_times()
-        return float(sum(seen) - seen.idle - getattr(seen, "iowait", 0.0) - seen.guest - seen.guest_nice)
+        times = psutil.cpu_times()
+        return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - times.guest - times.guest_nice)
 
     def _ours(self) -> float:
         used = [process.cpu_times() for process in self._processes]
-        return float(sum(one.user + one.system for one in used))
+        return float(sum(times.user + times.system for times in used))
 
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
-    """Give the median, and the least and greatest value."""
-    found = {"median": statistics.median(values), "low": min(values), "high": max(values)}
-    return {name: float(f"{value:.{digits}g}") for name, value in found.items()}
+    """Summarise values as their median, least and greatest."""
+    summary = {"median": statistics.median(values), "low": min(values), "high": max(values)}
+    return {name: float(f"{value:.{digits}g}") for name, value in summary.items()}
 
 
 def ratio(slower: Sequence[float], faster: Sequence[float]) -> dict[str, float]:
     """Divide times that were measured one after the other: how many times as fast the second is."""
-    return spread([one / other for one, other in zip(slower, faster, strict=True)], digits=3)
+    return spread([first / second for first, second in zip(slower, faster, strict=True)], digits=3)
 
 
 def in_a_row(call: Callable[[], object], repeats: int, meet: Callable[[], object]) -> Callable[[], float]:
-    """Make what times one of several calls in a row, in seconds; the ranks meet before the first."""
+    """Return a function that times one of several calls in a row, in seconds; ranks meet before the first."""
 
     def measure() -> float:
         meet()
-        begun = time.perf_counter()
+        began = time.perf_counter()
         for _ in range(repeats):
             call()
-        return (time.perf_counter() - begun) / repeats
+        return (time.perf_counter() - began) / repeats
 
     return measure
 
 
 def pids_of_ranks() -> list[int]:
-    """Ask all ranks for their process ids."""
+    """Gather the process ids of all ranks."""
     import torch.distributed as dist
 
     pids: list[int] = [0] * dist.get_world_size()
@@ -120,13 +120,13 @@ def pids_of_ranks() -> list[int]:
 
 
 def agree(over: bool) -> bool:
-    """Have all ranks end when one of them thinks that it is time."""
+    """Agree with all ranks to end when one of them finds that it is time."""
     import torch
     import torch.distributed as dist
 
-    told = torch.tensor([int(over)])
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    return bool(told.item())
+    vote = torch.tensor([int(over)])
+    dist.all_reduce(vote, dist.ReduceOp.MAX)
+    return bool(vote.item())
 
 
 def in_ranks(file: str, count: int, *args: str, **env: str) -> dict[str, Any]:
@@ -141,13 +141,13 @@ def in_ranks(file: str, count: int, *args: str, **env: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figures.json")
         ranks = [sys.executable, "-m", "manycpu.pipeline.node", f"--nproc-per-node={count}"]
-        known = {"PYTHONPATH": str(Path(__file__).parents[1])}
+        variables = {"PYTHONPATH": str(Path(__file__).parents[1])}
         done = subprocess.run(
             [*ranks, file, str(out), *args],
             check=False,
             capture_output=True,
             text=True,
-            env=os.environ | known | env,
+            env=os.environ | variables | env,
         )
         if done.returncode != 0:
             sys.exit(f"bench: the ranks of {file} failed\n{(done.stdout + done.stderr)[-3000:]}")
@@ -157,17 +157,17 @@ def in_ranks(file: str, count: int, *args: str, **env: str) -> dict[str, Any]:
 
 def machine() -> dict[str, object]:
     """Describe this machine."""
-    found = Machine.observe()
+    observed = Machine.observe()
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    known = {"amx_bf16", "avx512_bf16", "avx512f", "avx2"} & flags()
+    instructions = {"amx_bf16", "avx512_bf16", "avx512f", "avx2"} & flags()
     return {
-        "cores": found.cores,
+        "cores": observed.cores,
         "processor": next(
             (line.split(":")[1].strip() for line in lines if line.startswith("model name")), ""
         ),
-        "instructions": sorted(known),
-        "memory_gib": round((found.memory or 0) / 2**30),
+        "instructions": sorted(instructions),
+        "memory_gib": round((observed.memory or 0) / 2**30),
         "python": ".".join(map(str, sys.version_info[:3])),
         **{name: _version(name) for name in ("torch", "oneccl-devel", "transformers")},
     }

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """Write all results there are, in the order of their names."""
+    """Format all results, in the order of their names."""
     results = sorted(_draw.RESULTS.glob("*.json"))
     parts = ["\n".join(_part(result)) for result in results]
     return "\n".join([HEAD, *parts, "\n".join(_machines(results))])

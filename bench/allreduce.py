@@ -35,12 +35,12 @@ WORDS = {
 
 def main() -> dict[str, Any]:
     """Measure; both ranks copy at the same time, as both reduce."""
-    seen = in_ranks(__file__, RANKS, MANYCPU_BACKEND="ccl")
+    turns = in_ranks(__file__, RANKS, MANYCPU_BACKEND="ccl")
     figures: dict[str, Any] = {}
-    for name, (times, _) in seen.items():
+    for name, (times, _) in turns.items():
         figures[f"{name}: ccl over gloo"] = ratio(times["gloo"], times["ccl"])
         figures[f"{name}: ccl, part of a memory copy's speed"] = ratio(times["copy"], times["ccl"])
-    others = {name: share for name, (_, share) in seen.items()}
+    others = {name: share for name, (_, share) in turns.items()}
     return figures | {"others' part of the cores": max(others.values()), "target": TARGETS}
 
 
@@ -51,13 +51,13 @@ def _rank(out: Path) -> None:
     dist.init_process_group()
     groups = {"ccl": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     pids = pids_of_ranks()
-    found: dict[str, Turns] = {}
+    turns: dict[str, Turns] = {}
     for dtype in (torch.float32, torch.bfloat16):
         for size in SIZES:
             name = f"{str(dtype).removeprefix('torch.')} {size >> 10} KiB"
-            found[name] = _measured(groups, torch.zeros(size // dtype.itemsize, dtype=dtype), pids)
+            turns[name] = _measured(groups, torch.zeros(size // dtype.itemsize, dtype=dtype), pids)
     if dist.get_rank() == 0:
-        out.write_text(json.dumps(found))
+        out.write_text(json.dumps(turns))
     dist.destroy_process_group()
 
 

@@ -49,11 +49,11 @@ WORDS = {
 
 def main() -> dict[str, Any]:
     """Measure; the bound is the same step on both ranks, with gradients that stay where they are."""
-    seen = in_ranks(__file__, RANKS, MANYCPU_BACKEND="ccl", MANYCPU_DTYPE="bf16")
-    times, samples = seen["times"], seen["samples"]
+    measured = in_ranks(__file__, RANKS, MANYCPU_BACKEND="ccl", MANYCPU_DTYPE="bf16")
+    times, samples = measured["times"], measured["samples"]
     return {
         "unit": "samples/s",
-        "rates": {name: spread([samples / value for value in seen]) for name, seen in times.items()},
+        "rates": {name: spread([samples / value for value in side]) for name, side in times.items()},
         "ratios": {
             "ccl over gloo": ratio(times["gloo"], times["ccl"]),
             "no communication over ccl": ratio(times["ccl"], times["no communication"]),
@@ -64,7 +64,7 @@ def main() -> dict[str, Any]:
                 if "compressed" in name
             },
         },
-        "others' part of the cores": seen["others"],
+        "others' part of the cores": measured["others"],
         "target": TARGETS,
     }
 
@@ -84,8 +84,8 @@ def _rank(out: Path) -> None:
     by_turns(sides, 1)
     times, others = by_turns(sides, rounds(24, 6), pids, agree)
     if dist.get_rank() == 0:
-        found = {"samples": RANKS * _bert.BATCH, "times": times, "others": others}
-        out.write_text(json.dumps(found))
+        figures = {"samples": RANKS * _bert.BATCH, "times": times, "others": others}
+        out.write_text(json.dumps(figures))
     dist.destroy_process_group()
 
 
@@ -108,10 +108,10 @@ def _side(group: Any, *, talks: bool = True, compressed: bool = False) -> Callab
 
     def measure() -> float:
         dist.barrier()
-        begun = time.perf_counter()
+        began = time.perf_counter()
         step(contextlib.nullcontext if talks else model.no_sync)
         dist.barrier()  # both ranks have done their step
-        return time.perf_counter() - begun
+        return time.perf_counter() - began
 
     return measure
 

@@ -25,7 +25,7 @@ SCRIPT = f"""import os, pathlib, time
 time.sleep({LASTS})
 pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model").touch()
 """
-Seen = dict[tuple[str, str], float]
+Ends = dict[tuple[str, str], float]
 """Kind and name -> when it was first seen to have succeeded, seconds since the epoch."""
 _INLINE = "_run_inline_trigger"  # what `dag.test` runs a trigger by
 DAG = """
@@ -77,7 +77,7 @@ def main() -> dict[str, Any]:
     from bench._cluster import namespace, target
 
     with namespace("bench-ending") as (_, space), TemporaryDirectory() as folder:
-        known = {
+        config = {
             "target": target(space, connection="ours", claim_size="1Gi"),
             "admin": str(settings.kubeconfig()),
             "kubeconfig": str(space.kubeconfig),
@@ -85,29 +85,29 @@ def main() -> dict[str, Any]:
             "folder": folder,
             "turns": rounds(*TURNS),
         }
-        return _side(known)
+        return _side(config)
 
 
-def _side(known: dict[str, Any]) -> dict[str, Any]:
-    files = {"KUBERNETES_DEFAULT": known["admin"], "OURS": known["kubeconfig"]}
+def _side(config: dict[str, Any]) -> dict[str, Any]:
+    files = {"KUBERNETES_DEFAULT": config["admin"], "OURS": config["kubeconfig"]}
     env = dict(os.environ)
     for name, path in files.items():
         connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": path}}
         env[f"AIRFLOW_CONN_{name}"] = json.dumps(connection)
-    command = [sys.executable, "-m", "bench.ending", json.dumps(known)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=1200)
-    out = Path(known["folder"], "figures.json")
+    command = [sys.executable, "-m", "bench.ending", json.dumps(config)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=1200)
+    out = Path(config["folder"], "figures.json")
     if not out.exists():
-        sys.exit(f"bench: the DAG run failed\n{(told.stdout + told.stderr)[-3000:]}")
+        sys.exit(f"bench: the DAG run failed\n{(done.stdout + done.stderr)[-3000:]}")
     figures: dict[str, Any] = json.loads(out.read_text())
     return figures
 
 
-def _child(known: dict[str, Any]) -> None:
-    folder = Path(known["folder"])
+def _child(config: dict[str, Any]) -> None:
+    folder = Path(config["folder"])
     dags = folder / "dags"
     dags.mkdir()
-    (dags / "file.py").write_text(_dag(known))
+    (dags / "file.py").write_text(_dag(config))
     from manycpu.operators import embedded
 
     os.environ |= embedded.settings(folder / "airflow", dags={"bench": dags})
@@ -117,33 +117,35 @@ def _child(known: dict[str, Any]) -> None:
     db.initdb()
     bag = DagBag(dags)
     assert bag.import_errors == {}, bag.import_errors  # noqa: S101 - or it measures nothing
-    with _watching(known["admin"], known["target"]["namespace"]) as ended, _timing() as events:
+    with _watching(config["admin"], config["target"]["namespace"]) as ended, _timing() as events:
         run = bag.dags["ending"].test()
         tasks = {task.task_id: task.end_date.timestamp() for task in run.get_task_instances()}
         assert str(run.state) == "success", run.state  # noqa: S101 - or it measures nothing
-    figures = _figures(known["turns"], ended, events, tasks)
+    figures = _figures(config["turns"], ended, events, tasks)
     (folder / "figures.json").write_text(json.dumps(figures))
 
 
-def _dag(known: dict[str, Any]) -> str:
-    script = Path(known["folder"], "code", "train.py")
+def _dag(config: dict[str, Any]) -> str:
+    script = Path(config["folder"], "code", "train.py")
     script.parent.mkdir()
     script.write_text(SCRIPT)
-    target = known["target"]
+    target = config["target"]
     rival = {
         "namespace": target["namespace"],
-        "image": known["base"],
+        "image": config["base"],
         "cmds": ["sleep", str(LASTS)],
         "deferrable": True,
         "random_name_suffix": False,
     }
     run = {"program": str(script), "resources": {"cpu": 0.5}}
-    return DAG.format(turns=known["turns"], run=run, out=f"{known['folder']}/out", target=target, rival=rival)
+    return DAG.format(
+        turns=config["turns"], run=run, out=f"{config['folder']}/out", target=target, rival=rival
+    )
 
 
 @contextmanager
-def _watching(kubeconfig: str, namespace: str) -> Iterator[Seen]:
-    """Note when each job and pod was first seen to have succeeded."""
+def _watching(kubeconfig: str, namespace: str) -> Iterator[Ends]:
+    """Record when each job and pod was first seen to have succeeded."""
     from kubernetes import client, config, watch
 
     api = config.new_client_from_config(config_file=kubeconfig)
@@ -153,28 +155,28 @@ def _watching(kubeconfig: str, namespace: str) -> Iterator[Seen]:
         (client.BatchV1Api(api).list_namespaced_job, (namespace,)),
         (custom, ("kubeflow.org", "v1", namespace, "pytorchjobs")),
     ]
-    seen: Seen = {}
+    ends: Ends = {}
 
     def follow(listing: Callable[..., Any], words: tuple[str, ...]) -> None:
         for event in watch.Watch().stream(listing, *words):
-            found = event["raw_object"]
-            if _succeeded(found):
-                seen.setdefault((found["kind"], found["metadata"]["name"]), time.time())
+            kube_object = event["raw_object"]
+            if _succeeded(kube_object):
+                ends.setdefault((kube_object["kind"], kube_object["metadata"]["name"]), time.time())
 
-    for one in lists:
-        threading.Thread(target=follow, args=one, daemon=True).start()
-    yield seen
+    for arguments in lists:
+        threading.Thread(target=follow, args=arguments, daemon=True).start()
+    yield ends
 
 
-def _succeeded(found: dict[str, Any]) -> bool:
-    status = found.get("status") or {}
+def _succeeded(kube_object: dict[str, Any]) -> bool:
+    status = kube_object.get("status") or {}
     true = {each["type"] for each in status.get("conditions") or [] if each["status"] == "True"}
     return status.get("phase") == "Succeeded" or bool(true & {"Succeeded", "Complete"})
 
 
 @contextmanager
 def _timing() -> Iterator[dict[str, float]]:
-    """Note when the trigger of each task gave its event."""
+    """Record when the trigger of each task sent its event."""
     from airflow.sdk.definitions import dag
 
     events: dict[str, float] = {}
@@ -189,7 +191,7 @@ def _timing() -> Iterator[dict[str, float]]:
         yield events
 
 
-def _figures(turns: int, ended: Seen, events: dict[str, float], tasks: dict[str, float]) -> dict[str, Any]:
+def _figures(turns: int, ended: Ends, events: dict[str, float], tasks: dict[str, float]) -> dict[str, Any]:
     sides = {
         "manycpu": ("PyTorchJob", "", "ours{}.train"),
         "KubernetesJobOperator": ("Job", "", "job{}"),
@@ -210,8 +212,8 @@ def _figures(turns: int, ended: Seen, events: dict[str, float], tasks: dict[str,
     }
 
 
-def _pairs(ended: Seen, turns: int, kind: str, prefix: str, task: str) -> list[tuple[float, str]]:
-    """Find when each turn's job of a side was seen to have ended, and its task."""
+def _pairs(ended: Ends, turns: int, kind: str, prefix: str, task: str) -> list[tuple[float, str]]:
+    """Pair the time at which each turn's job of a side had ended with its task."""
     times = sorted(time for (of, name), time in ended.items() if of == kind and name.startswith(prefix))
     return list(zip(times, map(task.format, range(turns)), strict=True))
 

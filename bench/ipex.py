@@ -49,14 +49,14 @@ def main() -> dict[str, Any]:
     extension = turns["torch 2.8, extension 2.8"]
     return {
         "unit": "samples/s",
-        "rates": {name: spread([1 / seconds for seconds in seen]) for name, seen in turns.items()},
+        "rates": {name: spread([1 / seconds for seconds in times]) for name, times in turns.items()},
         "torch of today over the extension": ratio(extension, turns["torch of today"]),
         "the extension over torch 2.8": ratio(turns["torch 2.8"], extension),
     }
 
 
 def turn(python: str, how: str, **more: str) -> Any:
-    """Make what runs some steps in a process of its own, with more in its environment."""
+    """Return a function that runs some steps in a process of its own, with more in its environment."""
     env = {
         **os.environ,
         **more,
@@ -86,9 +86,9 @@ def _steps(how: str) -> float:
     step = _bert.stepper(model, optimizer, _bert.batch(), bf16=True)
 
     def measure() -> float:
-        begun = time.perf_counter()
+        began = time.perf_counter()
         step()
-        return time.perf_counter() - begun
+        return time.perf_counter() - began
 
     by_turns({"step": measure}, 2)
     times = by_turns({"step": measure}, 12, [os.getpid()]).times["step"]

@@ -84,12 +84,14 @@ class _Bench:
             rounds(5, 1),
         ).times
         change = by_turns({"code layer": self._code_layer, "image": self._image}, rounds(3, 1)).times
-        more = [one - other for one, other in zip(submit["manycpu"], submit["kubectl create"], strict=True)]
+        more = [
+            ours - theirs for ours, theirs in zip(submit["manycpu"], submit["kubectl create"], strict=True)
+        ]
         return {
             "unit": "s",
-            "submit to first line": {name: spread(seen) for name, seen in submit.items()},
+            "submit to first line": {name: spread(times) for name, times in submit.items()},
             "more than kubectl create": spread(more),
-            "code change to running pod": {name: spread(seen) for name, seen in change.items()},
+            "code change to running pod": {name: spread(times) for name, times in change.items()},
             "image over code layer": ratio(change["image"], change["code layer"]),
             "target": {"more than kubectl create": 1.0, "code layer": 5.0},
         }
@@ -99,9 +101,9 @@ class _Bench:
         program = self._folder / "code" / "train.py"
         program.parent.mkdir(exist_ok=True)
         program.write_text(SCRIPT.format(number=self._number, mark=self._space.name))
-        where = target(self._space, claim=CLAIM if self._number > 1 else None)
+        target_fields = target(self._space, claim=CLAIM if self._number > 1 else None)
         run = {"program": str(program), "output": str(self._folder / "out"), "resources": {"cpu": 1.5}}
-        ctx = open_context(run, where | more, "bench", self._number, base=self._folder)
+        ctx = open_context(run, target_fields | more, "bench", self._number, base=self._folder)
         assert isinstance(ctx, ClusterContext)  # noqa: S101 - for the type checker
         return ctx
 
@@ -143,14 +145,14 @@ class _Bench:
         return self._running(ctx, began, lambda: self._launch(ctx))
 
     def _first_line(self, ctx: ClusterContext, began: float, submit: Callable[[], object]) -> float:
-        """Seconds from the beginning to what the rank's script says first."""
+        """Return the seconds from the beginning to the first line of the rank's script."""
         with self._ended(ctx) as pods:
             submit()
-            line = wait_for("the rank's first line", lambda: self._said(pods), seconds=180, every=LOOK)
+            line = wait_for("the rank's first line", lambda: self._log_line(pods), seconds=180, every=LOOK)
         return float(line.split()[1]) - began
 
     def _running(self, ctx: ClusterContext, began: float, submit: Callable[[], object]) -> float:
-        """Seconds from the beginning until the rank's pod is seen to run."""
+        """Return the seconds from the beginning until the rank's pod runs."""
         with self._ended(ctx) as pods:
             submit()
             wait_for("the pod to run", lambda: self._phase(pods) in STARTED, seconds=180, every=LOOK)
@@ -158,17 +160,17 @@ class _Bench:
 
     @contextmanager
     def _ended(self, ctx: ClusterContext) -> Iterator[str]:
-        """Have what is submitted gone afterwards; yields the selector of the rank's pod."""
+        """Delete what is submitted afterwards; yields the selector of the rank's pod."""
         pods = labels(ctx.name, role="rank")
         yield ",".join(f"{key}={value}" for key, value in pods.items())
         ctx.cluster.delete("PyTorchJob", f"{ctx.name}-1")
-        left = wait_until_gone(ctx, pods, GONE)
-        assert not left, left  # noqa: S101 - they would disturb the next
+        leftover = wait_until_gone(ctx, pods, GONE)
+        assert not leftover, leftover  # noqa: S101 - they would disturb the next
 
     def _phase(self, selector: str) -> str:
         return next((str(pod.status.phase) for pod in self._space.pods(selector)), "")
 
-    def _said(self, selector: str) -> str:
+    def _log_line(self, selector: str) -> str:
         if self._phase(selector) not in STARTED:
             return ""
         lines = self._space.log(self._space.pods(selector)[0].metadata.name).splitlines()

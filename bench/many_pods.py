@@ -27,24 +27,26 @@ def main() -> dict[str, Any]:
 
     waiting = container(waiting={"reason": "ContainerCreating"})
     pods = [pod(f"qa-1-worker-{number:03}", containerStatuses=[waiting]) for number in range(PODS)]
-    made = snapshot(
-        job("Created"), pods, [event("FailedMount", f"no volume {n}", one) for n, one in enumerate(pods)]
+    job_snapshot = snapshot(
+        job("Created"),
+        pods,
+        [event("FailedMount", f"no volume {n}", waiting_pod) for n, waiting_pod in enumerate(pods)],
     )
     run = TrainingRun(program="x", output="/out", nnodes=PODS)
 
     def change(number: int) -> None:
         changed = pods[number] | {"status": pods[number]["status"] | {"phase": "Running"}}
-        made.apply("Pod", [changed], [], complete=False)
+        job_snapshot.apply("Pod", [changed], [], complete=False)
 
     def warn(number: int) -> None:
-        made.apply("Event", [event("BackOff", "again", pods[number], 7)], [], complete=False)
+        job_snapshot.apply("Event", [event("BackOff", "again", pods[number], 7)], [], complete=False)
 
     def measured(wake: Callable[[int], object]) -> dict[str, float]:
         return spread([_milliseconds(wake, number, judge) for number in range(rounds(50, 10))])
 
     def judge() -> None:
-        budgets(run, made, RankActivity())
-        judgement.judge(run, made, RankActivity(), T0 + NOW)
+        budgets(run, job_snapshot, RankActivity())
+        judgement.judge(run, job_snapshot, RankActivity(), T0 + NOW)
 
     judge()
     return {
@@ -52,7 +54,9 @@ def main() -> dict[str, Any]:
         "a line of a log": measured(lambda _: None),
         "a pod that changes": measured(change),
         "a warning about a pod": measured(warn),
-        "a list without news": measured(lambda _: made.apply("Pod", list(made.pods), [], complete=True)),
+        "a list without news": measured(
+            lambda _: job_snapshot.apply("Pod", list(job_snapshot.pods), [], complete=True)
+        ),
     }
 
 

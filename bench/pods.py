@@ -39,16 +39,16 @@ def main() -> dict[str, Any]:
 
 
 def figures(space: Any, folder: Path) -> dict[str, Any]:
-    """Run the ranks in a namespace of the test cluster, and put together what they saw."""
+    """Run the ranks in a namespace of the test cluster, and summarise their times."""
     times = _times(space, folder)
     micro = {
-        size: {name: spread([1e6 * value for value in values]) for name, values in seen.items()}
-        for size, seen in times.items()
+        size: {name: spread([1e6 * value for value in values]) for name, values in sides.items()}
+        for size, sides in times.items()
     }
     return {
         "unit": "microseconds for one allreduce",
         **micro,
-        "ccl over gloo": {size: ratio(seen["gloo"], seen["ccl"]) for size, seen in times.items()},
+        "ccl over gloo": {size: ratio(sides["gloo"], sides["ccl"]) for size, sides in times.items()},
         "target": TARGETS,
     }
 
@@ -71,8 +71,8 @@ def _times(space: Any, folder: Path) -> dict[str, dict[str, list[float]]]:
         "env": {name: value for name, value in os.environ.items() if name.startswith("MANYCPU_BENCH")},
     }
     train(run, target(space, claim_size="1Gi"), base=folder)
-    found: dict[str, dict[str, list[float]]] = json.loads((folder / "out" / "figures.json").read_text())
-    return found
+    times: dict[str, dict[str, list[float]]] = json.loads((folder / "out" / "figures.json").read_text())
+    return times
 
 
 def _rank(out: Path) -> None:

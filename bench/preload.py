@@ -26,14 +26,14 @@ def main() -> dict[str, Any]:
         SkippedError: None of them is installed.
     """
     machine = Machine.observe()
-    found = dict(machine.libraries or {})
-    if not found:
+    libraries = dict(machine.libraries or {})
+    if not libraries:
         raise SkippedError("neither tcmalloc nor jemalloc nor libiomp5 is installed")
-    sides = {"none": "", **found, "the CPU plan's": ":".join(plan(machine).preload)}
+    sides = {"none": "", **libraries, "the CPU plan's": ":".join(plan(machine).preload)}
     measures = {name: ipex.turn(sys.executable, "torch", LD_PRELOAD=path) for name, path in sides.items()}
     times = by_turns(measures, rounds(4, 1)).times
     return {
         "unit": "samples/s",
-        "rates": {name: spread([1 / seconds for seconds in seen]) for name, seen in times.items()},
-        "over none": {name: ratio(times["none"], seen) for name, seen in times.items() if name != "none"},
+        "rates": {name: spread([1 / seconds for seconds in side]) for name, side in times.items()},
+        "over none": {name: ratio(times["none"], side) for name, side in times.items() if name != "none"},
     }

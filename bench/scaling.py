@@ -26,16 +26,16 @@ WORDS = {
 def main() -> dict[str, Any]:
     """Measure; each process has one core and a batch of its own, so that work grows with processes."""
     counts = [2**power for power in range(int(Machine.observe().cores).bit_length())]
-    seen: dict[int, list[float]] = {count: [] for count in counts}
+    by_count: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(rounds(2, 1)):
         for count in counts:
             env = {"MANYCPU_BACKEND": "ccl", "MANYCPU_DTYPE": "bf16", "MANYCPU_CPUS": str(count)}
-            seen[count] += in_ranks(__file__, count, **env)["rates"]
-    one = spread(seen[1])["median"]
-    over = {str(count): round(spread(rates)["median"] / one, 3) for count, rates in seen.items()}
+            by_count[count] += in_ranks(__file__, count, **env)["rates"]
+    single = spread(by_count[1])["median"]
+    over = {str(count): round(spread(rates)["median"] / single, 3) for count, rates in by_count.items()}
     return {
         "unit": "samples/s",
-        "rates": {f"processes: {count}": spread(rates) for count, rates in seen.items()},
+        "rates": {f"processes: {count}": spread(rates) for count, rates in by_count.items()},
         "over one process": over,
     }
 
@@ -53,10 +53,10 @@ def _rank(out: Path) -> None:
 
     def measure() -> float:
         dist.barrier()
-        begun = time.perf_counter()
+        began = time.perf_counter()
         step()
         dist.barrier()
-        return time.perf_counter() - begun
+        return time.perf_counter() - began
 
     pids = pids_of_ranks()
     by_turns({"step": measure}, 1)

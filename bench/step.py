@@ -44,11 +44,11 @@ def main() -> dict[str, Any]:
     times, others = by_turns(sides, rounds(16, 3), [os.getpid()])
     return {
         "unit": "samples/s",
-        "rates": {name: spread([_batch() / value for value in seen]) for name, seen in times.items()},
+        "rates": {name: spread([_batch() / value for value in side]) for name, side in times.items()},
         "over fp32": {name: ratio(times["fp32"], times[name]) for name in times if name != "fp32"},
         "target": {"bf16 fused over fp32, with AMX": TARGET},
         "others' part of the cores": others,
-        "first_call_seconds": {name: round(seen[0], 1) for name, seen in first.items()},
+        "first_call_seconds": {name: round(side[0], 1) for name, side in first.items()},
     }
 
 
@@ -68,8 +68,8 @@ def _side(bf16: bool, fused: bool, compiled: bool) -> Callable[[], float]:
     step = _bert.stepper(torch.compile(model) if compiled else model, optimizer, _bert.batch(), bf16=bf16)
 
     def measure() -> float:
-        begun = time.perf_counter()
+        began = time.perf_counter()
         step()
-        return time.perf_counter() - begun
+        return time.perf_counter() - began
 
     return measure

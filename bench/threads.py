@@ -7,7 +7,7 @@ from typing import Any
 
 from bench._measure import by_turns, ratio, rounds, spread
 from manycpu.pipeline.spec.cpu_plan import plan
-from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, Wanted
+from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, CpuRequest
 from manycpu.pipeline.spec.machine import Machine
 
 PROCESSES = (2, 4)
@@ -46,10 +46,10 @@ def main() -> dict[str, Any]:
     ratios: dict[str, Any] = {}
     for kind in ("hogwild", "ddp"):
         for count in PROCESSES:
-            seen = _by_turns(kind, count)
+            turns = _by_turns(kind, count)
             name = f"{kind}, {count} processes"
-            rates |= {f"{name}, {side}": spread(values) for side, values in seen.items()}
-            ratios[name] = ratio(seen["planned"], seen["defaults"])
+            rates |= {f"{name}, {side}": spread(values) for side, values in turns.items()}
+            ratios[name] = ratio(turns["planned"], turns["defaults"])
     return {
         "unit": "samples/s",
         "rates": rates,
@@ -59,11 +59,11 @@ def main() -> dict[str, Any]:
 
 
 def _by_turns(kind: str, count: int) -> dict[str, list[float]]:
-    made = plan(Machine.observe(), Wanted(processes=count))
-    pins = [{cpu.number for cpu in pin} for pin in made.pins]
+    node_plan = plan(Machine.observe(), CpuRequest(processes=count))
+    pins = [{cpu.number for cpu in pin} for pin in node_plan.pins]
     sides: dict[str, tuple[int | None, list[set[int]]]] = {
         "defaults": (None, []),
-        "planned": (made.threads, pins),
+        "planned": (node_plan.threads, pins),
     }
     measures = {name: partial(_rate, kind, count, *side) for name, side in sides.items()}
     return by_turns(measures, rounds(3, 1)).times
@@ -84,12 +84,12 @@ def _rate(kind: str, count: int, threads: int | None, pins: list[set[int]]) -> f
     for worker in workers:
         worker.start()
     ready.wait()
-    begun = time.perf_counter()
+    began = time.perf_counter()
     go.set()
     time.sleep(SECONDS)
     stop.set()
     done = sum(job.steps.get() for _ in workers)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - began
     for worker in workers:
         worker.join()
     return done * BATCH / seconds

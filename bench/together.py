@@ -49,7 +49,7 @@ class _Bench:
         return {
             "unit": "s",
             "each trains for": lasts,
-            **{name: spread(seen) for name, seen in times.items()},
+            **{name: spread(seconds) for name, seconds in times.items()},
             "together over two by two": ratio(times["together"], times["two by two"]),
             "target": 1.2,
         }
@@ -76,11 +76,11 @@ class _Bench:
         folder = self._folder / str(self._number)
         folder.mkdir()
         with ExitStack() as stack:
-            made = [start(self._target, self._image, folder, number, lasts) for number in numbers]
-            for one in made:
-                stack.enter_context(closing(one))
-            ended = lambda: all([one.look().state.terminal for one in made])  # noqa: C419, E731
+            started = [start(self._target, self._image, folder, number, lasts) for number in numbers]
+            for each in started:
+                stack.enter_context(closing(each))
+            ended = lambda: all([each.look().state.terminal for each in started])  # noqa: C419, E731
             wait_for("all to end", ended, seconds=LONGEST, every=0.2)
-            failed = [one.seen for one in made if one.seen.state != "succeeded"]
+            failed = [each.seen for each in started if each.seen.state != "succeeded"]
             if failed:
                 raise RuntimeError(failed)

@@ -120,16 +120,16 @@ def _compare(
         "stage": [lambda side=side: side.stage(source) for side in sides],
         "export": [_exporting(side, source) for side in sides],
     }
-    times: dict[str, list[tuple[float, float]]] = {what: [] for what in works}
+    times: dict[str, list[tuple[float, float]]] = {step: [] for step in works}
     for number in range(rounds(*ROUNDS)):
-        for what, both in works.items():
-            times[what].append(_turn(space, pod, both, first=number % 2))
+        for step, both in works.items():
+            times[step].append(_turn(space, pod, both, first=number % 2))
         space.run(pod.name, "sh", "-c", f"rm -rf {MOUNT}/*")
     figures = {}
-    for what, pairs in times.items():
-        figures[f"{what}_seconds"] = round(statistics.median(ours for ours, _ in pairs), 2)
-        figures[f"{what}_kubectl_seconds"] = round(statistics.median(theirs for _, theirs in pairs), 2)
-        figures[f"{what}_ratio"] = round(statistics.median(ours / theirs for ours, theirs in pairs), 3)
+    for step, pairs in times.items():
+        figures[f"{step}_seconds"] = round(statistics.median(ours for ours, _ in pairs), 2)
+        figures[f"{step}_kubectl_seconds"] = round(statistics.median(theirs for _, theirs in pairs), 2)
+        figures[f"{step}_ratio"] = round(statistics.median(ours / theirs for ours, theirs in pairs), 3)
     return figures
 
 
@@ -146,10 +146,10 @@ def _seconds(space: Space, pod: helper_pod.Helper, work: Callable[[], Any]) -> f
     os.sync()
     space.run(pod.name, "sync")
     began = time.monotonic()
-    made = work()
+    copy = work()
     seconds = time.monotonic() - began
-    if made is not None:
-        shutil.rmtree(made)
+    if copy is not None:
+        shutil.rmtree(copy)
     return seconds
 
 

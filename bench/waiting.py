@@ -55,11 +55,11 @@ def _compare(kubeconfig: str, namespace: str, folder: Path) -> dict[str, object]
 
 def _side(kubeconfig: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.waiting", kubeconfig, str(folder)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if told.returncode or told.stderr:
-        raise RuntimeError(told.stderr[-2000:])
-    found: dict[str, Any] = json.loads(told.stdout.strip().splitlines()[-1])
-    return found
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode or done.stderr:
+        raise RuntimeError(done.stderr[-2000:])
+    figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
 
 
 def _suspended(cluster: Any, kubeconfig: str, folder: Path, number: int) -> dict[str, Any]:
@@ -72,21 +72,21 @@ def _suspended(cluster: Any, kubeconfig: str, folder: Path, number: int) -> dict
     access = Access(connect=lambda: cluster.api)
     ctx: Any = open_context(run, target, "bench", number, base=folder, access=access)
     ctx.ledger.open(ctx.new_entry(time.time()))
-    known = labels(ctx.name, attempt="1")
+    job_labels = labels(ctx.name, attempt="1")
     pod = {"containers": [{"name": "pytorch", "image": "none", "command": ["true"]}]}
-    worker = {"replicas": 1, "template": {"metadata": {"labels": known}, "spec": pod}}
+    worker = {"replicas": 1, "template": {"metadata": {"labels": job_labels}, "spec": pod}}
     job = cluster.create(
         {
             "apiVersion": "kubeflow.org/v1",
             "kind": "PyTorchJob",
-            "metadata": {"name": f"{ctx.name}-1", "labels": known},
+            "metadata": {"name": f"{ctx.name}-1", "labels": job_labels},
             "spec": {"runPolicy": {"suspend": True}, "pytorchReplicaSpecs": {"Worker": worker}},
         }
     )
     with ctx.ledger.update() as entry:
         entry.attempt = 1
     meta = job["metadata"]
-    made = JobHandle(
+    handle = JobHandle(
         run=ctx.name,
         attempt=1,
         launch="pytorchjob",
@@ -96,7 +96,7 @@ def _suspended(cluster: Any, kubeconfig: str, folder: Path, number: int) -> dict
         created=time.time(),
         connection=kubeconfig,
     )
-    return made.model_dump(mode="json")
+    return handle.model_dump(mode="json")
 
 
 @contextmanager
@@ -116,11 +116,11 @@ async def _measure(begin: Callable[[], list[AsyncIterator[Any]]], kubeconfig: st
     began, cpu = time.monotonic(), sum(process.cpu_times()[:2])
     await asyncio.sleep(rounds(*IDLE))
     spent = (sum(process.cpu_times()[:2]) - cpu) / (time.monotonic() - began)
-    there = [c for c in process.net_connections("tcp") if c.raddr and c.raddr.port == port]
+    connections = [c for c in process.net_connections("tcp") if c.raddr and c.raddr.port == port]
     figures = {
         "memory_mib": round((process.memory_info().rss - before) / 2**20, 1),
         "cpu_percent": round(100 * spent, 2),
-        "connections": len([c for c in there if c.status == psutil.CONN_ESTABLISHED]),
+        "connections": len([c for c in connections if c.status == psutil.CONN_ESTABLISHED]),
         "waiting": sum(not task.done() for task in tasks),
         "threads": process.num_threads(),
     }

@@ -1,4 +1,4 @@
-"""Airflow's side: one operator for each verb, and the task group that wires them all."""
+"""Airflow operators, one for each verb, and the task group that wires them all."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""How Airflow's connections open a cluster and its registry: secrets, which stay in the process."""
+"""Open a cluster and its registry with Airflow's connections: secrets, which stay in the process."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _connect(connection: str) -> Callable[[], Any]:
 
 
 def _login(connection: str) -> dict[str, str]:
-    found = _read(connection, "target.registry_connection")
-    return {"username": found.login or "", "password": found.password or ""}
+    credentials = _read(connection, "target.registry_connection")
+    return {"username": credentials.login or "", "password": credentials.password or ""}
 
 
 def _read(connection: str, field: str) -> Any:

@@ -1,4 +1,4 @@
-"""What every operator shares: a run and a target as plain dictionaries, and the way from there to a verb.
+"""What all operators share: they validate a run and a target, open the run, and call a verb.
 
 A model in a DAG file is valid when it is parsed and cannot be rendered, so the operators keep dictionaries:
 templates are rendered first and validated after, inside ``execute``.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.training_run import TrainingRun
     from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["RunOperator", "airflow_instance", "begun", "demand_instance", "explained", "plain"]
+__all__ = ["RunOperator", "airflow_instance", "demand_instance", "explained", "plain", "require_begun"]
 
 _LOOPBACK = ("://localhost", "://127.0.0.1", "://0.0.0.0", "://[::1]")
 # Names that say nothing outside of the network they are used in.
@@ -40,7 +40,7 @@ _WORTH_TELLING = 100 << 20  # bytes: less is there before anybody asks
 
 
 class RunOperator(BaseOperator):
-    """The base of all: holds ``run`` and ``target`` as template fields.
+    """The base of all operators: ``run`` and ``target`` are template fields.
 
     Args:
         training: Name of the training that this task is a part of. Tasks of a DAG that give the same name are
@@ -74,7 +74,7 @@ class RunOperator(BaseOperator):
         mask(self.run, self.target)
 
     def open(self, context: Context, name: str | None = None) -> RunContext:
-        """Validate the rendered run and target, and find the run's place.
+        """Validate the rendered run and target, and open the run.
 
         Args:
             context: The task's.
@@ -97,20 +97,20 @@ class RunOperator(BaseOperator):
         return find(replace(ctx, task=_task(context), key=key, name=name or ctx.name))
 
     def transferred(self) -> Callable[[int, int], None]:
-        """Make a listener that logs every tenth of a transfer."""
-        told = 0
+        """Make a callback that logs every tenth of a transfer."""
+        logged = 0
 
         def listen(done: int, total: int) -> None:
-            nonlocal told
+            nonlocal logged
             tenths = _TENTH * done // total if total else 0
-            if tenths > told and total > _WORTH_TELLING:
-                told = tenths
+            if tenths > logged and total > _WORTH_TELLING:
+                logged = tenths
                 self.log.info("%d %% of %d MiB", tenths * 100 // _TENTH, total >> 20)
 
         return listen
 
     def _identity(self, context: Context) -> tuple[object, ...]:
-        """Name what tells this task's run from every other."""
+        """Return what tells this task's run from every other."""
         instance = context["ti"]
         own = (self.training,) if self.training else ("task", self.task_id)
         return (airflow_instance(), instance.dag_id, instance.run_id, *own, instance.map_index)
@@ -120,8 +120,8 @@ class RunOperator(BaseOperator):
             return self.run, self.target
         from manycpu.operators.params import read_params
 
-        known = context["dag"].params
-        run, target = read_params(context["params"], known, context["run_id"], key)
+        declared = context["dag"].params
+        run, target = read_params(context["params"], declared, context["run_id"], key)
         return run, target if self.target is None else self.target
 
     def _base(self) -> Path:
@@ -130,7 +130,7 @@ class RunOperator(BaseOperator):
 
 
 def plain(model: Any) -> Any:
-    """Turn a model into the fields that were set; all else stays as it is."""
+    """Turn a model into the dictionary of the fields that were set; other values stay as they are."""
     if not hasattr(model, "model_dump"):
         return model
     fields: dict[str, Any] = model.model_dump(mode="json", exclude_unset=True)
@@ -139,7 +139,7 @@ def plain(model: Any) -> Any:
 
 
 def airflow_instance() -> str:
-    """Tell this Airflow from others, the same on every worker.
+    """Return a name that tells this Airflow from others, the same on every worker.
 
     The option ``[manycpu] instance``; else ``[api] base_url`` where that is more than loopback; else
     Airflow's home.
@@ -152,8 +152,8 @@ def airflow_instance() -> str:
     return str(conf.get("manycpu", "instance", fallback="") or shared or home)
 
 
-def begun(ctx: RunContext) -> RunContext:
-    """See that a run has begun.
+def require_begun(ctx: RunContext) -> RunContext:
+    """Raise unless the run has begun.
 
     Raises:
         BadInputError: It has not, or is cleaned up.
@@ -171,14 +171,16 @@ def begun(ctx: RunContext) -> RunContext:
 
 
 def demand_instance(target: Any) -> None:
-    """See that no other Airflow can take the runs of this one for its own, where both reach the target."""
+    """Raise where another Airflow could take this one's runs for its own, on a target that both reach."""
     from airflow.sdk.configuration import conf
 
     from manycpu.pipeline.spec.errors import BadInputError
 
     shared = isinstance(target, dict) and target.get("kind", "local") != "local"
-    known = conf.get("manycpu", "instance", fallback="") or _public(conf.get("api", "base_url", fallback=""))
-    if shared and not known:
+    instance = conf.get("manycpu", "instance", fallback="") or _public(
+        conf.get("api", "base_url", fallback="")
+    )
+    if shared and not instance:
         raise BadInputError(
             "nothing tells this Airflow from others that train there: one with the same DAG would take over "
             "its jobs",
@@ -207,7 +209,7 @@ def _task(context: Context) -> str:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Fail at once, without a retry, on what a retry would meet again.
+    """Fail the task without a retry on errors that a retry would meet again.
 
     Raises:
         AirflowFailException: Bad input; with its field and what to do.

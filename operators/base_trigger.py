@@ -1,4 +1,4 @@
-"""What both triggers are: they follow an attempt to its end, and end it when a person says so."""
+"""The base of both triggers: follow an attempt to its end, and cancel it when a person ends the task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FollowingTrigger(BaseTrigger):
 
     Args:
         handle: The handle of the attempt, as JSON.
-        cursor: How much of the logs the worker has told.
+        cursor: How much of the logs the worker has printed.
         by: The try of the task that follows: what the record says when a person ends the task.
         not_before: Seconds since the epoch. An event that comes too soon after the deferral meets the
             scheduler before the worker's own end does, and the scheduler then fails the task.
@@ -46,7 +46,7 @@ class FollowingTrigger(BaseTrigger):
         self.not_before, self.deadline = not_before, deadline
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Say how to make this trigger anew, on another triggerer."""
+        """Return what this trigger is made from anew, on another triggerer."""
         names = ("handle", "cursor", "by", "not_before", "deadline")
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
@@ -74,7 +74,7 @@ class FollowingTrigger(BaseTrigger):
                 self.log.info("the run's lease was not renewed: %s", error)
 
     async def on_kill(self) -> None:
-        """End the training: a person marked the task, or cleared it. Not called when the triggerer goes."""
+        """Cancel the training: a person marked or cleared the task. Not called when the triggerer goes."""
         ended = await asyncio.to_thread(self._cancel, self.by)
         self.log.info("the training %s", "was ended" if ended else "had ended before")
 
@@ -92,10 +92,10 @@ class FollowingTrigger(BaseTrigger):
         for line in lines:
             self.log.info("%s", readable(line))
 
-    async def _event(self, seen: Status, *, timed_out: bool) -> TriggerEvent:
-        """Make the one event, not too soon: the handle, the final status, whether the deadline was met."""
+    async def _event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
+        """Build the final event: handle, status, and whether the deadline passed; not sent too soon."""
         await asyncio.sleep(max(0.0, self.not_before - time.time()))
-        payload = {"handle": self.handle, "status": seen.model_dump(mode="json"), "timed_out": timed_out}
+        payload = {"handle": self.handle, "status": status.model_dump(mode="json"), "timed_out": timed_out}
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from manycpu.operators.base import RunOperator, begun, explained
+from manycpu.operators.base import RunOperator, explained, require_begun
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,6 +25,6 @@ class BuildImageOperator(RunOperator):
         from manycpu.pipeline.verbs.build import build
 
         with explained():
-            built = build(begun(self.open(context)))
+            built = build(require_begun(self.open(context)))
         self.log.info("%s, code sha256 %s", built.image or built.code or "code as installed", built.digest)
         return built.model_dump(mode="json")

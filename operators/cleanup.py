@@ -33,8 +33,8 @@ class CleanupOperator(RunOperator):
         if report is None:
             self.log.info("nothing to clean up")
             return {}
-        for place in report.left_behind:
-            self.log.error("left behind: %s", place)
-        for place in report.kept:
-            self.log.info("kept: %s", place)
+        for path in report.left_behind:
+            self.log.error("left behind: %s", path)
+        for path in report.kept:
+            self.log.info("kept: %s", path)
         return report.model_dump(mode="json") if ctx.run.output is None else {}

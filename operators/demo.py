@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
-    """Run DAG ``train`` with a configuration, tell how it goes, and end with the report's path.
+    """Run DAG ``train`` with a configuration, print its steps, and end with the report's path.
 
     Args:
         conf: The parameters of DAG ``train``.
@@ -52,7 +52,7 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
     """
     embedded.enter(home, AIRFLOW__LOGGING__JSON_LOGS="True")
     log = home / "demo.log"
-    _say(console, f"Airflow in {home}; all it says is in {log}")
+    _print(console, f"Airflow in {home}; all it says is in {log}")
     try:
         code = asyncio.run(_follow(console, log, json.dumps(conf)))
     except KeyboardInterrupt:
@@ -73,7 +73,7 @@ def run_dag(conf: str) -> int:
 
 
 async def _follow(console: Console, log: Path, conf: str) -> int:
-    """Start the inner process, tell what it does, and wait for its end."""
+    """Run the inner process, print what it does, and wait for its end."""
     process = await asyncio.create_subprocess_exec(  # noqa: TID251 - the program of a command of ours
         *(sys.executable, "-m", "manycpu.operators.demo", conf),
         stdout=asyncio.subprocess.PIPE,
@@ -83,7 +83,7 @@ async def _follow(console: Console, log: Path, conf: str) -> int:
     assert process.stdout is not None  # noqa: S101 - it was asked for
     try:
         with log.open("wb") as file:
-            await _tell(console, process.stdout, file.write)
+            await _print_steps(console, process.stdout, file.write)
     except asyncio.CancelledError:
         await _end(process)
         raise
@@ -99,16 +99,16 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         process.kill()
 
 
-async def _tell(console: Console, lines: AsyncIterable[bytes], keep: Any) -> None:
+async def _print_steps(console: Console, lines: AsyncIterable[bytes], keep: Any) -> None:
     began = time.monotonic()
     async for raw in lines:
         keep(raw)
         record = _read(raw)
         step = _step(record)
         if step and step != "report":  # what it says, the tables at the end say
-            _say(console, f"{time.monotonic() - began:6.1f} s  {step:<8} {record['event']}")
+            _print(console, f"{time.monotonic() - began:6.1f} s  {step:<8} {record['event']}")
         elif record.get("level") in ("error", "critical"):
-            _say(console, f"{time.monotonic() - began:6.1f} s  airflow  {record.get('event')}")
+            _print(console, f"{time.monotonic() - began:6.1f} s  airflow  {record.get('event')}")
 
 
 def _read(raw: bytes) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _read(raw: bytes) -> dict[str, Any]:
 
 
 def _step(record: dict[str, Any]) -> str:
-    """Name the step whose operator or trigger wrote a record; empty where it was Airflow itself."""
+    """Return the step whose operator or trigger wrote a record; empty where it was Airflow itself."""
     _, ours, rest = str(record.get("logger", "")).partition(_OURS)
     module = rest.split(".", 1)[0] if ours else ""
     return "train" if module == "triggers" else module
@@ -133,14 +133,14 @@ def _conclude(console: Console, output: str, code: int, log: Path) -> int:
     written = run_report.parse(Location.of(output, "run.output").read_text(run_report.REPORT))
     if written is None:
         _clean_up()
-        _say(console, f"the DAG run ended before there was a report; see {log}")
+        _print(console, f"the DAG run ended before there was a report; see {log}")
         return code or 1
     display.summary(console, written, f"{output}/{run_report.REPORT}")
     return code
 
 
 def _clean_up() -> None:
-    """End what an interrupted run left: the training outlives its worker on purpose."""
+    """Cancel what an interrupted run left: the training outlives its worker on purpose."""
     from manycpu.pipeline.targets.context import home
     from manycpu.pipeline.targets.runs import on_this_machine
     from manycpu.pipeline.verbs.cleanup import cleanup
@@ -149,7 +149,7 @@ def _clean_up() -> None:
         cleanup(ctx, keep=False)
 
 
-def _say(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

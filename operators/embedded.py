@@ -20,14 +20,16 @@ def home() -> Path:
 
 
 def enter(home: Path, port: int = 8080, **more: str) -> None:
-    """Have this process, and all it starts, use the embedded Airflow; what the user has set wins."""
+    """Configure this process and its children for the embedded Airflow; what the user has set wins."""
     home.mkdir(parents=True, exist_ok=True)
-    wanted = settings(home, port) | {"AIRFLOW__MANYCPU__INSTANCE": instance(home)} | more
-    os.environ.update({name: os.environ.get(name, value) for name, value in wanted.items()} | _program_path())
+    variables = settings(home, port) | {"AIRFLOW__MANYCPU__INSTANCE": instance(home)} | more
+    os.environ.update(
+        {name: os.environ.get(name, value) for name, value in variables.items()} | _program_path()
+    )
 
 
 def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) -> dict[str, str]:
-    """Name the environment variables of an Airflow on loopback that keeps everything in one folder.
+    """Return the environment variables of an Airflow on loopback that keeps everything in one folder.
 
     Args:
         home: Its folder: configuration, SQLite database, logs and runs.
@@ -76,16 +78,16 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
 
 
 def instance(home: Path) -> str:
-    """Tell this Airflow from every other: made up once, and kept in its folder."""
-    name, made = home / "instance", home / f".instance.{os.getpid()}"
+    """Return a name that tells this Airflow from every other: generated once, and kept in its folder."""
+    name, partial = home / "instance", home / f".instance.{os.getpid()}"
     if not name.exists():
-        made.write_text(uuid.uuid4().hex)
+        partial.write_text(uuid.uuid4().hex)
         with suppress(FileExistsError):
-            os.link(made, name)  # whole, and only if nobody else was first
-        made.unlink()
+            os.link(partial, name)  # whole, and only if nobody else was first
+        partial.unlink()
     return name.read_text()
 
 
 def _program_path() -> dict[str, str]:
-    """`airflow standalone` starts its parts as `airflow`, also where no environment is activated."""
+    """Put this Python's folder on PATH: `airflow standalone` starts its parts as `airflow`."""
     return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}

@@ -10,7 +10,7 @@ __all__ = ["example_run", "form_defaults"]
 
 
 def example_run(name: str) -> dict[str, Any]:
-    """Give the fields of a run that fine-tunes in about a minute on two cores; each DAG run has its output.
+    """Return the fields of a run that fine-tunes in about a minute on two cores; outputs differ by DAG run.
 
     Raises:
         BadInputError: The extra ``demo``, with the checkpoint, is not installed.
@@ -23,7 +23,7 @@ def example_run(name: str) -> dict[str, Any]:
 
 
 def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
-    """Fill a trigger form with the demo's run, paths relative to the DAG's folder; or leave it empty."""
+    """Fill a trigger form with the demo's run, with paths relative to the DAG's folder; or leave it empty."""
     from manycpu.pipeline.recipes.question_answering.demo import demo_run
     from manycpu.pipeline.spec.errors import BadInputError
 
@@ -31,7 +31,7 @@ def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
         run = demo_run("")
     except BadInputError:
         return {}
-    here = os.path.realpath(folder)
-    paths = {name: os.path.relpath(os.path.realpath(run[name]), here) for name in ("data", "model")}
+    base = os.path.realpath(folder)
+    paths = {name: os.path.relpath(os.path.realpath(run[name]), base) for name in ("data", "model")}
     shown = {name: run[name] for name in ("program", "nproc_per_node", "dtype")}
     return {**shown, **paths, "args": shlex.join(run["args"])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from manycpu.operators.base import RunOperator, begun, explained
+from manycpu.operators.base import RunOperator, explained, require_begun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,15 +53,15 @@ class ExportModelOperator(RunOperator):
 
         with explained():
             handle = read_handle(self.handle)
-            exported = export(begun(self.open(context, handle.run)), handle, self.transferred())
+            exported = export(require_begun(self.open(context, handle.run)), handle, self.transferred())
         if exported.path is None:
             self.log.info("run.output is null: there is no model to export")
         else:
             self.log.info("%s: %d files, manifest sha256 %s", exported.path, exported.files, exported.sha256)
-        self._tell(context, exported)
+        self._describe_asset(context, exported)
         return exported.model_dump(mode="json")
 
-    def _tell(self, context: Context, exported: Exported) -> None:
+    def _describe_asset(self, context: Context, exported: Exported) -> None:
         if self.asset is None:
             return
         context["outlet_events"][self.asset].extra = {

@@ -1,4 +1,4 @@
-"""What the triggerer runs for a job on Kubernetes: a trigger that shares one watch with all of its kind."""
+"""The trigger for a job on Kubernetes; triggers of one launch kind and namespace share a watch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     supports_triggerer_queue = True  # a task defers with it, as with any other
 
     def shared_stream_key(self) -> tuple[str, ...]:
-        """Tell whose jobs are watched together: those of one connection, namespace and launch kind."""
+        """Return the key of jobs that share a watch: connection, namespace and launch kind."""
         names = ("connection", "namespace", "launch")
         return ("manycpu", *(str(self.handle.get(name) or "") for name in names))
 
@@ -51,40 +51,42 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncGenerator[list[Changes]]:
         """Watch all of our jobs of one launch kind in a namespace, with their pods, for ever."""
         trigger = cls(**kwargs)
-        async for told in trigger._watching(keep=True):
-            yield told
+        async for changes in trigger._watching(keep=True):
+            yield changes
 
     async def filter_shared_stream(
         self, shared_stream: AsyncIterator[list[Changes]]
     ) -> AsyncIterator[TriggerEvent]:
-        """Follow; the one event carries the handle, the final status, and whether the deadline was met."""
+        """Follow the job; the one event carries handle, status, and whether the deadline passed."""
         from manycpu.pipeline.adapters.cluster_watch import shared
         from manycpu.pipeline.targets.kubernetes.following.follower import Follower
         from manycpu.pipeline.targets.outcome import outcome
 
-        handle, ctx, recorder = await self._patiently(self._open)
+        handle, ctx, recorder = await self._with_patience(self._open)
         async with (
             self._keeping_alive(ctx),
             shared(self.shared_stream_key(), ctx.cluster.connect, handle.namespace) as watch,
         ):
             follower = Follower(ctx, handle, watch, recorder)
-            following = asyncio.create_task(follower.run(self._seen(shared_stream), self._tell))
+            following = asyncio.create_task(
+                follower.run(self._all_changes(shared_stream), self._log_on_thread)
+            )
             try:
                 timed_out = await self._exceeds(following)
-                seen = await following
+                status = await following
             except asyncio.CancelledError:
-                await self._say_farewell(following, recorder)
+                await self._save_progress(following, recorder)
                 raise
-        seen = outcome(ctx, seen, recorder.state.observed)
-        yield await self._event(seen, timed_out=timed_out)
+        status = outcome(ctx, status, recorder.state.observed)
+        yield await self._event(status, timed_out=timed_out)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Follow alone, with a watch of its own."""
+        """Follow the job with a watch of its own."""
         async for event in self.filter_shared_stream(self._watching(keep=False)):
             yield event
 
     async def _watching(self, *, keep: bool) -> AsyncGenerator[list[Changes]]:
-        """Watch what this trigger's key stands for.
+        """Watch the jobs that this trigger's key stands for.
 
         Args:
             keep: Whether to keep what is there for those that come later.
@@ -107,32 +109,34 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             if _PRESENT.get(key) is present:
                 del _PRESENT[key]
 
-    async def _seen(self, shared_stream: AsyncIterator[list[Changes]]) -> AsyncGenerator[list[Changes]]:
-        """Begin with what is there, and go on alone where the shared stream fails."""
+    async def _all_changes(
+        self, shared_stream: AsyncIterator[list[Changes]]
+    ) -> AsyncGenerator[list[Changes]]:
+        """Yield what exists, then the shared stream; where that fails, a stream of its own."""
         present = _PRESENT.get(self.shared_stream_key())
         if present is not None:
             yield present.changes()
         try:
-            async for told in shared_stream:
-                yield told
+            async for changes in shared_stream:
+                yield changes
         except Exception:
             self.log.exception("the shared watch failed; this trigger goes on with one of its own")
-        async for told in self._watching(keep=False):
-            yield told
+        async for changes in self._watching(keep=False):
+            yield changes
 
     async def _exceeds(self, following: asyncio.Task[Status]) -> bool:
-        """Wait for the end, or for the deadline, which ends the training; whether it was the deadline."""
+        """Wait for the end, or for the deadline, which cancels; True where it was the deadline."""
         if self.deadline is None:
             await asyncio.wait([following])
             return False
         await asyncio.wait([following], timeout=max(0.0, self.deadline - time.time()))
         if following.done():
             return False
-        await self._patiently(self._cancel, "execution_timeout")
+        await self._with_patience(self._cancel, "execution_timeout")
         return True
 
-    async def _patiently(self, act: Callable[..., Any], *given: Any) -> Any:
-        """Do it on a thread, again while the cluster does not answer, for an hour.
+    async def _with_patience(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Call a function on a thread, again and again for an hour while the cluster does not answer.
 
         Raises:
             ClusterError: It has not answered; the job is left as it is.
@@ -142,7 +146,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         until = time.monotonic() + _PATIENCE
         while True:
             try:
-                return await asyncio.to_thread(act, *given)
+                return await asyncio.to_thread(act, *args)
             except LaunchError as error:
                 self.log.warning("%s", error)  # it is being ended, and takes its time
                 return None
@@ -152,14 +156,14 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
                 self.log.warning("%s", error)
                 await asyncio.sleep(_AGAIN)
 
-    async def _say_farewell(self, following: asyncio.Task[Status], recorder: AttemptRecorder) -> None:
-        """Note how far the logs were told, so that the next triggerer repeats nothing."""
+    async def _save_progress(self, following: asyncio.Task[Status], recorder: AttemptRecorder) -> None:
+        """Record how far the logs were printed, so that the next triggerer repeats nothing."""
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         with suppress(Exception):
             await asyncio.wait_for(asyncio.to_thread(recorder.write, recorder.fields()), _FAREWELL)
 
-    async def _tell(self, lines: list[RankLine]) -> None:
+    async def _log_on_thread(self, lines: list[RankLine]) -> None:
         # Long logs are written on a thread: other triggers share this event loop.
         await asyncio.to_thread(self._log_lines, lines)
 

@@ -1,4 +1,4 @@
-"""The schema of a run and of the targets as parameters of a DAG: the trigger form, and the way back.
+"""The fields of runs and targets as parameters of a DAG: make the trigger form, and read it back.
 
 The form is flat: a nested field is named after its path (``resources_cpu``), a field of a target after the
 target's kind (``baremetal_hostfile``), and ``target_kind`` chooses.
@@ -45,27 +45,27 @@ def training_params(defaults: Mapping[str, Any] | None = None) -> dict[str, Para
     specs = {**_run_specs(), _KIND: {"default": next(iter(kinds)), **choice}}
     for kind, model in kinds.items():
         specs |= {f"{kind}_{name}": spec for name, spec in _target_specs(kind, model)}
-    found = {
+    fields = {
         name: spec | ({"default": defaults[name]} if name in defaults else {}) for name, spec in specs.items()
     }
-    return {name: Param(**spec) for name, spec in found.items()}
+    return {name: Param(**spec) for name, spec in fields.items()}
 
 
 def read_params(
-    params: Mapping[str, Any], known: Collection[str], run_id: str, key: str
+    params: Mapping[str, Any], declared: Collection[str], run_id: str, key: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Build the fields of a run and of a target from a DAG run's parameters.
 
     Args:
         params: The parameters, flat.
-        known: Names that the DAG declares, of its own ones as well.
+        declared: Names that the DAG declares, of its own ones as well.
         run_id: Names the output where none is given.
         key: Tells that output from those of other trainings.
 
     Raises:
         BadInputError: The configuration names a parameter that there is not.
     """
-    _refuse_unknown(params, known)
+    _refuse_unknown(params, declared)
     run: dict[str, Any] = {}
     for name in _run_names():
         value = params.get("_".join(name))
@@ -96,7 +96,7 @@ def _run_schema() -> dict[str, Any]:
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Add to a model's schema which of its lists can be given as text, as in a shell."""
+    """Mark in a model's schema which of its lists can be given as text, as in a shell."""
     from pydantic import BeforeValidator
 
     schema = model.model_json_schema()
@@ -144,7 +144,7 @@ def _target_specs(kind: str, model: type[BaseModel]) -> Iterator[tuple[str, dict
 
 
 def _spec(field: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
-    """Say in Airflow's words what pydantic's schema says of a field."""
+    """Translate the pydantic schema of a field to Airflow's."""
     choices = [choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"]
     types = [str(choice.get("type", "string")) for choice in choices]
     facets = {name: value for choice in choices for name, value in choice.items() if name in _KEPT}
@@ -195,15 +195,15 @@ def _default_output(run_id: str, key: str) -> str:
     return str(home() / "models" / run_name(run_id, key))
 
 
-def _refuse_unknown(params: Mapping[str, Any], known: Collection[str]) -> None:
+def _refuse_unknown(params: Mapping[str, Any], declared: Collection[str]) -> None:
     from manycpu.pipeline.spec.errors import Finding, raise_findings
 
-    unknown = [name for name in params if name not in known]
+    unknown = [name for name in params if name not in declared]
     raise_findings(
-        Finding(f"params.{name}", "there is no such parameter", _nearest(name, known)) for name in unknown
+        Finding(f"params.{name}", "there is no such parameter", _nearest(name, declared)) for name in unknown
     )
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Choose among: {', '.join(known)}"
+def _nearest(name: str, declared: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, declared, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Choose among: {', '.join(declared)}"

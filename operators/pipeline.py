@@ -33,7 +33,7 @@ _RETRY_DELAY = timedelta(seconds=10)
 
 @dataclass(frozen=True)
 class TrainingPipeline:
-    """What :func:`training_pipeline` made, for what comes before and after it."""
+    """The tasks that :func:`training_pipeline` made, to wire others before and after them."""
 
     group: TaskGroup
     exported: XComArg
@@ -65,20 +65,20 @@ def training_pipeline(
     """
     common = {"retries": 2, "retry_delay": _RETRY_DELAY, **(default_args or {})}
     with TaskGroup(group_id, default_args=common) as group:  # type: ignore[arg-type]
-        what: dict[str, Any] = {"training": group.group_id, "run": plain(run), "target": plain(target)}
-        prepare = PrepareOperator(task_id="prepare", **what)
-        stage = StageDatasetOperator(task_id="stage", **what)
-        build = BuildImageOperator(task_id="build", **what)
+        shared: dict[str, Any] = {"training": group.group_id, "run": plain(run), "target": plain(target)}
+        prepare = PrepareOperator(task_id="prepare", **shared)
+        stage = StageDatasetOperator(task_id="stage", **shared)
+        build = BuildImageOperator(task_id="build", **shared)
         train = TrainOperator(
             task_id="train",
-            **what,
+            **shared,
             staged=stage.output,
             built=build.output,
             **{"retries": min(1, common["retries"]), **train_options},
         )
-        export = ExportModelOperator(task_id="export", **what, handle=train.output, asset=asset)
-        cleanup = CleanupOperator(task_id="cleanup", **what)
-        report = ReportOperator(task_id="report", **what, written=cleanup.output)
+        export = ExportModelOperator(task_id="export", **shared, handle=train.output, asset=asset)
+        cleanup = CleanupOperator(task_id="cleanup", **shared)
+        report = ReportOperator(task_id="report", **shared, written=cleanup.output)
         prepare >> [stage, build]
         # False: with True, a clean-up that went well would turn a failed run green. Prepare alone is the
         # setup: were stage or build one too, their failure would keep the clean-up from running.

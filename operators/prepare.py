@@ -16,7 +16,7 @@ class PrepareOperator(RunOperator):
     """Check the run against its target, and begin the record of what it owns. The setup of ``cleanup``."""
 
     def execute(self, context: Context) -> None:
-        """Run preflight; what it finds that is no obstacle goes to the log.
+        """Run preflight, log its warnings, and begin the ledger.
 
         Raises:
             AirflowFailException: Bad input; nothing was started.
@@ -28,9 +28,9 @@ class PrepareOperator(RunOperator):
 
         with explained():
             ctx = self.open(context)
-            here = list(findings(ctx, self.executor))
-            raise_findings(here)
-            for finding in [*here, *prepare(ctx)]:
+            local_findings = list(findings(ctx, self.executor))
+            raise_findings(local_findings)
+            for finding in [*local_findings, *prepare(ctx)]:
                 self.log.warning("%s", finding)
             with ctx.ledger.update() as entry:
                 join(ctx, entry, "prepare")

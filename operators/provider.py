@@ -1,4 +1,4 @@
-"""What Airflow is told of this package: the entry point ``apache_airflow_provider``."""
+"""The metadata of this provider for Airflow: the entry point ``apache_airflow_provider``."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _INSTANCE = (
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Describe the provider, as Airflow's schema of provider metadata has it."""
+    """Return the provider's metadata, in Airflow's schema."""
     verbs = ("prepare", "stage", "build", "train", "export", "cleanup", "report")
     modules = [f"manycpu.operators.{verb}" for verb in verbs]
     return {

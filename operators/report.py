@@ -1,4 +1,4 @@
-"""report: have the last word on the run."""
+"""report: read report.json, and make it the result of the DAG run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ReportOperator(RunOperator):
         self.written = written
 
     def execute(self, context: Context) -> str:
-        """Conclude; returns the path or URL of report.json.
+        """Raise what the report records; returns the path or URL of report.json.
 
         Raises:
             AirflowFailException: The run failed, was cancelled, or left something behind; with its error.
@@ -79,10 +79,10 @@ class ReportOperator(RunOperator):
         if not mine:
             return []
         instance: Any = context["ti"]
-        known = instance.get_task_states(
+        by_run = instance.get_task_states(
             dag_id=instance.dag_id, map_index=instance.map_index, task_ids=[*mine], run_ids=[instance.run_id]
         )
-        states = known.get(instance.run_id, {})
+        states = by_run.get(instance.run_id, {})
         end = "" if instance.map_index < 0 else f"_{instance.map_index}"
         return [task for name, task in mine.items() if states.get(name + end) in _BAD]
 
@@ -92,5 +92,5 @@ class ReportOperator(RunOperator):
 
 
 def _is(task: Any, kind: type) -> bool:
-    """Whether a task of a DAG is of a kind; where it is expanded, what it is expanded to."""
+    """Whether a task is of an operator's class, also where it is expanded."""
     return issubclass(getattr(task, "operator_class", type(task)), kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from manycpu.operators.base import RunOperator, begun, explained
+from manycpu.operators.base import RunOperator, explained, require_begun
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,7 +25,7 @@ class StageDatasetOperator(RunOperator):
         from manycpu.pipeline.verbs.stage import stage
 
         with explained():
-            staged = stage(begun(self.open(context)), self.transferred())
+            staged = stage(require_begun(self.open(context)), self.transferred())
         for name, digest in staged.digests.items():
             self.log.info("%s: %s, manifest sha256 %s", name, getattr(staged, name), digest)
         return staged.model_dump(mode="json")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from manycpu.operators.base import RunOperator, begun, explained
+from manycpu.operators.base import RunOperator, explained, require_begun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,8 @@ _AWAY = timedelta(hours=2)  # longer than a trigger waits for a cluster that doe
 
 class TrainOperator(RunOperator):
     """Launch the training and wait for it, in the triggerer after the first seconds.
+
+    These are two verbs of a run; :func:`manycpu.pipeline.train` runs all of them, without Airflow.
 
     A retry attaches to the training that a lost worker left behind; one that failed or was cancelled is
     followed by the next attempt, from its last checkpoint where there is one. A person who marks or clears
@@ -69,7 +71,7 @@ class TrainOperator(RunOperator):
         self._signalled = False
 
     def on_kill(self) -> None:
-        """Note that somebody wants this process to end; who, ``execute`` asks.
+        """Note that somebody wants this process to end; ``execute`` finds out who.
 
         Airflow calls this when a person ends the task, and just the same when the worker shuts down.
         """
@@ -87,25 +89,25 @@ class TrainOperator(RunOperator):
             return self._train(context, self.open(context))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Go on after the triggerer saw the end."""
+        """Go on after the trigger's event."""
         from manycpu.pipeline.spec.handle import read_handle
         from manycpu.pipeline.spec.state import Status
 
         with explained():
-            handle, seen = read_handle(event["handle"]), Status.model_validate(event["status"])
-            ctx = begun(self.open(context, handle.run))
+            handle, status = read_handle(event["handle"]), Status.model_validate(event["status"])
+            ctx = require_begun(self.open(context, handle.run))
             if event["timed_out"]:
-                self._raise_timeout(ctx, handle, seen)
+                self._raise_timeout(ctx, handle, status)
             if _ended_by_earlier_try(ctx, handle, context):
                 return self._train(context, ctx)
-            return self._conclude(ctx, handle, seen)
+            return self._conclude(ctx, handle, status)
 
-    def _tell_where_the_model_is(self, ctx: RunContext, handle: Handle) -> None:
+    def _log_model_folder(self, ctx: RunContext, handle: Handle) -> None:
         from manycpu.pipeline.targets import verbs_of
 
         if ctx.run.output is not None:
-            where = verbs_of(ctx).model_of(ctx, handle)
-            self.log.info("the model is in %s: ExportModelOperator brings it to run.output", where)
+            folder = verbs_of(ctx).model_of(ctx, handle)
+            self.log.info("the model is in %s: ExportModelOperator brings it to run.output", folder)
 
     def _train(self, context: Context, ctx: RunContext) -> dict[str, Any]:
         from manycpu.pipeline.verbs.launch import edited, launch
@@ -120,14 +122,14 @@ class TrainOperator(RunOperator):
             if finding := edited(ctx, handle, staged, built):
                 self.log.warning("%s", finding)
             with ctx.ledger.kept_alive(ctx.waiting_lease):
-                seen = self._stay(context, ctx, handle)
+                status = self._stay(context, ctx, handle)
             if not _ended_by_earlier_try(ctx, handle, context):
                 break
             self.log.info("attempt %d was ended with the try that started it", handle.attempt)
-        return self._conclude(ctx, handle, seen)
+        return self._conclude(ctx, handle, status)
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Take what was staged and built, or do so where it is not there or came from other fields."""
+        """Take what was staged and built; do so here where it is missing, or came from other fields."""
         from manycpu.pipeline.targets.attempt import join
         from manycpu.pipeline.targets.results import Built, Staged
         from manycpu.pipeline.verbs.build import build, built_from
@@ -159,10 +161,10 @@ class TrainOperator(RunOperator):
         watching, patience = watch(ctx, handle), _Patience()
         try:
             while True:
-                lines, seen = watching.look()
-                self._tell(lines)
-                if seen.state.terminal:
-                    return outcome(watching.ctx, seen, watching.observed)
+                lines, status = watching.look()
+                self._log_lines(lines)
+                if status.state.terminal:
+                    return outcome(watching.ctx, status, watching.observed)
                 if self._signalled or patience.asks():
                     self._heed(context, watching)
                 if self.deferrable and patience.ends(lines):
@@ -175,14 +177,14 @@ class TrainOperator(RunOperator):
         finally:
             watching.close()
 
-    def _tell(self, lines: list[RankLine]) -> None:
+    def _log_lines(self, lines: list[RankLine]) -> None:
         from manycpu.pipeline.spec.events import readable
 
         for line in lines:
             self.log.info("%s", readable(line))
 
     def _heed(self, context: Context, watch: Watch) -> None:
-        """Ask who wants this process to end: a person, who wants the training to end, or the worker."""
+        """Find out who wants this process to end: a person, who ends the training too, or the worker."""
         from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
         from manycpu.pipeline.verbs.cancel import cancel
@@ -190,7 +192,7 @@ class TrainOperator(RunOperator):
         state = _state(context)
         if state in _ENDED_BY_A_PERSON:
             cancel(watch.ctx, by=_by(context), attempt=watch.handle.attempt)
-            self._tell(watch.look()[0])
+            self._log_lines(watch.look()[0])
             raise AirflowFailException("a person ended this task, and the training with it")
         if self._signalled or state in _TAKEN_OVER:
             raise AirflowException(
@@ -202,20 +204,20 @@ class TrainOperator(RunOperator):
         from manycpu.operators.triggers import TrainingTrigger
 
         watch.close()
-        self._tell(watch.look()[0])
-        now, left = time.time(), self._time_left(context)
+        self._log_lines(watch.look()[0])
+        now, remaining = time.time(), self._remaining_time(context)
         kind = JobTrigger if watch.handle.kind == "job" else TrainingTrigger
         trigger = kind(
             handle=watch.handle.model_dump(mode="json"),
             cursor=watch.cursor,
             by=_by(context),
             not_before=now + SETTLED,
-            deadline=None if left is None else now + left.total_seconds(),
+            deadline=None if remaining is None else now + remaining.total_seconds(),
         )
-        timeout = _latest(watch.ctx.run) if left is None else left + _SLACK
+        timeout = _latest(watch.ctx.run) if remaining is None else remaining + _SLACK
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
-    def _time_left(self, context: Context) -> timedelta | None:
+    def _remaining_time(self, context: Context) -> timedelta | None:
         if self.execution_timeout is None:
             return None
         from airflow.sdk import timezone
@@ -223,17 +225,17 @@ class TrainOperator(RunOperator):
         began = context["ti"].start_date
         return max(timedelta(), self.execution_timeout - (timezone.utcnow() - began))
 
-    def _raise_timeout(self, ctx: RunContext, handle: Handle, seen: Status) -> NoReturn:
+    def _raise_timeout(self, ctx: RunContext, handle: Handle, status: Status) -> NoReturn:
         from airflow.sdk.exceptions import AirflowTaskTimeout
 
         from manycpu.pipeline.spec.errors import CancelledError
         from manycpu.pipeline.verbs.wait import conclude
 
         with suppress(CancelledError):
-            conclude(ctx, handle, seen)
+            conclude(ctx, handle, status)
         raise AirflowTaskTimeout(f"the training was ended: not done within {self.execution_timeout}")
 
-    def _conclude(self, ctx: RunContext, handle: Handle, seen: Status) -> dict[str, Any]:
+    def _conclude(self, ctx: RunContext, handle: Handle, status: Status) -> dict[str, Any]:
         from airflow.sdk.exceptions import AirflowFailException
 
         from manycpu.pipeline.spec.errors import TrainingFailedError
@@ -241,17 +243,17 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.verbs.wait import conclude
 
         try:
-            conclude(ctx, handle, seen)
+            conclude(ctx, handle, status)
         except TrainingFailedError as error:
-            if seen.failure is not None and seen.failure.exit_code in EXIT_CODES:
+            if status.failure is not None and status.failure.exit_code in EXIT_CODES:
                 raise AirflowFailException(str(error)) from error  # another try would be refused as well
             raise
-        self._tell_where_the_model_is(ctx, handle)
+        self._log_model_folder(ctx, handle)
         return handle.model_dump(mode="json")
 
 
 class _Patience:
-    """How long a worker stays with a training: 15 s, or until it is known to take much longer."""
+    """Decides how long a worker stays with a training: 15 s, or until it is known to take much longer."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + STAY
@@ -267,24 +269,24 @@ class _Patience:
     def ends(self, lines: list[RankLine]) -> bool:
         from manycpu.pipeline.spec.events import decode
 
-        told = (decode(line.text) or {} for line in lines)
-        left = (one.get("seconds_left") or 0 for one in told if one.get("event") == "progress")
-        return time.monotonic() >= self._until or any(seconds > LONG for seconds in left)
+        events = (decode(line.text) or {} for line in lines)
+        remaining = (event.get("seconds_left") or 0 for event in events if event.get("event") == "progress")
+        return time.monotonic() >= self._until or any(seconds > LONG for seconds in remaining)
 
 
 def _latest(run: TrainingRun) -> timedelta:
-    """Tell how long the run's own deadlines leave it at most: later, nobody follows it any more."""
+    """Return how long the run's own deadlines let it take at most: later, nobody follows it any more."""
     return timedelta(seconds=run.acknowledge_timeout + run.queue_timeout + run.run_timeout) + _AWAY
 
 
 def _by(context: Context) -> str:
-    """Name who ends a training when a person ends the task: this very try."""
+    """Return the name of this try, which ends a training when a person ends the task."""
     instance = context["ti"]
     return f"task {instance.task_id}, try {instance.try_number} ({instance.id})"
 
 
 def _ended_by_earlier_try(ctx: RunContext, handle: Handle, context: Context) -> bool:
-    """Whether an earlier try, which a person cleared, took this attempt with it: no end for this try."""
+    """Whether an earlier try, which a person cleared, cancelled this attempt: then this try launches anew."""
     by = ctx.ledger.read().cancelled.get(handle.attempt, "")
     return by.startswith(f"task {context['ti'].task_id}, try ") and by != _by(context)
 
@@ -293,7 +295,7 @@ def _state(context: Context) -> str | None:
     """Ask Airflow for this task's state; None where nobody answers any more."""
     instance = context["ti"]
     try:
-        found = instance.get_task_states(
+        states = instance.get_task_states(
             dag_id=instance.dag_id,
             map_index=instance.map_index,
             task_ids=[instance.task_id],
@@ -301,4 +303,4 @@ def _state(context: Context) -> str | None:
         )
     except Exception:  # noqa: BLE001 - the supervisor is gone, whatever that looks like from here
         return None
-    return next(iter(found.get(instance.run_id, {}).values()), None)
+    return next(iter(states.get(instance.run_id, {}).values()), None)

@@ -1,4 +1,4 @@
-"""What the triggerer runs for a supervised process: a trigger that follows its log to its end."""
+"""The trigger for a supervised process: it follows the process's log to its end."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class TrainingTrigger(FollowingTrigger):
     """Follow a supervised process, on any triggerer of its machine."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Follow; the one event carries the handle, the final status, and whether the deadline was met."""
+        """Follow the process; the one event carries handle, status, and whether the deadline passed."""
         from manycpu.pipeline.verbs.wait import POLL
 
         watch = await asyncio.to_thread(self._watch)
         timed_out = False
         # Files are read, and long logs written, on a thread: other triggers share this event loop.
         async with self._keeping_alive(watch.ctx):
-            while not (seen := await asyncio.to_thread(self._look, watch)).state.terminal:
+            while not (status := await asyncio.to_thread(self._look, watch)).state.terminal:
                 if self.deadline is not None and time.time() >= self.deadline:
                     timed_out = True
                     await asyncio.to_thread(self._cancel, "execution_timeout")
                 if not watch.behind:
                     await asyncio.sleep(POLL)
-        yield await self._event(seen, timed_out=timed_out)
+        yield await self._event(status, timed_out=timed_out)
 
     def _context(self) -> RunContext:
         from manycpu.pipeline.ledger.file import FileLedger
         from manycpu.pipeline.targets.context import reopen
 
         directory = Path(self.handle["directory"]).parents[1]
-        entry, place = FileLedger(directory).read(), str(directory.parents[1])
-        return reopen(entry, place, attempt=self.handle["attempt"])
+        entry, home = FileLedger(directory).read(), str(directory.parents[1])
+        return reopen(entry, home, attempt=self.handle["attempt"])
 
     def _watch(self) -> Watch:
         from manycpu.pipeline.spec.handle import read_handle
@@ -62,15 +62,15 @@ class TrainingTrigger(FollowingTrigger):
     def _look(self, watch: Watch) -> Status:
         from manycpu.pipeline.targets.outcome import outcome
 
-        lines, seen = watch.look()
+        lines, status = watch.look()
         self._log_lines(lines)
         if lines:
             self._bookmark.write_text(str(watch.cursor))
-        return outcome(watch.ctx, seen, watch.observed) if seen.state.terminal else seen
+        return outcome(watch.ctx, status, watch.observed) if status.state.terminal else status
 
     @property
     def _bookmark(self) -> Path:
-        """How far the log was told to this try: a trigger that moves to another triggerer repeats nothing."""
+        """File that says how much of the log this try has printed: another triggerer repeats nothing."""
         return Path(self.handle["directory"]) / f"told.{run_key(self.by)}"
 
 

@@ -64,17 +64,17 @@ def end_session(leader: int, grace: float = _GRACE) -> None:
 
 
 def _members(leader: int) -> list[psutil.Process]:
-    found = []
+    members = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                members.append(process)
+    return members
 
 
 async def _serve(home: Path, port: int, console: Console) -> int:
     log = home / "standalone.log"
-    _say(console, f"starting Airflow in {home}; all it says is in {log}")
+    _print(console, f"starting Airflow in {home}; all it says is in {log}")
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(  # noqa: TID251 - the program of a command of ours
             *(sys.executable, "-m", "airflow", "standalone"),
@@ -96,7 +96,7 @@ async def _serve(home: Path, port: int, console: Console) -> int:
         await asyncio.to_thread(_cancel_trainings)
     if stopped.done():
         return 0
-    _say(console, f"Airflow ended by itself with exit code {process.returncode}; see {log}")
+    _print(console, f"Airflow ended by itself with exit code {process.returncode}; see {log}")
     return process.returncode or 1
 
 
@@ -126,10 +126,10 @@ def _healthy(port: int) -> bool:
 
 def _welcome(console: Console, home: Path, port: int) -> None:
     passwords = json.loads((home / _PASSWORDS).read_text())
-    _say(console, f"\n  address:  http://127.0.0.1:{port}/dags/train")
+    _print(console, f"\n  address:  http://127.0.0.1:{port}/dags/train")
     for user, password in passwords.items():
-        _say(console, f"  login:    {user}\n  password: {password}\n")
-    _say(console, "Trigger DAG `train` with the blue button. Ctrl-C ends all of it.")
+        _print(console, f"  login:    {user}\n  password: {password}\n")
+    _print(console, "Trigger DAG `train` with the blue button. Ctrl-C ends all of it.")
 
 
 def _cancel_trainings() -> None:
@@ -142,7 +142,7 @@ def _cancel_trainings() -> None:
         cancel(ctx, by="the end of make ui")
 
 
-def _say(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

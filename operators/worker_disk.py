@@ -1,4 +1,4 @@
-"""Whether what a task writes to this worker's disk is there for the next task."""
+"""Find what a task writes to this worker's own disk, where the next task may not see it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SEVERAL = ("CeleryExecutor", "EdgeExecutor")  # workers may be on several machi
 
 
 def findings(ctx: RunContext, executor: str | None) -> Iterator[Finding]:
-    """Find folders of the run that are on this worker's own disk: the root's, which no volume is.
+    """Report folders of the run that are on this worker's root disk, which no volume is.
 
     Args:
         ctx: The run.
@@ -50,11 +50,11 @@ def _folders(ctx: RunContext) -> dict[str, Path]:
     from manycpu.pipeline.adapters.storage import is_remote
     from manycpu.pipeline.targets.context import MachineContext
 
-    found = {"target.directory": ctx.home} if isinstance(ctx, MachineContext) else {}
+    folders = {"target.directory": ctx.home} if isinstance(ctx, MachineContext) else {}
     # With run.output null the report reaches the next task by itself.
     if ctx.run.output is not None and not is_remote(ctx.run.output) and ctx.output.local:
-        found["run.output"] = ctx.output.local
-    return found
+        folders["run.output"] = ctx.output.local
+    return folders
 
 
 def _device(folder: Path) -> int:

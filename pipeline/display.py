@@ -1,4 +1,4 @@
-"""How a run looks in a terminal, and as plain lines where there is none."""
+"""Show a run in a terminal with progress bars, or as plain lines where there is none."""
 
 import logging
 from types import TracebackType
@@ -21,7 +21,7 @@ _PLAIN_EVERY = 10  # per cent of a transfer between two plain lines
 
 
 class Display:
-    """Tells how a run goes: one line for each verb and each line of a rank; bars only on a terminal."""
+    """Shows how a run goes: one line for each verb and each line of a rank; bars only on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -35,7 +35,7 @@ class Display:
             disable=not console.is_terminal,
         )
         self._bar: TaskID | None = None
-        self._told = 0
+        self._printed_percent = 0
         self._log = _Log(self)
 
     def __enter__(self) -> Self:
@@ -50,11 +50,11 @@ class Display:
         self._bars.stop()
 
     def begin(self, verb: str) -> None:
-        """Open a bar."""
-        self._bar, self._told = self._bars.add_task(verb, total=None, text=""), 0
+        """Show the bar of a verb."""
+        self._bar, self._printed_percent = self._bars.add_task(verb, total=None, text=""), 0
 
     def end(self, verb: str, seconds: float, result: str) -> None:
-        """Close the bar, and leave a line."""
+        """Remove the bar, and print the verb's result."""
         if self._bar is not None:
             self._bars.remove_task(self._bar)
         self._bar = None
@@ -64,8 +64,8 @@ class Display:
         """Move the bar of a transfer."""
         self._move(done, total, f"{decimal(done)} of {decimal(total)}")
         percent = 100 * done // total if total else 100
-        if not self._console.is_terminal and percent >= self._told + _PLAIN_EVERY:
-            self._told = percent
+        if not self._console.is_terminal and percent >= self._printed_percent + _PLAIN_EVERY:
+            self._printed_percent = percent
             self._print(f"  {percent} % of {decimal(total)}")
 
     def line(self, line: RankLine) -> None:
@@ -80,15 +80,15 @@ class Display:
         self._print(f"  {events.readable(line)}", "yellow" if event and event["event"] == "warning" else "")
 
     def finding(self, finding: Finding) -> None:
-        """Print what preflight found that is no obstacle."""
+        """Print a warning of preflight."""
         self._print(f"  warning: {finding}", "yellow")
 
     def logged(self, text: str, style: str = "") -> None:
-        """Print what the package itself tells, such as the log of an image's build."""
+        """Print a log record of the package, such as of an image's build."""
         self._print(f"  {text}", style)
 
     def report(self, written: Report, path: str) -> None:
-        """Print what the run did."""
+        """Print a summary of the report."""
         summary(self._console, written, path)
 
     def _move(self, done: int, total: int | None, text: str) -> None:
@@ -127,8 +127,8 @@ def summary(console: Console, report: Report, path: str) -> None:
         console.print(_table(("metric", "value"), [(name, _value(v)) for name, v in report.metrics.items()]))
     scale = f"{report.world_size} ranks on {len(report.hosts)} host(s), backend {report.backend or 'none'}"
     console.print(f"{report.state}: {scale}", markup=False, highlight=False)
-    for place in report.left_behind:
-        console.print(f"left behind: {place}", style="red", markup=False)
+    for leftover in report.left_behind:
+        console.print(f"left behind: {leftover}", style="red", markup=False)
     console.print(f"report: {path}", markup=False, highlight=False, soft_wrap=True)
 
 

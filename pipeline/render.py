@@ -1,4 +1,4 @@
-"""Manifests as YAML, to be read by people and taken by ``kubectl create -f``."""
+"""Kubernetes objects as YAML, to be read by people and taken by ``kubectl create -f``."""
 
 from typing import Any
 
@@ -22,5 +22,5 @@ _Dumper.add_representer(str, _text)
 
 
 def as_yaml(*manifests: Any) -> str:
-    """Write manifests, each a document of its own."""
+    """Write objects as YAML, each a document of its own."""
     return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=110)

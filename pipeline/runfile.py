@@ -14,7 +14,7 @@ _PARTS = ("run", "target")
 
 
 def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the fields of a run and of a target.
+    """Read the fields of a run and of a target from a run file.
 
     Raises:
         BadInputError: There is no such file, it is not YAML, or it has other parts than these two.

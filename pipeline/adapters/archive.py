@@ -43,7 +43,7 @@ class Archive:
         check_platform(self.image, str(file))
 
     def content(self, descriptor: Mapping[str, Any]) -> Content:
-        """Name one of its blobs."""
+        """Return one of its blobs."""
         digest = descriptor["digest"]
         return Content(digest, descriptor["size"], lambda: self._open(digest))
 
@@ -57,7 +57,7 @@ class Archive:
         return Image(content, config, manifest.get("mediaType", descriptor["mediaType"]))
 
     def _docker(self, tar: tarfile.TarFile) -> Image:
-        """Read docker's own layout: layers are not compressed, so that their digests are in the config."""
+        """Read docker's own layout: its layers are not compressed, so their digests are in the config."""
         (entry,) = json.loads(_read(tar, "manifest.json"))
         config = _read(tar, entry["Config"])
         layers = []
@@ -108,7 +108,7 @@ def write(file: Path, name: str, image: Image, contents: Iterable[Content]) -> N
         with tarfile.open(partial, "w") as tar:
             for path, text in small.items():
                 tar.addfile(_info(path, len(text)), io.BytesIO(text))
-            for content in {one.digest: one for one in contents}.values():
+            for content in {item.digest: item for item in contents}.values():
                 _add(tar, content)
         partial.replace(file)
     finally:
@@ -124,7 +124,7 @@ def _add(tar: tarfile.TarFile, content: Content) -> None:
 
 
 class _Verified:
-    """Hashes what is read."""
+    """A stream that hashes what is read of it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self.digest = stream, hashlib.sha256()

@@ -9,9 +9,9 @@ __all__ = ["free", "remove", "start_writing", "sync"]
 
 
 def free(folder: Path) -> int:
-    """Bytes that may still be written below a folder."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    """Return the bytes that may still be written below a folder."""
+    filesystem = os.statvfs(folder)
+    return filesystem.f_bavail * filesystem.f_frsize
 
 
 def remove(folder: str, tick: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ def remove(folder: str, tick: Callable[[], None]) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Have everything below a folder on disk, with one call however many files there are.
+    """Flush everything below a folder to disk, with one call however many files there are.
 
     Raises:
         OSError: The disk did not take it.
@@ -48,7 +48,7 @@ def sync(folder: Path) -> None:
 
 
 def start_writing(descriptor: int, start: int, size: int) -> None:
-    """Have the disk begin with some bytes of a file, so that little is left to :func:`sync`; no waiting."""
+    """Start to write some bytes of a file to disk, without waiting: little is left to :func:`sync`."""
     if _sync_file_range is not None:
         _sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _WRITE)
 

@@ -1,4 +1,4 @@
-"""The docker of this machine: what it builds with, and whose settings it takes."""
+"""Read the configuration of this machine's docker: its builder, and the user's settings."""
 
 import json
 import os
@@ -24,12 +24,12 @@ def has_buildkit() -> bool:
     if os.environ.get("DOCKER_BUILDKIT", "").lower() in _NO:
         return False
     # Asked for BuildKit, a docker that needs its component buildx and has none ends before anything else.
-    asked = {**os.environ, "DOCKER_BUILDKIT": "1"}
-    return process.run(["docker", "build", "--help"], timeout=_SECONDS, env=asked).code == 0
+    environ = {**os.environ, "DOCKER_BUILDKIT": "1"}
+    return process.run(["docker", "build", "--help"], timeout=_SECONDS, env=environ).code == 0
 
 
 def write_settings(folder: Path, auths: Mapping[str, Any]) -> None:
-    """Make a folder for $DOCKER_CONFIG: the user's own settings, contexts and plugins, with other logins.
+    """Write a folder for $DOCKER_CONFIG: the user's settings, contexts and plugins, with other logins.
 
     Args:
         folder: The folder; there is none yet.

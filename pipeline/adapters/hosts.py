@@ -1,4 +1,4 @@
-"""What there is on the hosts of a ``baremetal`` target: found by one ssh command on each, judged here."""
+"""Inspect the hosts of a ``baremetal`` target with one ssh command on each, and judge them here."""
 
 import json
 import sys
@@ -31,28 +31,28 @@ def version(name):
     except importlib.metadata.PackageNotFoundError:
         return None
 
-seen = {name: version(name) for name in ("manycpu", "torch")}
-seen["python"] = "%d.%d" % sys.version_info[:2]
-seen["hostname"] = socket.gethostname()
-seen["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
-seen["files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
-if seen["manycpu"]:
+facts = {name: version(name) for name in ("manycpu", "torch")}
+facts["python"] = "%d.%d" % sys.version_info[:2]
+facts["hostname"] = socket.gethostname()
+facts["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
+facts["files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
+if facts["manycpu"]:
     from manycpu.pipeline.spec.machine import Machine
-    seen["cores"] = Machine.observe().processors
+    facts["cores"] = Machine.observe().processors
 with socket.socket() as listener:
     listener.bind(("", 0))
-    seen["port"] = listener.getsockname()[1]
-print("\\n::probe::" + json.dumps(seen))
+    facts["port"] = listener.getsockname()[1]
+print("\\n::probe::" + json.dumps(facts))
 """
 
 
-class _Seen(NamedTuple):
+class _Inspected(NamedTuple):
     host: Host
     facts: dict[str, Any]
 
 
 def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
-    """Read the hostfile, and choose as many hosts as the run has nodes: the first ones.
+    """Read the hostfile, and select as many hosts as the run has nodes: the first ones.
 
     Raises:
         BadInputError: The file cannot be read, or has too few hosts, or slots.
@@ -83,20 +83,20 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
 
 
 def check(target: BareMetal, run: TrainingRun, mpi: Mpi | None) -> list[Finding]:
-    """Reach every host, and find its Python, manycpu, torch, cores and MPI: what is wrong, and what to do."""
+    """Inspect Python, manycpu, torch, cores and MPI of every host: what is wrong, and what to do."""
     try:
         hosts = chosen(target, run)
     except BadInputError as error:
         return [_finding(error)]
-    found = ssh.at_all(hosts, lambda host: _look(target, host, mpi))
-    problems = [result for result in found if isinstance(result, Finding)]
-    seen = [result for result in found if isinstance(result, _Seen)]
-    problems += [finding for one in seen for finding in _alone(target, run, one)]
-    return problems or list(_together(seen))
+    results = ssh.at_all(hosts, lambda host: _look(target, host, mpi))
+    problems = [result for result in results if isinstance(result, Finding)]
+    inspected = [result for result in results if isinstance(result, _Inspected)]
+    problems += [finding for each in inspected for finding in _check_host(target, run, each)]
+    return problems or list(_compare_hosts(inspected))
 
 
 def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
-    """Find what a Placement says of the hosts.
+    """Return the fields of a Placement that name the hosts.
 
     Returns:
         hosts, python, master_addr (the first host's address), master_port (free there a moment ago),
@@ -120,19 +120,19 @@ def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
 
 
 def python_of(target: BareMetal) -> str:
-    """Name the Python of every host: the target's, or the path of this one."""
+    """Return the path of Python on every host: the target's, or this one's."""
     return target.python or sys.executable
 
 
-def _look(target: BareMetal, host: Host, mpi: Mpi | None) -> _Seen | Finding:
+def _look(target: BareMetal, host: Host, mpi: Mpi | None) -> _Inspected | Finding:
     try:
-        return _Seen(host, _probe(target, host, [mpi.mpirun] if mpi else []))
+        return _Inspected(host, _probe(target, host, [mpi.mpirun] if mpi else []))
     except ManycpuError as error:
         return _finding(error)
 
 
 def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any]:
-    """Ask a host's Python what there is."""
+    """Ask a host's Python for its versions, cores and files."""
     python = python_of(target)
     done = ssh.run(target, host, [python, "-", *files], timeout=_TIMEOUT, input=_PROBE.encode())
     answer = next((line for line in done.out.splitlines() if line.startswith("::probe::")), None)
@@ -146,9 +146,9 @@ def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any
     return facts
 
 
-def _alone(target: BareMetal, run: TrainingRun, seen: _Seen) -> Iterator[Finding]:
-    """Judge a host by itself."""
-    name, facts = seen.host.name, seen.facts
+def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> Iterator[Finding]:
+    """Check one host by itself."""
+    name, facts = inspected.host.name, inspected.facts
     for package in ("manycpu", "torch"):
         if facts[package] is None:
             yield Finding(
@@ -168,10 +168,10 @@ def _alone(target: BareMetal, run: TrainingRun, seen: _Seen) -> Iterator[Finding
         )
 
 
-def _together(seen: Sequence[_Seen]) -> Iterator[Finding]:
-    """Judge the hosts side by side."""
+def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
+    """Compare the hosts with each other."""
     for package in ("python", "manycpu", "torch"):
-        versions = {one.host.name: one.facts[package] for one in seen}
+        versions = {each.host.name: each.facts[package] for each in inspected}
         if len(set(versions.values())) > 1:
             shown = ", ".join(f"{name} has {number}" for name, number in versions.items())
             yield Finding(
@@ -179,15 +179,15 @@ def _together(seen: Sequence[_Seen]) -> Iterator[Finding]:
                 f"the hosts have different versions of {package}: {shown}",
                 f"Install the same version of {package} on every host",
             )
-    if version("manycpu") not in (numbers := {one.facts["manycpu"] for one in seen}):
+    if version("manycpu") not in (numbers := {each.facts["manycpu"] for each in inspected}):
         yield Finding(
             "target.python",
             f"the hosts have manycpu {', '.join(sorted(numbers))}, this machine has {version('manycpu')}",
             "Install the same version of manycpu everywhere",
         )
-    for address, count in Counter(tuple(one.facts["ssh"][2:3]) for one in seen).items():
+    for address, count in Counter(tuple(each.facts["ssh"][2:3]) for each in inspected).items():
         if count > 1 and address:
-            names = [one.host.name for one in seen if tuple(one.facts["ssh"][2:3]) == address]
+            names = [each.host.name for each in inspected if tuple(each.facts["ssh"][2:3]) == address]
             yield Finding(
                 "target.hostfile",
                 f"{' and '.join(names)} are names of one host, {address[0]}",
@@ -197,7 +197,7 @@ def _together(seen: Sequence[_Seen]) -> Iterator[Finding]:
 
 def _interface(address: str) -> str | None:
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
+        if any(each.address.partition("%")[0] == address for each in addresses):
             return name
     return None
 

@@ -1,4 +1,4 @@
-"""Lists of files: each an Item, many of them in few bytes; and what is below a folder on disk.
+"""Lists of many files in little memory, and a listing of what is below a folder on disk.
 
 What is kept of a folder: regular files, what links lead to, empty folders, and whether a file is executable.
 """
@@ -38,14 +38,14 @@ class Item(NamedTuple):
 
 
 class OddFileError(OSError):
-    """Something is no file or folder, and cannot be copied."""
+    """A path is neither a file nor a folder, and cannot be copied."""
 
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 class Rows(Collection[Row], Generic[Row]):
-    """Rows of a path, a size, a text and a flag: about 40 bytes each, and their texts.
+    """A list of rows of a path, a size, a text and a flag, in about 40 bytes each beside their texts.
 
     Fields end with NUL, which no path has. Names of files that are not UTF-8 are as in :func:`os.fsdecode`.
 
@@ -62,17 +62,17 @@ class Rows(Collection[Row], Generic[Row]):
 
     @classmethod
     def of(cls, kind: Callable[[str, int, str, bool], Row], content: bytearray) -> "Rows[Row]":
-        """Take rows as they are in ``content``.
+        """Wrap rows that are encoded in ``content`` already.
 
         Raises:
             ValueError: They are cut off.
         """
-        made = cls(kind)
-        made.content = content
-        made._count, rest = divmod(content.count(b"\0"), _FIELDS)
+        rows = cls(kind)
+        rows.content = content
+        rows._count, rest = divmod(content.count(b"\0"), _FIELDS)
         if rest or (content and content[-1]):
             raise ValueError("a list of files is cut off")
-        return made
+        return rows
 
     def append(self, row: Row) -> None:
         """Add a row.
@@ -88,8 +88,8 @@ class Rows(Collection[Row], Generic[Row]):
         self._count += 1
 
     def __iter__(self) -> Iterator[Row]:
-        for found in _ROW.finditer(self.content):
-            path, size, text, flag = (part.decode(errors="surrogateescape") for part in found.groups())
+        for match in _ROW.finditer(self.content):
+            path, size, text, flag = (part.decode(errors="surrogateescape") for part in match.groups())
             yield self._kind(path, int(size), text, bool(flag))
 
     def __len__(self) -> int:
@@ -114,9 +114,9 @@ def regular(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode)
 
 
-def item_of(path: str, found: os.stat_result) -> Item:
-    """Describe a file on disk."""
-    return Item(path, found.st_size, str(found.st_mtime_ns), bool(found.st_mode & stat.S_IXUSR))
+def item_of(path: str, status: os.stat_result) -> Item:
+    """Make an item of a file on disk."""
+    return Item(path, status.st_size, str(status.st_mtime_ns), bool(status.st_mode & stat.S_IXUSR))
 
 
 def below(folder: str, left_out: LeftOut | None = None, *, follow: bool = True) -> Iterator[Item]:
@@ -140,8 +140,8 @@ class _Walk(NamedTuple):
 
     def below(self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Item]:
         status = os.stat(folder)  # noqa: PTH116 - here and below: one for each of many
-        here = status.st_dev, status.st_ino
-        if here in above:
+        identity = status.st_dev, status.st_ino
+        if identity in above:
             self.left_out(prefix.rstrip("/"), "is a link to a folder that it is in itself")
             return
         # As whole paths are compared: "a.txt" comes before what is in the folder "a".
@@ -150,11 +150,11 @@ class _Walk(NamedTuple):
         if not names and prefix:
             yield Item(prefix, 0, "")
         for name in names:
-            place, path = f"{folder}/{name}", prefix + name
+            absolute, path = f"{folder}/{name}", prefix + name
             if name.endswith("/"):
-                yield from self.below(place[:-1], path, (*above, here))
-            elif found := self._status(place, path):
-                yield item_of(path, found)
+                yield from self.below(absolute[:-1], path, (*above, identity))
+            elif child := self._status(absolute, path):
+                yield item_of(path, child)
 
     def _is_folder(self, entry: "os.DirEntry[str]") -> bool:
         try:
@@ -162,9 +162,9 @@ class _Walk(NamedTuple):
         except OSError:  # links that lead to each other
             return False
 
-    def _status(self, place: str, path: str) -> os.stat_result | None:
+    def _status(self, absolute: str, path: str) -> os.stat_result | None:
         try:
-            status = os.stat(place, follow_symlinks=self.follow)  # noqa: PTH116
+            status = os.stat(absolute, follow_symlinks=self.follow)  # noqa: PTH116
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise

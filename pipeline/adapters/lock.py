@@ -1,4 +1,4 @@
-"""One at a time, across processes, and across machines."""
+"""Locks between processes, and between machines."""
 
 import fcntl
 import os
@@ -42,7 +42,7 @@ def locked(path: Path) -> Iterator[int]:
 
 
 def signs(descriptor: int) -> Callable[[], None]:
-    """Give what the holder of a lock calls as its work goes on, where that may take longer than minutes."""
+    """Return what a lock's holder calls as its work goes on, where that may take longer than minutes."""
     last = 0.0
 
     def sign() -> None:
@@ -55,10 +55,10 @@ def signs(descriptor: int) -> Callable[[], None]:
 
 
 def _flock(file: IO[str], path: Path) -> None:
-    seen, since = 0, time.monotonic()
+    last_sign, since = 0, time.monotonic()
     while not _is_taken(file):
-        if (sign := os.fstat(file.fileno()).st_mtime_ns) != seen:
-            seen, since = sign, time.monotonic()
+        if (sign := os.fstat(file.fileno()).st_mtime_ns) != last_sign:
+            last_sign, since = sign, time.monotonic()
         elif time.monotonic() - since > _PATIENCE:
             raise DeadlineError(
                 f"another process holds the lock {path}, and has not got on for {_PATIENCE:g} s",
@@ -115,14 +115,14 @@ def leased(
 
 def _acquire(path: Path, token: str, stale: float, tick: Callable[[], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    seen, since = ("", 0), time.monotonic()
+    last_holder, since = ("", 0), time.monotonic()
     while not _create(path, token):
-        found = _holder(path)
-        if found != seen:
-            seen, since = found, time.monotonic()
+        holder = _holder(path)
+        if holder != last_holder:
+            last_holder, since = holder, time.monotonic()
             tick()
         elif time.monotonic() - since > stale:
-            _move_away(path, seen)
+            _move_away(path, last_holder)
         time.sleep(min(stale / 100, 0.3))
 
 
@@ -138,8 +138,8 @@ def _create(path: Path, token: str) -> bool:
     return True
 
 
-def _move_away(path: Path, seen: tuple[str, int]) -> None:
-    if _holder(path) != seen:  # another was quicker, and holds it now
+def _move_away(path: Path, holder: tuple[str, int]) -> None:
+    if _holder(path) != holder:  # another was quicker, and holds it now
         return
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     with suppress(FileNotFoundError):
@@ -158,7 +158,7 @@ def _renew(path: Path, token: str, ended: threading.Event, beat: float, alive: C
 
 
 def _holder(path: Path) -> tuple[str, int]:
-    """Read who holds a lease, and when it was last renewed by the volume's clock."""
+    """Read who holds a lease, and when the volume's clock says that it was renewed last."""
     try:
         with path.open() as file:  # opened for its time too: what a path alone tells may be cached on NFS
             return file.read(), os.fstat(file.fileno()).st_mtime_ns

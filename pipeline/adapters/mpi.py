@@ -1,4 +1,4 @@
-"""Find an mpirun, and tell whose it is."""
+"""Find an mpirun, and tell which MPI it is of."""
 
 import os
 import re
@@ -52,8 +52,8 @@ def find(mpirun: str | None) -> Mpi:
 
 def _located(mpirun: str) -> Path | None:
     # `which` also takes paths, and sees to it that they can be run.
-    found = shutil.which(os.path.expanduser(mpirun))  # noqa: PTH111 - a bare name stays one
-    return Path(found).absolute() if found else None
+    path = shutil.which(os.path.expanduser(mpirun))  # noqa: PTH111 - a bare name stays one
+    return Path(path).absolute() if path else None
 
 
 def _candidates() -> Iterator[Path]:
@@ -65,16 +65,16 @@ def _candidates() -> Iterator[Path]:
 def _identify(path: Path) -> Mpi:
     # Intel's mpirun is a shell script that runs whatever mpiexec.hydra comes first on PATH.
     environ = os.environ | {"PATH": f"{path.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    said = process.run([str(path), "--version"], timeout=_TIMEOUT, env=environ).out
+    output = process.run([str(path), "--version"], timeout=_TIMEOUT, env=environ).out
     for family, pattern in _FAMILIES:
-        if match := pattern.search(said):
+        if match := pattern.search(output):
             return (
                 _intel(path, match[1])
                 if family == "intel"
                 else Mpi(family=family, version=match[1], mpirun=str(path))
             )
     raise BadInputError(
-        f"{path} is none of Intel MPI, Open MPI and MPICH; it says of its version: {said.strip()[:200]!r}",
+        f"{path} is none of Intel MPI, Open MPI and MPICH; it says of its version: {output.strip()[:200]!r}",
         field=_FIELD,
         fix=_FIX,
     )

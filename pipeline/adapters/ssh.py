@@ -1,4 +1,4 @@
-"""The hosts of a ``baremetal`` target, over ssh.
+"""Run commands on the hosts of a ``baremetal`` target over ssh, and copy folders there and back.
 
 All calls are bounded in time:
 
@@ -57,7 +57,7 @@ def run(
     timeout: float = _COMMAND,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
 ) -> process.Completed:
-    """Run a command on a host; its exit code and what it printed.
+    """Run a command on a host; returns its exit code and what it printed.
 
     Raises:
         LaunchError: The host cannot be reached, or the command took longer than ``timeout`` seconds.
@@ -74,7 +74,7 @@ def run(
 
 
 def at_all(hosts: Sequence[Host], do: Callable[[Host], T]) -> list[T]:
-    """Do the same at every host, several at a time; the results in the order of the hosts."""
+    """Call a function for every host, several at a time; the results are in the order of the hosts."""
     with ThreadPoolExecutor(max_workers=_PARALLEL, thread_name_prefix="ssh") as pool:
         return list(pool.map(do, hosts))
 
@@ -89,7 +89,7 @@ def make_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> None:
 
 
 def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
-    """Delete a folder on every host; what is still there, as ``host:folder``."""
+    """Delete a folder on every host; returns what is still there, as ``host:folder``."""
 
     def remove(host: Host) -> list[str]:
         try:
@@ -98,11 +98,11 @@ def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> lis
             return [f"{host.name}:{folder}"]
         return [f"{host.name}:{folder}"] if done.code else []
 
-    return [left for found in at_all(hosts, remove) for left in found]
+    return [path for paths in at_all(hosts, remove) for path in paths]
 
 
 def deliver(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
-    """Copy a folder to every host that does not see it yet; the names of those that did not.
+    """Copy a folder to every host that does not see it yet; returns the names of those hosts.
 
     A host sees it when it has the same files of the same sha256 there: a shared folder, or an earlier copy.
 
@@ -110,13 +110,13 @@ def deliver(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
         StageError: A copy failed, or is not what was sent; nothing half done is left under the name.
         LaunchError: A host cannot be reached.
     """
-    wanted = listing_here(folder)
-    if not wanted:
+    expected = local_listing(folder)
+    if not expected:
         make_folder(target, hosts, folder)
         return []
 
     def copy(host: Host) -> str | None:
-        if _listing(target, host, folder) == wanted:
+        if _listing(target, host, folder) == expected:
             return None
         partial = f"{folder}.partial"
         quoted, arrived = shlex.quote(partial), shlex.quote(str(folder))
@@ -126,7 +126,7 @@ def deliver(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
             command(target, host, ["sh", "-c", unpack]),
             host.name,
         )
-        if _listing(target, host, Path(partial)) != wanted:
+        if _listing(target, host, Path(partial)) != expected:
             raise StageError(f"what arrived of {folder} on host {host.name} is not what was sent")
         _must(target, host, ["sh", "-c", f"rm -rf {arrived} && mv -T {quoted} {arrived}"])
         return host.name
@@ -135,7 +135,7 @@ def deliver(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
 
 
 def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
-    """Bring what the hosts have in a folder to the same place here; the names of those that it came from.
+    """Copy a folder's files from the hosts to the same folder here; returns the names of those hosts.
 
     Nothing is deleted on a host, and nothing is brought where two have different files of one name.
 
@@ -144,32 +144,32 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
         StageError: A copy failed, or is not what was sent.
         LaunchError: A host cannot be reached.
     """
-    found = dict(zip(hosts, at_all(hosts, lambda host: _listing(target, host, folder)), strict=True))
-    for host, listing in found.items():
+    all_listings = dict(zip(hosts, at_all(hosts, lambda host: _listing(target, host, folder)), strict=True))
+    for host, listing in all_listings.items():
         if listing is None:
             raise ExportError(f"host {host.name} has no folder {folder}", field="run.output")
-    here = listing_here(folder)
-    listings = {host: listing for host, listing in found.items() if listing}
+    local = local_listing(folder)
+    listings = {host: listing for host, listing in all_listings.items() if listing}
     _refuse_conflicts(
-        {"this machine": here} | {f"host {h.name}": each for h, each in listings.items()}, folder
+        {"this machine": local} | {f"host {h.name}": each for h, each in listings.items()}, folder
     )
     brought = []
     for host, listing in listings.items():
-        if missing := listing.keys() - here.keys():
+        if missing := listing.keys() - local.keys():
             _bring(target, host, folder, listing, missing)
-            here |= listing
+            local |= listing
             brought.append(host.name)
     return brought
 
 
 def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
-    seen: dict[str, tuple[str, str]] = {}
-    for where, listing in listings.items():
+    first_seen: dict[str, tuple[str, str]] = {}
+    for machine, listing in listings.items():
         for path, content in listing.items():
-            first, other = seen.setdefault(path, (where, content))
+            first, other = first_seen.setdefault(path, (machine, content))
             if other != content:
                 raise ExportError(
-                    f"{first} and {where} have different files {path}, each in {folder}, where all is kept",
+                    f"{first} and {machine} have different files {path}, each in {folder}, where all is kept",
                     field="run.output",
                     fix="Have one rank alone write it, or put the rank into its name; or rename it on one "
                     "host, and run again with the same run id",
@@ -177,7 +177,7 @@ def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
 
 
 def _bring(target: BareMetal, host: Host, folder: Path, listing: Listing, missing: Iterable[str]) -> None:
-    """Copy a host's folder, and move what is missing here to its place."""
+    """Copy a folder of a host, and move the files that are missing here to their place."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -188,7 +188,7 @@ def _bring(target: BareMetal, host: Host, folder: Path, listing: Listing, missin
         host.name,
         behind=_BEGIN.encode(),
     )
-    if listing_here(partial) != listing:
+    if local_listing(partial) != listing:
         raise StageError(f"what arrived of {folder} from host {host.name} is not what was sent")
     for path in missing:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def _bring(target: BareMetal, host: Host, folder: Path, listing: Listing, missin
     shutil.rmtree(partial)
 
 
-def listing_here(folder: Path) -> Listing:
+def local_listing(folder: Path) -> Listing:
     """List a folder of this machine as :func:`_listing` does on a host."""
     files = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
     return {path.relative_to(folder).as_posix(): _content(path) for path in files}
@@ -216,15 +216,15 @@ def _listing(target: BareMetal, host: Host, folder: Path) -> Listing | None:
     steps = [f"cd {shlex.quote(str(folder))}", f"printf {shlex.quote(_BEGIN)}", files]
     listed = " && ".join([*steps, f"printf {shlex.quote(_END)}"])
     done = run(target, host, ["sh", "-c", listed], timeout=_COPY)
-    _, begun, rest = done.out.partition(_BEGIN)
-    text, ended, _ = rest.rpartition(_END)
-    if done.code or not begun or not ended:
+    _, begin, rest = done.out.partition(_BEGIN)
+    text, end, _ = rest.rpartition(_END)
+    if done.code or not begin or not end:
         return None
-    records, found = iter(text.split("\0")[:-1]), Listing()
+    records, listing = iter(text.split("\0")[:-1]), Listing()
     for record in records:
         content, path = (record, next(records)) if record.startswith("->") else record.split("  ", 1)
-        found[path.removeprefix("./")] = content
-    return found
+        listing[path.removeprefix("./")] = content
+    return listing
 
 
 def _must(target: BareMetal, host: Host, argv: Sequence[str]) -> None:
@@ -237,10 +237,10 @@ def _must(target: BareMetal, host: Host, argv: Sequence[str]) -> None:
 
 
 def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") -> None:
-    """Send what one command prints, behind some bytes where it is told so, to another's stdin."""
+    """Pipe one command's output, from behind a marker on, into another command."""
     with (
-        tempfile.TemporaryFile() as said,
-        subprocess.Popen(source, bufsize=0, stdout=subprocess.PIPE, stderr=said) as sender,
+        tempfile.TemporaryFile() as stderr,
+        subprocess.Popen(source, bufsize=0, stdout=subprocess.PIPE, stderr=stderr) as sender,
     ):
         assert sender.stdout is not None  # noqa: S101 - for the type checker
         clock = threading.Timer(_COPY, sender.kill)
@@ -255,21 +255,21 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
             clock.cancel()
             sender.stdout.close()
         code = _code(sender)
-        said.seek(0)
-        text = (said.read() + done.stderr).decode(errors="replace").strip()[-500:]
+        stderr.seek(0)
+        text = (stderr.read() + done.stderr).decode(errors="replace").strip()[-500:]
     if code or done.returncode:
         raise StageError(f"copying to or from host {host} failed: {text}")
 
 
 def _skip(stream: IO[bytes], marker: bytes) -> None:
-    """Read to the end of a marker, and no byte further; to the end of the stream where it never comes."""
-    seen = b""
-    while not seen.endswith(marker) and (byte := stream.read(1)):
-        seen = (seen + byte)[-len(marker) :]
+    """Read a stream to the end of a marker, and no byte further; to its end where there is no marker."""
+    tail = b""
+    while not tail.endswith(marker) and (byte := stream.read(1)):
+        tail = (tail + byte)[-len(marker) :]
 
 
 def _code(sender: "subprocess.Popen[bytes]") -> int:
-    """Wait for what has nobody left to send to; what does not end is killed."""
+    """Wait for a process whose output nobody reads any more; kill it where it does not end."""
     try:
         return sender.wait(_COMMAND)
     except subprocess.TimeoutExpired:

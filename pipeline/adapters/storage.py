@@ -22,7 +22,7 @@ Block = bytes | memoryview
 
 
 class Reading(NamedTuple):
-    """A file that is read from a byte on."""
+    """A file that is being read from an offset on."""
 
     blocks: Iterator[Block]
     sha256: Callable[[], str]
@@ -71,7 +71,7 @@ class Location:
         return replace(self, chosen=tuple(paths))
 
     def without_odd(self, left_out: LeftOut) -> "Location":
-        """Leave out what cannot be copied, such as a FIFO, and tell of it."""
+        """Skip what cannot be copied, such as a FIFO, and report it to a callback."""
         return replace(self, left_out=left_out)
 
     def exists(self) -> bool:
@@ -103,7 +103,7 @@ class Location:
         return cast("BinaryIO", self.fs.open(self._at(path), mode))
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Read each of some files from a byte on; nothing is told of what they were."""
+        """Read each of some files from an offset on; its sha256 is not known."""
         return (Reading(self._from(item, start), str) for item, start in zip(items, starts, strict=True))
 
     def write_text(self, path: str, text: str) -> None:
@@ -133,7 +133,7 @@ class Location:
     def hashed(
         self, item: Item, size: int | None = None, tick: Callable[[], None] = lambda: None
     ) -> tuple[int, str]:
-        """Read a file below, or its first bytes: how many there were, and their sha256."""
+        """Hash a file below, or its first bytes; returns their number and their sha256."""
         digest, count = hashlib.sha256(), 0
         for block in self._from(item, 0):
             rest = block if size is None else block[: size - count]
@@ -166,13 +166,13 @@ class Location:
 
     def _behind_url(self) -> Iterable[Item]:
         base = self.root.rstrip("/") + "/"
-        found = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
+        entries = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
         # Some list folders as files with a slash at the end; behind URLs there are no empty ones.
-        return (_described(path.removeprefix(base), i) for path, i in found.items() if path[-1] != "/")
+        return (_described(path.removeprefix(base), i) for path, i in entries.items() if path[-1] != "/")
 
 
 def _on_disk(path: str) -> tuple[LocalFileSystem, str]:
-    """Open a path, in which ``::`` is no chain of protocols."""
+    """Open a path on disk: ``::`` in it chains no protocols."""
     return LocalFileSystem(), fsspec.core.strip_protocol(path)
 
 
@@ -185,7 +185,7 @@ def _described(path: str, info: dict[str, Any]) -> Item:
 
 
 def _open_file(path: str, flags: int) -> int:
-    """Open a regular file; what has become a FIFO meanwhile is not waited for."""
+    """Open a regular file; one that has become a FIFO meanwhile is not waited for."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if regular(os.fstat(descriptor)):
         return descriptor
@@ -194,7 +194,7 @@ def _open_file(path: str, flags: int) -> int:
 
 
 def is_remote(url: str) -> bool:
-    """Whether a path or URL leads away from this machine, without opening it."""
+    """Whether a path or URL is elsewhere than on this machine, without opening it."""
     protocol, _ = fsspec.core.split_protocol(url)
     return protocol not in (None, "file", "local")
 

@@ -1,4 +1,4 @@
-"""The options that commands share, and what they describe: a run and a target, or a run that has begun."""
+"""Options that several commands share: the fields of a run and its target, or where to look for runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext, open_context
 
-__all__ = ["Command", "described", "fields", "fields_of", "place", "run_id"]
+__all__ = ["Command", "fields", "fields_of", "location_options", "open_run", "run_id"]
 
 Command = Callable[..., Any]
 Options = Mapping[str, str | tuple[str, ...] | None]
@@ -67,8 +67,8 @@ run_id = click.option(
 )
 
 
-def place(command: Command) -> Command:
-    """Give a command the options that say where to look for runs."""
+def location_options(command: Command) -> Command:
+    """Add the options that say where to look for runs."""
     for name, help_text in reversed(_PLACES.items()):
         command = click.option(f"--{name}", metavar="VALUE", help=help_text)(command)
     return command
@@ -81,8 +81,8 @@ _PLACES = {
 }
 
 
-def described(file: Path | None, options: Options, name: str) -> RunContext:
-    """Open the run that a file and options describe; its name tells it from others."""
+def open_run(file: Path | None, options: Options, name: str) -> RunContext:
+    """Open the run that a file and options describe; ``name`` tells it from others."""
     parts = fields_of(file, options)
     base = file.parent if file else Path.cwd()
     ctx = open_context(parts["run"], parts["target"], "cli", name, base=base)
@@ -90,35 +90,35 @@ def described(file: Path | None, options: Options, name: str) -> RunContext:
 
 
 def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
-    """Read the fields of run and target from a file, and from options, which win."""
+    """Read the fields of run and target from a file and from options, which win."""
     run_fields, target_fields = read_run_file(file) if file else ({}, {})
     parts = {"run": run_fields, "target": target_fields}
-    for option, given in options.items():
-        if given not in (None, ()):
+    for option, value in options.items():
+        if value not in (None, ()):
             part, name = option.split("__", 1)
-            parts[part][name] = _value(part, name, given, parts[part].get(name))
+            parts[part][name] = _value(part, name, value, parts[part].get(name))
     return parts
 
 
-def _value(part: str, name: str, given: str | tuple[str, ...], before: Any) -> Any:
-    """Read an option: what is repeated is put together; YAML where it looks so, else left to the field."""
+def _value(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any:
+    """Parse an option: repeated values are merged; YAML where it looks so, else left to the field."""
     field, shape = f"{part}.{name}", _shape(_FIELDS[part, name])
-    if isinstance(given, str):
-        return _read(field, given)
+    if isinstance(raw, str):
+        return _read(field, raw)
     if shape == "list":
-        read = [_read(field, text) for text in given]
-        return [each for one in read for each in (one if isinstance(one, list) else [one])]
-    found = dict(before) if isinstance(before, Mapping) else {}
-    for text in given:
+        read = [_read(field, text) for text in raw]
+        return [each for item in read for each in (item if isinstance(item, list) else [item])]
+    mapping = dict(before) if isinstance(before, Mapping) else {}
+    for text in raw:
         name, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
-            found = _read(field, text)
+            mapping = _read(field, text)
         elif equals and name:
-            found[name] = value
+            mapping[name] = value
         else:
             fix = f"Write it as {_flag(*field.split('.'))} NAME=value, once for each"
             raise BadInputError(f"{text!r} is no NAME=value", field=field, fix=fix)
-    return found
+    return mapping
 
 
 def _read(field: str, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Commands for runs that have begun."""
+"""Commands for runs that have begun: status, logs, cancel and clean."""
 
 import time
 from collections.abc import Container
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manycpu.pipeline import transfer
-from manycpu.pipeline.cli.options import place as with_place
+from manycpu.pipeline.cli.options import location_options
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError
@@ -28,27 +28,27 @@ _CANCEL = "manycpu cancel"
 
 @click.command()
 @click.argument("name", required=False)
-@with_place
-def status(name: str | None, **place: str | None) -> None:
+@location_options
+def status(name: str | None, **location: str | None) -> None:
     """List the runs of this machine or of a namespace, or look at one."""
     table = Table("run", "state", "attempt", "begun", "reason")
-    for ctx in [_find(name, place)] if name else _runs(place):
+    for ctx in [_find(name, location)] if name else _runs(location):
         entry = ctx.ledger.read()
         handle = launch.present_handle(ctx, entry)
-        seen = attempt_status(ctx, handle, entry) if handle else None
-        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
-        state, reason = (str(seen.state), seen.reason) if seen else ("not launched", "")
-        table.add_row(entry.name, state, str(entry.attempt), begun, reason)
+        current = attempt_status(ctx, handle, entry) if handle else None
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
+        state, reason = (str(current.state), current.reason) if current else ("not launched", "")
+        table.add_row(entry.name, state, str(entry.attempt), began, reason)
     Console().print(table)
 
 
 @click.command()
 @click.argument("name")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the training ends.")
-@with_place
-def logs(name: str, *, follow: bool, **place: str | None) -> None:
+@location_options
+def logs(name: str, *, follow: bool, **location: str | None) -> None:
     """Print the log of a run's present attempt."""
-    ctx = _find(name, place)
+    ctx = _find(name, location)
     handle = launch.present_handle(ctx, ctx.ledger.read())
     if handle is None:
         raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
@@ -65,20 +65,20 @@ def logs(name: str, *, follow: bool, **place: str | None) -> None:
 
 @click.command()
 @click.argument("name")
-@with_place
-def cancel(name: str, **place: str | None) -> None:
+@location_options
+def cancel(name: str, **location: str | None) -> None:
     """End a run's training; `manycpu clean` may remove it then, unless somebody goes on with it.
 
     What is not launched yet will not be.
     """
-    ctx = _find(name, place)
-    said = "ended" if end_run(ctx, by=_CANCEL) else "nothing was running"
-    if said != "ended" and withhold(ctx, by=_CANCEL):
-        said += "; nothing more of it will be launched"
+    ctx = _find(name, location)
+    outcome = "ended" if end_run(ctx, by=_CANCEL) else "nothing was running"
+    if outcome != "ended" and withhold(ctx, by=_CANCEL):
+        outcome += "; nothing more of it will be launched"
     lease = ctx.ledger.lease()
     if lease.holder is None or not lease.held(time.time()):  # else its process lives, and cleans up itself
         ctx.ledger.change_lease(ended=True)
-    click.echo(f"{ctx.name}: {said}")
+    click.echo(f"{ctx.name}: {outcome}")
 
 
 @click.command()
@@ -88,20 +88,22 @@ def cancel(name: str, **place: str | None) -> None:
 )
 @click.option("--delete-model", is_flag=True, help="Of the run NAME, also a model that was not exported.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@with_place
-def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **place: str | None) -> None:
+@location_options
+def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **location: str | None) -> None:
     """Remove what older runs left: shown first, and asked about.
 
     What somebody works on is left alone, whatever its step; so is a run with a model that was not exported.
     """
     if delete_model and name is None:
         raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
-    found = [_find(name, place)] if name else _runs(place)
-    ended = [ctx for ctx in found if _may_go(ctx, delete_model=delete_model)]
-    here = home(place["directory"])
-    folders = _unused(here, {ctx.name for ctx in ended}) if data and place["namespace"] is None else []
-    for what in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
-        click.echo(what)
+    candidates = [_find(name, location)] if name else _runs(location)
+    ended = [ctx for ctx in candidates if _may_go(ctx, delete_model=delete_model)]
+    home_folder = home(location["directory"])
+    folders = (
+        _unused(home_folder, {ctx.name for ctx in ended}) if data and location["namespace"] is None else []
+    )
+    for line in [*(f"run {ctx.name}: {ctx.where}" for ctx in ended), *map(str, folders)]:
+        click.echo(line)
     if not ended and not folders:
         click.echo("nothing to remove")
         return
@@ -111,29 +113,29 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **plac
         if _may_go(ctx, delete_model=delete_model):  # the answer may have taken its time
             cleanup(ctx, keep=False, delete_model=delete_model)
     for folder in folders:
-        if _unused(here):  # a run may have begun meanwhile
+        if _unused(home_folder):  # a run may have begun meanwhile
             transfer.discard(folder)
 
 
-def _runs(place: dict[str, str | None]) -> list[RunContext]:
-    if place["namespace"] is not None:
-        return runs.in_namespace(place["namespace"], place["connection"])
-    return runs.on_this_machine(home(place["directory"]))
+def _runs(location: dict[str, str | None]) -> list[RunContext]:
+    if location["namespace"] is not None:
+        return runs.in_namespace(location["namespace"], location["connection"])
+    return runs.on_this_machine(home(location["directory"]))
 
 
-def _find(name: str, place: dict[str, str | None]) -> RunContext:
-    known = _runs(place)
-    found = [ctx for ctx in known if ctx.ledger.read().name.startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(ctx.name for ctx in (found or known)) or "none"
-    said = f"{len(found)} runs begin with {name!r}" if found else f"there is no run {name!r}"
-    where = place["namespace"] or home(place["directory"])
-    raise BadInputError(f"{said} in {where}", fix=f"Runs there: {names}")
+def _find(name: str, location: dict[str, str | None]) -> RunContext:
+    all_runs = _runs(location)
+    matching = [ctx for ctx in all_runs if ctx.ledger.read().name.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    names = ", ".join(ctx.name for ctx in (matching or all_runs)) or "none"
+    problem = f"{len(matching)} runs begin with {name!r}" if matching else f"there is no run {name!r}"
+    searched = location["namespace"] or home(location["directory"])
+    raise BadInputError(f"{problem} in {searched}", fix=f"Runs there: {names}")
 
 
 def _may_go(ctx: RunContext, *, delete_model: bool) -> bool:
-    """Whether a run may be removed; where not, it is said why."""
+    """Whether a run may be removed; prints why where not."""
     try:
         why = _stays(ctx, delete_model=delete_model)
     except RunGoneError:
@@ -160,18 +162,18 @@ def _running(ctx: RunContext) -> bool:
     return handle is not None and not attempt_status(ctx, handle, entry).state.terminal
 
 
-def _unused(place: Path, leaving: Container[str] = ()) -> list[Path]:
-    """List what was staged and built; none where a run that does not leave may use it, which is said."""
-    known = [ledger for ledger in ledgers(place / "runs") if ledger.directory.name not in leaving]
-    if using := [ledger.directory.name for ledger in known if _uses(ledger)]:
+def _unused(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
+    """List staged data, models and code; none, and a line why, where another run may use them."""
+    others = [ledger for ledger in ledgers(home_folder / "runs") if ledger.directory.name not in leaving]
+    if using := [ledger.directory.name for ledger in others if _uses(ledger)]:
         click.echo(f"staged data, models and code are left alone: {', '.join(using)} may use them")
         return []
-    folders = [folder for part in ("data", "model", "code") if (folder := place / part).is_dir()]
+    folders = [folder for part in ("data", "model", "code") if (folder := home_folder / part).is_dir()]
     return [path for folder in folders for path in sorted(folder.iterdir()) if path.is_dir()]
 
 
 def _uses(ledger: FileLedger) -> bool:
-    """Whether a run may use what is staged: it is not over, or nobody can tell."""
+    """Whether a run may use what is staged: it is not over, or cannot be read."""
     try:
         return bool(_stays(runs.reopen_folder(ledger.directory), delete_model=False))
     except RunGoneError:

@@ -1,4 +1,4 @@
-"""Commands for a run that a file and options describe."""
+"""Commands for a run that a file and options describe: run, preflight, plan, render and image."""
 
 import signal
 import sys
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from manycpu.pipeline import display
-from manycpu.pipeline.cli import options as given
+from manycpu.pipeline.cli import options
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import cpu_plan, node_spec
 from manycpu.pipeline.spec.errors import BadInputError
@@ -26,28 +26,28 @@ __all__ = ["COMMANDS"]
 
 
 @click.command()
-@given.fields
-@given.run_id
-def run(file: Path | None, run_id: str | None, **options: Any) -> None:
+@options.fields
+@options.run_id
+def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     """Do a whole run: stage, build, launch, wait, export, clean up.
 
     FILE is YAML with `run` and `target`; options win over it.
     """
-    known, run_id = bool(run_id), run_id or all_verbs.new_run_id()
-    ctx = given.described(file, options, run_id)
-    ctx = runs.find(ctx) if known else ctx
+    has_run_id, run_id = bool(run_id), run_id or all_verbs.new_run_id()
+    ctx = options.open_run(file, values, run_id)
+    ctx = runs.find(ctx) if has_run_id else ctx
     console = Console()
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)
     with display.Display(console) as shown:
-        all_verbs.perform(ctx, shown)
+        all_verbs.run_all(ctx, shown)
 
 
 @click.command(name="preflight")
-@given.fields
-def preflight_(file: Path | None, **options: Any) -> None:
+@options.fields
+def preflight_(file: Path | None, **values: Any) -> None:
     """Check a run against its target, and start nothing."""
-    findings = preflight.preflight(given.described(file, options, "preflight"))
+    findings = preflight.preflight(options.open_run(file, values, "preflight"))
     for finding in findings:
         click.echo(f"{'error' if finding.fatal else 'warning'}: {finding}")
     if any(finding.fatal for finding in findings):
@@ -56,40 +56,40 @@ def preflight_(file: Path | None, **options: Any) -> None:
 
 
 @click.command()
-@given.fields
+@options.fields
 @click.option("--node", metavar="TEXT", help=f"Another node than this machine, such as {node_spec.EXAMPLE}.")
-def plan(file: Path | None, node: str | None, **options: Any) -> None:
+def plan(file: Path | None, node: str | None, **values: Any) -> None:
     """Show the CPU plan of a node: processes, threads, cores and memory, and why.
 
     Of this machine or of the one that --node describes; for the run of FILE, or for any.
     """
     machine = node_spec.describe(node) if node else Machine.observe()
-    run_fields = given.fields_of(file, options)["run"]
-    wanted = read_run({"program": "any", "output": "any", **run_fields}).wanted
-    made = cpu_plan.plan(machine, wanted)
+    run_fields = options.fields_of(file, values)["run"]
+    request = read_run({"program": "any", "output": "any", **run_fields}).cpu_request
+    node_plan = cpu_plan.plan(machine, request)
     table = Table("what", "value", "why")
-    for row in made.rows:
+    for row in node_plan.rows:
         table.add_row(*map(escape, row))
     Console().print(table)
-    for warning in made.warnings:
+    for warning in node_plan.warnings:
         click.echo(f"warning: {warning}")
 
 
 @click.command()
-@given.fields
-@given.run_id
-def render(file: Path | None, run_id: str | None, **options: Any) -> None:
+@options.fields
+@options.run_id
+def render(file: Path | None, run_id: str | None, **values: Any) -> None:
     """Print what would be run, as YAML."""
-    ctx = given.described(file, options, run_id or "render")
+    ctx = options.open_run(file, values, run_id or "render")
     click.echo(as_yaml(*launch.objects(ctx)), nl=False)
 
 
 @click.command()
-@given.fields
+@options.fields
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="image.tar", show_default=True)
-def image(file: Path | None, output: Path, **options: Any) -> None:
+def image(file: Path | None, output: Path, **values: Any) -> None:
     """Write the training image as an OCI archive, for nodes without a registry; print its name."""
-    ctx = given.described(file, options, "image")
+    ctx = options.open_run(file, values, "image")
     if not isinstance(ctx, ClusterContext):
         raise BadInputError("only Kubernetes has images", field="target.kind")
     from manycpu.pipeline.targets.kubernetes.image.image_archive import save

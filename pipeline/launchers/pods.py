@@ -19,7 +19,7 @@ from manycpu.pipeline.launchers.pod_spec import (
     unprivileged,
 )
 from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
-from manycpu.pipeline.spec.cpu_request import Wanted
+from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import QUEUE, labels
 from manycpu.pipeline.spec.placement import LIB, Placement
@@ -106,7 +106,7 @@ def _threads(run: TrainingRun) -> Mapping[str, str]:
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # or torchrun warns
     described = node_spec.describe(f"cores={math.ceil(cores)}")
-    wanted = Wanted(processes=run.nproc_per_node, cpus=cores, env=run.env)
+    wanted = CpuRequest(processes=run.nproc_per_node, cpus=cores, env=run.env)
     return cpu_plan.plan(described, wanted).env
 
 

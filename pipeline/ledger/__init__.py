@@ -1,4 +1,4 @@
-"""What a run owns and how far it got, recorded before anything it names exists."""
+"""The ledger of a run: what it owns and how far it got, recorded before anything it names exists."""
 
 from manycpu.pipeline.ledger.base import Ledger
 from manycpu.pipeline.ledger.entry import Attempt, Entry, Result, VerbRecord

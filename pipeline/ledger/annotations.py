@@ -1,4 +1,4 @@
-"""The lease of a run on Kubernetes: annotations of its ledger, which a list of ledgers tells of all."""
+"""The lease of a run on Kubernetes, stored in annotations of its ledger."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,13 +14,13 @@ REMOVED: Final = "manycpu/removed"
 
 
 def read(meta: Mapping[str, Any]) -> Lease:
-    """Read the lease off a ledger's metadata; what nobody of ours wrote counts for nothing."""
-    known = meta.get("annotations") or {}
+    """Parse the lease from a ledger's metadata; an invalid one counts as none."""
+    annotations = meta.get("annotations") or {}
     try:
-        holder = known.get(_HOLDER)
+        holder = annotations.get(_HOLDER)
         return Lease(
-            until=known.get(_UNTIL),
-            ended=_ENDED in known,
+            until=annotations.get(_UNTIL),
+            ended=_ENDED in annotations,
             holder=ProcessHandle.model_validate_json(holder) if holder else None,
         )
     except ValueError:
@@ -28,11 +28,11 @@ def read(meta: Mapping[str, Any]) -> Lease:
 
 
 def written(**fields: Any) -> dict[str, str | None]:
-    """Write fields of a lease as annotations; None takes one away."""
+    """Serialise fields of a lease as annotations; None removes one."""
     lease = Lease(**fields)
-    known = {
+    values = {
         "until": (_UNTIL, None if lease.until is None else f"{lease.until:.0f}"),
         "ended": (_ENDED, "true" if lease.ended else None),
         "holder": (_HOLDER, lease.holder.model_dump_json() if lease.holder else None),
     }
-    return dict(known[name] for name in fields)
+    return dict(values[name] for name in fields)

@@ -1,4 +1,4 @@
-"""What every ledger can do, wherever it is kept."""
+"""The interface of every ledger, and what all of them do alike."""
 
 import random
 import threading
@@ -19,7 +19,7 @@ _JOIN = 5.0  # seconds that a renewal may still be under way when the work is do
 
 
 def pause() -> float:
-    """Seconds until the next renewal: never the same, so that those of many runs are spread."""
+    """Choose the seconds until the next renewal, at random: the renewals of many runs are spread."""
     return random.uniform(0.5, 1.5) * RENEW_EVERY  # noqa: S311 - spreads load
 
 
@@ -28,7 +28,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def open(self, entry: Entry) -> Entry:
-        """Begin the ledger, or go on with the one that is there."""
+        """Create the ledger, or continue with the one that exists."""
 
     @abstractmethod
     def exists(self) -> bool:
@@ -36,7 +36,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def read(self) -> Entry:
-        """Read what is recorded.
+        """Read the entry.
 
         Raises:
             FileNotFoundError: The run has not begun, or is cleaned up.
@@ -44,11 +44,11 @@ class Ledger(ABC):
 
     @abstractmethod
     def update(self) -> AbstractContextManager[Entry]:
-        """Change the ledger: what the block changes in the entry is recorded at its end."""
+        """Change the entry: what the block changes is recorded at its end."""
 
     @abstractmethod
     def lease(self) -> Lease:
-        """Read until when the run is let be.
+        """Read the lease of the run.
 
         Raises:
             RunGoneError: The run has not begun, or is cleaned up.
@@ -63,7 +63,7 @@ class Ledger(ABC):
         """
 
     def renew(self, seconds: float = LENGTH) -> None:
-        """Have the run let be for so many seconds from now.
+        """Renew the lease for so many seconds from now.
 
         Raises:
             RunGoneError: The run was taken away.
@@ -71,7 +71,7 @@ class Ledger(ABC):
         self.change_lease(until=time.time() + seconds, ended=False)
 
     def refuse_second(self) -> None:
-        """See that no other process of this machine does all of the run: both would clean up.
+        """Raise if another process of this machine runs all verbs of this run: both would clean up.
 
         Raises:
             ForeignRunError: One does; nothing of the run was touched.
@@ -84,7 +84,7 @@ class Ledger(ABC):
             )
 
     def keep(self, seconds: float | None) -> None:
-        """Note that nobody works on the run any more, and for how long it is kept; None: for ever."""
+        """Release the lease, and record for how long the run is kept; None: for ever."""
         until = None if seconds is None else time.time() + seconds
         self.change_lease(until=until, ended=True, holder=None)
 
@@ -112,7 +112,7 @@ class Ledger(ABC):
 
     @contextmanager
     def timed(self, verb: str, lease: float = LENGTH) -> Iterator[VerbRecord]:
-        """Hold the lease, and record how a verb went; seconds add up over the tries of a run."""
+        """Hold the lease, and record a verb's result and seconds, which add up over the tries of a run."""
         record, started = VerbRecord(seconds=0, result="done"), time.monotonic()
         try:
             with self.kept_alive(lease):
@@ -139,7 +139,7 @@ class Ledger(ABC):
 
 
 def _try(renew: Callable[[float], None], seconds: float) -> None:
-    """Renew now, or the next time: a lease is far longer than its renewals are apart."""
+    """Renew the lease; a failure waits for the next renewal: a lease is far longer than their interval."""
     try:
         renew(seconds)
     except RunGoneError:

@@ -52,7 +52,7 @@ class ConfigMapLedger(Ledger):
         self._meta: KubeObject = present["metadata"] if present else {}
 
     def open(self, entry: Entry) -> Entry:
-        """Begin the ledger, or go on with the one that is there; one that is being deleted is waited for.
+        """Create the ledger, or continue with the one that exists; one that is being deleted is waited for.
 
         Raises:
             ClusterError: One that is being deleted does not go.
@@ -68,25 +68,25 @@ class ConfigMapLedger(Ledger):
             "data": _data(entry),
         }
         deadline = time.monotonic() + _GOING
-        while (found := self._begin(manifest)) is None:
+        while (configmap := self._begin(manifest)) is None:
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"ledger {self._where} of an earlier run is being deleted and does not go",
+                    f"ledger {self._full_name} of an earlier run is being deleted and does not go",
                     fix=f"See why: kubectl -n {self._cluster.namespace} describe configmap {self.name}",
                 )
             time.sleep(_LOOK)
-        self._meta = found["metadata"]
-        return _entry(found)
+        self._meta = configmap["metadata"]
+        return _entry(configmap)
 
     def _begin(self, manifest: KubeObject) -> KubeObject | None:
-        """Create it, or take up the one that is there; None while that one is going, or was just changed."""
+        """Create it, or continue with the existing one; None while that is being deleted or changed."""
         try:
-            found = self._cluster.create(manifest)
-            if _leaving(found):
+            configmap = self._cluster.create(manifest)
+            if _is_leaving(configmap):
                 return None
-            if found.get("data") == manifest["data"]:
-                return found
-            meta = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+            if configmap.get("data") == manifest["data"]:
+                return configmap
+            meta = {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}
             taken_up = annotations.written(until=time.time() + LENGTH, ended=False, holder=None)
             return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": taken_up}})
         except (NotFoundError, ConflictError):
@@ -94,11 +94,11 @@ class ConfigMapLedger(Ledger):
 
     def exists(self) -> bool:
         """Whether the run has begun, and has not been cleaned up."""
-        found = self._cluster.get("ConfigMap", self.name)
-        return found is not None and not self._gone(found)
+        configmap = self._cluster.get("ConfigMap", self.name)
+        return configmap is not None and not self._gone(configmap)
 
     def read(self) -> Entry:
-        """Read what is recorded.
+        """Read the entry.
 
         Raises:
             RunGoneError: The run has not begun, or is cleaned up.
@@ -107,7 +107,7 @@ class ConfigMapLedger(Ledger):
         return _entry(self._present())
 
     def lease(self) -> Lease:
-        """Read until when the run is let be."""
+        """Read the lease of the run."""
         return annotations.read(self._present()["metadata"])
 
     def change_lease(self, **fields: Any) -> None:
@@ -115,13 +115,13 @@ class ConfigMapLedger(Ledger):
         self._change({"metadata": {"annotations": annotations.written(**fields)}})
 
     def renew(self, seconds: float = LENGTH) -> None:
-        """Have the run let be for so many seconds from now."""
+        """Renew the lease for so many seconds from now."""
         renewed = annotations.written(until=time.time() + seconds, ended=False)
         self._change({"metadata": {"annotations": renewed}}, deadline=_QUICK)
 
     @contextmanager
     def update(self) -> Iterator[Entry]:
-        """Record what the block changes, and nothing else: who changes other keys meanwhile is not undone."""
+        """Record what the block changes, and nothing else: changes of other keys by others stay."""
         entry = self.read()
         before = _data(entry)
         yield entry
@@ -141,7 +141,7 @@ class ConfigMapLedger(Ledger):
         self._patch(before, entry, {"resourceVersion": present["metadata"]["resourceVersion"]})
 
     def owner(self) -> list[dict[str, Any]]:
-        """Make the ownerReferences of what the run creates."""
+        """Build the ownerReferences of what the run creates."""
         uid = self.uid()
         return [
             {
@@ -155,7 +155,7 @@ class ConfigMapLedger(Ledger):
         ]
 
     def uid(self) -> str:
-        """Tell this ledger from every other, also from later ones of the same name.
+        """Return the uid, which tells this ledger from every other, also from later ones of its name.
 
         Raises:
             RunGoneError: The run has not begun, or is cleaned up.
@@ -164,11 +164,11 @@ class ConfigMapLedger(Ledger):
 
     @property
     def is_taken(self) -> bool:
-        """Whether somebody has begun to remove the run, because its time was over."""
+        """Whether somebody has begun to remove the run, because its lease was over."""
         return annotations.REMOVED in (self._meta.get("annotations") or {})
 
     def take(self, now: float) -> bool:
-        """Mark a run as being removed; False where its time is not over, or somebody has just changed it."""
+        """Mark a run as being removed; False where its lease is not over, or somebody has just changed it."""
         if not annotations.read(self._meta).over(now):
             return False
         meta = {key: self._meta[key] for key in ("uid", "resourceVersion")}
@@ -179,7 +179,7 @@ class ConfigMapLedger(Ledger):
         return True
 
     def remove(self) -> None:
-        """Begin the deletion of the ledger, and with it of all that it owns."""
+        """Begin to delete the ledger, and with it all that it owns."""
         with suppress(RunGoneError):
             self._cluster.delete("ConfigMap", self.name, uid=self._meta.get("uid") or self.uid())
 
@@ -190,72 +190,74 @@ class ConfigMapLedger(Ledger):
             self._change({"metadata": metadata, "data": changed})
 
     def _change(self, body: KubeObject, deadline: float = DEADLINE) -> None:
-        """Patch the ledger that was read, and no later one of its name."""
+        """Patch the ledger that was read, but no later one of its name."""
         meta = {"uid": self._meta["uid"]} if self._meta else {}
         body = body | {"metadata": meta | body["metadata"]}
         try:
-            found = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
+            configmap = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
         except (NotFoundError, ConflictError, InvalidError):  # the last for another uid, among others
             self._present()
             raise
-        self._take_note(found)
+        self._take_note(configmap)
 
     def _present(self) -> KubeObject:
-        found = self._cluster.get("ConfigMap", self.name)
-        if found is None:
+        configmap = self._cluster.get("ConfigMap", self.name)
+        if configmap is None:
             raise self._lost()
-        self._take_note(found)
-        return found
+        self._take_note(configmap)
+        return configmap
 
-    def _take_note(self, found: KubeObject) -> None:
-        if self._gone(found):
+    def _take_note(self, configmap: KubeObject) -> None:
+        if self._gone(configmap):
             raise self._lost()
-        self._meta = found["metadata"]
+        self._meta = configmap["metadata"]
 
-    def _gone(self, found: KubeObject) -> bool:
-        meta = found["metadata"]
-        return is_being_deleted(found) or self._meta.get("uid", meta["uid"]) != meta["uid"]
+    def _gone(self, configmap: KubeObject) -> bool:
+        meta = configmap["metadata"]
+        return is_being_deleted(configmap) or self._meta.get("uid", meta["uid"]) != meta["uid"]
 
     def _lost(self) -> RunGoneError:
         if not self._meta:
-            return RunGoneError(f"there is no ledger {self._where}: the run has not begun, or is cleaned up")
+            return RunGoneError(
+                f"there is no ledger {self._full_name}: the run has not begun, or is cleaned up"
+            )
         return RunGoneError(
-            f"the run was taken away: somebody deleted its ledger, ConfigMap {self._where}, "
+            f"the run was taken away: somebody deleted its ledger, ConfigMap {self._full_name}, "
             "and with it all that it owned",
             fix="See who cleans that namespace, and run again",
         )
 
     @property
-    def _where(self) -> str:
+    def _full_name(self) -> str:
         return f"{self._cluster.namespace}/{self.name}"
 
 
 def ledgers(cluster: Cluster) -> list[ConfigMapLedger]:
     """List the ledgers of a namespace, oldest first."""
-    found = cluster.list("ConfigMap", _LEDGER)
-    found.sort(key=lambda item: item["metadata"]["creationTimestamp"])
-    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in found]
+    configmaps = cluster.list("ConfigMap", _LEDGER)
+    configmaps.sort(key=lambda item: item["metadata"]["creationTimestamp"])
+    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in configmaps]
 
 
 def names(cluster: Cluster, key: str) -> list[str]:
-    """List the names under which a run has begun and is not being cleaned up: one, or none."""
-    found = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
-    return [item["metadata"]["name"] for item in found if not is_being_deleted(item)]
+    """List the names of a run's ledgers that are not being deleted: one, or none."""
+    configmaps = cluster.list("ConfigMap", _LEDGER | {_KEY: key})
+    return [item["metadata"]["name"] for item in configmaps if not is_being_deleted(item)]
 
 
 def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
     """List the ledgers of runs whose time is over at ``now``, in seconds since the epoch."""
-    found = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item, now)]
-    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in found]
+    configmaps = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item, now)]
+    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in configmaps]
 
 
-def _is_over(found: KubeObject, now: float) -> bool:
-    return not is_being_deleted(found) and annotations.read(found["metadata"]).over(now)
+def _is_over(configmap: KubeObject, now: float) -> bool:
+    return not is_being_deleted(configmap) and annotations.read(configmap["metadata"]).over(now)
 
 
-def _leaving(found: KubeObject) -> bool:
-    removed = annotations.REMOVED in (found["metadata"].get("annotations") or {})
-    return removed or is_being_deleted(found)
+def _is_leaving(configmap: KubeObject) -> bool:
+    removed = annotations.REMOVED in (configmap["metadata"].get("annotations") or {})
+    return removed or is_being_deleted(configmap)
 
 
 def _data(entry: Entry) -> dict[str, str]:
@@ -272,11 +274,11 @@ def _key(member: Any) -> str:
     return str(member).replace("/", ".")
 
 
-def _entry(found: KubeObject) -> Entry:
+def _entry(configmap: KubeObject) -> Entry:
     try:
-        return _read(found["data"])
+        return _read(configmap["data"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        namespace, name = (found["metadata"][key] for key in ("namespace", "name"))
+        namespace, name = (configmap["metadata"][key] for key in ("namespace", "name"))
         raise LedgerError(
             f"ledger {namespace}/{name} cannot be read, another version of manycpu wrote it perhaps: "
             f"{str(error).splitlines()[0]}",

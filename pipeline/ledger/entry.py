@@ -12,7 +12,7 @@ Result = Literal["done", "reused", "skipped", "failed"]
 
 
 class VerbRecord(BaseModel):
-    """How one verb went."""
+    """The result of one verb, and how long it took."""
 
     seconds: float
     result: Result
@@ -69,14 +69,14 @@ class Entry(BaseModel):
 
     @property
     def cancelled_by(self) -> str | None:
-        """Who ended the present attempt; None when nobody did."""
+        """Who cancelled the present attempt; None when nobody did."""
         return self.cancelled.get(self.attempt)
 
     def described(self, attempt: int | None = None) -> Attempt:
-        """Tell what an attempt was started with; before the first one, what the run was last described as.
+        """Return what an attempt was started with; before the first one, the run's latest description.
 
         Args:
             attempt: The attempt; None: the present one.
         """
-        known = self.attempts.get(self.attempt if attempt is None else attempt)
-        return known or Attempt.model_validate(self.model_dump(include=set(Attempt.model_fields)))
+        recorded = self.attempts.get(self.attempt if attempt is None else attempt)
+        return recorded or Attempt.model_validate(self.model_dump(include=set(Attempt.model_fields)))

@@ -20,14 +20,14 @@ __all__ = ["FileLedger", "ledgers"]
 
 
 class FileLedger(Ledger):
-    """A folder of the run's own, and in it a file that is changed under a lock."""
+    """A ledger in a file of the run's own folder, changed under a lock."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._file, self._lease = directory / "ledger.json", directory / "lease.json"
 
     def open(self, entry: Entry) -> Entry:
-        """Begin the ledger, or go on with the one that is there.
+        """Create the ledger, or continue with the one that exists.
 
         Raises:
             ForeignRunError: Another process that lives goes on with it.
@@ -45,7 +45,7 @@ class FileLedger(Ledger):
         return self._file.exists()
 
     def read(self) -> Entry:
-        """Read what is recorded.
+        """Read the entry.
 
         Raises:
             RunGoneError: The run has not begun, or is cleaned up.
@@ -63,7 +63,7 @@ class FileLedger(Ledger):
             ) from error
 
     def lease(self) -> Lease:
-        """Read until when the run is let be."""
+        """Read the lease of the run."""
         return Lease.model_validate(self._lease_fields())
 
     def change_lease(self, **fields: Any) -> None:
@@ -141,8 +141,8 @@ class FileLedger(Ledger):
 
 def ledgers(runs: Path) -> list[FileLedger]:
     """List the ledgers of a runs folder."""
-    found = [FileLedger(folder) for folder in runs.iterdir() if folder.is_dir()] if runs.exists() else []
-    return [ledger for ledger in found if ledger.exists()]
+    candidates = [FileLedger(folder) for folder in runs.iterdir() if folder.is_dir()] if runs.exists() else []
+    return [ledger for ledger in candidates if ledger.exists()]
 
 
 def _delete(path: Path) -> None:

@@ -14,7 +14,7 @@ RENEW_EVERY: Final = 600.0  # seconds, give or take half: 1,000 waiting runs wri
 
 
 class Lease(BaseModel):
-    """Until when a run is let be, and by whom it is held."""
+    """Until when a run is left alone, and who holds it."""
 
     until: float | None = None
     """Seconds since the epoch; None: for ever, as far as others are concerned."""
@@ -30,9 +30,9 @@ class Lease(BaseModel):
         return self.holder is None or not process.is_dead(self.holder)
 
     def held_by_another(self, now: float) -> bool:
-        """Whether another process of this machine surely lives, and does all of the run."""
+        """Whether another process of this machine certainly lives, and runs all verbs of the run."""
         return self.held(now) and self.holder is not None and process.is_another(self.holder)
 
     def over(self, now: float) -> bool:
-        """Whether the run's time is over, so that others may remove it."""
+        """Whether the lease has ended, so that others may remove the run."""
         return self.until is not None and self.until <= now

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from manycpu.pipeline.node.ranks import Rank
 from manycpu.pipeline.spec import cpu_plan
-from manycpu.pipeline.spec.cpu_request import Wanted
+from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.machine import Machine
 
 __all__ = ["pin", "plan", "preload"]
@@ -17,7 +17,7 @@ def plan(rank: Rank, environ: Mapping[str, str]) -> cpu_plan.CpuPlan:
     """Plan for this node and its ranks, from what the launcher passed on of the run."""
     cpus = environ.get("MANYCPU_CPUS")
     named = environ.get("MANYCPU_USER_ENV", "").split(",")
-    wanted = Wanted(
+    wanted = CpuRequest(
         processes=rank.local_world_size,
         cpus=float(cpus) if cpus else None,
         dtype=environ.get("MANYCPU_DTYPE") or "fp32",

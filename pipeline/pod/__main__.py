@@ -1,4 +1,4 @@
-"""``python -m manycpu.pipeline.pod COMMAND``: one end of a channel on stdin and stdout, or a pod's life."""
+"""``python -m manycpu.pipeline.pod COMMAND``: answer a request on stdin and stdout, or idle in a pod."""
 
 import os
 import signal
@@ -24,13 +24,13 @@ def main(command: str) -> int:
 
 
 def idle(seconds: float) -> int:
-    """Be a pod's first process: end when asked to, or when nothing else has run in it for so long."""
+    """Run as a pod's first process: end on a signal, or when no other process has run for so long."""
     import psutil
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    left = seconds
-    while left > 0 and signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, _LOOK) is None:
-        left = seconds if len(psutil.pids()) > 1 else left - _LOOK
+    remaining = seconds
+    while remaining > 0 and signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, _LOOK) is None:
+        remaining = seconds if len(psutil.pids()) > 1 else remaining - _LOOK
     return 0
 
 

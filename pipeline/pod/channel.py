@@ -1,4 +1,4 @@
-"""Messages and file contents over two streams: what the worker and a helper pod say to each other.
+"""Messages and file contents between the worker and a helper pod, over two byte streams.
 
 A frame is its kind (one byte), its length (four bytes, the highest first) and its content: a message in JSON,
 or the next bytes of the files that are being sent, one after another, with no regard to where a file ends.
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 
 class LostError(ConnectionError):
-    """The other end is gone; what it had done may be there."""
+    """The other end is gone; what it was asked for may be done."""
 
 
 class RemoteError(TransferError):
-    """The other end could not do what was asked, and said why."""
+    """The other end could not do what it was asked for, and said why."""
 
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(text)
@@ -49,24 +49,24 @@ class RemoteError(TransferError):
 
 
 class Reader(Protocol):
-    """What frames are read from."""
+    """A byte stream that frames are read from."""
 
     def read(self, size: int, /) -> Content:
-        """Read exactly this much, less only at the end."""
+        """Read exactly this many bytes, fewer only at the end."""
 
 
 class Writer(Protocol):
-    """What frames are written to."""
+    """A byte stream that frames are written to."""
 
     def writelines(self, parts: Sequence[Content], /) -> object:
         """Write all of them, now or at the next flush."""
 
     def flush(self) -> None:
-        """Write what is left."""
+        """Write what is buffered."""
 
 
 class Channel:
-    """One end of a conversation.
+    """One end of a channel.
 
     Args:
         reader: Where the other end's frames come from.
@@ -90,7 +90,7 @@ class Channel:
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._small = bytearray()
-        self._heard = self._worked = time.monotonic()
+        self._last_received = self._last_worked = time.monotonic()
         self._waits = False
         self._failure: Exception | None = None
         self._done: tuple[int, int] | None = None
@@ -111,13 +111,13 @@ class Channel:
                     self._frames.get(timeout=0.05)
 
     def tick(self) -> None:
-        """Note that the work goes on."""
-        self._worked = time.monotonic()
+        """Record that this end's own work makes progress."""
+        self._last_worked = time.monotonic()
 
     @property
     def works(self) -> bool:
-        """Whether the work goes on, or waits for the other end."""
-        return self._waits or time.monotonic() - self._worked < self._stuck
+        """Whether this end's work makes progress, or waits for the other end."""
+        return self._waits or time.monotonic() - self._last_worked < self._stuck
 
     def say(self, kind: str, **fields: Any) -> None:
         """Send a message, after the content that was poured before it.
@@ -130,7 +130,7 @@ class Channel:
         self._say(_MESSAGE, json.dumps({"kind": kind, **fields}).encode())
 
     def pour(self, block: Block) -> None:
-        """Send bytes of files.
+        """Send bytes of files, buffered.
 
         Raises:
             LostError: The other end is gone.
@@ -146,7 +146,7 @@ class Channel:
         self._tell()
 
     def flush(self) -> None:
-        """Send what was poured and is still here.
+        """Send the bytes that are buffered.
 
         Raises:
             LostError: The other end is gone.
@@ -195,7 +195,7 @@ class Channel:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Wait for the other end: for that time it is the one that has to work."""
+        """Wait for the other end: meanwhile this end need make no progress."""
         self._waits = True
         try:
             yield
@@ -224,7 +224,7 @@ class Channel:
             raise self._why(error) from error
 
     def _why(self, error: Exception) -> Exception:
-        """Prefer what the other end said before it went away; it may still be on its way."""
+        """Prefer an error that the other end sent before it went away; it may still be on its way."""
         deadline = time.monotonic() + BEAT
         while self._failure is None and time.monotonic() < deadline:
             try:
@@ -244,7 +244,7 @@ class Channel:
 
     def _take_in(self, kind: bytes, size: int) -> None:
         content = self._exactly(size)
-        self._heard = time.monotonic()
+        self._last_received = time.monotonic()
         if kind == _CONTENT:
             self._frames.put(content)
             return
@@ -259,10 +259,10 @@ class Channel:
             self._frames.put(message)
 
     def _exactly(self, size: int) -> Content:
-        found = self._reader.read(size)
-        if len(found) < size:
+        content = self._reader.read(size)
+        if len(content) < size:
             raise LostError("the stream ended")
-        return found
+        return content
 
     def _beat(self) -> None:
         while not self._ended.wait(min(BEAT, self._stuck / 4)) and self._failure is None:
@@ -283,8 +283,8 @@ class Channel:
     def _watch(self) -> None:
         while not self._ended.wait(min(BEAT, self._silence / 4)):
             if self._frames.full():
-                self._heard = time.monotonic()  # it has more to say than was taken
-            if time.monotonic() - self._heard > self._silence:
+                self._last_received = time.monotonic()  # it has more to say than was taken
+            if time.monotonic() - self._last_received > self._silence:
                 self._failure = self._failure or LostError(f"no sign of life for {self._silence:g} s")
                 self._close()
                 return

@@ -1,4 +1,4 @@
-"""What the worker asks a helper pod for."""
+"""Requests that the worker sends to a helper pod."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["ask", "publish", "pull", "push"]
 
 
 def push(channel: Channel, source: Location, folder: str) -> Message:
-    """Send a folder to the volume; the answer tells its ``path``, and whether it was there (``reused``).
+    """Send a folder to the volume; returns its ``path``, and whether it existed (``reused``).
 
     Raises:
         TransferError: The source changed.
@@ -23,14 +23,14 @@ def push(channel: Channel, source: Location, folder: str) -> Message:
     """
     items = source.items()
     say_rows(channel, "request", items, folder=folder)
-    said = channel.hear("alike", "have", "done")
-    if said["kind"] == "alike":
+    answer = channel.hear("alike", "have", "done")
+    if answer["kind"] == "alike":
         channel.say("digest", sha256=transfer.scan(source, channel.tick).digest)
-        said = channel.hear("have", "done")
-    if said["kind"] == "have":
-        pour(channel, transfer.Hashing(source), items, take_starts(channel, said))
-        said = channel.hear("done")
-    return said
+        answer = channel.hear("have", "done")
+    if answer["kind"] == "have":
+        pour(channel, transfer.Hashing(source), items, take_starts(channel, answer))
+        answer = channel.hear("done")
+    return answer
 
 
 def pull(channel: Channel, source: str, destination: Path, key: str, progress: Progress) -> Manifest:

@@ -1,4 +1,4 @@
-"""What a helper pod can be asked to do; each function is given the fields of the request."""
+"""Commands of a helper pod; each function takes the fields of its request."""
 
 import errno
 import logging
@@ -26,7 +26,7 @@ _TELL_EVERY: Final = 0.5  # seconds
 
 
 def answer(channel: Channel, command: str) -> int:
-    """Do what the other end asks for; the exit code: 0, 1, or that it should be asked for again."""
+    """Run a command for the other end; the exit code: 0, 1, or that it should be asked for again."""
     logger = logging.getLogger("manycpu")
     logger.setLevel(logging.INFO)
     logger.addHandler(_Notes(channel))
@@ -45,7 +45,7 @@ def answer(channel: Channel, command: str) -> int:
 
 
 class _Notes(logging.Handler):
-    """Has the other end log what is logged here."""
+    """Sends log records to the other end, which logs them."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class _Notes(logging.Handler):
 
 
 def receive(channel: Channel, folder: str, **listed: Any) -> None:
-    """Take a folder from the other end, into one that is named by its content."""
+    """Receive a folder from the other end, into one that is named by its content."""
     source = Incoming(channel, take_rows(channel, listed, Item))
 
     def digest() -> str:
@@ -70,7 +70,7 @@ def receive(channel: Channel, folder: str, **listed: Any) -> None:
 
 
 def send(channel: Channel, source: str) -> None:
-    """Give a folder to the other end."""
+    """Send a folder to the other end."""
     location = transfer.written(source)
     items = location.items() if location.exists() else Rows(Item)
     say_rows(channel, "files", items)
@@ -107,8 +107,8 @@ def write(channel: Channel, url: str, name: str, text: str) -> None:
 def read(channel: Channel, url: str, name: str) -> None:
     """Read a small file from a URL, and name two of the files that are there."""
     location = Location.of(url, "run.output")
-    there = location.without_odd(lambda *_: None).items() if location.exists() else ()
-    names = [item.path for item in islice((i for i in there if not i.is_folder), 2)]
+    items = location.without_odd(lambda *_: None).items() if location.exists() else ()
+    names = [item.path for item in islice((i for i in items if not i.is_folder), 2)]
     channel.say("done", text=location.read_text(name), names=names)
 
 
@@ -131,21 +131,21 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
 
 
 def _lock(channel: Channel) -> Lock:
-    """Hold leases for as long as the work goes on; while another's goes on, waiting for it is work."""
+    """Lock with leases that are renewed while work goes on; to wait for another's work counts as work."""
     return partial(leased, alive=lambda: channel.works, tick=channel.tick)
 
 
 def _progress(channel: Channel) -> Progress:
-    said = 0.0
+    last = 0.0
 
-    def tell(done: int, total: int) -> None:
-        nonlocal said
+    def report(done: int, total: int) -> None:
+        nonlocal last
         channel.tick()
-        if time.monotonic() - said > _TELL_EVERY:
-            said = time.monotonic()
+        if time.monotonic() - last > _TELL_EVERY:
+            last = time.monotonic()
             channel.say("progress", done=done, total=total)
 
-    return tell
+    return report
 
 
 def _text(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Folders over a channel: a list of files goes ahead, the other end says what it has, and gets the rest.
+"""Send folders over a channel: first the list of files, then the bytes that the other end does not have.
 
 Lists go as they are kept in memory, and not as messages: a million files are some hundred megabytes.
 The rest of each file is followed by the sha256 of all of it, as its sender saw it.
@@ -27,7 +27,7 @@ def say_rows(channel: Channel, kind: str, rows: Rows[Row], **fields: Any) -> Non
 
 
 def take_rows(channel: Channel, message: Message, kind: Callable[[str, int, str, bool], Row]) -> Rows[Row]:
-    """Take the list of files that follows a message.
+    """Receive the list of files that follows a message.
 
     Raises:
         TransferError: A path leads out of the folder, or the list is cut off.
@@ -58,14 +58,14 @@ def _take(channel: Channel, size: int) -> bytearray:
 
 
 def take_starts(channel: Channel, message: Message) -> "array[int]":
-    """Take how many bytes of each file the other end has; empty where it has none of any."""
+    """Receive how many bytes of each file the other end has; empty where it has none of any."""
     starts = array("q")
     starts.frombytes(_take(channel, message["bytes"]))
     return starts
 
 
 class Incoming:
-    """Listed files as they come from the other end: a source to copy from."""
+    """A source whose files come from the other end of a channel."""
 
     def __init__(self, channel: Channel, items: Rows[Item]) -> None:
         self._channel, self._items = channel, items
@@ -76,12 +76,12 @@ class Incoming:
         return self._items
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Say how much of each file is there, and take the rest of each in turn."""
-        there = memoryview(array("q", starts if any(starts) else [])).cast("B")
-        self._channel.say("have", bytes=len(there))
-        _send(self._channel, there)
-        wanted = zip(items, starts, strict=True)
-        return (Reading(self._take(item.size - start), self._digest) for item, start in wanted)
+        """Tell the other end how much of each file is here, and receive the rest of each in turn."""
+        counts = memoryview(array("q", starts if any(starts) else [])).cast("B")
+        self._channel.say("have", bytes=len(counts))
+        _send(self._channel, counts)
+        remaining = zip(items, starts, strict=True)
+        return (Reading(self._take(item.size - start), self._digest) for item, start in remaining)
 
     def _take(self, size: int) -> Iterator[Block]:
         while size:
@@ -96,7 +96,7 @@ class Incoming:
 
 
 def pour(channel: Channel, source: Hashing, items: Rows[Item], starts: Sequence[int]) -> None:
-    """Send what the other end does not have.
+    """Send the part of each file that the other end does not have.
 
     Args:
         channel: Leads to the other end.

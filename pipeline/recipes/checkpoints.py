@@ -1,4 +1,4 @@
-"""Which checkpoint to go on from: the newest that was written whole."""
+"""Find the checkpoint to resume from: the newest that was written whole."""
 
 import json
 import re
@@ -38,12 +38,12 @@ def of_others(folder: Path, run: str) -> int:
     if folder.name != run:
         return 0
     shared = folder.parent
-    found = [*shared.glob("checkpoint-*"), *shared.glob("*/checkpoint-*")]
-    return sum(path.parent != folder and _NAME.fullmatch(path.name) is not None for path in found)
+    paths = [*shared.glob("checkpoint-*"), *shared.glob("*/checkpoint-*")]
+    return sum(path.parent != folder and _NAME.fullmatch(path.name) is not None for path in paths)
 
 
 def fault(checkpoint: Path) -> str | None:
-    """Say why a checkpoint of Hugging Face's Trainer cannot be resumed from; None when it is whole."""
+    """Explain why a checkpoint of Hugging Face's Trainer cannot be resumed from; None when it is whole."""
     if not checkpoint.is_dir():
         return "there is no such folder"
     # The Trainer writes its state last.
@@ -58,7 +58,7 @@ def fault(checkpoint: Path) -> str | None:
 
 
 def step(checkpoint: Path) -> int | None:
-    """Read how many steps a checkpoint has behind it; None when that cannot be read."""
+    """Read the step of a checkpoint; None when it cannot be read."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         return int(state["global_step"])
@@ -73,10 +73,10 @@ def _written(checkpoint: Path) -> float:
 
 
 def _latest_first(folder: Path) -> Iterator[Path]:
-    found = [
+    numbered = [
         (int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))
     ]
-    return (path for _, path in sorted(found, reverse=True))
+    return (path for _, path in sorted(numbered, reverse=True))
 
 
 def _whole_safetensors(file: Path) -> bool:

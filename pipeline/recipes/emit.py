@@ -1,4 +1,4 @@
-"""Say things in the log of a training."""
+"""Print messages into the log of a training."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Intel's extension for PyTorch: a legacy, which ended at torch 2.8; used where somebody still has it."""
+"""Use Intel's extension for PyTorch, a legacy that ended at torch 2.8, where somebody still has it."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -11,7 +11,7 @@ _REPLACED = "torch itself has bf16 autocast, fused AdamW and torch.compile, whic
 
 
 def why_not() -> str | None:
-    """Say why the extension cannot be used here; None where it can."""
+    """Explain why the extension cannot be used here; None where it can."""
     try:
         return misfit(version("intel-extension-for-pytorch"), version("torch"))
     except PackageNotFoundError:
@@ -19,17 +19,17 @@ def why_not() -> str | None:
 
 
 def misfit(extension: str, torch: str) -> str | None:
-    """Compare the versions: the extension fits the torch of its own first two numbers, and no other.
+    """Explain a misfit of versions: the extension needs the torch of its own first two numbers.
 
     >>> misfit("2.8.0+gitabc", "2.8.0+cpu")
     >>> misfit("2.8.0", "2.15.0").partition(";")[0]
     'intel-extension-for-pytorch 2.8.0 needs torch 2.8, and this is torch 2.15.0'
     """
-    needed, seen = (".".join(number.split(".")[:2]) for number in (extension, torch))
-    if needed == seen:
+    needed, present = (".".join(number.split(".")[:2]) for number in (extension, torch))
+    if needed == present:
         return None
-    said = f"intel-extension-for-pytorch {extension} needs torch {needed}, and this is torch {torch}"
-    return f"{said}; {_REPLACED}"
+    message = f"intel-extension-for-pytorch {extension} needs torch {needed}, and this is torch {torch}"
+    return f"{message}; {_REPLACED}"
 
 
 def optimize(model: Any, optimizer: Any, dtype: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Options of Hugging Face's Trainer that current versions no longer know, as users have them written down."""
+"""Translate options of older versions of Hugging Face's Trainer that current ones do not have."""
 
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
@@ -48,18 +48,18 @@ def translate(words: Sequence[str], parser: ArgumentParser) -> tuple[list[str], 
     Returns:
         The words to parse, and a note for each that was replaced or left out.
     """
-    known = set(parser._option_string_actions)  # noqa: SLF001 - argparse tells its options in no other way
-    kept: list[str] = []
+    accepted = set(parser._option_string_actions)  # noqa: SLF001 - argparse tells its options in no other way
+    translated: list[str] = []
     notes: list[str] = []
     for option, values in _options(words):
-        replacement = _replacement(option, values, known)
-        kept += [option, *values] if replacement is None else replacement[0]
+        replacement = _replacement(option, values, accepted)
+        translated += [option, *values] if replacement is None else replacement[0]
         notes += [replacement[1]] if replacement else []
-    return kept, notes
+    return translated, notes
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Group words into options with their values; words before the first option stand alone."""
+    """Group command-line words into options with their values; those before the first option stand alone."""
     group: list[str] = []
     for word in words:
         if word.startswith("--") and group:
@@ -71,12 +71,12 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield group[0], group[1:]
 
 
-def _replacement(option: str, values: list[str], known: set[str]) -> tuple[list[str], str] | None:
-    """Give the words to use instead, and why; None where the option is as good as ever."""
+def _replacement(option: str, values: list[str], accepted: set[str]) -> tuple[list[str], str] | None:
+    """Return the words to use instead, and why; None where the option still exists."""
     name = option.removeprefix("--").replace("-", "_")
     if (name, *values) in _GONE_CHOICES:
         return [], f"{option} {values[0]} is left out: run.backend decides"
-    if option in known:
+    if option in accepted:
         return None
     if name in _NEEDLESS:
         return [], f"{option} is left out: {_NEEDLESS[name]}"

@@ -1,4 +1,4 @@
-"""What every recipe on Hugging Face's Trainer shares: speed, progress, and going on from a checkpoint."""
+"""What every recipe on Hugging Face's Trainer shares: speed, progress, and resuming from a checkpoint."""
 
 import os
 import time
@@ -53,14 +53,14 @@ class CpuTrainingOptions(TrainingArguments):
 
 
 def usable(options: CpuTrainingOptions) -> list[str]:
-    """Switch off what cannot be had here; a note for each."""
+    """Switch off options that cannot be used here; returns a note for each."""
     why = ipex.why_not() if options.use_ipex else None
     options.use_ipex = options.use_ipex and why is None
     return [f"--use_ipex is left out: {why}"] if why else []
 
 
 class CpuTrainer(Trainer):
-    """Hugging Face's Trainer that tells its progress, with what its options leave out of torch's DDP."""
+    """Hugging Face's Trainer that reports its progress, with more settings of torch's DDP."""
 
     args: CpuTrainingOptions
 
@@ -78,7 +78,7 @@ class CpuTrainer(Trainer):
         handler.comm_hook = DDPCommunicationHookType(self.args.gradient_compression)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Create it, and let Intel's extension have both model and optimizer if asked for."""
+        """Create the optimizer, and let Intel's extension optimize both it and the model if asked for."""
         optimizer = super().create_optimizer(model)
         if self.args.use_ipex:
             dtype = torch.bfloat16 if self.args.bf16 else torch.float32
@@ -87,7 +87,7 @@ class CpuTrainer(Trainer):
         return optimizer
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save it; Intel's extension computes in bf16 and saves fp32, which the configuration must say."""
+        """Save the model; Intel's extension trains in bf16 and saves fp32: the configuration must say so."""
         super().save_model(output_dir, _internal_call)
         if self.args.use_ipex and self.args.should_save and isinstance(self.model, PreTrainedModel):
             self.model.config.dtype = torch.float32
@@ -95,7 +95,7 @@ class CpuTrainer(Trainer):
 
 
 class Printer(PrinterCallback):
-    """Prints what the Trainer logs; in a run, once for all nodes, and not what is told as progress."""
+    """Prints what the Trainer logs, once for all nodes of a run, and without what is reported as progress."""
 
     def on_log(
         self,
@@ -105,7 +105,7 @@ class Printer(PrinterCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Print it."""
+        """Print what was logged."""
         logs = logs or {}
         if "MANYCPU_RUN" in os.environ and ("loss" in logs or not state.is_world_process_zero):
             return
@@ -113,16 +113,16 @@ class Printer(PrinterCallback):
 
 
 class ProgressCallback(TrainerCallback):
-    """Tells steps, loss, speed and the time left, whenever the Trainer logs: one line for a step."""
+    """Reports steps, loss, speed and the time left, whenever the Trainer logs: one line for a step."""
 
     def __init__(self) -> None:
-        self._began, self._first, self._said = time.monotonic(), 0, -1
-        self._known: dict[str, Any] = {}
+        self._began, self._first, self._last_step = time.monotonic(), 0, -1
+        self._metrics: dict[str, Any] = {}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Note where the training begins: after a resume that is not step 0."""
+        """Record where the training begins: after a resume that is not step 0."""
         del args, control, kwargs
         self._began, self._first = time.monotonic(), state.global_step
 
@@ -134,26 +134,26 @@ class ProgressCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Tell the mean loss since the last time; other logs are metrics, not progress."""
+        """Report the mean loss since the last time; other logs are metrics, not progress."""
         del control, kwargs
         if logs and "loss" in logs:
-            self._known = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
-            self._known["loss"] = round(float(logs["loss"]), 4)
-            self._tell(args, state)
+            self._metrics = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
+            self._metrics["loss"] = round(float(logs["loss"]), 4)
+            self._report_progress(args, state)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell that the last step is done, where the Trainer logged none of it."""
+        """Report that the last step is done, where the Trainer logged none of it."""
         del control, kwargs
-        if self._known and state.global_step > self._said:
-            self._tell(args, state)
+        if self._metrics and state.global_step > self._last_step:
+            self._report_progress(args, state)
 
-    def _tell(self, args: TrainingArguments, state: TrainerState) -> None:
+    def _report_progress(self, args: TrainingArguments, state: TrainerState) -> None:
         done, seconds = state.global_step - self._first, time.monotonic() - self._began
         if not state.is_world_process_zero or done == 0:
             return
-        self._said = state.global_step
+        self._last_step = state.global_step
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         progress(
             step=state.global_step,
@@ -161,12 +161,12 @@ class ProgressCallback(TrainerCallback):
             epoch=round(state.epoch or 0.0, 3),
             samples_per_second=round(done * batch / seconds, 2),
             seconds_left=round((state.max_steps - state.global_step) * seconds / done),
-            **self._known,
+            **self._metrics,
         )
 
 
 def resume_point(args: TrainingArguments, env: Mapping[str, str]) -> str | None:
-    """Decide which checkpoint to go on from, the same on every rank.
+    """Choose the checkpoint to resume from, the same on every rank.
 
     What was asked for comes first (``--resume_from_checkpoint``, then MANYCPU_RESUME_FROM), but a retry goes
     on from what the run itself has written since; otherwise the newest whole one in ``args.output_dir``,
@@ -175,15 +175,15 @@ def resume_point(args: TrainingArguments, env: Mapping[str, str]) -> str | None:
     Raises:
         BadInputError: The checkpoint asked for is not whole, or a rank cannot see it.
     """
-    asked = _asked(args, env)
-    chosen = _agreed(_choice(args, env, asked) if args.process_index == 0 else None)
+    requested = _requested_checkpoint(args, env)
+    chosen = _agreed(_choice(args, env, requested) if args.process_index == 0 else None)
     if chosen is None:
         return None
     problem = checkpoints.fault(Path(chosen))
     if not all(_everywhere(problem is None)):
         raise BadInputError(
             f"cannot go on from {chosen}: {problem or 'not every rank can read it'}",
-            field="run.resume_from" if asked else "run.checkpoints",
+            field="run.resume_from" if requested else "run.checkpoints",
             fix="Name a whole checkpoint, in a folder that every node shares",
         )
     if args.process_index == 0:
@@ -191,28 +191,28 @@ def resume_point(args: TrainingArguments, env: Mapping[str, str]) -> str | None:
     return chosen
 
 
-def _asked(args: TrainingArguments, env: Mapping[str, str]) -> Path | None:
+def _requested_checkpoint(args: TrainingArguments, env: Mapping[str, str]) -> Path | None:
     option = args.resume_from_checkpoint
     named = option if isinstance(option, str) and option.lower() not in ("true", "false") else None
     path = named or env.get("MANYCPU_RESUME_FROM")
     return Path(path) if path else None
 
 
-def _choice(args: TrainingArguments, env: Mapping[str, str], asked: Path | None) -> str | None:
+def _choice(args: TrainingArguments, env: Mapping[str, str], requested: Path | None) -> str | None:
     folder = Path(str(args.output_dir))
-    began = _first_begun(folder, env.get("MANYCPU_RUN", "")) if asked else None
-    found, skipped = (None, []) if asked and began is None else checkpoints.newest(folder, since=began)
+    began = _first_resumed(folder, env.get("MANYCPU_RUN", "")) if requested else None
+    newest, skipped = (None, []) if requested and began is None else checkpoints.newest(folder, since=began)
     for note in skipped:
         say(f"checkpoint {note}")
-    chosen = found or asked
+    chosen = newest or requested
     others = 0 if chosen else checkpoints.of_others(folder, env.get("MANYCPU_RUN", ""))
     if others:
         say(f"{others} checkpoint(s) of other runs are in {folder.parent}: run.resume_from goes on from one")
     return str(chosen) if chosen else None
 
 
-def _first_begun(folder: Path, run: str) -> float | None:
-    """Tell when this run first began from a checkpoint asked for; None when it does so only now."""
+def _first_resumed(folder: Path, run: str) -> float | None:
+    """Return when this run first resumed from the checkpoint asked for; None when it does so only now."""
     mark = folder / f".resumed-{run}"
     if run and mark.exists():
         return mark.stat().st_mtime

@@ -1,4 +1,4 @@
-"""What the cgroups above this process grant, of versions 1 and 2: time of processors, memory, a pod's share.
+"""Read the limits of this process's cgroups, of versions 1 and 2: CPU time, memory, a pod's share.
 
 Pure but for reading files below ``root``.
 """
@@ -31,8 +31,8 @@ def observe(root: Path) -> Grant:
         for _, controllers, path in (line.split(":", 2) for line in lines(root / "proc/self/cgroup"))
         for controller in controllers.split(",")
     }
-    quota = min(_found(root, paths, "cpu", _quota), default=None)
-    memory = min(_found(root, paths, "memory", _memory), default=None)
+    quota = min(_limits(root, paths, "cpu", _quota), default=None)
+    memory = min(_limits(root, paths, "memory", _memory), default=None)
     return Grant(quota, int(memory) if memory else None, _guaranteed(root, paths, quota))
 
 
@@ -50,7 +50,7 @@ class _Mount(NamedTuple):
     point: str
 
 
-def _found(
+def _limits(
     root: Path, paths: dict[str, str], controller: str, read: Callable[[Path], float | None]
 ) -> Iterator[float]:
     for folder in _folders(root, paths, controller):
@@ -66,8 +66,8 @@ def _folders(root: Path, paths: dict[str, str], controller: str) -> Iterator[Pat
 
 def _mounts(root: Path, controller: str) -> Iterator[_Mount]:
     for line in lines(root / "proc/self/mountinfo"):
-        left, _, right = line.partition(" - ")
-        shown, point = left.split()[3:5]
+        head, _, right = line.partition(" - ")
+        shown, point = head.split()[3:5]
         kind, _, options = right.split(maxsplit=2)
         if kind == "cgroup2":
             yield _Mount("", shown, point)
@@ -102,7 +102,7 @@ def _memory(folder: Path) -> float | None:
 
 
 def _guaranteed(root: Path, paths: dict[str, str], quota: float | None) -> bool | None:
-    """Compare a pod's share of processors, which is what it requests, with its quota, its limit."""
+    """Whether a pod requests as much CPU as its limit: compare its share with its quota."""
     if quota is None or not _in_a_pod(root):
         return None
     folder = next(_folders(root, paths, "cpu"), root)
@@ -110,7 +110,7 @@ def _guaranteed(root: Path, paths: dict[str, str], quota: float | None) -> bool 
     if shares := _words(folder / "cpu.shares"):
         return abs(int(shares[0]) - expected) <= 1
     if weight := _words(folder / "cpu.weight"):
-        return any(abs(int(weight[0]) - known) <= 1 for known in _weights(expected))
+        return any(abs(int(weight[0]) - expected_weight) <= 1 for expected_weight in _weights(expected))
     return None
 
 

@@ -1,4 +1,4 @@
-"""Processes, threads, cores and memory of a node's training processes: from what the node grants.
+"""Plan the processes, threads, cores and memory of a node's training, from what the node grants.
 
 Pure; knows no torch, so that launchers and ``manycpu plan`` use it too.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from manycpu.pipeline.spec import cpu_warnings, pinning, quantity
-from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, Sizes, Wanted
+from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, CpuRequest, Sizes
 from manycpu.pipeline.spec.machine import Cpu, Machine
 
 __all__ = ["CpuPlan", "Row", "plan", "shm_of"]
@@ -47,19 +47,19 @@ class CpuPlan:
     """Name, value and reason of everything that was decided."""
 
 
-def plan(machine: Machine, wanted: Wanted | None = None) -> CpuPlan:
+def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
     """Divide a node's cores among its processes.
 
     Args:
         machine: What the node grants.
-        wanted: What the run wants of it.
+        request: What the run wants of it.
     """
-    wanted = wanted or Wanted()
-    sizes = _sizes(machine, wanted)
-    unpinned = _why_not_pinned(machine, wanted, sizes)
+    request = request or CpuRequest()
+    sizes = _sizes(machine, request)
+    unpinned = _why_not_pinned(machine, request, sizes)
     pins = () if unpinned else pinning.places(machine.cpus, sizes.processes, sizes.fair)
-    preload = () if "LD_PRELOAD" in wanted.env else _preload(machine)
-    memory = wanted.memory or machine.memory
+    preload = () if "LD_PRELOAD" in request.env else _preload(machine)
+    memory = request.memory or machine.memory
     return CpuPlan(
         machine=machine,
         cores=sizes.cores,
@@ -68,19 +68,19 @@ def plan(machine: Machine, wanted: Wanted | None = None) -> CpuPlan:
         pins=pins,
         preload=preload,
         shm=shm_of(memory) if memory else None,
-        env={name: str(sizes.threads) for name in THREAD_VARIABLES if name not in wanted.env},
-        warnings=tuple(cpu_warnings.found(machine, wanted, sizes, _preload(machine))),
+        env={name: str(sizes.threads) for name in THREAD_VARIABLES if name not in request.env},
+        warnings=tuple(cpu_warnings.warnings(machine, request, sizes, _preload(machine))),
         rows=(
-            *_rows_of_machine(machine, wanted, sizes),
-            *_rows_of_processes(wanted, sizes),
+            *_rows_of_machine(machine, request, sizes),
+            *_rows_of_processes(request, sizes),
             _row_of_pins(pins, unpinned),
-            *_rows_of_environment(machine, wanted, sizes),
+            *_rows_of_environment(machine, request, sizes),
         ),
     )
 
 
 def shm_of(memory: int) -> int:
-    """Bound /dev/shm: half of the memory that the process may use, in bytes.
+    """Compute the size of /dev/shm: half of the memory that the process may use, in bytes.
 
     What lies in it counts as the container's memory. Half is what Linux itself gives to a tmpfs: the ranks'
     messages and a data loader's batches fit, and a full one is an error of the process that fills it, where
@@ -89,17 +89,17 @@ def shm_of(memory: int) -> int:
     return memory // 2
 
 
-def _sizes(machine: Machine, wanted: Wanted) -> Sizes:
-    cores = min(machine.cores, wanted.cpus or math.inf)
+def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
+    cores = min(machine.cores, request.cpus or math.inf)
     of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
-    processes = wanted.processes or math.ceil(cores / of_socket)
+    processes = request.processes or math.ceil(cores / of_socket)
     fair = max(1, math.floor(cores / processes))
     # The others follow the user's OpenMP: the least of them is what torch uses.
-    return Sizes(cores, processes, fair, wanted.threads or fair)
+    return Sizes(cores, processes, fair, request.threads or fair)
 
 
-def _why_not_pinned(machine: Machine, wanted: Wanted, sizes: Sizes) -> str | None:
-    named = [name for name in AFFINITY_VARIABLES if name in wanted.env]
+def _why_not_pinned(machine: Machine, request: CpuRequest, sizes: Sizes) -> str | None:
+    named = [name for name in AFFINITY_VARIABLES if name in request.env]
     reasons = {
         f"run.env: {', '.join(named)} decides": bool(named),
         "one process: it has all that is granted": sizes.processes == 1,
@@ -120,7 +120,7 @@ def _preload(machine: Machine) -> tuple[str, ...]:
     return (*allocators[:1], *openmp)
 
 
-def _rows_of_machine(machine: Machine, wanted: Wanted, sizes: Sizes) -> Iterator[Row]:
+def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
     quota = f"cgroup quota {machine.quota:g}" if machine.quota else "no cgroup quota"
     threads = machine.threads_per_core
     smt = f"{threads} hyper-threads share a core's arithmetic" if threads > 1 else "no hyper-threads"
@@ -135,11 +135,13 @@ def _rows_of_machine(machine: Machine, wanted: Wanted, sizes: Sizes) -> Iterator
     lost = sizes.cores - sizes.processes * sizes.fair
     rest = f"; {lost:g} left over by whole threads" if lost > 0 else ""
     why = (
-        "run.resources.cpu" if wanted.cpus and wanted.cpus <= machine.cores else "what is granted, SMT aside"
+        "run.resources.cpu"
+        if request.cpus and request.cpus <= machine.cores
+        else "what is granted, SMT aside"
     )
     yield Row("cores", f"{sizes.cores:g}", why + rest)
-    if memory := wanted.memory or machine.memory:
-        why = "run.resources.memory" if wanted.memory else "the lesser of the node's and the cgroup's limit"
+    if memory := request.memory or machine.memory:
+        why = "run.resources.memory" if request.memory else "the lesser of the node's and the cgroup's limit"
         yield Row("memory", quantity.shown(memory), why)
         yield Row(
             "shared memory",
@@ -148,13 +150,13 @@ def _rows_of_machine(machine: Machine, wanted: Wanted, sizes: Sizes) -> Iterator
         )
 
 
-def _rows_of_processes(wanted: Wanted, sizes: Sizes) -> Iterator[Row]:
+def _rows_of_processes(request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
     processes = quantity.counted(sizes.processes, "process", "es")
     share = f"floor({quantity.counted(sizes.cores, 'core')} / {processes}), at least 1"
     yield Row(
         "processes",
         str(sizes.processes),
-        "run.nproc_per_node" if wanted.processes else "one for each socket that the cores fill",
+        "run.nproc_per_node" if request.processes else "one for each socket that the cores fill",
     )
     yield Row("threads", str(sizes.threads), "run.env" if sizes.threads != sizes.fair else share)
 
@@ -168,22 +170,22 @@ def _row_of_pins(pins: tuple[tuple[Cpu, ...], ...], unpinned: str | None) -> Row
     return Row("pinning", listed, why)
 
 
-def _rows_of_environment(machine: Machine, wanted: Wanted, sizes: Sizes) -> Iterator[Row]:
-    if wanted.backend == "ccl":
+def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
+    if request.backend == "ccl":
         yield Row("oneCCL workers", "none", "one thread of each process drives oneCCL, and sleeps between")
-    yield _row_of_preload(machine, wanted)
-    ours = [name for name in THREAD_VARIABLES if name not in wanted.env]
+    yield _row_of_preload(machine, request)
+    ours = [name for name in THREAD_VARIABLES if name not in request.env]
     if ours:
         yield Row(", ".join(ours), str(sizes.threads), "threads")
     for name in (*THREAD_VARIABLES, *AFFINITY_VARIABLES):
-        if name in wanted.env:
-            yield Row(name, wanted.env[name], "run.env")
+        if name in request.env:
+            yield Row(name, request.env[name], "run.env")
 
 
-def _row_of_preload(machine: Machine, wanted: Wanted) -> Row:
-    if "LD_PRELOAD" in wanted.env:
-        return Row("preload", wanted.env["LD_PRELOAD"], "run.env")
+def _row_of_preload(machine: Machine, request: CpuRequest) -> Row:
+    if "LD_PRELOAD" in request.env:
+        return Row("preload", request.env["LD_PRELOAD"], "run.env")
     if machine.libraries is None:
         return Row("preload", "", "tcmalloc or jemalloc, and libiomp5, where the node has them")
-    found = _preload(machine)
-    return Row("preload", ", ".join(found) or "none", "an allocator and OpenMP, where they are installed")
+    libraries = _preload(machine)
+    return Row("preload", ", ".join(libraries) or "none", "an allocator and OpenMP, where they are installed")

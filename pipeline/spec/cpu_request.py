@@ -1,10 +1,10 @@
-"""What a run wants of each node, as the CPU plan takes it."""
+"""What a run asks of each node's CPUs: the input of the CPU plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-__all__ = ["AFFINITY_VARIABLES", "THREAD_VARIABLES", "Sizes", "Wanted"]
+__all__ = ["AFFINITY_VARIABLES", "THREAD_VARIABLES", "CpuRequest", "Sizes"]
 
 # What OpenMP, MKL, OpenBLAS, numexpr and Rayon (tokenizers) read to size their thread pools.
 THREAD_VARIABLES: Final = (
@@ -28,8 +28,8 @@ AFFINITY_VARIABLES: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The run's part of the plan; None: nothing in particular."""
+class CpuRequest:
+    """What a run asks of each node; None: no preference."""
 
     processes: int | None = None
     """Training processes on the node (``run.nproc_per_node``); None: one for each socket."""
@@ -50,7 +50,7 @@ class Wanted:
 
 
 class Sizes(NamedTuple):
-    """How a node is divided."""
+    """How a node's cores are divided among its processes."""
 
     cores: float
     processes: int

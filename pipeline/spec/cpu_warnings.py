@@ -1,46 +1,46 @@
-"""The mistakes that people make with the cores and the memory of a node, each with what to do instead."""
+"""Warnings about common mistakes with the cores and the memory of a node, each with what to do instead."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from manycpu.pipeline.spec import quantity
-from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, Sizes, Wanted
+from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, CpuRequest, Sizes
 from manycpu.pipeline.spec.hardware import bf16_warning
 from manycpu.pipeline.spec.machine import Machine
 
-__all__ = ["found"]
+__all__ = ["warnings"]
 
 _CONTAINERS_SHM: Final = 64 << 20  # what container runtimes give by themselves
 
 
-def found(machine: Machine, wanted: Wanted, sizes: Sizes, preload: Sequence[str]) -> Iterator[str]:
-    """Find them.
+def warnings(machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequence[str]) -> Iterator[str]:
+    """Yield a warning for each mistake in what a run asks of a node.
 
     Args:
         machine: What the node grants.
-        wanted: What the run wants of it.
+        request: What the run wants of it.
         sizes: How the node is divided.
         preload: What would be preloaded if the user had set nothing.
     """
-    yield from _more_than_there_is(machine, wanted)
+    yield from _excess(machine, request)
     yield from _shape(machine, sizes)
-    yield from _threads(wanted, sizes)
-    yield from _affinity(wanted, sizes)
-    yield from _preload(wanted, preload)
-    yield from _workers(wanted)
-    if wanted.dtype == "bf16" and (warning := bf16_warning(machine.flags)):
+    yield from _threads(request, sizes)
+    yield from _affinity(request, sizes)
+    yield from _preload(request, preload)
+    yield from _workers(request)
+    if request.dtype == "bf16" and (warning := bf16_warning(machine.flags)):
         yield warning
 
 
-def _more_than_there_is(machine: Machine, wanted: Wanted) -> Iterator[str]:
-    if wanted.cpus and wanted.cpus > machine.processors:
+def _excess(machine: Machine, request: CpuRequest) -> Iterator[str]:
+    if request.cpus and request.cpus > machine.processors:
         yield (
-            f"run.resources.cpu asks for {wanted.cpus:g} cores; this node grants {machine.processors:g}, "
+            f"run.resources.cpu asks for {request.cpus:g} cores; this node grants {machine.processors:g}, "
             "which are used"
         )
-    if wanted.memory and machine.memory and wanted.memory > machine.memory:
+    if request.memory and machine.memory and request.memory > machine.memory:
         yield (
-            f"run.resources.memory is {quantity.shown(wanted.memory)}, more than this node can allocate: "
+            f"run.resources.memory is {quantity.shown(request.memory)}, more than this node can allocate: "
             f"{quantity.shown(machine.memory)}"
         )
     if machine.guaranteed is False:
@@ -67,48 +67,48 @@ def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
         )
 
 
-def _threads(wanted: Wanted, sizes: Sizes) -> Iterator[str]:
+def _threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
     processes = quantity.counted(sizes.processes, "process", "es")
-    where = f"{processes} on {quantity.counted(sizes.cores, 'core')}"
+    scale = f"{processes} on {quantity.counted(sizes.cores, 'core')}"
     for name in THREAD_VARIABLES:
-        text = wanted.env.get(name, "").strip()
+        text = request.env.get(name, "").strip()
         if not text or text == str(sizes.fair):
             continue
         count = int(text) if text.isdecimal() else 0
         if count * sizes.processes > max(sizes.cores, sizes.processes):
             yield (
-                f"run.env: {name}={text} makes {count * sizes.processes} threads of {where}: oversubscribed; "
+                f"run.env: {name}={text} makes {count * sizes.processes} threads of {scale}: oversubscribed; "
                 f"leave it out to have the CPU plan's {sizes.fair}"
             )
         else:
             yield (
-                f"run.env: {name}={text} wins over the CPU plan's {sizes.fair} ({where}); "
+                f"run.env: {name}={text} wins over the CPU plan's {sizes.fair} ({scale}); "
                 "leave it out to have the plan's"
             )
 
 
-def _affinity(wanted: Wanted, sizes: Sizes) -> Iterator[str]:
+def _affinity(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
     for name in AFFINITY_VARIABLES:
-        if name in wanted.env and sizes.processes > 1:
+        if name in request.env and sizes.processes > 1:
             yield (
-                f"run.env: {name}={wanted.env[name]} wins over the CPU plan's pinning, and is the same for "
+                f"run.env: {name}={request.env[name]} wins over the CPU plan's pinning, and is the same for "
                 f"all {sizes.processes} ranks of a node; leave it out to give each rank cores of its own"
             )
 
 
-def _preload(wanted: Wanted, preload: Sequence[str]) -> Iterator[str]:
-    given = wanted.env.get("LD_PRELOAD")
-    missing = [path for path in preload if given is not None and path not in given]
+def _preload(request: CpuRequest, preload: Sequence[str]) -> Iterator[str]:
+    value = request.env.get("LD_PRELOAD")
+    missing = [path for path in preload if value is not None and path not in value]
     if missing:
-        yield f"run.env: LD_PRELOAD={given} wins over the CPU plan's, without {', '.join(missing)}"
+        yield f"run.env: LD_PRELOAD={value} wins over the CPU plan's, without {', '.join(missing)}"
 
 
-def _workers(wanted: Wanted) -> Iterator[str]:
-    if wanted.backend in ("gloo", "mpi") or wanted.env.get("CCL_WORKER_OFFLOAD", "0") != "0":
+def _workers(request: CpuRequest) -> Iterator[str]:
+    if request.backend in ("gloo", "mpi") or request.env.get("CCL_WORKER_OFFLOAD", "0") != "0":
         return
     for name in ("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"):
-        if wanted.env.get(name, "1") != "1":
+        if request.env.get(name, "1") != "1":
             yield (
-                f"run.env: {name}={wanted.env[name]} has no effect: the backend ccl drives oneCCL without "
+                f"run.env: {name}={request.env[name]} has no effect: the backend ccl drives oneCCL without "
                 "workers (CCL_WORKER_OFFLOAD=0)"
             )

@@ -33,7 +33,7 @@ def redacted(text: str) -> str:
 
 
 def without(text: str, url: str | None) -> str:
-    """Hide the credentials of a URL in a text, also where a library tells a part of it alone."""
+    """Hide the credentials of a URL in a text, also where a library quotes only a part of it."""
     text = redacted(text)
     for secret in sorted(secrets_in(url), key=len, reverse=True):
         text = text.replace(secret, HIDDEN) if len(secret) >= _SHORTEST else text
@@ -50,13 +50,13 @@ def redacted_fields(value: Any) -> Any:
 
 
 def secrets_in(value: Any) -> set[str]:
-    """List the credentials themselves, for whoever masks them."""
+    """Collect the credentials in the URLs of a value, to mask them."""
     texts = list(_texts(value))
     urls = [url for text in texts for url in _URL.finditer(text)]
     users = [user[1] for url in urls if (user := _user(url[1], url[2]))]
     odd = [url[2] for text in texts for url in _ODD.finditer(_in_urls(text)) if _may_have_user(url[1])]
     rest = [url[2] for text in texts for url in _URL.finditer(_without_odd(text))]
-    values = [found[2] for shown in rest for found in _VALUE.finditer(shown)]
+    values = [match[2] for shown in rest for match in _VALUE.finditer(shown)]
     users += odd
     return {*users, *(user.split(":", 1)[-1] for user in users), *values} - {""}
 

@@ -1,4 +1,4 @@
-"""What a Dockerfile starts from, and what builds it."""
+"""Read a Dockerfile: which images it starts from, and whether it needs BuildKit."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,19 +22,19 @@ def bases(text: str, arguments: Mapping[str, str]) -> list[str]:
     >>> bases("ARG BASE=python\nFROM ${BASE}:3.12 AS a\nFROM a\nFROM debian", {"BASE": "intel/python"})
     ['intel/python:3.12', 'debian']
     """
-    known: dict[str, str] = {}
-    found: list[str] = []
+    values: dict[str, str] = {}
+    images: list[str] = []
     stages = {"scratch"}
     for line in _lines(text):
         if stage := _FROM.match(line):
-            name = _replaced(stage[1], known)
-            if name not in stages and name not in found:
-                found.append(name)
+            name = _replaced(stage[1], values)
+            if name not in stages and name not in images:
+                images.append(name)
             stages.add(stage[2] or "")
-        elif (argument := _ARGUMENT.match(line)) and not found:  # later ones are a stage's own
-            default = _replaced((argument[2] or "").strip().strip("\"'"), known)
-            known[argument[1]] = arguments.get(argument[1], default)
-    return found
+        elif (argument := _ARGUMENT.match(line)) and not images:  # later ones are a stage's own
+            default = _replaced((argument[2] or "").strip().strip("\"'"), values)
+            values[argument[1]] = arguments.get(argument[1], default)
+    return images
 
 
 def needs_buildkit(text: str) -> bool:
@@ -50,5 +50,5 @@ def _lines(text: str) -> Iterator[str]:
     yield from (line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
 
 
-def _replaced(text: str, known: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda found: known.get(found[1] or found[3]) or found[2] or "", text)
+def _replaced(text: str, values: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: values.get(match[1] or match[3]) or match[2] or "", text)

@@ -1,4 +1,4 @@
-"""The identity of something started: JSON that a trigger, a retry or another process can find it by."""
+"""Handles: JSON by which a trigger, a retry or another process finds what was started."""
 
 from typing import Annotated, Literal
 

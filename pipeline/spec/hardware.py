@@ -1,4 +1,4 @@
-"""What the processor can do for a training, and which libraries help it."""
+"""Read what the processor can do for a training, and find the libraries that speed it up."""
 
 import os
 import sys
@@ -37,13 +37,13 @@ _SYSTEM: Final = (
 
 
 def flags(root: Path = Path("/")) -> frozenset[str]:
-    """Read what the processor can do; nothing where nobody can tell."""
-    found = (line for line in lines(root / "proc/cpuinfo") if line.startswith(("flags", "Features")))
-    return frozenset(next(found, "").partition(":")[2].split())
+    """Read the processor's flags; empty where they cannot be read."""
+    flag_lines = (line for line in lines(root / "proc/cpuinfo") if line.startswith(("flags", "Features")))
+    return frozenset(next(flag_lines, "").partition(":")[2].split())
 
 
 def bf16_warning(flags: Collection[str]) -> str | None:
-    """Say what bf16 costs where the processor cannot compute it; None where it can, or nobody can tell."""
+    """Explain what bf16 costs where the processor cannot compute it; None where it can, or is unknown."""
     if not flags or _BF16_FLAGS.intersection(flags):
         return None
     price = next((price for flag, price in _PRICES.items() if flag in flags), "many times")
@@ -54,9 +54,9 @@ def bf16_warning(flags: Collection[str]) -> str | None:
 
 
 def libraries(root: Path = Path("/")) -> dict[str, str]:
-    """Find the libraries worth preloading, where the dynamic linker and Python's environment keep theirs."""
-    found = ((name, _first(root, files)) for name, files in LIBRARIES.items())
-    return {name: path for name, path in found if path}
+    """Find the libraries worth preloading, in the folders of the dynamic linker and of Python."""
+    paths = ((name, _first(root, files)) for name, files in LIBRARIES.items())
+    return {name: path for name, path in paths if path}
 
 
 def _first(root: Path, files: tuple[str, ...]) -> str | None:

@@ -49,7 +49,7 @@ def _host(words: str, number: int) -> Host:
     match = _LINE.fullmatch(words)
     if match is None:
         raise BadInputError(f"line {number} cannot be read: {words!r}", field=_FIELD, fix=_SHAPE)
-    settings = dict(word.split("=", 1) for word in (match["words"] or "").split())
+    settings = dict(setting.split("=", 1) for setting in (match["words"] or "").split())
     if unknown := settings.keys() - _WORDS:
         raise BadInputError(
             f"line {number} says {min(unknown)!r}, which nobody reads", field=_FIELD, fix=_SHAPE

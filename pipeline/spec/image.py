@@ -44,7 +44,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str, field: str) -> "Reference":
-        """Read a name; without a tag and a digest it is ``latest``'s.
+        """Parse a name; without a tag and a digest it is ``latest``'s.
 
         Raises:
             BadInputError: It is no image's name.
@@ -58,12 +58,12 @@ class Reference:
         host, slash, rest = name.partition("/")
         if not slash or not ("." in host or ":" in host or host == "localhost"):
             host, rest = _DOCKER_HUB, name if slash else f"library/{name}"
-        found = _REST.fullmatch(rest)
-        if scheme not in ("", "http", "https") or not found or not _REPOSITORY.fullmatch(found["path"]):
+        match = _REST.fullmatch(rest)
+        if scheme not in ("", "http", "https") or not match or not _REPOSITORY.fullmatch(match["path"]):
             raise BadInputError(
                 f"{text!r} is no image's name", field=field, fix="Write it as registry/repository:tag"
             )
-        return cls(host, found["path"], found["tag"], found["digest"], plain=scheme == "http")
+        return cls(host, match["path"], match["tag"], match["digest"], plain=scheme == "http")
 
     @property
     def version(self) -> str:
@@ -71,7 +71,7 @@ class Reference:
         return self.digest or self.tag or "latest"
 
     def at(self, version: str) -> "Reference":
-        """Name another image of the repository, by tag or digest."""
+        """Return the name of another image of the repository, by tag or digest."""
         if ":" in version:
             return replace(self, tag=None, digest=version)
         return replace(self, tag=version, digest=None)
@@ -96,7 +96,7 @@ class Layer:
 
 
 class Change(NamedTuple):
-    """What is put upon an image."""
+    """A change to an image: layers that are put upon it, and what they set."""
 
     layers: Sequence[Layer]
     env: Mapping[str, str]
@@ -120,14 +120,14 @@ class Image:
     @property
     def manifest(self) -> dict[str, Any]:
         """The manifest."""
-        found: dict[str, Any] = json.loads(self.manifest_bytes)
-        return found
+        fields: dict[str, Any] = json.loads(self.manifest_bytes)
+        return fields
 
     @property
     def config(self) -> dict[str, Any]:
         """The config: architecture, Env, Labels, history."""
-        found: dict[str, Any] = json.loads(self.config_bytes)
-        return found
+        fields: dict[str, Any] = json.loads(self.config_bytes)
+        return fields
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Image:
         return self.config.get("os", "linux"), self.config.get("architecture", "")
 
     def changed(self, change: Change) -> "Image":
-        """Put layers upon it; PYTHONPATH and PATH of the change go before what is there."""
+        """Return the image with layers put upon it; the change's PYTHONPATH and PATH go before its own."""
         config = self.config
         config["rootfs"]["diff_ids"] += [layer.diff_id for layer in change.layers]
         if "history" in config:
@@ -192,23 +192,23 @@ def choose(index: Mapping[str, Any], name: str) -> str:
     platforms = []
     for entry in index["manifests"]:
         platform = entry.get("platform") or {}
-        found = (platform.get("os"), platform.get("architecture"))
-        if found == _AMD64:
+        pair = (platform.get("os"), platform.get("architecture"))
+        if pair == _AMD64:
             return str(entry["digest"])
-        platforms.append("/".join(str(part) for part in found))
+        platforms.append("/".join(str(part) for part in pair))
     raise other_platform(name, ", ".join(platforms))
 
 
-def other_platform(name: str, found: str) -> BuildError:
-    """Say that an image is for other machines."""
+def other_platform(name: str, platforms: str) -> BuildError:
+    """Make the error that an image is for other machines."""
     return BuildError(
-        f"{name} has no image for linux/amd64, only for {found or 'nothing'}",
+        f"{name} has no image for linux/amd64, only for {platforms or 'nothing'}",
         fix="Name an image for linux/amd64",
     )
 
 
 def check_platform(image: Image, name: str) -> None:
-    """See that an image runs on linux/amd64.
+    """Raise unless an image runs on linux/amd64.
 
     Raises:
         BuildError: It does not.
@@ -218,7 +218,7 @@ def check_platform(image: Image, name: str) -> None:
 
 
 def sha256(content: bytes) -> str:
-    """Name a content as registries do."""
+    """Compute the digest of a content, as registries write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""A node's processors and memory, as this process may use them.
+"""The processors and the memory of a node that this process may use.
 
 Pure but for reading files below ``root``; knows no torch, so that launchers and ``manycpu plan`` use it too.
 """
@@ -17,7 +17,7 @@ __all__ = ["Cpu", "Machine", "numbers"]
 
 
 class Cpu(NamedTuple):
-    """A logical processor: what Linux numbers."""
+    """A logical processor, as Linux numbers them."""
 
     socket: int
     node: int
@@ -29,7 +29,7 @@ class Cpu(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What of a node this process may use."""
+    """The part of a node that this process may use."""
 
     cpus: tuple[Cpu, ...]
     """Logical processors of its affinity, which lies within the cpuset; at least one, in order."""
@@ -73,7 +73,7 @@ class Machine:
 
     @classmethod
     def observe(cls, root: Path = Path("/")) -> "Machine":
-        """Look at the files that Linux keeps below ``root``."""
+        """Read the processors and the memory of this machine from files below ``root``."""
         grant = cgroup.observe(root)
         return cls(
             cpus=tuple(sorted(_cpus(root))),
@@ -87,16 +87,16 @@ class Machine:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Read a list of the kernel's: ``0-2,5`` is 0, 1, 2, 5.
+    """Parse a list of numbers as the kernel writes it: ``0-2,5`` is 0, 1, 2, 5.
 
     Raises:
         ValueError: It is none.
     """
-    found: list[int] = []
+    values: list[int] = []
     for part in filter(None, text.strip().split(",")):
         low, _, high = part.partition("-")
-        found.extend(range(int(low), int(high or low) + 1))
-    return tuple(found)
+        values.extend(range(int(low), int(high or low) + 1))
+    return tuple(values)
 
 
 def _cpus(root: Path) -> Iterator[Cpu]:
@@ -133,10 +133,10 @@ def _memory(root: Path) -> int | None:
 
 def _shm(root: Path) -> int | None:
     try:
-        found = os.statvfs(root / "dev/shm")
+        filesystem = os.statvfs(root / "dev/shm")
     except OSError:
         return None
-    return found.f_blocks * found.f_frsize
+    return filesystem.f_blocks * filesystem.f_frsize
 
 
 def _first(path: Path, default: str) -> str:

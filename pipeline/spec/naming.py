@@ -1,4 +1,4 @@
-"""Names that a run, and only that run, has."""
+"""Names and labels that only one run has."""
 
 import hashlib
 import re
@@ -26,7 +26,7 @@ def run_name(label: str, key: str) -> str:
 
 
 def key_of(name: str) -> str:
-    """Find the key in a run's name.
+    """Return the key in a run's name.
 
     >>> key_of("my-qa-1a2b3c4d5e")
     '1a2b3c4d5e'
@@ -40,5 +40,5 @@ def labels(name: str, **more: str) -> dict[str, str]:
     >>> labels("qa-1a2b3c4d5e", verb="stage")["manycpu/run"]
     'qa-1a2b3c4d5e'
     """
-    known = {"app.kubernetes.io/managed-by": "manycpu", "manycpu/run": name}
-    return known | {f"manycpu/{key}": value for key, value in more.items()}
+    common = {"app.kubernetes.io/managed-by": "manycpu", "manycpu/run": name}
+    return common | {f"manycpu/{key}": value for key, value in more.items()}

@@ -1,4 +1,4 @@
-"""A node that somebody describes: what ``manycpu plan --node`` takes.
+"""Parse the description of a node, as ``manycpu plan --node`` takes it.
 
 >>> describe("sockets=2,cores=56,threads=2,memory=512Gi").cores
 112.0
@@ -24,7 +24,7 @@ def _count(text: str) -> int:
 
 
 def _time(text: str) -> float:
-    """Read an amount of processors as Kubernetes does: ``2.5`` or ``2500m``."""
+    """Parse an amount of processors as Kubernetes writes it: ``2.5`` or ``2500m``."""
     value = float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
     if not 0 < value < float("inf"):
         raise ValueError(f"{text!r} is no amount of processors")
@@ -52,7 +52,7 @@ WORDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
 
 
 def describe(text: str) -> Machine:
-    """Read a node's description: ``WORD=VALUE`` of :data:`WORDS`, with commas between.
+    """Parse a node's description: ``WORD=VALUE`` of :data:`WORDS`, with commas between.
 
     Raises:
         BadInputError: A word or a value is none of these, or they contradict one another.

@@ -1,4 +1,4 @@
-"""What an output says of the run that wrote it.
+"""The files that a run writes beside its model: their names, and which run wrote them.
 
 >>> replaceable('{"key": "0123456789", "state": "succeeded"}', "0123456789")
 True
@@ -27,7 +27,7 @@ REPORT: Final = "report.json"
 
 
 def manifest_name(taken: Collection[str]) -> str:
-    """Name the manifest as nothing is called at the top of the program's output.
+    """Choose a name for the manifest that nothing at the top of the program's output has.
 
     >>> manifest_name({"manifest.json", "manifest.manycpu.json"})
     'manifest.manycpu-2.json'
@@ -36,7 +36,7 @@ def manifest_name(taken: Collection[str]) -> str:
 
 
 def programs_report(taken: Collection[str]) -> str:
-    """Name a report.json of the program's own: the run's is beside it."""
+    """Choose a name for a report.json of the program's own: the run's report is beside it."""
     return next(name for name in _numbered("report.program") if name not in taken)
 
 
@@ -61,7 +61,7 @@ def _numbered(stem: str) -> Iterator[str]:
 
 
 def fields_of(text: str | None) -> dict[str, Any]:
-    """Read the fields of one of the two; none where it is something else."""
+    """Parse the fields of a manifest or a report; empty where it is neither."""
     try:
         fields = json.loads(text or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""What stage, build and the target decided, and a launcher needs to know: where things are on the nodes."""
+"""Where things are on the nodes: what stage, build and the target decided, as input of a launcher."""
 
 from typing import Any, Final, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ class Host(NamedTuple):
 
 
 class Mpi(BaseModel):
-    """An MPI that was found: its family decides the dialect that mpirun is spoken to in."""
+    """An installed MPI; its family decides the options that mpirun takes."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,7 +33,7 @@ class Mpi(BaseModel):
 
 
 class Placement(BaseModel):
-    """Where a run finds itself on its nodes. All paths are absolute and the same on every node."""
+    """The paths and settings of a run on its nodes. All paths are absolute and the same on every node."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""What ``run.program`` names: a recipe of ours, a module, or a script.
+"""Parse ``run.program``: a recipe of ours, a module, or a script.
 
 >>> parse("question_answering")
 Program(kind='recipe', name='manycpu.pipeline.recipes.question_answering')
@@ -23,7 +23,7 @@ class Program(NamedTuple):
 
 
 def parse(program: str) -> Program:
-    """Tell which kind of program this is; a recipe's name wins over a script of the same name."""
+    """Parse ``run.program``; a recipe's name wins over a script of the same name."""
     if program in RECIPES:
         return Program("recipe", RECIPES[program])
     if program.startswith("-m"):

@@ -1,4 +1,4 @@
-"""Amounts: of memory, as Kubernetes writes them, and of things, as people do.
+"""Parse and format amounts: of memory and cores as Kubernetes writes them, of things as people do.
 
 >>> read("512Gi")
 549755813888
@@ -22,7 +22,7 @@ _DECIMAL: Final = ("", "k", "M", "G", "T")
 
 
 def read(text: str) -> int:
-    """Read a quantity, in bytes.
+    """Parse an amount of memory, in bytes.
 
     Raises:
         ValueError: It is none.
@@ -36,14 +36,14 @@ def read(text: str) -> int:
 
 
 def shown(size: float) -> str:
-    """Write bytes for people."""
+    """Format bytes for people."""
     power = next((power for power in range(4) if size < 1000 * 1024**power), 4)
     return f"{round(size / 1024**power, 1):g} {_BINARY[power] + 'B' if power else 'B'}"
 
 
-def counted(count: float, what: str, plural: str = "s") -> str:
-    """Write a count of things: ``1 process``, ``2.5 cores``."""
-    return f"{count:g} {what}{plural if count != 1 else ''}"
+def counted(count: float, noun: str, plural: str = "s") -> str:
+    """Format a count with its noun: ``1 process``, ``2.5 cores``."""
+    return f"{count:g} {noun}{plural if count != 1 else ''}"
 
 
 def half(text: str) -> str:
@@ -56,6 +56,6 @@ def half(text: str) -> str:
 
 
 def of_cores(cores: float) -> str:
-    """Write a number of cores as Kubernetes does, to a thousandth."""
+    """Format a number of cores as Kubernetes does, to a thousandth."""
     thousandths = round(cores * 1000)
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)

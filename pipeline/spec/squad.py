@@ -1,4 +1,4 @@
-"""Files in SQuAD's format: which file is which split, what is wrong with them, and their questions.
+"""Read files in SQuAD's format: which file is which split, what is wrong with them, their questions.
 
 Read with the standard library alone, so that preflight can look before anything is started. Two layouts are
 known: the official one (``data[].paragraphs[].qas[]``) and flat records (``data[]`` with ``context``,
@@ -35,7 +35,7 @@ class Question(NamedTuple):
 
 
 class _Malformed(Exception):  # noqa: N818 - never leaves this file
-    """A place in a file that cannot be read, as a path, and why."""
+    """A part of a file that cannot be read: its path in the document, and why."""
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
@@ -49,29 +49,29 @@ def splits(path: str | Path) -> dict[str, list[Path]]:
         return {_split(path) or "train": [path]}
     if not path.is_dir():
         raise BadInputError(f"there is no file or folder {path}", field="run.data", fix=_FIX)
-    found: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     for file in sorted(path.rglob("*")):
         if file.suffix in _SUFFIXES and file.is_file() and (split := _split(file)):
-            found.setdefault(split, []).append(file)
-    if not found:
+            by_split.setdefault(split, []).append(file)
+    if not by_split:
         raise BadInputError(f"{path} holds no file that could be a data set", field="run.data", fix=_FIX)
-    for split, files in found.items():
+    for split, files in by_split.items():
         _same_kind(split, files)
-    return found
+    return by_split
 
 
 def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
-    """Say everything that is wrong with a data set; an empty list when it can be trained on.
+    """List everything that is wrong with a data set; empty when it can be trained on.
 
     Args:
         path: A folder, or one file. Parquet files are not looked into.
         version_2: Whether questions without an answer are allowed, as in SQuAD v2.0.
     """
     try:
-        found = splits(path)
+        by_split = splits(path)
     except BadInputError as error:
         return [str(error)]
-    files = [(split, file) for split, listed in found.items() for file in listed if file.suffix == ".json"]
+    files = [(split, file) for split, listed in by_split.items() for file in listed if file.suffix == ".json"]
     return [
         problem
         for split, file in files
@@ -80,7 +80,7 @@ def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
 
 
 def load(path: str | Path, *, unanswered: bool = False) -> list[Question]:
-    """Read one JSON file.
+    """Read the questions of one JSON file.
 
     Args:
         path: The file.
@@ -89,9 +89,9 @@ def load(path: str | Path, *, unanswered: bool = False) -> list[Question]:
     Raises:
         BadInputError: The file is malformed or empty, or its answers are not where it says.
     """
-    questions, found = _scan(Path(path), unanswered=unanswered)
-    if found:
-        raise BadInputError("\n".join(found), field="run.data", fix=_FIX)
+    questions, faults = _scan(Path(path), unanswered=unanswered)
+    if faults:
+        raise BadInputError("\n".join(faults), field="run.data", fix=_FIX)
     return questions
 
 
@@ -132,38 +132,38 @@ def _questions(document: Any) -> Iterator[Question]:
     if not isinstance(articles, list):
         raise _Malformed(f"an object with 'data' is needed at the top, not {_kind(document)}")
     for i, article in enumerate(articles):
-        where = f"data[{i}]"
+        location = f"data[{i}]"
         if isinstance(article, dict) and "context" in article:
-            yield _flat(article, where)
+            yield _flat(article, location)
         else:
-            yield from _nested(article, where)
+            yield from _nested(article, location)
 
 
-def _nested(article: Any, where: str) -> Iterator[Question]:
-    for i, paragraph in enumerate(_get(article, "paragraphs", list, where)):
-        here = f"{where}.paragraphs[{i}]"
-        context = _get(paragraph, "context", str, here)
-        for j, asked in enumerate(_get(paragraph, "qas", list, here)):
-            yield _question(asked, str(article.get("title", "")), context, f"{here}.qas[{j}]")
+def _nested(article: Any, location: str) -> Iterator[Question]:
+    for i, paragraph in enumerate(_get(article, "paragraphs", list, location)):
+        paragraph_location = f"{location}.paragraphs[{i}]"
+        context = _get(paragraph, "context", str, paragraph_location)
+        for j, record in enumerate(_get(paragraph, "qas", list, paragraph_location)):
+            yield _question(record, str(article.get("title", "")), context, f"{paragraph_location}.qas[{j}]")
 
 
-def _question(asked: Any, title: str, context: str, where: str) -> Question:
-    key, question = _get(asked, "id", (str, int), where), _get(asked, "question", str, where)
-    listed = _get(asked, "answers", list, where) if "answers" in asked else []
+def _question(record: Any, title: str, context: str, location: str) -> Question:
+    key, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
+    listed = _get(record, "answers", list, location) if "answers" in record else []
     answers = [
         (_get(answer, "text", str, at), _get(answer, "answer_start", int, at))
-        for at, answer in ((f"{where}.answers[{i}]", answer) for i, answer in enumerate(listed))
+        for at, answer in ((f"{location}.answers[{i}]", answer) for i, answer in enumerate(listed))
     ]
     texts, starts = zip(*answers, strict=True) if answers else ((), ())
     return Question(str(key), title, context, question, texts, starts)
 
 
-def _flat(record: Any, where: str) -> Question:
-    key, question = _get(record, "id", (str, int), where), _get(record, "question", str, where)
+def _flat(record: Any, location: str) -> Question:
+    key, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
     answers = (
-        _get(record, "answers", dict, where) if "answers" in record else {"text": [], "answer_start": []}
+        _get(record, "answers", dict, location) if "answers" in record else {"text": [], "answer_start": []}
     )
-    at = f"{where}.answers"
+    at = f"{location}.answers"
     texts, starts = _get(answers, "text", list, at), _get(answers, "answer_start", list, at)
     if len(texts) != len(starts):
         raise _Malformed(f"{at} has {len(texts)} texts and {len(starts)} starts")
@@ -172,18 +172,18 @@ def _flat(record: Any, where: str) -> Question:
             raise _Malformed(
                 f"{at} has {json.dumps(text)} at {json.dumps(start)}: a text and a number are needed"
             )
-    context = _get(record, "context", str, where)
+    context = _get(record, "context", str, location)
     return Question(str(key), str(record.get("title", "")), context, question, tuple(texts), tuple(starts))
 
 
-def _get(holder: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    place = where or "the top"
+def _get(holder: Any, key: str, kind: type | tuple[type, ...], location: str) -> Any:
+    shown = location or "the top"
     if not isinstance(holder, dict):
-        raise _Malformed(f"{place} is {_kind(holder)}, not an object with {key!r}")
+        raise _Malformed(f"{shown} is {_kind(holder)}, not an object with {key!r}")
     if key not in holder:
-        raise _Malformed(f"{place} has no {key!r}")
+        raise _Malformed(f"{shown} has no {key!r}")
     if not isinstance(holder[key], kind) or isinstance(holder[key], bool):
-        raise _Malformed(f"{key!r} of {place} is {_kind(holder[key])}")
+        raise _Malformed(f"{key!r} of {shown} is {_kind(holder[key])}")
     return holder[key]
 
 
@@ -194,30 +194,30 @@ def _kind(value: Any) -> str:
 
 def _misplaced(questions: Iterable[Question]) -> list[str]:
     wrong = [
-        (asked, text, start)
-        for asked in questions
-        for text, start in zip(asked.texts, asked.starts, strict=True)
-        if start < 0 or not text or asked.context[start : start + len(text)] != text
+        (question, text, start)
+        for question in questions
+        for text, start in zip(question.texts, question.starts, strict=True)
+        if start < 0 or not text or question.context[start : start + len(text)] != text
     ]
     if not wrong:
         return []
-    asked, text, start = wrong[0]
-    seen = asked.context[max(start, 0) : max(start, 0) + max(len(text), 1)]
+    question, text, start = wrong[0]
+    actual = question.context[max(start, 0) : max(start, 0) + max(len(text), 1)]
     problem = (
-        f"{len(wrong)} answers are not where answer_start says; the first is of question {asked.id!r}: "
-        f"{text!r} should stand at character {start}, where the context has {seen!r}"
+        f"{len(wrong)} answers are not where answer_start says; the first is of question {question.id!r}: "
+        f"{text!r} should stand at character {start}, where the context has {actual!r}"
     )
     return [problem]
 
 
 def _repeated(questions: Iterable[Question]) -> list[str]:
-    counts = Counter(asked.id for asked in questions)
+    counts = Counter(question.id for question in questions)
     key, count = counts.most_common(1)[0]
     return [] if count == 1 else [f"the id {key!r} names {count} questions"]
 
 
 def _unanswered(questions: list[Question]) -> list[str]:
-    without = [asked for asked in questions if not asked.texts]
+    without = [question for question in questions if not question.texts]
     if not without:
         return []
     if len(without) == len(questions):

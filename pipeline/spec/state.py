@@ -1,4 +1,4 @@
-"""What a training is doing, as every target reports it."""
+"""The state of a training, the same for every target."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ __all__ = ["RankFailure", "RunState", "Status"]
 
 
 class RunState(StrEnum):
-    """Where a training stands."""
+    """The state of a training."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -58,7 +58,7 @@ EXIT_CODES = {
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words; negative codes are signals, as in :mod:`subprocess`."""
+    """Describe an exit code in words; negative codes are signals, as in :mod:`subprocess`."""
     if code in EXIT_CODES:
         return f"exit code {code} ({EXIT_CODES[code]})"
     if code == -9:  # noqa: PLR2004 - SIGKILL

@@ -1,4 +1,4 @@
-"""What to train."""
+"""The specification of a training: what to train."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from manycpu.pipeline.spec import quantity
-from manycpu.pipeline.spec.cpu_request import Wanted
+from manycpu.pipeline.spec.cpu_request import CpuRequest
 
 __all__ = ["Resources", "TrainingRun"]
 
@@ -256,10 +256,10 @@ class TrainingRun(BaseModel):
         return self.queue_timeout + self.start_timeout + self.run_timeout + _SPARE
 
     @property
-    def wanted(self) -> Wanted:
-        """What it wants of each node."""
+    def cpu_request(self) -> CpuRequest:
+        """What the run asks of each node's CPUs."""
         memory = self.resources.memory
-        return Wanted(
+        return CpuRequest(
             processes=self.nproc_per_node if "nproc_per_node" in self.model_fields_set else None,
             cpus=self.resources.cpu,
             memory=quantity.read(memory) if memory else None,

@@ -1,4 +1,4 @@
-"""From plain dictionaries to the words, with errors that name the field and what to do."""
+"""Validate plain dictionaries as runs and targets, with errors that name the field and what to do."""
 
 import difflib
 from collections.abc import Mapping
@@ -61,19 +61,19 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
     path = [str(part) for part in problem["loc"] if part not in _KINDS]
     field = ".".join([prefix, *path])
     if problem["type"] == "extra_forbidden":
-        known = _fields_beside(path, model)
-        return Finding(field, "there is no such field", _choose(known, like=path[-1]))
+        choices = _fields_beside(path, model)
+        return Finding(field, "there is no such field", _choose(choices, like=path[-1]))
     if problem["type"] == "missing":
         return Finding(field, "this field is needed", _example(path, model))
     message = str(problem["msg"]).removeprefix("Value error, ")
     return Finding(field, f"{message}; given was {_shown(problem['input'])}", _example(path, model))
 
 
-def _shown(given: object) -> str:
-    """Show what was given; of a mapping only the names: an environment's values may be secret."""
-    if isinstance(given, Mapping):
-        return f"a mapping of {', '.join(map(repr, given)) or 'nothing'}"
-    return repr(given)
+def _shown(value: object) -> str:
+    """Show a value; of a mapping only the names: an environment's values may be secret."""
+    if isinstance(value, Mapping):
+        return f"a mapping of {', '.join(map(repr, value)) or 'nothing'}"
+    return repr(value)
 
 
 def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:
@@ -83,9 +83,9 @@ def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:
     return list(inner.model_fields) if isinstance(inner, type) and issubclass(inner, BaseModel) else []
 
 
-def _choose(known: Mapping[str, object] | list[str], like: str = "") -> str:
-    near = difflib.get_close_matches(like, list(known), n=1, cutoff=0.5)
-    return f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(known)}"
+def _choose(choices: Mapping[str, object] | list[str], like: str = "") -> str:
+    near = difflib.get_close_matches(like, list(choices), n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(choices)}"
 
 
 def _example(path: list[str], model: type[BaseModel]) -> str:

@@ -1,4 +1,4 @@
-"""Attempts of a run: whose the run is, what an attempt is started with, and how it is doing."""
+"""Attempts of a run: which tasks own the run, what an attempt is started with, and its status."""
 
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ForeignRunError
@@ -12,7 +12,7 @@ __all__ = ["attempt_of", "attempt_status", "checkpoints_of", "goes_on", "join", 
 
 
 def join(ctx: RunContext, entry: Entry, role: str) -> None:
-    """Note which task does something for a run; before the first attempt, as what it describes the run.
+    """Record which task does a verb of a run, and, before the first attempt, how it describes the run.
 
     Tasks share a run because they are told to, and must then mean the same training. A task that was edited
     since goes on with its run: it is the same task.
@@ -35,8 +35,8 @@ def join(ctx: RunContext, entry: Entry, role: str) -> None:
 
 
 def _compare(ctx: RunContext, entry: Entry, first: str) -> None:
-    known = entry.described()
-    mine, theirs = ({"run": ctx.run_fields, "target": ctx.target_fields}, known.model_dump(mode="json"))
+    recorded = entry.described()
+    mine, theirs = ({"run": ctx.run_fields, "target": ctx.target_fields}, recorded.model_dump(mode="json"))
     fields = [
         f"{part}.{name}"
         for part in mine
@@ -52,7 +52,7 @@ def _compare(ctx: RunContext, entry: Entry, first: str) -> None:
 
 
 def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
-    """Describe an attempt that would be started now."""
+    """Describe the attempt that would be started now."""
     return Attempt(
         run=ctx.run_fields,
         target=ctx.target_fields,
@@ -65,19 +65,19 @@ def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
 
 
 def checkpoints_of(ctx: MachineContext | ClusterContext) -> str:
-    """Find the folder of a run's checkpoints on the nodes: its own, also where runs share one."""
+    """Return the folder of a run's checkpoints on the nodes: its own, also where runs share one."""
     return f"{ctx.run.checkpoints}/{ctx.name}" if ctx.run.checkpoints else f"{ctx.directory}/checkpoints"
 
 
 def goes_on(status: Status, entry: Entry) -> bool:
-    """Whether the present attempt is to be attached to: it lives, or has succeeded, and not in vain."""
+    """Whether to attach to the present attempt: it lives, or has succeeded and wrote a model."""
     if status.state is RunState.SUCCEEDED:
         return not entry.described().fruitless
     return not status.state.terminal
 
 
 def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
-    """Look at an attempt, by what it was started with; of one that was cancelled, the reason is who did so.
+    """Read an attempt's status, judged by what it was started with; who cancelled it is the reason.
 
     Raises:
         LaunchError: It was started on another machine.
@@ -88,7 +88,7 @@ def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
 
 
 def with_canceller(status: Status, handle: Handle, entry: Entry) -> Status:
-    """Say of an attempt that was cancelled who did so."""
+    """Add to the status of a cancelled attempt who cancelled it."""
     by = entry.cancelled.get(handle.attempt)
     if status.state is RunState.CANCELLED and by is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")

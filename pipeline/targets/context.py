@@ -327,7 +327,7 @@ def _sized(run: TrainingRun, target: Target) -> TrainingRun:
     """Choose the processes of this machine where the run leaves them open."""
     if not isinstance(target, Local) or "nproc_per_node" in run.model_fields_set:
         return run
-    made = cpu_plan.plan(Machine.observe(), run.wanted)
+    made = cpu_plan.plan(Machine.observe(), run.cpu_request)
     return run.model_copy(update={"nproc_per_node": made.processes})
 
 

@@ -1,4 +1,4 @@
-"""Whether a training that ended well is to be believed: the proof of scale, judged."""
+"""Judge the outcome of a training: a success needs the proof of its scale."""
 
 from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
@@ -10,23 +10,23 @@ _VOUCHES = frozenset({"processes", "torchrun", "mpirun", "mpijob"})
 """Launch kinds whose success is that of every rank: one launcher ends as the worst of them."""
 
 
-def outcome(ctx: RunContext, seen: Status, observed: Observed) -> Status:
-    """Complete a terminal state with the rank that failed first, and with the proof of scale.
+def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
+    """Complete a terminal status with the rank that failed first, and with the proof of scale.
 
     Args:
         ctx: The run, as the attempt was started.
-        seen: Its terminal state.
-        observed: What its ranks have said.
+        status: Its terminal state.
+        observed: What its ranks have reported.
     """
-    if seen.state is RunState.FAILED:
-        return seen.model_copy(update={"failure": observed.failure or seen.failure})
-    if seen.state is RunState.SUCCEEDED and (lack := _lacking_proof(ctx, observed)):
+    if status.state is RunState.FAILED:
+        return status.model_copy(update={"failure": observed.failure or status.failure})
+    if status.state is RunState.SUCCEEDED and (lack := _lacking_proof(ctx, observed)):
         return Status(state=RunState.FAILED, reason=lack)
-    return seen
+    return status
 
 
 def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
-    """Say what is missing for a success to be believed; empty where nothing is."""
+    """Explain what is missing for a success to be believed; empty where nothing is."""
     low, high = (nodes * ctx.run.nproc_per_node for nodes in ctx.run.nodes)
     world = observed.world_size
     if world is None:
@@ -41,7 +41,7 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
-    """Say whether ranks that were to run apart ran in one place: every pod is a host of its own."""
+    """Explain which ranks that were to run apart ran on one node: every pod is a host of its own."""
     nodes, places = ctx.run.nodes[0], sorted({rank.hostname or rank.host for rank in observed.ranks})
     if isinstance(ctx, ClusterContext) and len(places) < nodes:
         return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(places)}"
@@ -51,7 +51,7 @@ def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
 
 
 def _lacking_end(ctx: RunContext, observed: Observed) -> str:
-    """Say which ranks of the last meeting did not end well, whatever the launcher is called."""
+    """Name the ranks of the last meeting that did not end well, whatever the launcher is called."""
     failed = next((rank for rank in observed.ranks if rank.exit_code), None)
     if failed is not None and failed.exit_code is not None:
         who = f"rank {failed.rank} on {failed.hostname or failed.host}"

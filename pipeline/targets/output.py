@@ -1,4 +1,4 @@
-"""The output of a run, as it is seen from here: its report, and files that are not the run's own."""
+"""The output of a run, seen from here: its report, and files that the run did not write."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ def write_report(ctx: RunContext, text: str) -> None:
 
 
 def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:
-    """Say whether an output holds what this run must not overwrite.
+    """Make a finding where an output holds files that this run must not overwrite.
 
     Args:
         ctx: The run.
@@ -41,7 +41,7 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
 
 
 def not_empty(ctx: RunContext, name: str) -> Finding:
-    """Say that an output holds a file, or an empty folder, which this run did not write."""
+    """Make the finding that an output holds a file, or an empty folder, which this run did not write."""
     return Finding(
         "run.output",
         f"{ctx.destination} is not empty: {name} is in it",

@@ -1,4 +1,4 @@
-"""The code of a run's program: where it is, and what of its folder is code."""
+"""The code of a run's program: its folder, and which files of it are code."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ Ignored = tuple[tuple[Path, GitIgnoreSpec], ...]
 
 
 def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
-    """Find the folder of the program's code, and Python's arguments that run the program from there."""
+    """Find the folder of the program's code, and the arguments with which Python runs it from there."""
     kind, name = program.parse(ctx.run.program)
     if kind == "script":
         path = Path(name)
@@ -52,7 +52,7 @@ def installed(module: str) -> bool:
 
 
 def installed_digest() -> str:
-    """Hash what of manycpu runs inside a training process."""
+    """Hash the installed code of manycpu that runs inside a training process."""
     parts = ("node", "recipes", "spec")
     files = [path for part in parts for path in sorted((_PACKAGE / part).rglob("*.py"))]
     source = Location.of(str(_PACKAGE), "run.program").only(
@@ -87,7 +87,7 @@ class Code(NamedTuple):
 
 
 def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
-    """Choose what of a program's folder is its code.
+    """Select the files of a program's folder that are its code.
 
     Args:
         ctx: The run.
@@ -131,20 +131,20 @@ def _has(code: Code, program: tuple[str, ...]) -> bool:
 
 
 def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
-    """List the files and empty folders by path; folders that are left out are not looked into."""
+    """List files and empty folders by path; folders that are left out are not searched."""
     docker = _docker(root)
     ignored = {root.parent: _above(root)}
     for folder, folders, files in os.walk(root, followlinks=True):
-        here = Path(folder)
-        rules = ignored[here] = (*_git(here), *ignored[here.parent])
-        empty = here.relative_to(root).as_posix()
-        if not folders and not files and here != root and not _matches(docker, empty):
+        current = Path(folder)
+        rules = ignored[current] = (*_git(current), *ignored[current.parent])
+        empty = current.relative_to(root).as_posix()
+        if not folders and not files and current != root and not _matches(docker, empty):
             yield f"{empty}/"
-        folders[:] = [name for name in folders if _counts(here / name, excluded, rules, "/")]
-        folders[:] = [name for name in folders if not _is_output(here / name)]
-        folders[:] = [name for name in folders if not _leads_back(here / name, root, excluded)]
+        folders[:] = [name for name in folders if _counts(current / name, excluded, rules, "/")]
+        folders[:] = [name for name in folders if not _is_output(current / name)]
+        folders[:] = [name for name in folders if not _leads_back(current / name, root, excluded)]
         for name in files:
-            path = here / name
+            path = current / name
             below = path.relative_to(root).as_posix()
             if _counts(path, excluded, rules) and not _matches(docker, below) and path.is_file():
                 yield below
@@ -154,20 +154,20 @@ def _counts(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> b
     if path.name.startswith(".") or path.name in _NOT_CODE or path.suffix == ".pyc" or path in excluded:
         return False
     for folder, spec in rules:  # the nearest file with a word on it decides
-        word = spec.check_file(path.relative_to(folder).as_posix() + end).include
-        if word is not None:
-            return not word
+        included = spec.check_file(path.relative_to(folder).as_posix() + end).include
+        if included is not None:
+            return not included
     return True
 
 
 def _leads_back(path: Path, root: Path, excluded: set[Path]) -> bool:
-    """Whether a link leads to a folder that it is in itself, or to what is no code by its own name."""
+    """Whether a link leads to a folder around it, or to what is no code by its own name."""
     if not path.is_symlink():
         return False
-    there = path.resolve()
+    target = path.resolve()
     around = (folder.resolve() for folder in path.parents if folder.is_relative_to(root))
-    return there in {other.resolve() for other in excluded} or any(
-        folder.is_relative_to(there) for folder in around
+    return target in {other.resolve() for other in excluded} or any(
+        folder.is_relative_to(target) for folder in around
     )
 
 
@@ -196,9 +196,9 @@ def _docker(root: Path) -> PathSpec[Any]:
 def _matches(docker: PathSpec[Any], path: str) -> bool:
     """Whether .dockerignore leaves a file out: the last pattern that fits it, or a folder above, decides."""
     parts = path.split("/")
-    found = [docker.check_file("/".join(parts[:end])) for end in range(1, len(parts) + 1)]
-    known = [each for each in found if each.index is not None]
-    return bool(known and max(known, key=lambda each: each.index or 0).include)
+    checks = [docker.check_file("/".join(parts[:end])) for end in range(1, len(parts) + 1)]
+    matching = [each for each in checks if each.index is not None]
+    return bool(matching and max(matching, key=lambda each: each.index or 0).include)
 
 
 def _lines(file: Path) -> list[str]:

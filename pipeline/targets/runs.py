@@ -1,4 +1,4 @@
-"""Runs that have begun, found by their ledgers."""
+"""Find runs that have begun, by their ledgers."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ __all__ = ["find", "in_namespace", "on_this_machine", "reopen_folder"]
 
 
 def find(ctx: RunContext) -> RunContext:
-    """Go on under the name that the run has begun with: names begin with fields, which may be edited.
+    """Open a run under the name that it began with: names begin with fields, which may be edited.
 
     Raises:
         ClusterError: The cluster does not answer.
@@ -53,7 +53,7 @@ def on_this_machine(home: Path) -> list[RunContext]:
 
 
 def reopen_folder(directory: Path) -> RunContext:
-    """Go on with the run whose folder this is."""
+    """Open the run of a folder."""
     return reopen(FileLedger(directory).read(), str(directory.parents[1]))
 
 
@@ -71,14 +71,14 @@ def in_namespace(namespace: str, connection: str | None) -> list[RunContext]:
     from manycpu.pipeline.ledger import configmap
 
     access = Access(connect=partial(cluster.connect, connection))
-    found = configmap.ledgers(cluster.Cluster(partial(cluster.connect, connection), namespace))
-    return _reopened(found, lambda entry: reopen(entry, access=access))
+    ledgers = configmap.ledgers(cluster.Cluster(partial(cluster.connect, connection), namespace))
+    return _reopened(ledgers, lambda entry: reopen(entry, access=access))
 
 
-def _reopened(found: Iterable[Ledger], open_: Callable[[Entry], RunContext]) -> list[RunContext]:
-    """Go on with those whose ledgers can be read: the trouble of one is nobody else's."""
+def _reopened(ledgers: Iterable[Ledger], open_: Callable[[Entry], RunContext]) -> list[RunContext]:
+    """Open the runs whose ledgers can be read; log the errors of the others."""
     opened = []
-    for ledger in found:
+    for ledger in ledgers:
         try:
             entry = ledger.read()
             opened.append((entry.created, open_(entry)))

@@ -1,4 +1,4 @@
-"""What is where a model is to go: an earlier export of the same run is replaced, all else is left alone."""
+"""Replace a run's own earlier export at a destination, and refuse to touch anything else there."""
 
 import errno
 import os
@@ -22,12 +22,12 @@ class Earlier(NamedTuple):
 
 
 def signed(manifest: Manifest, key: str) -> str:
-    """Give the content of an export's manifest.json: what was written, and by which run."""
+    """Serialise an export's manifest, with the key of the run that wrote it."""
     return "".join(manifest.lines(run=key))
 
 
 def earlier(destination: Location, key: str) -> Earlier | None:
-    """Read what an earlier export of the same run wrote; None where there was none."""
+    """Read the manifest of an earlier export of the same run; None where there is none."""
     report = output.fields_of(destination.read_text(output.REPORT))
     for name in output.manifests(destination.has):
         try:
@@ -40,24 +40,24 @@ def earlier(destination: Location, key: str) -> Earlier | None:
 
 
 def strangers(destination: Location, key: str) -> list[str]:
-    """List what is at a destination that a run did not write, as far as names and sizes tell."""
+    """List files at a destination that the run did not write, judged by names and sizes."""
     # Object stores are listed once otherwise, and what has come since then is not seen.
     destination.fs.invalidate_cache()
     if not destination.exists():
         return []
     before = earlier(destination, key)
-    known = {(file.path, file.size) for file in before.manifest.files} if before else set()
+    exported = {(file.path, file.size) for file in before.manifest.files} if before else set()
     odd: list[str] = []
     items = destination.without_odd(lambda path, _: odd.append(path)).items()
     mine = [before.name] if before else []
     if output.replaceable(destination.read_text(output.REPORT), key):
         mine.append(output.REPORT)
-    unknown = [item.path for item in items if (item.path, item.size) not in known]
+    unknown = [item.path for item in items if (item.path, item.size) not in exported]
     return [*odd, *(path for path in unknown if path not in mine)]
 
 
 def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: None) -> Iterator[str]:
-    """Read what an earlier export wrote, and name what has other content now; what is gone is none."""
+    """Name files of an earlier export whose content has changed since; missing files are not named."""
     for path, size, sha256, _ in before.manifest.files if before else ():
         if path == output.REPORT or path.endswith("/") or not destination.has(path):
             continue
@@ -66,22 +66,22 @@ def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: 
 
 
 def refuse(names: Iterable[str]) -> None:
-    """Leave a destination alone that holds what the run did not write.
+    """Raise if a destination holds files that the run did not write.
 
     Raises:
         TransferError: There are such names.
     """
-    found = sorted(names)
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    foreign = sorted(names)
+    if foreign:
+        more = f" (and {len(foreign) - 1} more)" if len(foreign) > 1 else ""
         raise TransferError(
-            f"it holds {found[0]}{more}, which this run did not write, and nothing was changed there; a "
+            f"it holds {foreign[0]}{more}, which this run did not write, and nothing was changed there; a "
             "program saves to {output}, or $MANYCPU_OUTPUT, and not to run.output itself"
         )
 
 
 def put(partial: Path, destination: Path, key: str) -> None:
-    """Give a finished folder its name, in one step.
+    """Rename a finished folder to its destination, in one step.
 
     What is there goes only where it is empty, or an earlier export of the same run and still what that wrote.
 
@@ -92,19 +92,19 @@ def put(partial: Path, destination: Path, key: str) -> None:
     _make_up(before, destination, key)
     if _renamed(partial, destination):
         return
-    there = Location.of(str(destination), "run.output")
-    refuse(strangers(there, key))
-    refuse(changed(there, earlier(there, key)))
+    location = Location.of(str(destination), "run.output")
+    refuse(strangers(location, key))
+    refuse(changed(location, earlier(location, key)))
     destination.rename(before)
     if not strangers(Location.of(str(before), "run.output"), key) and _renamed(partial, destination):
         _remove(before, key)
         return
     before.rename(destination)  # something came at the last moment: all of it stays where it is
-    refuse(strangers(there, key))
+    refuse(strangers(location, key))
 
 
 def _renamed(partial: Path, destination: Path) -> bool:
-    """Rename a folder; False where there is something, for which the system does not replace it."""
+    """Rename a folder; False where the destination exists, and the system does not replace it."""
     try:
         partial.rename(destination)
     except OSError as error:
@@ -115,7 +115,7 @@ def _renamed(partial: Path, destination: Path) -> bool:
 
 
 def _make_up(before: Path, destination: Path, key: str) -> None:
-    """Go on where an earlier try was killed while it replaced an export."""
+    """Finish or undo a replacement that an earlier, killed try began."""
     if not before.exists():
         return
     if destination.exists():
@@ -125,7 +125,7 @@ def _make_up(before: Path, destination: Path, key: str) -> None:
 
 
 def _remove(before: Path, key: str) -> None:
-    """Delete what an export wrote, file by file: what nobody has seen stays.
+    """Delete an earlier export file by file; files that it did not write stay.
 
     Raises:
         TransferError: Something else is there.

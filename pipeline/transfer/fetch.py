@@ -1,4 +1,4 @@
-"""Bring a source to a folder on disk, which is there whole or not at all."""
+"""Copy a source to a folder on disk that appears complete or not at all."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ _WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 class InUseError(TransferError):
-    """A folder is no longer what was copied, and somebody works with it: it is left as it is."""
+    """A folder has changed since it was copied, and is in use: it is left as it is."""
 
 
 class Stored(NamedTuple):
@@ -52,17 +52,17 @@ class Stored(NamedTuple):
 
 
 def strays(destination: Path) -> list[Path]:
-    """List the files in a folder that :func:`fetch` completed which it did not put there; no bytecode."""
+    """List files in a fetched folder that :func:`fetch` did not write, bytecode aside."""
     manifest = staged(destination)
     if manifest is None:
         return []
-    known = {file.path for file in manifest.files}
+    listed = {file.path for file in manifest.files}
     paths = [item.path for item in below(str(destination), lambda *_: None, follow=False)]
-    return [destination / path for path in paths if path not in known and "__pycache__" not in path]
+    return [destination / path for path in paths if path not in listed and "__pycache__" not in path]
 
 
 def staged(destination: Path) -> Manifest | None:
-    """Read the manifest of a folder that :func:`fetch` completed; None where it did not."""
+    """Read the manifest of a folder that :func:`fetch` completed; None where it is not complete."""
     try:
         return Manifest(file_of(fields) for fields in read_lines(_marker(destination)))
     except _NOT_WHOLE:
@@ -79,7 +79,7 @@ def fetch(  # noqa: PLR0913 - the last ones are seldom given
     read_only: bool = False,
     in_use: Callable[[], bool] = lambda: False,
 ) -> Stored:
-    """Copy a source to a folder on disk, which is there whole or not at all.
+    """Copy a source to a folder on disk that appears complete or not at all.
 
     A copy that broke is taken up where it stopped. Two who fetch the same at once share one copy. One that is
     there is used as long as it is what was copied; else it is copied anew.
@@ -118,7 +118,7 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     *,
     tick: Tick = lambda: None,
 ) -> Stored:
-    """Copy a source to a folder that is named by its content, unless that is there.
+    """Copy a source to a folder named by its content, unless that folder exists.
 
     The content is known once it is copied. Only where a folder with the same paths and sizes is there, the
     source's digest is asked for before that: so what is new is read once, and what is there is not sent.
@@ -142,23 +142,23 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     with lock(_lock(listing)) as held:
         progress, tick = _signing(held, progress, tick)
         if alike := list(_alike(folder, items)):
-            wanted = digest()
-            for place in alike:
-                if _digest(place) == wanted and (found := _trusted(place, tick)):
-                    return Stored(place, found, reused=True)
+            expected = digest()
+            for candidate in alike:
+                if _digest(candidate) == expected and (existing := _trusted(candidate, tick)):
+                    return Stored(candidate, existing, reused=True)
         partial, manifest = copy(source, listing, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
         with lock(_lock(destination)):
             # Somebody else's was ready first, and may be read already.
-            if there := _trusted(destination, tick):
+            if existing := _trusted(destination, tick):
                 shutil.rmtree(partial)
-                return Stored(destination, there, reused=True)
+                return Stored(destination, existing, reused=True)
             _complete(partial, destination, manifest)
         return Stored(destination, manifest, reused=False)
 
 
 def _signing(held: int | None, progress: Progress, tick: Tick) -> tuple[Progress, Tick]:
-    """Have those who wait for a lock see that the work goes on."""
+    """Give the lock a sign of life with every progress report and tick."""
     if held is None:
         return progress, tick
     sign = signs(held)
@@ -200,29 +200,29 @@ def _digest(destination: Path) -> str:
 
 
 def _trusted(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda: False) -> Manifest | None:
-    """Read the manifest of a folder that is what was copied; one that is no longer loses its marker."""
+    """Verify a complete folder and return its manifest; a folder that has changed loses its marker."""
     manifest = staged(destination)
     if manifest is None or not destination.is_dir():
         return None
     times = _written(destination)
-    found = verify(destination, manifest, times, tick, keep=True)
-    if found.fault and in_use():
-        log.warning("%s is in use, and not what was staged: %s", destination, found.fault)
-        raise InUseError(f"{destination} is in use, and not what was staged: {found.fault}")
-    if found.fault:
-        found = verify(destination, manifest, times, tick)
-    if found.fault:
-        log.warning("%s is not what was staged (%s): it is staged anew", destination, found.fault)
+    verdict = verify(destination, manifest, times, tick, keep=True)
+    if verdict.fault and in_use():
+        log.warning("%s is in use, and not what was staged: %s", destination, verdict.fault)
+        raise InUseError(f"{destination} is in use, and not what was staged: {verdict.fault}")
+    if verdict.fault:
+        verdict = verify(destination, manifest, times, tick)
+    if verdict.fault:
+        log.warning("%s is not what was staged (%s): it is staged anew", destination, verdict.fault)
         _marker(destination).unlink(missing_ok=True)
         return None
-    if found.read:
-        log.info("%s: %d files were written to, and are what was staged", destination, found.read)
+    if verdict.read:
+        log.info("%s: %d files were written to, and are what was staged", destination, verdict.read)
         _write_marker(destination, manifest)
     return manifest
 
 
 def _written(destination: Path) -> "array[int] | None":
-    """Read when each file was written to; None where the marker does not tell."""
+    """Read the modification time of each file from the marker; None where the marker has none."""
     times: Iterator[Any] = (fields.get("mtime_ns") for fields in read_lines(_marker(destination)))
     try:
         return array("q", times)
@@ -231,7 +231,7 @@ def _written(destination: Path) -> "array[int] | None":
 
 
 def _complete(partial: Path, destination: Path, manifest: Manifest, *, read_only: bool = False) -> None:
-    """Have a copy appear in one step: beside its marker it is whole."""
+    """Rename a finished copy to its destination, and write the marker that makes it complete."""
     disk.sync(partial)
     # Without its marker, whatever is there is not ours to trust. Who still reads it finds the new one.
     aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{partial.suffixes[-2]}.partial")
@@ -254,7 +254,7 @@ def _protect(folder: Path, manifest: Manifest) -> None:
 
 
 def discard(destination: Path) -> None:
-    """Delete what :func:`fetch` made, its marker first, so that half of it never looks whole."""
+    """Delete a fetched folder, its marker first, so that half of it never looks complete."""
     with locked(_lock(destination)):
         _marker(destination).unlink(missing_ok=True)
         shutil.rmtree(destination, ignore_errors=True)
@@ -274,7 +274,7 @@ def _write_marker(destination: Path, manifest: Manifest) -> None:
 
 
 def _timed(destination: Path, manifest: Manifest) -> Iterator[dict[str, Any]]:
-    """Add to each file when it was written to."""
+    """Add each file's modification time to its fields."""
     for file in manifest.files:
         written = os.stat(f"{destination}/{file.path}").st_mtime_ns  # noqa: PTH116 - one for each of many
         yield file.described() | {"mtime_ns": written}

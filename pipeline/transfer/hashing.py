@@ -1,4 +1,4 @@
-"""A folder on disk, for whoever copies it and must know what was read."""
+"""A folder on disk that is hashed while it is copied."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ __all__ = ["Hashing"]
 
 
 class Hashing:
-    """A folder on disk as a source that hashes while it reads: each file once, and all of it.
+    """A source that hashes while it reads: each file once, and all of it.
 
     Of a file whose beginning is at the other end already, that too is read and hashed, and not given.
     """
@@ -22,11 +22,11 @@ class Hashing:
         self._folder = folder
 
     def items(self) -> Rows[Item]:
-        """List every file; the version is when it was written to."""
+        """List every file; its version is its modification time."""
         return self._folder.items()
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Read each file from its byte on.
+        """Read each file from its start offset.
 
         Raises:
             TransferError: It is not what was listed.

@@ -1,4 +1,4 @@
-"""What a folder holds: every file with its size and sha256."""
+"""The manifest of a folder: every file with its size and sha256."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ _BEGIN, _END = '{"files": [', "]"
 
 
 class TransferError(Exception):
-    """The copy is not what the source is."""
+    """A copy differs from its source."""
 
 
 class File(NamedTuple):
@@ -51,13 +51,13 @@ class File(NamedTuple):
     executable: bool = False
 
     def described(self) -> dict[str, Any]:
-        """Give its fields for JSON; that it is not executable goes without saying."""
+        """Return its fields for JSON; ``executable`` only where it is true."""
         fields = self._asdict()
         return fields if self.executable else {name: fields[name] for name in ("path", "size", "sha256")}
 
 
 class Manifest:
-    """What a folder holds; of a million files in some hundred bytes each.
+    """The files of a folder, in some hundred bytes each: a folder may have a million.
 
     Args:
         files: Its files, by path.
@@ -87,12 +87,12 @@ class Manifest:
         return digest.hexdigest()
 
     def lines(self, run: str | None = None) -> Iterator[str]:
-        """Spell it as JSON, a file on each line; at the end the key of the run that wrote it."""
+        """Serialise as JSON, a file on each line; at the end the key of the run that wrote it."""
         return write_lines((file.described() for file in self.files), run)
 
     @classmethod
     def parse(cls, text: str) -> tuple["Manifest", str | None]:
-        """Read what :meth:`lines` spelled from a text; with the key of the run that wrote it.
+        """Parse a text that :meth:`lines` wrote; returns the key of the run that wrote it, too.
 
         Raises:
             ValueError: It is no manifest, or half of one.
@@ -102,7 +102,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """Read what :meth:`lines` spelled.
+        """Parse a file that :meth:`lines` wrote.
 
         Raises:
             ValueError: It is no manifest, or half of one.
@@ -112,7 +112,7 @@ class Manifest:
 
 
 def file_of(fields: dict[str, Any]) -> File:
-    """Read a file from its fields.
+    """Make a file from its JSON fields.
 
     Raises:
         ValueError: One is missing, or is of another kind.
@@ -138,7 +138,7 @@ def write_lines(files: Iterable[dict[str, Any]], run: str | None = None) -> Iter
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the fields of files, a line at a time; all at once where it was not written so.
+    """Parse the fields of files line by line, or all at once where they are not written so.
 
     Raises:
         ValueError: It is no list of files, or half of one.
@@ -156,7 +156,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _whole(text: str) -> dict[str, Any]:
-    """Read all at once, as earlier versions wrote it."""
+    """Parse a manifest all at once, as earlier versions wrote it."""
     read = json.loads(text)
     if not isinstance(read, dict) or not isinstance(read.get("files"), list):
         raise ValueError("it is no list of files")  # noqa: TRY004 - of what was read
@@ -164,13 +164,13 @@ def _whole(text: str) -> dict[str, Any]:
 
 
 def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
-    """Read every file of a folder and hash it."""
+    """Read and hash every file of a folder."""
     items = source.items()
     return Manifest(File(i.path, i.size, source.sha256(i, tick), i.executable) for i in items)
 
 
 def identity(source: Location, tick: Tick = lambda: None) -> str:
-    """Tell a source's present content from any other.
+    """Compute a digest that tells a source's present content from any other.
 
     It is read only where it is on disk, or where nothing else tells its versions apart.
 

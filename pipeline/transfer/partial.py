@@ -1,4 +1,4 @@
-"""A copy on its way: what a broken one left is kept, the rest is written as it comes, all is read back."""
+"""Copy into a partial folder: resume what a broken copy left, and read back what is written."""
 
 import errno
 import hashlib
@@ -28,11 +28,11 @@ _PLAIN, _EXECUTABLE = 0o666, 0o777  # less the umask
 
 
 class TakenOverError(TransferError):
-    """Somebody else goes on with this copy: whoever was at it had given no sign of life for a while."""
+    """Another process has taken over this copy, whose owner had given no sign of life for a while."""
 
 
 class Copied(NamedTuple):
-    """A whole copy that has no name yet."""
+    """A complete copy that is still to be renamed."""
 
     partial: Path
     manifest: Manifest
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
-    """Copy a source to a folder of this call's own; the manifest is of what is on disk then.
+    """Copy a source to a partial folder of this call's own; the manifest is of what is on disk then.
 
     The folder is called ``<stem>.<digest of the list of files>.<token>.partial``. What a broken copy of the
     same files left becomes this one's by a rename, which succeeds for only one. Whoever was at it, and was
@@ -64,9 +64,9 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     adopted = _hold(stem, partial)
     try:
         manifest = _fill(partial, source, items, progress)
-        if adopted and (found := verify(partial, manifest, None, tick).fault):
+        if adopted and (fault := verify(partial, manifest, None, tick).fault):
             shutil.rmtree(partial)
-            raise TransferError(f"what a broken copy had left is damaged: {found}")
+            raise TransferError(f"what a broken copy had left is damaged: {fault}")
     except FileNotFoundError as error:
         if partial.exists():
             raise
@@ -75,27 +75,27 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
 
 
 def drop(stem: Path, *but: str) -> None:
-    """Delete what broken copies left, but those whose names begin with what is given."""
-    for found in _left(stem):
-        if not found.name.startswith(but or "\0"):
-            shutil.rmtree(found, ignore_errors=True)
+    """Delete partial folders, except those whose names begin with one of ``but``."""
+    for broken in _broken_copies(stem):
+        if not broken.name.startswith(but or "\0"):
+            shutil.rmtree(broken, ignore_errors=True)
 
 
-def _left(stem: Path) -> list[Path]:
+def _broken_copies(stem: Path) -> list[Path]:
     name = re.compile(rf"{re.escape(stem.name)}(\.[0-9a-f]{{{DIGITS}}}\.[0-9a-f]{{{_TOKEN}}})?\.partial")
     return [path for path in stem.parent.iterdir() if name.fullmatch(path.name)]
 
 
 def _hold(stem: Path, partial: Path) -> bool:
-    """Have the folder, and only it: whether it is an earlier one of the same files, and not new."""
+    """Claim the partial folder; True where it is adopted from a broken copy of the same files."""
     same = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
     drop(stem, f"{same}.")
-    for found in _left(stem):
+    for broken in _broken_copies(stem):
         with suppress(FileNotFoundError):
             if partial.exists():
-                shutil.rmtree(found)
+                shutil.rmtree(broken)
             else:
-                found.rename(partial)
+                broken.rename(partial)
     if partial.exists():
         return True
     partial.mkdir()
@@ -116,7 +116,7 @@ def _fill(partial: Path, source: Source, items: Rows[Item], progress: Progress) 
 
 
 def _make_folders(partial: Path, folder: str) -> None:
-    """Make a folder and those above it, but never the partial one itself: who took it over has it."""
+    """Make a folder and its parents, but not the partial folder itself: another may have taken it over."""
     parts = folder.split("/")
     for end in range(1, len(parts) + 1):
         with suppress(FileExistsError):
@@ -124,31 +124,31 @@ def _make_folders(partial: Path, folder: str) -> None:
 
 
 def _starts(partial: Path, items: Rows[Item]) -> "array[int]":
-    """Find how many bytes of each file are there; one that has too many is deleted."""
+    """Count how many bytes of each file are there; a file with too many is deleted."""
     starts = array("q", bytes(8 * len(items)))
     if not any(partial.iterdir()):
         return starts
     for number, item in enumerate(items):
-        place = Path(partial, item.path)
-        if item.is_folder or not place.is_file():
+        path = Path(partial, item.path)
+        if item.is_folder or not path.is_file():
             continue
-        there = place.stat().st_size
-        if there > item.size:
-            place.unlink()
+        size = path.stat().st_size
+        if size > item.size:
+            path.unlink()
         else:
-            starts[number] = there
+            starts[number] = size
     return starts
 
 
 def _see_room(folder: Path, needed: int) -> None:
-    """Refuse in time what cannot fit."""
+    """Raise before anything is copied if the disk has too little room."""
     free = disk.free(folder)
     if needed > free:
         raise OSError(errno.ENOSPC, f"{needed} bytes are needed, {free} are free", str(folder))
 
 
 class _Tally:
-    """Bytes done, told as they come."""
+    """Counts the bytes copied, and reports progress."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
@@ -158,21 +158,21 @@ class _Tally:
         self._progress(self._done, self._total)
 
 
-def _copy_file(path: str, item: Item, kept: int, reading: Reading, tally: _Tally) -> File:
-    """Copy one file, of which the first ``kept`` bytes are there; nothing that is there is truncated."""
-    tally.add(kept)
+def _copy_file(path: str, item: Item, start: int, reading: Reading, tally: _Tally) -> File:
+    """Copy one file, of which the first ``start`` bytes are there; nothing is truncated."""
+    tally.add(start)
     if item.is_folder:
         copied = File(item.path, sum(map(len, reading.blocks)), hashlib.sha256().hexdigest())
     else:
         with FileIO(path, "r+", opener=_opener(item)) as file:
-            copy = _Copy(file, kept)
+            copy = _Copy(file, start)
             for block in reading.blocks:
                 copy.write(block)
                 tally.add(len(block))
             copied = File(item.path, copy.read_back(), copy.digest.hexdigest(), item.executable)
-    if found := _fault(item, copied, reading.sha256()):
+    if fault := _fault(item, copied, reading.sha256()):
         Path(path).unlink()
-        raise TransferError(f"{item.path} {found}")
+        raise TransferError(f"{item.path} {fault}")
     return copied
 
 
@@ -182,34 +182,34 @@ def _opener(item: Item) -> Callable[[str, int], int]:
 
 
 class _Copy:
-    """A file that is written, and read back beside that: what counts is what is there, not what came."""
+    """A file that is written and read back: its digest is of what is on disk."""
 
-    def __init__(self, file: FileIO, kept: int) -> None:
+    def __init__(self, file: FileIO, start: int) -> None:
         self.digest = hashlib.sha256()
-        self._file, self._size, self._seen = file, kept, 0
-        file.seek(kept)
+        self._file, self._size, self._hashed = file, start, 0
+        file.seek(start)
 
     def write(self, block: Block) -> None:
         self._size += len(block)
         while (written := self._file.write(block)) < len(block):
             block = memoryview(block)[written:]
-        if self._size - self._seen >= _STRETCH:
-            disk.start_writing(self._file.fileno(), self._seen, self._size - self._seen)
+        if self._size - self._hashed >= _STRETCH:
+            disk.start_writing(self._file.fileno(), self._hashed, self._size - self._hashed)
             self.read_back()
 
     def read_back(self) -> int:
-        """Hash what was not hashed yet, to the end of the file; how long it is."""
-        self._file.seek(self._seen)
-        buffer = memoryview(bytearray(min(_BLOCK, self._size - self._seen + 1)))
+        """Hash what was written since the last call; returns the length of the file."""
+        self._file.seek(self._hashed)
+        buffer = memoryview(bytearray(min(_BLOCK, self._size - self._hashed + 1)))
         while count := self._file.readinto(buffer):
             self.digest.update(buffer[:count])
-            self._seen += count
-        return self._seen
+            self._hashed += count
+        return self._hashed
 
 
-def _fault(item: Item, copied: File, told: str) -> str | None:
+def _fault(item: Item, copied: File, sha256: str) -> str | None:
     if copied.size != item.size:
         return f"had {item.size} bytes when it was listed and {copied.size} when it was copied"
-    if told not in ("", copied.sha256):
-        return f"had sha256 {told} where it was read, and the copy has {copied.sha256}"
+    if sha256 not in ("", copied.sha256):
+        return f"had sha256 {sha256} where it was read, and the copy has {copied.sha256}"
     return None

@@ -1,4 +1,4 @@
-"""Bring a folder to its readers: what was read back is what was written, and the manifest comes last."""
+"""Export a folder to a path or URL: read back what was written, and write the manifest last."""
 
 import logging
 import shutil
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def written(folder: str) -> Location:
-    """Open what a program wrote; what can be no part of a model, such as a FIFO, is left out, and named."""
+    """Open a program's output; what cannot be copied, such as a FIFO, is skipped and logged."""
     return Location.of(folder, "run.output").without_odd(
         lambda path, why: log.warning("%r in the output %s: it is left out of the model", path, why)
     )
@@ -110,7 +110,7 @@ def _top(manifest: Manifest) -> set[str]:
 
 
 def _in_output(manifest: Manifest, name: str) -> Manifest:
-    """Have a report.json of the program's, file or folder, by another name: the run's own comes beside it."""
+    """Rename a report.json of the program's own, file or folder: the run's report has that name."""
     if REPORT not in _top(manifest):
         return manifest
     log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, name)
@@ -123,17 +123,17 @@ def _renamed(path: str, name: str) -> str:
 
 
 def _spelled(path: str) -> str:
-    """Spell a name that is not UTF-8 as Python does in a text: URLs have no other names."""
+    """Escape a name that is not UTF-8 as Python does in a text: URLs have no other names."""
     return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def _make_room(destination: Location, wanted: Manifest, key: str, tick: Tick) -> None:
-    """Delete what an earlier export of this run wrote and is not wanted now, its manifest last.
+def _make_room(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
+    """Delete files of an earlier export that this one does not contain, its manifest last.
 
     Raises:
         TransferError: The destination holds what the run did not write.
     """
-    same = {(file.path, file.sha256) for file in wanted.files}
+    same = {(file.path, file.sha256) for file in manifest.files}
     refuse(set(strangers(destination, key)) - {path for path, _ in same})
     before = earlier(destination, key)
     refuse(changed(destination, before, tick))
@@ -146,25 +146,25 @@ def _make_room(destination: Location, wanted: Manifest, key: str, tick: Tick) ->
 
 
 def _upload(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> None:
-    """Write a file, unless it is there whole.
+    """Upload a file, unless it is there completely.
 
     Raises:
         TransferError: It reads back otherwise, or there is another file of that name.
     """
-    if _is_there(origin, destination, file, named, tick):
+    if _is_uploaded(origin, destination, file, named, tick):
         return
     destination.fs.makedirs(f"{destination.root}/{named.path}".rsplit("/", 1)[0], exist_ok=True)
     with origin.open(file.path) as read, destination.open(named.path, "wb") as write:
         while block := read.read(1 << 20):
             write.write(block)
             tick()
-    seen = destination.sha256(_item(named), tick)
-    if seen != file.sha256:
-        raise TransferError(f"{file.path} reads back as sha256 {seen}, written was {file.sha256}")
+    sha256 = destination.sha256(_item(named), tick)
+    if sha256 != file.sha256:
+        raise TransferError(f"{file.path} reads back as sha256 {sha256}, written was {file.sha256}")
 
 
-def _is_there(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> bool:
-    """Whether a file is there whole; of this run's too is the beginning of it, from an upload that broke.
+def _is_uploaded(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> bool:
+    """Whether a file is there completely; the beginning of it, from a broken upload, is this run's own.
 
     Raises:
         TransferError: There is another file of that name.

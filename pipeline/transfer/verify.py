@@ -1,4 +1,4 @@
-"""Whether a folder on disk still is what its manifest says."""
+"""Verify that a folder on disk still matches its manifest."""
 
 import os
 from array import array
@@ -14,7 +14,7 @@ __all__ = ["Verdict", "verify"]
 
 
 class Verdict(NamedTuple):
-    """What was found."""
+    """The result of a verification."""
 
     fault: str | None
     """The first file that is missing or changed; None where all is well."""
@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
 def verify(
     folder: Path, manifest: Manifest, written: "array[int] | None", tick: Tick, *, keep: bool = False
 ) -> Verdict:
-    """Compare a folder with its manifest: by size and time of writing, and where these differ by content.
+    """Compare a folder with its manifest by size and modification time, and where these differ by content.
 
     What the manifest does not name is deleted, links among it: it is none of what was copied.
 
@@ -36,10 +36,10 @@ def verify(
         tick: Is called while it goes on.
         keep: Whether what the manifest does not name is a fault, and not deleted.
     """
-    there, read = _Walk(folder, keep=keep), 0
+    walk, read = _Walk(folder, keep=keep), 0
     for number, file in enumerate(manifest.files):
         tick()
-        item = there.up_to(file.path)
+        item = walk.up_to(file.path)
         if item is None:
             return Verdict(f"{file.path!r} is missing", read)
         if item.size != file.size:
@@ -49,8 +49,8 @@ def verify(
         read += 1
         if not _same(folder, item, file, tick):
             return Verdict(f"{file.path!r} has other content", read)
-    there.up_to(None)
-    return Verdict(f"{there.kept[0]!r} is none of it" if there.kept else None, read)
+    walk.up_to(None)
+    return Verdict(f"{walk.unlisted[0]!r} is none of it" if walk.unlisted else None, read)
 
 
 def _same(folder: Path, item: Item, file: File, tick: Tick) -> bool:
@@ -58,28 +58,28 @@ def _same(folder: Path, item: Item, file: File, tick: Tick) -> bool:
 
 
 class _Walk:
-    """The files of a folder by path; those that are passed over are deleted, or kept and listed."""
+    """Walks the files of a folder by path; files that are passed over are deleted, or listed."""
 
     def __init__(self, folder: Path, *, keep: bool) -> None:
         self._folder, self._keep = folder, keep
-        self.kept: list[str] = []
+        self.unlisted: list[str] = []
         self._rest: Iterator[Item] = below(str(folder), lambda path, _: self._delete(path), follow=False)
         self._next = next(self._rest, None)
 
     def up_to(self, path: str | None) -> Item | None:
-        """Go on to a path, or to the end; None where it is not there."""
+        """Advance to a path, or to the end; None where there is no such file."""
         while self._next is not None and (path is None or self._next.path < path):
             self._delete(self._next.path)
             self._next = next(self._rest, None)
-        found = self._next
-        if found is None or found.path != path:
+        item = self._next
+        if item is None or item.path != path:
             return None
         self._next = next(self._rest, None)
-        return found
+        return item
 
     def _delete(self, path: str) -> None:
         if self._keep:
-            self.kept.append(path)
+            self.unlisted.append(path)
             return
-        place = f"{self._folder}/{path}"
-        os.rmdir(place) if path.endswith("/") else os.unlink(place)  # noqa: PTH106, PTH108 - as listed
+        full_path = f"{self._folder}/{path}"
+        os.rmdir(full_path) if path.endswith("/") else os.unlink(full_path)  # noqa: PTH106, PTH108 - as listed

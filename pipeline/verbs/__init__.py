@@ -1,1 +1,1 @@
-"""What is done with a run: one file for each verb."""
+"""The verbs of a run, one file for each."""

@@ -26,33 +26,33 @@ from manycpu.pipeline.verbs.report import read_report, report_path
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 
-__all__ = ["Listener", "Silent", "new_run_id", "perform", "train"]
+__all__ = ["Listener", "Silent", "new_run_id", "run_all", "train"]
 
 
 class Listener(Protocol):
-    """Somebody who is told how a run goes."""
+    """Receives the events of a run that :func:`train` performs."""
 
     def begin(self, verb: str) -> None:
-        """Hear that a verb begins."""
+        """Called when a verb begins."""
 
     def end(self, verb: str, seconds: float, result: str) -> None:
-        """Hear how a verb ended."""
+        """Called when a verb has ended, also when it failed."""
 
     def progress(self, done: int, total: int) -> None:
-        """Hear how many bytes of a transfer are done."""
+        """Called with the bytes of a transfer that are done, and all of them."""
 
     def line(self, line: RankLine) -> None:
-        """Hear a line of a rank, or of the launcher where its rank is None."""
+        """Called with a line of a rank, or of the launcher where its rank is None."""
 
     def finding(self, finding: Finding) -> None:
-        """Hear what is no obstacle: what preflight found, or an attempt that was started otherwise."""
+        """Called with a warning: of preflight, or about an attempt that was started otherwise."""
 
     def report(self, written: Report, path: str) -> None:
-        """Hear what the run did, and the path or URL of report.json."""
+        """Called with the report, and the path or URL of report.json."""
 
 
 class Silent:
-    """A listener that does nothing; whoever derives from it hears only what it overrides."""
+    """A listener that does nothing: derive from it, and override what you want to hear."""
 
     def begin(self, verb: str) -> None: ...
     def end(self, verb: str, seconds: float, result: str) -> None: ...
@@ -70,7 +70,9 @@ def train(
     base: Path | None = None,
     listener: Listener | None = None,
 ) -> Report:
-    """Stage, build, launch, wait, export and clean up.
+    """Run all verbs of a training: prepare, stage, build, launch, wait, export and clean up.
+
+    In a DAG each verb is a task, and :class:`manycpu.operators.TrainOperator` is launch and wait alone.
 
     Args:
         run: What to train.
@@ -88,16 +90,16 @@ def train(
     """
     ctx = open_context(run, target, "cli", run_id or new_run_id(), base=base or Path.cwd())
     ctx = find(ctx) if run_id else ctx
-    return perform(ctx, listener or Silent())
+    return run_all(ctx, listener or Silent())
 
 
 def new_run_id() -> str:
-    """Make up a run id: the time, and something random."""
+    """Generate a run id: the time, and a random suffix."""
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def perform(ctx: RunContext, listener: Listener) -> Report:
-    """Do all verbs; whatever happens, clean up and have the report say how it ended.
+def run_all(ctx: RunContext, listener: Listener) -> Report:
+    """Run all verbs; whatever happens, clean up and have the report say how it ended.
 
     Raises:
         ForeignRunError: Another process of this machine does so; nothing was touched.
@@ -105,14 +107,14 @@ def perform(ctx: RunContext, listener: Listener) -> Report:
     """
     if ctx.ledger.exists():
         ctx.ledger.refuse_second()
-    with _told(listener, "prepare"):
+    with _reporting(listener, "prepare"):
         for finding in prepare(ctx):
             listener.finding(finding)
     # All of it is this process's: when it is killed, nobody has to wait for the end of the lease.
     ctx.ledger.change_lease(holder=process.handle_of_this_process(Path(), ctx.name, 0))
     taken_away = False
     try:
-        _work(ctx, listener)
+        _stage_to_export(ctx, listener)
     except KeyboardInterrupt as interrupt:
         cancel(ctx, by="the terminal")
         raise CancelledError("interrupted; the training was ended") from interrupt
@@ -121,29 +123,29 @@ def perform(ctx: RunContext, listener: Listener) -> Report:
         raise
     finally:
         if not taken_away:  # otherwise nothing is left to clean up, nor to report on
-            with _told(listener, "cleanup"):
+            with _reporting(listener, "cleanup"):
                 written = cleanup(ctx) or read_report(ctx)
             listener.report(written, report_path(ctx))
     return conclude_run(written)
 
 
-def _work(ctx: RunContext, listener: Listener) -> None:
-    with _told(listener, "stage"):
+def _stage_to_export(ctx: RunContext, listener: Listener) -> None:
+    with _reporting(listener, "stage"):
         staged = stage(ctx, listener.progress)
-    with _told(listener, "build"):
+    with _reporting(listener, "build"):
         built = build(ctx)
-    with _told(listener, "launch"):
+    with _reporting(listener, "launch"):
         handle, _ = launch(ctx, staged, built)
         if finding := edited(ctx, handle, staged, built):
             listener.finding(finding)
-    with _told(listener, "wait"):
+    with _reporting(listener, "wait"):
         conclude(ctx, handle, wait(ctx, handle, listener.line))
-    with _told(listener, "export"):
+    with _reporting(listener, "export"):
         export(ctx, handle, listener.progress)
 
 
 @contextmanager
-def _told(listener: Listener, verb: str) -> Iterator[None]:
+def _reporting(listener: Listener, verb: str) -> Iterator[None]:
     listener.begin(verb)
     started, result = time.monotonic(), "failed"
     try:

@@ -1,4 +1,4 @@
-"""build: freeze the code, and what it runs in."""
+"""build: freeze the code, and the image that it runs in."""
 
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
@@ -8,7 +8,7 @@ __all__ = ["build", "built_from"]
 
 
 def build(ctx: RunContext) -> Built:
-    """Freeze the code as the target needs it.
+    """Snapshot the code, or build the image with it, as the target needs it.
 
     Raises:
         BadInputError: The program's folder holds more than code.
@@ -25,5 +25,5 @@ def build(ctx: RunContext) -> Built:
 
 
 def built_from(ctx: RunContext) -> str:
-    """Tell from which fields a run would be built."""
+    """Return where the fields come from that a build depends on."""
     return ctx.origin("program")

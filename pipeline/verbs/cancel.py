@@ -1,4 +1,4 @@
-"""cancel: end a training, wherever it is."""
+"""cancel: end a training, on any target."""
 
 import time
 
@@ -28,7 +28,7 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
 
 
 def withhold(ctx: RunContext, by: str) -> bool:
-    """Have the next attempt of a run that somebody works on not be launched.
+    """Cancel the next attempt of a run before it is launched, where somebody works on the run.
 
     Args:
         ctx: The run, of which nothing runs.
@@ -45,7 +45,7 @@ def withhold(ctx: RunContext, by: str) -> bool:
 
 
 def heed(ctx: RunContext) -> None:
-    """See that the next attempt was not cancelled before its launch; once that is said, it may be launched.
+    """Raise if the next attempt was cancelled before its launch; once that is said, it may be launched.
 
     Raises:
         CancelledError: It was.

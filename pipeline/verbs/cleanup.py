@@ -26,7 +26,7 @@ _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
 
 
 def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -> Report | None:
-    """Leave nothing of the run but its output and what later runs reuse.
+    """Delete everything of the run but its output and what later runs reuse.
 
     A model that was trained and could not be exported, or is not to be seen at the output, is kept for ever:
     the same run goes on from there.
@@ -52,11 +52,11 @@ def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -
     written = _draft(ctx)
     with suppress(ExportError):  # raised below, when all else is done
         write_report(ctx, written)
-    if model or (keep and _kept(ctx, written)):
+    if model or (keep and _is_kept(ctx, written)):
         written.kept += verbs_of(ctx).keep(ctx, None if model else ctx.run.keep_for)
         result = "skipped"
     else:
-        written.kept = [what for what in written.kept if not verbs_of(ctx).owns(ctx, what)]
+        written.kept = [item for item in written.kept if not verbs_of(ctx).owns(ctx, item)]
         written.left_behind = verbs_of(ctx).remove(ctx)
         result = "failed" if written.left_behind else "done"
     seconds = time.monotonic() - started
@@ -66,7 +66,7 @@ def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -
 
 
 def undelivered(ctx: RunContext) -> bool:
-    """Whether the run has a model that was not exported, or is not to be seen where it was exported to.
+    """Whether the run has a model that was not exported, or cannot be seen where it was exported to.
 
     Where nobody has judged its training, it counts as trained.
 
@@ -86,7 +86,7 @@ def undelivered(ctx: RunContext) -> bool:
 
 
 def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
-    """Whether an attempt was to write a model, and ``output`` is null since: nobody said that it may go."""
+    """Whether an attempt was to write a model, and ``output`` is null since: nobody said to delete it."""
     before = entry.described(handle.attempt).run.get("output")
     if before is None or entry.export is None or entry.export["path"] is not None:
         return False
@@ -109,14 +109,16 @@ def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunSta
     if handle is None:
         return RunState.FAILED, failed or _not_done(entry)
     try:
-        seen = attempt_status(ctx, handle, entry)
+        status = attempt_status(ctx, handle, entry)
         judged = entry.verbs.get("wait")
-        if seen.state is not RunState.SUCCEEDED or judged is None or judged.result != "done":
-            seen = outcome(as_started(ctx, entry, handle.attempt), seen, observed_of(ctx, handle))
+        if status.state is not RunState.SUCCEEDED or judged is None or judged.result != "done":
+            status = outcome(as_started(ctx, entry, handle.attempt), status, observed_of(ctx, handle))
     except ManycpuError as error:
         return RunState.FAILED, str(error)
-    if seen.state is not RunState.SUCCEEDED:
-        return seen.state, failed or "\n".join(str(part) for part in (seen.reason, seen.failure) if part)
+    if status.state is not RunState.SUCCEEDED:
+        return status.state, failed or "\n".join(
+            str(part) for part in (status.reason, status.failure) if part
+        )
     error_text = failed or _not_done(entry)
     return (RunState.FAILED, error_text) if error_text else (RunState.SUCCEEDED, None)
 
@@ -127,6 +129,6 @@ def _not_done(entry: Entry) -> str | None:
     return f"{missing[0]} was not done" if missing else None
 
 
-def _kept(ctx: RunContext, written: Report) -> bool:
+def _is_kept(ctx: RunContext, written: Report) -> bool:
     failed = written.state is not RunState.SUCCEEDED
     return ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed)

@@ -37,7 +37,7 @@ class Exported(BaseModel):
 
 
 def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None) -> Exported:
-    """Copy what the program wrote to its output; what was read back is what was written.
+    """Copy what the program wrote to the run's output, and verify the copy.
 
     Raises:
         ExportError: The program wrote nothing, the output cannot be written, or reads back otherwise.
@@ -64,16 +64,16 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
 
 
 def _fruitless(ctx: RunContext, handle: Handle) -> ExportError:
-    """Note that an attempt wrote no model, so that the next try trains again; say where it wrote."""
+    """Record that an attempt wrote no model, so that the next try trains again; say where it wrote."""
     with ctx.ledger.update() as entry:
         entry.attempts[handle.attempt] = entry.described(handle.attempt).model_copy(
             update={"fruitless": True}
         )
     elsewhere = verbs_of(ctx).strays(ctx, entry, handle)
     more = f" (and {len(elsewhere) - 1} more)" if len(elsewhere) > 1 else ""
-    where = f" to its output; {elsewhere[0]}{more} came into being elsewhere" if elsewhere else ""
+    detail = f" to its output; {elsewhere[0]}{more} came into being elsewhere" if elsewhere else ""
     return ExportError(
-        f"the training succeeded, but the program wrote nothing{where}",
+        f"the training succeeded, but the program wrote nothing{detail}",
         field="run.output",
         fix="Have it write its model to {output}, or $MANYCPU_OUTPUT, and run again: it is trained anew; "
         "or set run.output to null, where it is to write none",
@@ -81,7 +81,7 @@ def _fruitless(ctx: RunContext, handle: Handle) -> ExportError:
 
 
 def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
-    """Say why the exported model cannot be seen from here; None where it can, or nothing was exported.
+    """Explain why the exported model cannot be seen from here; None where it can, or none was exported.
 
     Tasks of a DAG may run on several workers: what one wrote to its own disk is nowhere for the next.
     """

@@ -37,21 +37,21 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
 
 
 def present_handle(ctx: RunContext, entry: Entry) -> Handle | None:
-    """Find the present attempt, also where whoever started it was killed before it could note the handle."""
+    """Find the handle of the present attempt, also where its starter was killed before recording it."""
     return verbs_of(ctx).present_handle(ctx, entry)
 
 
 def objects(ctx: RunContext) -> list[dict[str, Any]]:
-    """Describe what would be started, with nothing staged or built yet; the job is the last."""
+    """List the objects that would be started, with nothing staged or built yet; the job is the last."""
     return verbs_of(ctx).objects(ctx)
 
 
 def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Finding | None:
-    """Say what an attempt that is attached to was started with otherwise than given now."""
-    known = ctx.ledger.read().attempts.get(handle.attempt)
-    if known is None:
+    """Name the fields that were edited since the attempt that is attached to was started; None: none."""
+    recorded = ctx.ledger.read().attempts.get(handle.attempt)
+    if recorded is None:
         return None
-    before, now = _flat(known), _flat(attempt_of(ctx, staged, built))
+    before, now = _flat(recorded), _flat(attempt_of(ctx, staged, built))
     names = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
     if not names:
         return None
@@ -64,7 +64,7 @@ def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Fin
 
 
 def _flat(attempt: Attempt) -> dict[str, Any]:
-    """Name what an attempt is made of: fields, and digests of what was staged and built."""
+    """Flatten an attempt to its fields, and digests of what was staged and built, by name."""
     parts = {"run": attempt.run, "target": attempt.target, "digests": attempt.digests}
     flat = {f"{part}.{name}": value for part, fields in parts.items() for name, value in fields.items()}
     return {name: value for name, value in flat.items() if name not in _NOT_OF_AN_ATTEMPT}

@@ -25,9 +25,9 @@ _READ_ONLY = frozenset({"data", "gist", "git", "github", "http", "https", "libar
 
 
 def preflight(ctx: RunContext) -> list[Finding]:
-    """Check everything that can be known before anything starts; the fatal findings come first."""
-    found = [finding for check in _CHECKS for finding in check(ctx)]
-    return sorted([*found, *verbs_of(ctx).findings(ctx)], key=lambda finding: not finding.fatal)
+    """Check everything that can be known before anything starts; fatal findings come first."""
+    findings = [finding for check in _CHECKS for finding in check(ctx)]
+    return sorted([*findings, *verbs_of(ctx).findings(ctx)], key=lambda finding: not finding.fatal)
 
 
 def _launch_kind(ctx: RunContext) -> Findings:
@@ -43,8 +43,8 @@ def _program(ctx: RunContext) -> Findings:
             f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
         )
     # In an image there may be modules that this environment lacks.
-    here = isinstance(ctx, MachineContext)
-    if kind == "module" and here and module_root(name, ctx.base) is None and not installed(name):
+    on_this_machine = isinstance(ctx, MachineContext)
+    if kind == "module" and on_this_machine and module_root(name, ctx.base) is None and not installed(name):
         yield Finding(
             "run.program",
             f"there is no module {name!r} in {ctx.base}, and none is installed",
@@ -93,8 +93,8 @@ def _source(url: str | None, field: str) -> Findings:
 
 
 def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding:
-    said = without(str(error) or type(error).__name__, url)
-    return Finding(field, f"not all of it can be read: {said}", "See that it can, from here")
+    reason = without(str(error) or type(error).__name__, url)
+    return Finding(field, f"not all of it can be read: {reason}", "See that it can, from here")
 
 
 def _squad(ctx: RunContext) -> Findings:
@@ -118,7 +118,7 @@ def _output(ctx: RunContext) -> Findings:
 
 
 def _writable(ctx: RunContext) -> Findings:
-    """Find an output that can never be written: what export and report would make there is tried."""
+    """Check that an output can be written, by trying what export and report would make there."""
     protocol, _, rest = ctx.destination.partition("://")
     if rest and protocol in _READ_ONLY:
         message = f"nothing can be written by {protocol}"
@@ -138,21 +138,21 @@ def _writable(ctx: RunContext) -> Findings:
 
 
 def _try_out(output: Path, key: str) -> None:
-    """Make, below the nearest folder that is there, all folders of an export, and delete them again.
+    """Make and delete again all folders of an export, below the nearest folder that exists.
 
     Raises:
         OSError: A file is in the way, a name is too long, or the folder cannot be written to.
     """
     above = next(folder for folder in output.parents if os.path.lexists(folder))
     with tempfile.TemporaryDirectory(prefix=".manycpu.", dir=above) as trial:
-        place = Path(trial) / output.relative_to(above)
+        trial_output = Path(trial) / output.relative_to(above)
         # The copy stands beside it until it is whole, under the longest name of all.
         token = "0" * (transfer.DIGITS + 9)
-        place.with_name(f".{output.name}.{key}.{token}.partial").mkdir(parents=True)
+        trial_output.with_name(f".{output.name}.{key}.{token}.partial").mkdir(parents=True)
 
 
 def _no_output(ctx: RunContext) -> Findings:
-    if ctx.run.output is None and any("{output}" in word for word in ctx.run.args):
+    if ctx.run.output is None and any("{output}" in argument for argument in ctx.run.args):
         message = "{output} is in them, and run.output is null: nothing that is written there is kept"
         yield Finding("run.args", message, "Give a folder in run.output to have it", fatal=False)
 
@@ -164,8 +164,8 @@ def _present_output(ctx: RunContext, output: Location) -> Findings:
         # An export to a disk is there whole or not at all: what it did not write is known now.
         yield from (not_empty(ctx, name) for name in transfer.strangers(output, ctx.key)[:1])
     elif output.exists():
-        found = occupied(ctx, [item.path for item in output.items()], output.read_text(REPORT))
-        yield from [found] if found else []
+        finding = occupied(ctx, [item.path for item in output.items()], output.read_text(REPORT))
+        yield from [finding] if finding else []
 
 
 _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (

@@ -13,7 +13,7 @@ __all__ = ["prepare"]
 
 
 def prepare(ctx: RunContext) -> list[Finding]:
-    """Check, then begin the ledger.
+    """Run preflight, then begin the ledger.
 
     Returns:
         What preflight found that is no obstacle, and what older runs left that cannot be removed.

@@ -1,4 +1,4 @@
-"""report: have the last word, in report.json and in the run's result."""
+"""report: write report.json, and make it the result of the run."""
 
 from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.storage import is_remote
@@ -21,9 +21,9 @@ _ERRORS: dict[RunState, type[ManycpuError]] = {RunState.CANCELLED: CancelledErro
 
 
 def report_path(ctx: RunContext) -> str:
-    """Name the report's path, or its URL without credentials."""
-    where = redacted(ctx.destination) if is_remote(ctx.destination) else ctx.output.root
-    return f"{where.rstrip('/')}/{run_report.REPORT}"
+    """Return the path of report.json, or its URL without credentials."""
+    root = redacted(ctx.destination) if is_remote(ctx.destination) else ctx.output.root
+    return f"{root.rstrip('/')}/{run_report.REPORT}"
 
 
 def write_report(ctx: RunContext, report: Report) -> None:
@@ -46,7 +46,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
 
 
 def read_report(ctx: RunContext) -> Report:
-    """Read the report back.
+    """Read report.json back.
 
     Raises:
         ExportError: It cannot be read.
@@ -70,7 +70,7 @@ def read_report(ctx: RunContext) -> Report:
 
 
 def conclude(written: Report) -> Report:
-    """Raise what a report says.
+    """Raise the error that a report records.
 
     Raises:
         ManycpuError: A verb failed, or the training was cancelled.

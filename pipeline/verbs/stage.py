@@ -12,7 +12,7 @@ Progress = Callable[[int, int], None]
 
 
 def stage(ctx: RunContext, progress: Progress = lambda *_: None) -> Staged:
-    """Copy what is not there yet, verified; a break is taken up by the next try.
+    """Copy data and model to the volume, verified, unless they are there; a retry resumes a broken copy.
 
     Raises:
         StageError: The source changed, cannot be read, or the volume is full.
@@ -36,5 +36,5 @@ def stage(ctx: RunContext, progress: Progress = lambda *_: None) -> Staged:
 
 
 def staged_from(ctx: RunContext) -> str:
-    """Tell from which fields a run would be staged."""
+    """Return where the fields come from that staging depends on."""
     return ctx.origin("data", "model")

@@ -29,7 +29,7 @@ POLL = 0.5  # seconds between looks: a training's end is seen within a second
 
 
 def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
-    """Begin to watch an attempt, or go on from where another has come to.
+    """Begin to watch an attempt, or continue where another watch has come to.
 
     The watch's run is as the attempt was started, whatever the fields are now.
     """
@@ -38,27 +38,27 @@ def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
 
 
 def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -> Status:
-    """Stay until the training has ended."""
+    """Wait until the training has ended, and pass on each of its lines."""
     with ctx.ledger.kept_alive(ctx.waiting_lease), closing(watch(ctx, handle)) as watching:
         while True:
-            lines, seen = watching.look()
+            lines, status = watching.look()
             for line in lines:
                 on_line(line)
-            if seen.state.terminal:
-                return outcome(watching.ctx, seen, watching.observed)
+            if status.state.terminal:
+                return outcome(watching.ctx, status, watching.observed)
             if not watching.behind:
                 time.sleep(POLL)
 
 
-def conclude(ctx: RunContext, handle: Handle, seen: Status) -> None:
-    """Note how the wait ended, and raise what a terminal state other than success means.
+def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
+    """Record how the wait ended, and raise unless the training succeeded.
 
     Raises:
         CancelledError: Somebody ended the training.
         DeadlineError: A time budget was used up.
         TrainingFailedError: It failed; with the first rank that failed and its last lines.
     """
-    error = _error(seen)
+    error = _error(status)
     try:
         _record(ctx, handle, error)
     except ClusterError as unrecorded:  # which changes no end
@@ -75,19 +75,19 @@ def _record(ctx: RunContext, handle: Handle, error: ManycpuError | None) -> None
 
 
 def observed_of(ctx: RunContext, handle: Handle) -> Observed:
-    """Tell what the ranks of an attempt said of themselves."""
+    """Read what the ranks of an attempt have reported."""
     return verbs_of(ctx).observed_of(ctx, handle)
 
 
-def _error(seen: Status) -> ManycpuError | None:
-    if seen.state is RunState.SUCCEEDED:
+def _error(status: Status) -> ManycpuError | None:
+    if status.state is RunState.SUCCEEDED:
         return None
-    kind, verb = _kind(seen)
-    parts = [f"the training {verb}: {seen.reason}", seen.failure and str(seen.failure)]
-    return kind("\n".join(part for part in parts if part), field=seen.budget)
+    kind, verb = _kind(status)
+    parts = [f"the training {verb}: {status.reason}", status.failure and str(status.failure)]
+    return kind("\n".join(part for part in parts if part), field=status.budget)
 
 
-def _kind(seen: Status) -> tuple[type[ManycpuError], str]:
-    if seen.state is RunState.CANCELLED:
+def _kind(status: Status) -> tuple[type[ManycpuError], str]:
+    if status.state is RunState.CANCELLED:
         return CancelledError, "was cancelled"
-    return (TrainingFailedError, "failed") if seen.budget is None else (DeadlineError, "was ended")
+    return (TrainingFailedError, "failed") if status.budget is None else (DeadlineError, "was ended")

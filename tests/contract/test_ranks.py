@@ -14,14 +14,14 @@ from node_runs import LAUNCHERS, LIGHT, MPIRUNS, PLAIN, by_hand, execute, launch
 from programs import Program
 
 from manycpu.pipeline.spec.cpu_plan import plan
-from manycpu.pipeline.spec.cpu_request import Wanted
+from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
 
 
 def planned_cores(ranks: int) -> list[str]:
-    made = plan(Machine.observe(), Wanted(processes=ranks, cpus=ranks))
+    made = plan(Machine.observe(), CpuRequest(processes=ranks, cpus=ranks))
     pins = made.pins or [made.machine.cpus] * ranks
     return sorted(f"cores {sorted(cpu.number for cpu in pin)}" for pin in pins)
 

@@ -178,7 +178,7 @@ def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: p
 
     following = JobTrigger(handle={"attempt": 1}, cursor=None, by="me")
     with pytest.raises(ClusterError, match="does not answer"):
-        asyncio.run(asyncio.wait_for(following._patiently(away), 30))  # noqa: SLF001 - its one way to any cluster
+        asyncio.run(asyncio.wait_for(following._with_patience(away), 30))  # noqa: SLF001 - its one way to any cluster
     assert len(tries) > 1
 
 

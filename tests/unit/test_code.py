@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.cli.options import described
+from manycpu.pipeline.cli.options import open_run
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.targets import program_code as chosen
 from manycpu.pipeline.targets.context import RunContext, open_context
@@ -75,7 +75,7 @@ def test_the_run_file_is_no_code(folder: Path) -> None:
     put(folder, "run.yaml", text="run: {program: ./train.py, output: ../out, env: {PASSWORD: hunter2}}\n")
     put(folder, "settings.yaml", "sub/run.yaml")
     (folder / "link.yaml").symlink_to("run.yaml")
-    ctx = described(folder / "run.yaml", {}, "test")
+    ctx = open_run(folder / "run.yaml", {}, "test")
     root, arguments = program_of(ctx)
     assert root is not None
     assert set(code_of(ctx, root, arguments).files) == {"train.py", "settings.yaml", "sub/run.yaml"}

@@ -8,7 +8,7 @@ import pytest
 
 from manycpu.pipeline.spec import pinning
 from manycpu.pipeline.spec.cpu_plan import CpuPlan, plan, shm_of
-from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, Wanted
+from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, CpuRequest
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.node_spec import describe
 
@@ -17,7 +17,7 @@ OURS = {"processes": 2, "backend": "ccl"}
 
 
 def planned(node: str, **wanted: Any) -> CpuPlan:
-    return plan(describe(node), Wanted(**wanted))
+    return plan(describe(node), CpuRequest(**wanted))
 
 
 def rows(made: CpuPlan) -> dict[str, str]:
@@ -188,10 +188,10 @@ def test_one_allocator_and_openmp_are_preloaded_where_they_are() -> None:
 
 def test_the_users_preload_wins_aloud() -> None:
     machine = replace(describe("cores=2"), libraries={"iomp5": "/l/iomp.so"})
-    made = plan(machine, Wanted(env={"LD_PRELOAD": "/mine.so"}))
+    made = plan(machine, CpuRequest(env={"LD_PRELOAD": "/mine.so"}))
     assert made.preload == ()
     assert made.warnings == ("run.env: LD_PRELOAD=/mine.so wins over the CPU plan's, without /l/iomp.so",)
-    assert plan(machine, Wanted(env={"LD_PRELOAD": "/x.so:/l/iomp.so"})).warnings == ()
+    assert plan(machine, CpuRequest(env={"LD_PRELOAD": "/x.so:/l/iomp.so"})).warnings == ()
 
 
 def test_shared_memory_is_bounded_by_half_of_the_memory() -> None:

@@ -57,7 +57,7 @@ def load(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
 
 
 def positions(model: PreTrainedModel) -> int | None:
-    """Greatest number of tokens that the model has position embeddings for; None: no limit is known."""
+    """Return how many tokens the model has position embeddings for; None: no limit is known."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         return None

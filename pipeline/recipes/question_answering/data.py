@@ -41,8 +41,8 @@ def read(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict
     Raises:
         BadInputError: There is no data set, or it is malformed, empty, or lacks answers.
     """
-    found = _hub(model, data) if data.dataset_name else _files(model, data, env)
-    if not found:
+    tables = _hub(model, data) if data.dataset_name else _files(model, data, env)
+    if not tables:
         raise BadInputError(
             "there is no data set",
             field="run.data",
@@ -53,7 +53,7 @@ def read(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict
         "validation": data.max_eval_samples,
         "test": data.max_predict_samples,
     }
-    return {split: _cut(_checked(split, table, data), limits[split]) for split, table in found.items()}
+    return {split: _cut(_checked(split, table, data), limits[split]) for split, table in tables.items()}
 
 
 def _hub(model: ModelOptions, data: DataOptions) -> dict[str, Dataset]:
@@ -87,11 +87,11 @@ def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) 
     if files[0].suffix != ".json":
         raise BadInputError(f"{files[0]} is neither .json nor .parquet", field="run.data", fix="Convert it")
     # The digest is a part of the cache's key: a file that changed is read again.
-    known = {"files": [str(file) for file in files], "digest": _digest(files)}
+    source = {"files": [str(file) for file in files], "digest": _digest(files)}
     unanswered = data.version_2_with_negative or split == "test"
     try:
         return Dataset.from_generator(
-            _records, features=_SCHEMA, cache_dir=cache, gen_kwargs={**known, "unanswered": unanswered}
+            _records, features=_SCHEMA, cache_dir=cache, gen_kwargs={**source, "unanswered": unanswered}
         )
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
@@ -107,13 +107,13 @@ def _digest(files: list[Path]) -> str:
 def _records(files: list[str], digest: str, unanswered: bool) -> Iterator[dict[str, Any]]:
     del digest
     for file in files:
-        for asked in squad.load(file, unanswered=unanswered):
+        for question in squad.load(file, unanswered=unanswered):
             yield {
-                "id": asked.id,
-                "title": asked.title,
-                "context": asked.context,
-                "question": asked.question,
-                "answers": {"text": list(asked.texts), "answer_start": list(asked.starts)},
+                "id": question.id,
+                "title": question.title,
+                "context": question.context,
+                "question": question.question,
+                "answers": {"text": list(question.texts), "answer_start": list(question.starts)},
             }
 
 

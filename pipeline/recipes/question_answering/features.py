@@ -28,9 +28,9 @@ class Shape(NamedTuple):
     pad: bool = False
 
 
-def usable_length(asked: int, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
+def usable_length(requested: int, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
     """Limit a feature's length to what tokenizer and model (its position embeddings) can take."""
-    return min(asked, tokenizer.model_max_length, positions or asked)
+    return min(requested, tokenizer.model_max_length, positions or requested)
 
 
 def build(

@@ -1,4 +1,4 @@
-"""Writes the demo's data set: ``python -m manycpu.pipeline.recipes.question_answering.generate FOLDER``.
+"""Write the demo's data set: ``python -m manycpu.pipeline.recipes.question_answering.generate FOLDER``.
 
 A context tells three to five facts of one thing, or two facts each of two things of different kinds. Always
 two are of the same kind (two persons, two years), so that the question has to be read. Names are invented and
@@ -56,11 +56,9 @@ def subjects() -> list[Subject]:
 def data_set() -> dict[str, dict[str, Any]]:
     """Make both splits in SQuAD v1.1 format; the same in every Python, on every machine."""
     rng = random.Random(_SEED)  # noqa: S311 - sentences, not secrets
-    years, given = shuffled(rng, YEARS), set[str]()
+    years, used = shuffled(rng, YEARS), set[str]()
     own = {"train": years[_VALIDATION_YEARS:], "validation": years[:_VALIDATION_YEARS]}
-    return {
-        split: _split(split, count, Names(rng, given, own[split]), rng) for split, count in SPLITS.items()
-    }
+    return {split: _split(split, count, Names(rng, used, own[split]), rng) for split, count in SPLITS.items()}
 
 
 def main(folder: str) -> None:
@@ -76,30 +74,30 @@ def _split(name: str, count: int, names: Names, rng: random.Random) -> dict[str,
 
 
 def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
-    things = [_thing(*told, names, rng) for told in _plan(rng)]
+    things = [_thing(*planned, names, rng) for planned in _plan(rng)]
     context = _context(things, rng)
-    asked = shuffled(rng, [question for thing in things for question in _questions(thing, rng)])
+    questions = shuffled(rng, [question for thing in things for question in _questions(thing, rng)])
     qas = [
         {"id": f"{key}-{i}", "question": question, "answers": [_answer(context, text)]}
-        for i, (question, text) in enumerate(asked[:QUESTIONS_PER_CONTEXT])
+        for i, (question, text) in enumerate(questions[:QUESTIONS_PER_CONTEXT])
     ]
     title = " and ".join(_bare(thing.facts["it"]) for thing in things)
     return {"title": title, "paragraphs": [{"context": context, "qas": qas}]}
 
 
 def _plan(rng: random.Random) -> list[tuple[Subject, list[str]]]:
-    """Choose what to tell of what, until two facts are of the same kind."""
+    """Choose subjects and their facts, until no two facts are of the same kind."""
     count, sizes = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
-    told = pick(rng, sizes)
+    fact_count = pick(rng, sizes)
     while True:
         kinds = shuffled(rng, subjects())[:count]
-        plan = [(subject, shuffled(rng, sorted(subject.facts))[:told]) for subject in kinds]
-        if len({subject.facts[fact] for subject, facts in plan for fact in facts}) < count * told:
+        plan = [(subject, shuffled(rng, sorted(subject.facts))[:fact_count]) for subject in kinds]
+        if len({subject.facts[fact] for subject, facts in plan for fact in facts}) < count * fact_count:
             return plan
 
 
-def _thing(subject: Subject, told: list[str], names: Names, rng: random.Random) -> Thing:
-    facts = {fact: names.draw(subject.facts[fact]) for fact in told}
+def _thing(subject: Subject, chosen: list[str], names: Names, rng: random.Random) -> Thing:
+    facts = {fact: names.draw(subject.facts[fact]) for fact in chosen}
     # Subjects list their years in the order in which things happen.
     dated = [fact for fact in subject.facts if fact in facts and subject.facts[fact] == "year"]
     facts |= dict(zip(dated, sorted(facts[fact] for fact in dated), strict=True))
@@ -107,28 +105,28 @@ def _thing(subject: Subject, told: list[str], names: Names, rng: random.Random) 
 
 
 def _context(things: list[Thing], rng: random.Random) -> str:
-    told = shuffled(rng, [(thing, words) for thing in things for words in _statements(thing, rng)])
+    statements = shuffled(rng, [(thing, words) for thing in things for words in _statements(thing, rng)])
     sentences: list[str] = []
     before: Thing | None = None
-    for thing, words in told:
+    for thing, words in statements:
         sentences.append(_sentence(thing, words, again=thing is before and rng.random() < _AGAIN_CHANCE))
         before = thing
     return " ".join(sentences)
 
 
 def _statements(thing: Thing, rng: random.Random) -> Iterator[str]:
-    """Choose statements that tell every fact once."""
-    left = set(thing.facts) - {"it"}
+    """Choose statements that state every fact once."""
+    remaining = set(thing.facts) - {"it"}
     for words in shuffled(rng, thing.subject.statements):
         used = _braces(words) - {"it"}
-        if used <= left:
-            left -= used
+        if used <= remaining:
+            remaining -= used
             yield words
 
 
 def _sentence(thing: Thing, words: str, *, again: bool) -> str:
-    known = thing.facts | {"it": thing.subject.again} if again else thing.facts
-    text = words.format(**known)
+    values = thing.facts | {"it": thing.subject.again} if again else thing.facts
+    text = words.format(**values)
     return text[0].upper() + text[1:]
 
 

@@ -23,12 +23,12 @@ class Names:
 
     Args:
         rng: Where chance comes from.
-        given: What was drawn before; grows.
+        used: What was drawn before; grows.
         years: The years to draw from.
     """
 
-    def __init__(self, rng: random.Random, given: set[str], years: Sequence[int]) -> None:
-        self._rng, self._given, self._years = rng, given, years
+    def __init__(self, rng: random.Random, used: set[str], years: Sequence[int]) -> None:
+        self._rng, self._used, self._years = rng, used, years
         self._deck: list[int] = []
         self._kinds: dict[str, Callable[[], str]] = {
             "name": self._word,
@@ -63,14 +63,14 @@ class Names:
         return self._fresh(lambda: f"{2 + int(self._rng.random() * 97)},{int(self._rng.random() * 1000):03d}")
 
     def _fresh(self, draw: Callable[[], str]) -> str:
-        while (found := draw()) in self._given:
+        while (name := draw()) in self._used:
             pass
-        self._given.add(found)
-        return found
+        self._used.add(name)
+        return name
 
 
 def pick(rng: random.Random, choices: Sequence[T]) -> T:
-    """Choose one; of what ``random`` does, only ``random()`` itself is promised to stay the same."""
+    """Choose one item; of ``random``, only ``random()`` itself is promised to stay the same."""
     return choices[int(rng.random() * len(choices))]
 
 

@@ -1,4 +1,4 @@
-"""The options: those of ``run_qa.py`` by the same names, with defaults from the environment of a run."""
+"""Parse the options: those of ``run_qa.py`` by the same names, with defaults from a run's environment."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ class _Parser(HfArgumentParser):
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
-    """Read the options.
+    """Parse the options.
 
     Args:
         argv: Arguments after the program's name, or one JSON file that has them.
@@ -129,7 +129,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     if unknown:
         parser.error(f"unknown options: {' '.join(unknown)}")
     _check_counts(data)
-    chosen = any(_given(words, step) for step in _STEPS)
+    chosen = any(_has_option(words, step) for step in _STEPS)
     output, moved = _folders(training, env)
     return Options(model, data, training, output, chosen, (*notes, *usable(training), *moved))
 
@@ -162,22 +162,22 @@ def _written(name: str, value: Any) -> list[str]:
 
 
 def _defaults(words: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    known = {"model_name_or_path": env.get("MANYCPU_MODEL"), "output_dir": env.get("MANYCPU_OUTPUT")}
-    defaults: dict[str, Any] = {name: value for name, value in known.items() if value}
-    if env.get("MANYCPU_DTYPE") == "bf16" and not _given(words, "fp16"):
+    variables = {"model_name_or_path": env.get("MANYCPU_MODEL"), "output_dir": env.get("MANYCPU_OUTPUT")}
+    defaults: dict[str, Any] = {name: value for name, value in variables.items() if value}
+    if env.get("MANYCPU_DTYPE") == "bf16" and not _has_option(words, "fp16"):
         defaults["bf16"] = True
     return defaults
 
 
-def _given(words: Sequence[str], name: str) -> bool:
+def _has_option(words: Sequence[str], name: str) -> bool:
     return any(word.partition("=")[0] in (f"--{name}", f"--{name.replace('_', '-')}") for word in words)
 
 
 def _folders(training: CpuTrainingOptions, env: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Part the output from the checkpoints, which Hugging Face keeps in one folder."""
-    asked, notes = training.output_dir or "trainer_output", []
-    output = env.get("MANYCPU_OUTPUT") or asked
-    if Path(output) != Path(asked):
-        notes.append(f"--output_dir {asked}: the model goes to {output}, from where the run exports it")
+    """Separate the output from the checkpoints, which Hugging Face keeps in one folder."""
+    requested, notes = training.output_dir or "trainer_output", []
+    output = env.get("MANYCPU_OUTPUT") or requested
+    if Path(output) != Path(requested):
+        notes.append(f"--output_dir {requested}: the model goes to {output}, from where the run exports it")
     training.output_dir = env.get("MANYCPU_CHECKPOINTS") or f"{output.rstrip('/')}-checkpoints"
     return output, notes

@@ -1,4 +1,4 @@
-"""From the model's scores for starts and ends to answers."""
+"""Turn the model's scores for starts and ends into answers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ def answers(
     for feature, owner in enumerate(owners):
         features[owner].append(feature)
     for context, own in zip(contexts, features, strict=True):
-        found = [
+        own_candidates = [
             candidate
             for feature in own
             for candidate in candidates(offsets[feature], scores[0][feature], scores[1][feature], limits)
@@ -69,7 +69,7 @@ def answers(
         null = min(
             (float(scores[0][feature][NOWHERE] + scores[1][feature][NOWHERE]) for feature in own), default=0.0
         )
-        yield _choose(context, found, null, limits)
+        yield _choose(context, own_candidates, null, limits)
 
 
 def candidates(
@@ -84,7 +84,7 @@ def candidates(
     tokens = last[None, :] - first[:, None] + 1
     sense = (tokens > 0) & (tokens <= limits.max_tokens) & inside[first][:, None] & inside[last][None, :]
     rows, columns = np.nonzero(sense)
-    found = [
+    unsorted = [
         Candidate(
             float(starts[first[row]] + ends[last[column]]),
             int(pairs[first[row], 0]),
@@ -92,16 +92,16 @@ def candidates(
         )
         for row, column in zip(rows, columns, strict=True)
     ]
-    return sorted(found, reverse=True)
+    return sorted(unsorted, reverse=True)
 
 
 def _top(values: Scores, count: int) -> npt.NDArray[np.intp]:
     return np.argsort(-values, kind="stable")[:count]
 
 
-def _choose(context: str, found: list[Candidate], null: float, limits: Limits) -> Answer:
+def _choose(context: str, unsorted: list[Candidate], null: float, limits: Limits) -> Answer:
     # Stretches of a context overlap: the same answer may have been found in two of them.
-    unique = {(candidate.start, candidate.end): candidate for candidate in sorted(found)}
+    unique = {(candidate.start, candidate.end): candidate for candidate in sorted(unsorted)}
     best = sorted(unique.values(), reverse=True)[: limits.n_best]
     texts = [(context[candidate.start : candidate.end], candidate.score) for candidate in best]
     if limits.null_threshold is None:

@@ -1,4 +1,4 @@
-"""From the splits of a data set to features, through the cache of ``datasets``."""
+"""Turn the splits of a data set into features, through the cache of ``datasets``."""
 
 from typing import NamedTuple
 

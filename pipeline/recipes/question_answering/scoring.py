@@ -1,4 +1,4 @@
-"""From the scores of a whole split, gathered from all ranks, to answers and metrics."""
+"""Turn the scores of a whole split, gathered from all ranks, into answers and metrics."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ class Scorer:
         """Question's id -> what was answered last."""
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Give exact_match and f1, in percent."""
+        """Compute exact_match and f1, in percent."""
         return self.score(*prediction.predictions)
 
     def score(self, starts: Scores, ends: Scores) -> dict[str, float]:
@@ -47,14 +47,14 @@ class Scorer:
         if not len(starts) == len(ends) == len(self._features):
             raise ValueError(f"{len(starts)} rows of scores for {len(self._features)} features")
         keys = self._examples["id"]
-        found = answers(
+        chosen = answers(
             self._examples["context"],
             self._features["example"],
             self._features["offsets"],
             (starts, ends),
             self._limits,
         )
-        self.answers = dict(zip(keys, found, strict=True))
+        self.answers = dict(zip(keys, chosen, strict=True))
         references = self._references()
         if not any(references.values()):
             return {}

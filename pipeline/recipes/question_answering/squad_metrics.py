@@ -27,20 +27,20 @@ def normalize(text: str) -> str:
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """1.0 when both say the same after normalising, otherwise 0.0."""
+    """Return 1.0 when both are the same after normalising, otherwise 0.0."""
     return float(normalize(prediction) == normalize(reference))
 
 
 def f1(prediction: str, reference: str) -> float:
-    """Harmonic mean of precision and recall over words, as multisets; 0.0 without a common word.
+    """Compute the harmonic mean of precision and recall over words, as multisets; 0.0 without a common word.
 
     An empty reference means that there is no answer: then 1.0 for an empty prediction, as in version 2.0.
     """
-    said, wanted = normalize(prediction).split(), normalize(reference).split()
-    if not said or not wanted:
-        return float(said == wanted)
-    common = sum((Counter(said) & Counter(wanted)).values())
-    return 2 * common / (len(said) + len(wanted))
+    predicted, expected = normalize(prediction).split(), normalize(reference).split()
+    if not predicted or not expected:
+        return float(predicted == expected)
+    common = sum((Counter(predicted) & Counter(expected)).values())
+    return 2 * common / (len(predicted) + len(expected))
 
 
 def score(predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> dict[str, float]:
@@ -77,5 +77,5 @@ def _best(measure: Callable[[str, str], float], prediction: str | None, answers:
     if prediction is None:
         return 0.0
     # Version 2.0 leaves out references that normalise to nothing; with none left, the answer is "no answer".
-    kept = [answer for answer in answers if normalize(answer)] or [""]
-    return max(measure(prediction, answer) for answer in kept)
+    references = [answer for answer in answers if normalize(answer)] or [""]
+    return max(measure(prediction, answer) for answer in references)

@@ -1,4 +1,4 @@
-"""The training from end to end: data, model, features, Trainer, and what is written to the output."""
+"""Run the training from end to end: data, model, features, Trainer, and what is written to the output."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     model, tokenizer = checkpoint.load(options.model)
     # The first process of a node prepares the data; the others find it in the cache.
     with options.training.main_process_first(local=True, desc="preparing the data"):
-        splits = _wanted(options, data.read(options.model, options.data, env))
+        splits = _chosen_splits(options, data.read(options.model, options.data, env))
         prepared = preparation.prepare(splits, options.data, tokenizer, checkpoint.positions(model))
     trainer = _trainer(options, model, tokenizer, prepared)
     results = _results(options, env, trainer, prepared)
@@ -65,24 +65,24 @@ def _announce(options: Options, env: Mapping[str, str]) -> None:
         say(note)
 
 
-def _wanted(options: Options, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-    """Leave the splits that there is something to do for."""
+def _chosen_splits(options: Options, splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Select the splits that the options train, evaluate or predict on."""
     training = options.training
     if not options.chosen:
         training.do_train, training.do_eval = "train" in splits, "validation" in splits
-    wanted = {"train": training.do_train, "validation": training.do_eval, "test": training.do_predict}
-    for split, asked in wanted.items():
-        if asked and split not in splits:
+    chosen = {"train": training.do_train, "validation": training.do_eval, "test": training.do_predict}
+    for split, is_chosen in chosen.items():
+        if is_chosen and split not in splits:
             raise BadInputError(
                 f"there is no {split} split; there is {', '.join(splits)}",
                 field="run.data",
                 fix=f"Give --{split}_file in run.args, or a data set with a {split} split",
             )
-    if not any(wanted.values()):
+    if not any(chosen.values()):
         raise BadInputError(
             "there is nothing to do", field="run.args", fix="Add --do_train, --do_eval or --do_predict"
         )
-    return {split: table for split, table in splits.items() if wanted[split]}
+    return {split: table for split, table in splits.items() if chosen[split]}
 
 
 def _trainer(
@@ -136,15 +136,15 @@ def _batch(training: CpuTrainingOptions) -> int:
 
 
 def _before(trainer: Trainer) -> dict[str, float]:
-    found = trainer.evaluate(metric_key_prefix="before")
-    return {f"{name}_before": found[f"before_{name}"] for name in ("exact_match", "f1")}
+    metrics = trainer.evaluate(metric_key_prefix="before")
+    return {f"{name}_before": metrics[f"before_{name}"] for name in ("exact_match", "f1")}
 
 
 def _train(trainer: Trainer, resume: str | None, output: str) -> dict[str, Any]:
-    found = trainer.train(resume_from_checkpoint=resume)
+    result = trainer.train(resume_from_checkpoint=resume)
     _save(trainer, Path(output))
     resumed = {"resumed_from_step": int(resume.rpartition("-")[2])} if resume else {}
-    return {**found.metrics, "train_steps": found.global_step, **resumed}
+    return {**result.metrics, "train_steps": result.global_step, **resumed}
 
 
 def _save(trainer: Trainer, output: Path) -> None:
@@ -155,13 +155,13 @@ def _save(trainer: Trainer, output: Path) -> None:
 
 
 def _evaluate(trainer: Trainer) -> dict[str, Any]:
-    """Evaluate; scores go by their names in the field, and what tells of speed and loss by the Trainer's."""
-    found = trainer.evaluate()
+    """Evaluate; scores go by their usual names, speed and loss by the Trainer's."""
+    metrics = trainer.evaluate()
     own = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
     scores = {
-        name.removeprefix("eval_"): found[name] for name in found if name.endswith(("exact_match", "f1"))
+        name.removeprefix("eval_"): metrics[name] for name in metrics if name.endswith(("exact_match", "f1"))
     }
-    return scores | {name: found[name] for name in own if name in found}
+    return scores | {name: metrics[name] for name in own if name in metrics}
 
 
 def _predict(trainer: Trainer, test: Prepared) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class ActivityLog:
         return self._observer.observed
 
     def _read_block(self) -> bool:
-        """Read the next block; whether there was any."""
+        """Read the next block of the log; False where there is none."""
         lines = self._log.read()
         for line in lines:
             self._observer.hear(events.split(line))

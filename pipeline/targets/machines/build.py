@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def build(ctx: MachineContext) -> tuple[Built, bool]:
-    """Snapshot the program's folder, or name the installed code; whether it was there before.
+    """Snapshot the program's folder, or name the installed code; True where it existed before.
 
     Raises:
         BadInputError: The folder holds more than code.
@@ -25,9 +25,9 @@ def build(ctx: MachineContext) -> tuple[Built, bool]:
     root, arguments = program_of(ctx)
     if root is None:
         return Built(code=None, program=arguments, digest=installed_digest()), True
-    found = code_of(ctx, root, arguments)
-    _log.info("the code: %s", found)
-    code, digest, reused = _snapshot(ctx, found.location)
+    source = code_of(ctx, root, arguments)
+    _log.info("the code: %s", source)
+    code, digest, reused = _snapshot(ctx, source.location)
     return Built(code=code, program=arguments, digest=digest), reused
 
 

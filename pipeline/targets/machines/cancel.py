@@ -1,4 +1,4 @@
-"""End the supervised process of a training."""
+"""Cancel the supervised process of a training."""
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.targets.context import MachineContext

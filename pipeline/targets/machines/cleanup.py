@@ -1,4 +1,4 @@
-"""On machines a run owns its folder."""
+"""Clean up a run on machines: it owns its folder."""
 
 from collections.abc import Callable
 
@@ -10,18 +10,18 @@ __all__ = ["keep", "owns", "remove", "remove_expired"]
 
 
 def keep(ctx: MachineContext, seconds: float | None) -> list[str]:
-    """Name what is kept, and note for how long; None: for ever."""
+    """Record for how long a run is kept (None: for ever); returns what is kept."""
     ctx.ledger.keep(seconds)
     return [str(ctx.directory)]
 
 
 def owns(ctx: MachineContext, what: str) -> bool:
-    """Whether something goes with the run: what later runs reuse is beside its folder."""
+    """Whether a path belongs to the run: what later runs reuse is beside its folder."""
     return what.startswith(f"{ctx.directory}/")
 
 
 def remove(ctx: MachineContext) -> list[str]:
-    """Delete what the run owns; what is left."""
+    """Delete what the run owns; returns what is left."""
     return [*hosts.remove_folder(ctx, ctx.directory), *_remove(ctx)]
 
 
@@ -38,5 +38,5 @@ def remove_expired(
     now: float,  # noqa: ARG001 - as everywhere
     undelivered: Callable[[RunContext], bool],  # noqa: ARG001 - as everywhere
 ) -> list[Finding]:
-    """What is kept on machines has no time limit: `manycpu clean` removes it."""
+    """Remove nothing: runs that are kept on machines have no time limit; `manycpu clean` removes them."""
     return []

@@ -18,7 +18,7 @@ __all__ = ["export", "may_have_model", "model_of", "strays"]
 def export(
     ctx: MachineContext, handle: ProcessHandle, progress: Callable[[int, int], None]
 ) -> transfer.Manifest:
-    """Copy what the program wrote; the manifest has no files where it wrote none.
+    """Copy what the program wrote to the output; the manifest has no files where it wrote none.
 
     Raises:
         ExportError: The output cannot be written, or reads back otherwise.

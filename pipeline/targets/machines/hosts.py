@@ -11,7 +11,7 @@ __all__ = ["collect", "deliver", "make_folder", "remove_folder"]
 
 
 def deliver(ctx: MachineContext, folder: Path) -> bool:
-    """Copy a folder to every host that does not see it yet; whether there was any.
+    """Copy a folder to every host that does not see it yet; True where there was any.
 
     Raises:
         LaunchError: A host cannot be reached.
@@ -45,7 +45,7 @@ def collect(ctx: MachineContext, folder: Path) -> None:
 
 
 def remove_folder(ctx: MachineContext, folder: Path) -> list[str]:
-    """Delete a folder on every host; what is left, and where."""
+    """Delete a folder on every host; returns what is left, and where."""
     if not isinstance(ctx.target, BareMetal):
         return []
     return ssh.remove_folder(ctx.target, _hosts(ctx, ctx.target), folder)

@@ -1,4 +1,4 @@
-"""On machines a training is a supervised process."""
+"""Launch a training on machines: as a supervised process."""
 
 import socket
 import sys
@@ -59,7 +59,7 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
 def status(
     ctx: MachineContext, handle: ProcessHandle, entry: Entry, activity: ActivityLog | None = None
 ) -> Status:
-    """Look at an attempt, as whoever waits for it does: a success counts once its ranks have proved it.
+    """Read an attempt's status; a success counts once its ranks have proved their scale.
 
     Args:
         ctx: The run, as the attempt was started.
@@ -78,22 +78,22 @@ def status(
 
 
 def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
-    """Find the present attempt, also where whoever started it was killed before it could note the handle."""
+    """Find the handle of the present attempt, also where its starter was killed before recording it."""
     if entry.attempt == 0:
         return None
-    known = entry.handle if isinstance(entry.handle, ProcessHandle) else None
-    return known or process.read_handle(ctx.attempt_directory(entry.attempt))
+    recorded = entry.handle if isinstance(entry.handle, ProcessHandle) else None
+    return recorded or process.read_handle(ctx.attempt_directory(entry.attempt))
 
 
 def objects(ctx: MachineContext) -> list[dict[str, Any]]:
-    """Describe what would be started, with nothing staged or built yet."""
+    """List what would be started, with nothing staged or built yet."""
     staged = Staged(data=ctx.run.data and "<data>", model=ctx.run.model and "<model>")
     built = Built(code=None, program=("-m", "<program>"), digest="")
     return LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, place(ctx, staged, built, 1))
 
 
 def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Placement:
-    """Decide where everything of an attempt is on its nodes.
+    """Decide the paths of an attempt on its nodes.
 
     Raises:
         LaunchError: There is no MPI that mpirun could be spoken to.
@@ -124,7 +124,7 @@ def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Pl
 
 
 def free_port() -> int:
-    """Find a port of this machine that nobody listens on."""
+    """Find a free port of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Checks of a run against the machines it is meant for."""
+"""Check a run against the machines of its target."""
 
 import importlib.metadata
 import importlib.util
@@ -22,7 +22,7 @@ Findings = Iterator[Finding]
 
 
 def findings(ctx: MachineContext) -> Findings:
-    """Check the machines."""
+    """Yield what the checks of the machines find."""
     for check in _CHECKS:
         yield from check(ctx)
 
@@ -59,7 +59,7 @@ def _torch(ctx: MachineContext) -> Findings:
 
 
 def _backend(ctx: MachineContext) -> Findings:
-    """See whether ccl can be had on this machine; on others the node says so, in seconds."""
+    """Check that this machine can have ccl; on other machines the node reports it, in seconds."""
     if ctx.run.backend != "ccl" or not isinstance(ctx.target, Local):
         return
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):

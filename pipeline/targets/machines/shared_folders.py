@@ -1,4 +1,4 @@
-"""Folders that runs share: what one that trains may have written into is left alone."""
+"""Folders that runs share: a folder that a training uses is never overwritten."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,14 +19,14 @@ __all__ = ["bring"]
 def bring(
     ctx: MachineContext, source: Location, folder: Path, progress: Progress = lambda *_: None
 ) -> Stored:
-    """Copy a source to a folder, or to the first of a series beside it that nobody spoils meanwhile.
+    """Copy a source to a folder, or beside it (``-2``, ``-3``) where trainings use what is there.
 
     Raises:
         TransferError: A file changed while it was copied.
         OSError: The disk is full, or the source cannot be read.
     """
     names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in count(1))
-    return next(found for name in names if (found := _bring(ctx, source, folder.with_name(name), progress)))
+    return next(stored for name in names if (stored := _bring(ctx, source, folder.with_name(name), progress)))
 
 
 def _bring(ctx: MachineContext, source: Location, folder: Path, progress: Progress) -> Stored | None:
@@ -38,8 +38,8 @@ def _bring(ctx: MachineContext, source: Location, folder: Path, progress: Progre
 
 
 def _in_use(home: Path, folder: Path) -> bool:
-    """Whether a training goes on with what is in a folder."""
-    return any(_trains(ctx, lambda place: place.is_relative_to(folder)) for ctx in runs.on_this_machine(home))
+    """Whether a training that goes on uses a folder."""
+    return any(_trains(ctx, lambda path: path.is_relative_to(folder)) for ctx in runs.on_this_machine(home))
 
 
 def _trains(ctx: RunContext, among: Callable[[Path], bool]) -> bool:
@@ -49,7 +49,7 @@ def _trains(ctx: RunContext, among: Callable[[Path], bool]) -> bool:
         if handle is None:
             return False
         attempt = entry.described(handle.attempt)
-        used = [Path(place) for place in (attempt.data, attempt.model, attempt.code) if place]
+        used = [Path(path) for path in (attempt.data, attempt.model, attempt.code) if path]
         return any(map(among, used)) and not attempt_status(ctx, handle, entry).state.terminal
     except RunGoneError:
         return False

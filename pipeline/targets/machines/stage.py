@@ -1,4 +1,4 @@
-"""The volume of machines is a folder; on the hosts of a hostfile, the same folder on each."""
+"""Stage to machines: the volume is a folder; on the hosts of a hostfile, the same folder on each."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,13 +17,13 @@ __all__ = ["stage"]
 Progress = Callable[[int, int], None]
 
 
-def stage(ctx: MachineContext, wanted: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
+def stage(ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
     """Copy each source to the target's folder, named by its content.
 
     Raises:
         StageError: The source changed, cannot be read, or the disk is full.
     """
-    return {name: _stage_one(ctx, name, url, progress) for name, url in wanted.items()}
+    return {name: _stage_one(ctx, name, url, progress) for name, url in sources.items()}
 
 
 def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> Copied:
@@ -48,5 +48,5 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
 
 
 def _path_on_node(source: Location, folder: Path) -> str:
-    """Name the file itself where the source is one file: that is what the program was written for."""
+    """Return the staged folder, or the file itself where the source is one file."""
     return str(folder / source.root.rsplit("/", 1)[-1]) if source.is_file() else str(folder)

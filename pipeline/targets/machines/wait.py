@@ -1,4 +1,4 @@
-"""What a supervised process writes is its log; its exit record says how it ended."""
+"""Wait for a supervised process: its output is its log, and its exit record says how it ended."""
 
 import time
 from pathlib import Path
@@ -23,7 +23,7 @@ _LATE: Final = 600.0  # seconds after its deadline in which a supervisor surely 
 
 
 class MachineWatch:
-    """One look after another at a training: its new lines, and its state."""
+    """Watches a training: each look returns its new lines and its status."""
 
     def __init__(self, ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> None:
         self.ctx, self.handle = ctx, handle
@@ -36,12 +36,12 @@ class MachineWatch:
 
     @property
     def observed(self) -> Observed:
-        """What the ranks have said so far."""
+        """What the ranks have reported so far."""
         return self._activity.observed
 
     @property
     def cursor(self) -> int:
-        """How much of the log was read, in bytes: whoever goes on from here misses and repeats nothing."""
+        """Bytes of the log that were read: a watch that continues here misses and repeats nothing."""
         return self._log.offset
 
     def look(self) -> tuple[list[RankLine], Status]:
@@ -51,17 +51,17 @@ class MachineWatch:
             DeadlineError: The training's supervisor hangs: it does not keep the deadline.
         """
         entry = self.ctx.ledger.read()
-        seen = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
+        current = with_canceller(status(self.ctx, self.handle, entry, self._activity), self.handle, entry)
         before = self._log.offset
         lines = [events.split(line) for line in self._log.read(_BLOCK)]
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
-        ended = seen.state.terminal
+        ended = current.state.terminal
         self.behind = bool(lines) and (ended or self._log.offset - before > _BLOCK // 2)
         if ended and self.behind:
             return lines, Status(state=RunState.RUNNING)  # its last lines are still to come
         if not ended and time.monotonic() > self._until:
             raise self._hangs()
-        return lines, seen
+        return lines, current
 
     def _hangs(self) -> DeadlineError:
         return DeadlineError(
@@ -72,20 +72,20 @@ class MachineWatch:
         )
 
     def close(self) -> None:
-        """Nothing is held between looks."""
+        """Do nothing: no file stays open between looks."""
 
 
 def watch(ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> MachineWatch:
-    """Begin to watch an attempt, or go on from where another watch has come to."""
+    """Begin to watch an attempt, or continue where another watch has come to."""
     return MachineWatch(ctx, handle, cursor)
 
 
 def observed_of(ctx: MachineContext, handle: ProcessHandle) -> Observed:  # noqa: ARG001 - as everywhere
-    """Read what the ranks of an attempt said."""
+    """Read what the ranks of an attempt have reported."""
     return ActivityLog(Path(handle.directory)).read_all()
 
 
 def seconds(ctx: MachineContext, handle: ProcessHandle) -> float:  # noqa: ARG001 - as everywhere
-    """Tell how long an attempt took."""
+    """Return how many seconds an attempt took."""
     record = process.observe(handle)["exit"]
     return record["ended"] - record["started"] if record else 0.0
