@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 LEGACY := .venv-legacy
 
 .PHONY: help demo ui test test-long test-legacy lint bench bench-quick cluster cluster-down docs clean requirements
@@ -16,14 +17,14 @@ help:  ## this list
 demo: $(INSTALLED)  ## fine-tune a question-answering model through an Airflow DAG run, on this machine
 	@$(BIN)/python -m manycpu.operators.demo
 
-ui: $(INSTALLED)  ## Airflow's web UI on loopback, with the DAGs ready to trigger
+ui: $(COMPILED)  ## Airflow's web UI on loopback, with the DAGs ready to trigger
 	@$(BIN)/python -m manycpu.operators.ui
 
-test: $(INSTALLED)  ## everything that guards main, what takes seconds first; ends with what took longest
+test: $(COMPILED)  ## everything that guards main, what takes seconds first; ends with what took longest
 	@sh tests/system-packages
 	@$(BIN)/python -m pytest --durations=10 --durations-min=1
 
-test-long: $(INSTALLED)  ## torch's own tests of its backends, and Accelerate's, over gloo and over ccl; takes a quarter of an hour
+test-long: $(COMPILED)  ## torch's own tests of its backends, and Accelerate's, over gloo and over ccl; takes a quarter of an hour
 	@$(BIN)/python -m pytest tests/long
 
 test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an environment of its own
@@ -35,13 +36,13 @@ lint: $(INSTALLED)  ## style, types and the dependency rule
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy
 
-bench: $(INSTALLED)  ## benchmarks, side by side, as ratios
+bench: $(COMPILED)  ## benchmarks, side by side, as ratios
 	@$(BIN)/python -m bench
 
-bench-quick: $(INSTALLED)  ## those without a cluster, with few repetitions, in about three minutes; results go to bench/quick
+bench-quick: $(COMPILED)  ## those without a cluster, with few repetitions, in about three minutes; results go to bench/quick
 	@$(BIN)/python -m bench --quick
 
-cluster: $(INSTALLED)  ## a real two-node Kubernetes cluster on this machine; the first start takes minutes
+cluster: $(COMPILED)  ## a real two-node Kubernetes cluster on this machine; the first start takes minutes
 	@sh tests/system-packages
 	@cd tests && ../$(BIN)/python -m cluster up
 
@@ -61,6 +62,11 @@ requirements: $(INSTALLED)  ## resolve the pinned requirements anew
 
 $(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/torch.txt requirements/ccl.txt requirements/all.txt
 	@sh requirements/install '$(PYTHON)' $(VENV)
+	@touch $@
+
+# All the bytecode: where Python may not write any, every process would compile what it imports anew.
+$(COMPILED): $(INSTALLED)
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :  # templates of packages are no Python
 	@touch $@
 
 $(LEGACY)/.installed: $(INSTALLED) requirements/legacy-torch.txt requirements/legacy.txt

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import click
 import yaml
@@ -28,6 +29,7 @@ def fields(command: Command) -> Command:
     for (part, name), field in reversed(_FIELDS.items()):
         flag = _flag(part, name)
         metavar, more = _SHAPES[_shape(field)]
+        metavar = "|".join(_choices(part, name)) or metavar
         help_text = (field.description or "local, baremetal or kubernetes.") + more
         command = click.option(flag, f"{part}__{name}", metavar=metavar, multiple=bool(more), help=help_text)(
             command
@@ -42,6 +44,10 @@ _SHAPES: dict[Shape, tuple[str, str]] = {
     "mapping": ("NAME=VALUE", " May be repeated; a whole mapping in YAML replaces the file's."),
     "list": ("VALUE", " May be repeated."),
 }
+_MODELS: dict[str, tuple[type[BaseModel], ...]] = {
+    "run": (TrainingRun,),
+    "target": (Local, BareMetal, Kubernetes),
+}
 _FIELDS = {
     **{("run", name): field for name, field in TrainingRun.model_fields.items()},
     **{
@@ -53,6 +59,18 @@ _FIELDS = {
 
 def _flag(part: str, name: str) -> str:
     return f"--{'target-' if part == 'target' else ''}{name.replace('_', '-')}"
+
+
+def _choices(part: str, name: str) -> list[str]:
+    """List the values that a field takes, of all targets that have it; none where one takes any."""
+    fields = [model.model_fields[name] for model in _MODELS[part] if name in model.model_fields]
+    found = [_literals(field.annotation) for field in fields]
+    return list(dict.fromkeys(chain(*found))) if all(found) else []
+
+
+def _literals(kind: Any) -> list[str]:
+    inner = get_args(kind)
+    return list(inner) if get_origin(kind) is Literal else [one for each in inner for one in _literals(each)]
 
 
 def _shape(field: FieldInfo) -> Shape:

@@ -21,6 +21,7 @@ from manycpu.pipeline.targets.program_code import code_of, installed, module_roo
 __all__ = ["preflight"]
 
 Findings = Iterator[Finding]
+_OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
 _READ_ONLY = frozenset({"data", "gist", "git", "github", "http", "https", "libarchive", "tar", "zip"})
 
 
@@ -67,6 +68,14 @@ def _code(ctx: RunContext) -> Findings:
 def _data(ctx: RunContext) -> Findings:
     yield from _source(ctx.run.data, "run.data")
     yield from _source(ctx.run.model, "run.model")
+
+
+def _hub(ctx: RunContext) -> Findings:
+    """Find a data set of the Hub that is written as a model is."""
+    protocol, _, name = (ctx.run.data or "").partition("://")
+    if protocol == "hf" and not name.startswith(_OF_THE_HUB):
+        message = f"{ctx.run.data} is a model on the Hub, not a data set"
+        yield Finding("run.data", message, f"Write a data set as hf://datasets/{name}", fatal=False)
 
 
 def _source(url: str | None, field: str) -> Findings:
@@ -173,6 +182,7 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _program,
     _code,
     _data,
+    _hub,
     _squad,
     _output,
     _writable,

@@ -103,6 +103,32 @@ def test_bad_input_is_named_with_its_field_and_nothing_starts(
 
 
 @pytest.mark.parametrize(
+    ("data", "fix"),
+    [
+        ("hf://rajpurkar/squad", "Write a data set as hf://datasets/rajpurkar/squad."),
+        ("hf://datasets/rajpurkar/squad", ""),
+    ],
+)
+def test_a_data_set_that_is_written_as_a_model_is_pointed_out(
+    manycpu: Type, script: Script, tmp_path: Path, data: str, fix: str
+) -> None:
+    file = run_file(tmp_path, program=script(), output="out", nproc_per_node=1, data=data)
+    code, printed = manycpu("preflight", file)
+    assert (code, "run.data" in printed, fix in printed) == (0, bool(fix), True)
+
+
+def test_help_shows_the_choices(manycpu: Type) -> None:
+    code, printed = manycpu("run", "--help")
+    assert code == 0
+    for option in (
+        "--backend ccl|gloo|mpi",
+        "--target-launch torchrun|mpirun|pytorchjob|mpijob",
+        "--target-mpi VALUE",
+    ):
+        assert option in printed
+
+
+@pytest.mark.parametrize(
     ("output", "why"),
     [
         ("code/train.py/out", "cannot be written: Not a directory"),
