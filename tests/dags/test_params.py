@@ -101,6 +101,11 @@ def test_the_way_back(form: dict[str, Param]) -> None:
     assert target == BareMetal(hostfile="./hosts", ssh=("ssh", "-p", "2222"))
 
 
+def test_what_starts_the_ranks_stays_open_where_it_was_not_touched(form: dict[str, Param]) -> None:
+    _, target = read(filled(form, program="x.py", max_restarts=2))
+    assert "launch" not in target.model_fields_set
+
+
 def test_the_way_back_to_kubernetes(form: dict[str, Param]) -> None:
     toleration = {"key": "training", "operator": "Exists"}
     given = {
