@@ -61,9 +61,12 @@ def _suspended(cluster: Any, kubeconfig: str, folder: Path, number: int) -> dict
     access = Access(connect=lambda: cluster.api)
     ctx: Any = open_context(run, target, "bench", number, base=folder, access=access)
     ctx.ledger.open(ctx.new_entry(time.time()))
-    known = labels(ctx.name, attempt="1")
+    known = labels(ctx.name, attempt="1", role="rank")
     pod = {"containers": [{"name": "pytorch", "image": "none", "command": ["true"]}]}
-    worker = {"replicas": 1, "template": {"metadata": {"labels": known}, "spec": pod}}
+    worker = {
+        "replicas": 1,
+        "template": {"metadata": {"labels": known}, "spec": pod},
+    }
     job = cluster.create(
         {
             "apiVersion": "kubeflow.org/v1",

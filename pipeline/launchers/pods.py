@@ -5,12 +5,13 @@ as it is.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
 from manycpu.pipeline.spec.cpu_request import Wanted
+from manycpu.pipeline.spec.job_kinds import Role
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB, Placement
@@ -20,12 +21,14 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 __all__ = [
     "HOME",
     "USER",
+    "Ranks",
     "add_volumes",
     "as_rank",
     "container",
     "literal",
     "metadata",
     "on_nodes",
+    "rank_template",
     "rank_variables",
     "resources",
     "restart_policy",
@@ -47,6 +50,15 @@ PASSWD: Final = f"root:x:0:0::/root:/bin/sh\n{USER}:x:{UID}:{UID}::{HOME}:/bin/s
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _LONGEST: Final = 2**31 - 1  # seconds: what fits into a pod's field
 FILES: Final = "files"  # a volume of small files that come from the pod's own annotations
+
+
+class Ranks(NamedTuple):
+    """What the ranks of a job need."""
+
+    nodes: int
+    """Pods without which it cannot begin."""
+    pod: KubeObject
+    """The spec of each."""
 
 
 def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
@@ -156,14 +168,14 @@ def with_fields(made: KubeObject, fields: Mapping[str, str]) -> KubeObject:
 
 
 def template(
-    target: Kubernetes, placement: Placement, role: str, made: KubeObject, files: Mapping[str, str]
+    target: Kubernetes, placement: Placement, role: Role, made: KubeObject, files: Mapping[str, str]
 ) -> KubeObject:
     """Build a pod template around a container.
 
     Args:
         target: Where it runs.
         placement: What the attempt is called.
-        role: ``rank`` or ``launcher``.
+        role: What the pods are in their job.
         made: The container.
         files: Absolute path -> content of small files that the container finds.
     """
@@ -186,6 +198,24 @@ def template(
         "metadata": {"labels": named, "annotations": annotations},
         "spec": spec | on_nodes(target),
     }
+
+
+def rank_template(objects: Iterable[KubeObject]) -> KubeObject:
+    """Find the template of a rank's pod among what a launcher describes, by its label."""
+    return next(one for one in _inside(objects) if _is_rank(one))
+
+
+def _inside(node: Any) -> Iterator[Any]:
+    yield node
+    inner = node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ()
+    for part in inner:
+        yield from _inside(part)
+
+
+def _is_rank(node: Any) -> bool:
+    if not isinstance(node, Mapping) or "spec" not in node:
+        return False
+    return bool(node["metadata"].get("labels", {}).get("manycpu/role") == "rank")
 
 
 def with_volumes(

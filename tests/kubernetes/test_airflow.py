@@ -17,9 +17,9 @@ from kubernetes_jobs import cluster_of
 from standalone import Airflow
 
 from manycpu.pipeline.report import Report
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.targets.kubernetes.deletion import KINDS
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
+from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
 PROGRAM = Path(__file__).parents[1] / "e2e" / "programs" / "tiny.py"
 GO = "/tmp/go"  # noqa: S108 - inside a pod
@@ -85,14 +85,16 @@ class Training:
         return Report.model_validate_json((self.output / "report.json").read_text())
 
     def _jobs(self, attempt: int) -> list[KubeObject]:
-        return cluster_of(self.namespace).list(JOBS[self.launch], {"manycpu/attempt": str(attempt)})
+        return cluster_of(self.namespace).list(JOB_KINDS[self.launch].kind, {"manycpu/attempt": str(attempt)})
 
     def _uid(self, job: KubeObject) -> str | None:
         there = cluster_of(self.namespace).get(job["kind"], job["metadata"]["name"])
         return there["metadata"]["uid"] if there else None
 
     def _pods(self, job: KubeObject) -> list[Any]:
-        return self.namespace.pods(f"training.kubeflow.org/job-name={job['metadata']['name']}")
+        labels = job["metadata"]["labels"]
+        ours = [f"{name}={labels[name]}" for name in ("manycpu/run", "manycpu/attempt")]
+        return self.namespace.pods(",".join([*ours, "manycpu/role"]))
 
     def _log(self, job: KubeObject) -> str:
         running = [pod.metadata.name for pod in self._pods(job) if pod.status.phase == "Running"]
@@ -136,13 +138,13 @@ def nothing_left(namespace: Space) -> Iterator[None]:
     """See that nothing that a run owned is left."""
     yield
     ours = {"app.kubernetes.io/managed-by": "manycpu"}
-    assert [item for kind in KINDS for item in cluster_of(namespace).list(kind, ours)] == []
+    assert [item for kind in kinds() for item in cluster_of(namespace).list(kind, ours)] == []
 
 
 def test_a_retry_attaches_to_the_job_of_a_worker_that_was_killed(
     begin: Callable[..., list[Training]],
 ) -> None:
-    trainings = begin("form_sync", *JOBS)
+    trainings = begin("form_sync", *JOB_KINDS)
     jobs = [training.speaks() for training in trainings]
     for training in trainings:
         os.kill(training.task["pid"], signal.SIGKILL)
@@ -155,7 +157,7 @@ def test_a_retry_attaches_to_the_job_of_a_worker_that_was_killed(
 
 
 def test_marking_the_task_failed_ends_the_job(begin: Callable[..., list[Training]]) -> None:
-    trainings = begin("form", *JOBS)
+    trainings = begin("form", *JOB_KINDS)
     jobs = [training.speaks() for training in trainings]
     for training in trainings:
         training.waits()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from programs import Program
 
-from manycpu.pipeline.launchers import LAUNCHERS, mpijob, pytorchjob, refusals
+from manycpu.pipeline.launchers import JOB_LAUNCHERS, mpijob, pytorchjob, refusals
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -68,7 +68,7 @@ def place(mount: str = "/tmp/pvc-mount", **fields: Any) -> Placement:  # noqa: S
 
 def manifest(launch: str = "pytorchjob", on: KubeObject | None = None, **fields: Any) -> KubeObject:
     where = target(launch, **(on or {}))
-    return LAUNCHERS[launch].objects(run(**fields), where, place(where.mount_path))[-1]
+    return JOB_LAUNCHERS[launch].objects(run(**fields), where, place(where.mount_path))[-1]
 
 
 def replicas(made: KubeObject) -> KubeObject:
@@ -335,7 +335,7 @@ def test_dollar_signs_of_the_user_stay_as_they_are(launch: str) -> None:
 def test_names_fit_into_dns_labels(launch: str) -> None:
     where = target(launch)
     long = place().model_copy(update={"name": "a" * 40, "attempt": 99})
-    [made] = LAUNCHERS[launch].objects(run(nnodes=99999), where, long)
+    [made] = JOB_LAUNCHERS[launch].objects(run(nnodes=99999), where, long)
     last = f"{made['metadata']['name']}-worker-99998"
     assert len(last) <= 63
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", last)
@@ -557,7 +557,7 @@ def test_all_of_a_run_can_be_expressed(make: Callable[..., list[KubeObject]]) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_staged_data_is_mounted_to_be_read_only(kind: str) -> None:
-    [made] = LAUNCHERS[kind].objects(run(), target(kind), place(data="/tmp/pvc-mount/manycpu/data/ab12"))  # noqa: S108 - a pod's
+    [made] = JOB_LAUNCHERS[kind].objects(run(), target(kind), place(data="/tmp/pvc-mount/manycpu/data/ab12"))  # noqa: S108 - a pod's
     replicas = made["spec"].get("pytorchReplicaSpecs") or made["spec"]["mpiReplicaSpecs"]
     mounts = replicas["Worker"]["template"]["spec"]["containers"][0]["volumeMounts"]
     on_claim = [mount for mount in mounts if mount["name"] == "volume"]

@@ -126,7 +126,7 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
         return
     if not snapshot.acknowledged:
         yield Reason(f"no operator has acknowledged {snapshot.kind} {snapshot.name}")
-    elif not any(condition(job, kind) for kind in ("Succeeded", "Failed")):
+    elif not any(condition(job, kind) for kind in snapshot.job_kind.ends):
         yield Reason("it has no pods yet")
 
 

@@ -5,14 +5,13 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
 
-from manycpu.pipeline.launchers.given_back import Note, note_of
+from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = [
     "ENDED",
-    "JOBS",
-    "OWNER",
     "Container",
     "JobSnapshot",
     "condition",
@@ -20,16 +19,12 @@ __all__ = [
     "ended",
     "epoch",
     "event_time",
+    "job_key",
     "remembered",
     "role",
     "scheduled",
 ]
 
-_GROUP: Final = "training.kubeflow.org"
-OWNER: Final = f"{_GROUP}/job-name"
-"""Label with the job's name, which both operators put on every pod of it."""
-JOBS: Final = {"mpijob": "MPIJob", "pytorchjob": "PyTorchJob"}
-"""Launch kind -> kind of its resource."""
 ENDED: Final = ("Succeeded", "Failed")
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -85,8 +80,10 @@ class JobSnapshot:
     """
 
     def __init__(self, handle: JobHandle, claims: Iterable[str] = ()) -> None:
-        self.launch, self.kind = handle.launch, JOBS[handle.launch]
+        self.job_kind = JOB_KINDS[handle.launch]
+        self.kind = self.job_kind.kind
         self.name, self.uid = handle.name, handle.uid
+        self._key = (handle.run, str(handle.attempt))
         self._claims = frozenset(claims)
         self.known: set[str] = set()
         """Kinds of which everything is known."""
@@ -158,7 +155,7 @@ class JobSnapshot:
         if kind == self.kind:
             return bool(meta["uid"] == self.uid)
         if kind == "Pod":
-            return bool(meta.get("labels", {}).get(OWNER) == self.name)
+            return bool(role(found)) and job_key(found) == self._key
         about = found.get("involvedObject", {})
         name = about.get("name", "")
         if about.get("kind") == "PersistentVolumeClaim":
@@ -206,13 +203,12 @@ class JobSnapshot:
     @property
     def given_back(self) -> bool:
         """Whether it has given back what it held, and waits for its turn."""
-        return self.suspended and self.note is not None and not self.note.resumed
+        return self.job is not None and has_given_back(self.job_kind, self.job)
 
     @property
     def suspended(self) -> bool:
         """Whether it waits for somebody, such as Kueue, to admit it."""
-        job = self.job or {}
-        return bool(job.get("spec", {}).get("runPolicy", {}).get("suspend"))
+        return self.job is not None and self.job_kind.suspended(self.job)
 
     @property
     def acknowledged(self) -> bool:
@@ -224,14 +220,14 @@ class JobSnapshot:
     @property
     @remembered
     def members(self) -> list[KubeObject]:
-        """The pods that have ranks: all but a launcher."""
-        return [pod for pod in self.pods if role(pod) != "launcher"]
+        """The pods that have ranks."""
+        return [pod for pod in self.pods if role(pod) == "rank"]
 
     @property
     def ranks(self) -> Iterator[Container]:
         """The containers that have ranks, also of pods that are gone: as they were seen last."""
         pods = [*self.departed.values(), *self.members]
-        return (one for pod in pods if role(pod) != "launcher" for one in containers(pod) if not one.init)
+        return (one for pod in pods if role(pod) == "rank" for one in containers(pod) if not one.init)
 
     @property
     def launchable(self) -> bool:
@@ -264,9 +260,14 @@ def containers(pod: KubeObject) -> Iterator[Container]:
 
 
 def role(pod: KubeObject) -> str:
-    """Tell what a pod is in its job: ``launcher``, ``master`` or ``worker``."""
-    labels = pod["metadata"].get("labels", {})
-    return str(labels.get(f"{_GROUP}/job-role") or labels.get(f"{_GROUP}/replica-type") or "")
+    """Tell what a pod is in its job: ``launcher`` or ``rank``; empty where it has no job of ours."""
+    return str(pod["metadata"].get("labels", {}).get("manycpu/role", ""))
+
+
+def job_key(found: KubeObject) -> tuple[str, str]:
+    """Read the run and the attempt that a job, or a pod of it, is of."""
+    labels = found["metadata"].get("labels", {})
+    return labels.get("manycpu/run", ""), labels.get("manycpu/attempt", "")
 
 
 def scheduled(pod: KubeObject) -> float | None:
@@ -295,7 +296,7 @@ def event_time(event: KubeObject) -> float:
 
 
 def _member_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
-    return scheduled(pod) if role(pod) != "launcher" else None
+    return scheduled(pod) if role(pod) == "rank" else None
 
 
 def _same(before: KubeObject | None, now: KubeObject) -> bool:

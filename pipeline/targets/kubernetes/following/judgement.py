@@ -1,9 +1,10 @@
 """What a job's state is, and how it ended."""
 
-from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.report import Observed
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.job_kinds import FAILED
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
@@ -38,7 +39,7 @@ def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: 
 
 def look(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Status:
     """Tell how a job is doing, at whatever time: what its operator says, and what its ranks have said."""
-    seen = LAUNCHERS[snapshot.launch].state({"job": snapshot.job, "pods": snapshot.pods, "cancelled": False})
+    seen = JOB_LAUNCHERS[snapshot.job_kind.launch].state(snapshot.job, snapshot.pods)
     if seen.state.terminal:
         return seen
     if text := _hopeless(run, snapshot):
@@ -55,7 +56,7 @@ def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, seen: Status) -> bool:
     """Whether a failed job has to be deleted: it was given up, or its pods would go on for nobody."""
     if snapshot.job is None:
         return False
-    given_up = seen.budget is not None or condition(snapshot.job, "Failed") is None
+    given_up = seen.budget is not None or condition(snapshot.job, FAILED) is None
     return given_up or (run.keep == "never" and any(not ended(pod) for pod in snapshot.pods))
 
 
@@ -101,8 +102,8 @@ def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, seen: Status) -> 
 
 def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
     """Note how ranks ended that could not say so: as their containers did, where those are the ranks' own."""
-    if snapshot.kind == "MPIJob":
-        return  # its workers run sshd
+    if snapshot.job_kind.launcher:
+        return  # the ranks' containers run sshd
     began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
     last = {container.pod["metadata"]["name"]: container.last for container in snapshot.ranks}
     for rank in observed.ranks:
@@ -126,7 +127,7 @@ def _spoke_of(recorder: AttemptRecorder, ending: Ending) -> bool:
 
 def ended_at(snapshot: JobSnapshot) -> float:
     """Tell when the job ended, in seconds since the epoch; 0 where it does not say."""
-    for kind in ("Succeeded", "Failed"):
+    for kind in snapshot.job_kind.ends:
         if found := condition(snapshot.job, kind):
             return epoch(found.get("lastTransitionTime"))
     return 0.0
