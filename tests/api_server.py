@@ -6,6 +6,7 @@ import queue
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -62,8 +63,9 @@ class ApiServer:
     def put(self, kind: str, made: Object) -> Object:
         """Store an object, anew or as it is now, and tell those who watch."""
         there = self._named(kind, made["metadata"]["name"])
-        meta = made["metadata"] | {"namespace": "ml", "resourceVersion": str(next(self._version))}
-        born = {"uid": f"uid-{meta['resourceVersion']}", "creationTimestamp": "2026-01-01T10:00:00Z"}
+        version, now = next(self._version), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        meta = made["metadata"] | {"namespace": "ml", "resourceVersion": str(version)}
+        born = {"uid": f"uid-{version:04}", "creationTimestamp": now}
         made = made | {"kind": kind, "metadata": born | meta}
         others = [one for one in self.objects.get(kind, []) if one is not there]
         self.objects[kind] = [*others, made]

@@ -213,9 +213,10 @@ def _inside(node: Any) -> Iterator[Any]:
 
 
 def _is_rank(node: Any) -> bool:
-    if not isinstance(node, Mapping) or "spec" not in node:
-        return False
-    return bool(node["metadata"].get("labels", {}).get("manycpu/role") == "rank")
+    match node:
+        case {"metadata": {"labels": {"manycpu/role": "rank"}}, "spec": _}:
+            return True
+    return False
 
 
 def with_volumes(

@@ -21,6 +21,11 @@ def unplaced(name: str) -> Object:
     return pod(name, placed=None, conditions=[NO_NODE])
 
 
+def queued(one: Object) -> Object:
+    one["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
+    return one
+
+
 PULLED = "Back-off pulling image"
 MAKING = waiting("qa-1-worker-0", "ContainerCreating")
 INIT = pod(
@@ -79,6 +84,10 @@ CASES: dict[str, tuple[JobSnapshot, list[str]]] = {
         ["pods are refused: exceeded quota"],
     ),
     "a suspended job": (snapshot(job("Suspended", suspend=True)), ["it is suspended"]),
+    "a job of a queue": (
+        snapshot(queued(job("Suspended", suspend=True))),
+        ["it is suspended, until Kueue's queue team-a admits it"],
+    ),
     "a job that somebody deleted": (snapshot(None), ["PyTorchJob qa-1 is gone"]),
     "a pod that crashes in a loop": (
         snapshot(

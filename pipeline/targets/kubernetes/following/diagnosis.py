@@ -71,6 +71,8 @@ class Ending(NamedTuple):
     """Whether it was started again since: its log is the previous one."""
     began: float
     """Seconds since the epoch; 0 where it never did."""
+    hostname: str = ""
+    """What its processes call their host."""
 
     def __str__(self) -> str:
         memory = ": it used more memory than its limit" if self.reason == "OOMKilled" else ""
@@ -261,6 +263,7 @@ def _ending(container: Container) -> Ending:
         message=last.get("message", "").strip(),
         previous=container.state("terminated") is None,
         began=epoch(last.get("startedAt")),
+        hostname=container.hostname,
     )
 
 

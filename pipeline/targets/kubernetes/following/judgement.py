@@ -90,7 +90,7 @@ def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, seen: Status) -> 
     if not first or silent is None:
         return seen.model_copy(update={"reason": reason, "failure": observed.failure})
     lines = tuple(recorder.tails.get(silent.pod, ()))
-    rank = next((rank for rank in observed.ranks if rank.hostname == silent.pod), None)
+    rank = next((rank for rank in observed.ranks if rank.hostname == silent.hostname), None)
     if rank is None:
         last = "\n".join(["its last lines:", *lines]) if lines else ""
         text = "\n".join(part for part in (reason, last) if part)
@@ -105,7 +105,7 @@ def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
     if snapshot.job_kind.launcher:
         return  # the ranks' containers run sshd
     began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
-    last = {container.pod["metadata"]["name"]: container.last for container in snapshot.ranks}
+    last = {container.hostname: container.last for container in snapshot.ranks}
     for rank in observed.ranks:
         ended = last.get(rank.hostname or "") or {}
         if rank.exit_code is None and ended and epoch(ended.get("finishedAt")) >= began:
