@@ -14,13 +14,12 @@ from urllib.parse import parse_qs, urlsplit
 from kubernetes import client
 from web_server import served
 
-from manycpu.pipeline.adapters.cluster import resource_of
+from manycpu.pipeline.adapters.api_resources import CORE, resource_of
 from manycpu.pipeline.spec.job_kinds import resources
 
 __all__ = ["ApiServer", "running"]
 
 Object = dict[str, Any]
-_CORE = ("ConfigMap", "Event", "PersistentVolumeClaim", "Pod", "ResourceQuota", "Secret")
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _NAMESPACE = "/namespaces/ml/"
 _END = None
@@ -113,7 +112,7 @@ class ApiServer:
             _send(handler, 200, json.dumps(act(kind, rest[0] if rest else "", query, body)))
 
     def _kind(self, plural: str) -> str:
-        kind = next(k for k in (*_CORE, *resources()) if resource_of(k).plural == plural)
+        kind = next(k for k in (*CORE, *resources()) if resource_of(k).plural == plural)
         if kind in self.absent:
             raise ApiError(404, "the server could not find the requested resource")
         return kind

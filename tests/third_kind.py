@@ -10,6 +10,7 @@ import pytest
 from api_server import ApiServer
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, JobLauncher, conditions, pods
+from manycpu.pipeline.launchers.ranks import Ranks
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, ApiResource, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
@@ -62,10 +63,10 @@ class FitLauncher:
     def state(self, job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa: ARG002
         return conditions.state(FITJOB, job)
 
-    def ranks(self, job: KubeObject) -> pods.Ranks | None:
+    def ranks(self, job: KubeObject) -> Ranks | None:
         trainer = job["spec"]["trainer"]
         container = {"resources": trainer["resourcesPerNode"]}
-        return pods.Ranks(nodes=trainer["numNodes"], pod={"containers": [container]})
+        return Ranks(nodes=trainer["numNodes"], pod={"containers": [container]})
 
 
 def _resources(run: TrainingRun) -> KubeObject:

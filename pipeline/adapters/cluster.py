@@ -17,27 +17,14 @@ from kubernetes import client, config
 from kubernetes.utils import parse_quantity
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
+from manycpu.pipeline.adapters.api_resources import resource_of
 from manycpu.pipeline.spec.errors import ClusterError
-from manycpu.pipeline.spec.job_kinds import ApiResource, resources
 from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["Cluster", "Connect", "amount", "connect", "resource_of"]
+__all__ = ["Cluster", "Connect", "amount", "connect"]
 
 Connect = Callable[[], client.ApiClient]
 """Makes a client with fresh credentials."""
-
-_CORE: Final = {
-    "ConfigMap": "configmaps",
-    "Event": "events",
-    "LimitRange": "limitranges",
-    "PersistentVolumeClaim": "persistentvolumeclaims",
-    "Pod": "pods",
-    "ResourceQuota": "resourcequotas",
-    "Secret": "secrets",
-    "Service": "services",
-    "ServiceAccount": "serviceaccounts",
-}
-"""What a run may have in its namespace besides jobs and their companions: kind -> plural."""
 
 DEADLINE: Final = 60.0  # seconds that a call is tried for
 _UNAUTHORIZED_FOR: Final = 15.0  # seconds in which a token that was just renewed may be refused
@@ -50,15 +37,6 @@ _PATCH: Final = "application/merge-patch+json"
 def amount(quantity: str) -> Decimal:
     """Read an amount as Kubernetes writes it, such as ``1500m`` cores or ``8Gi`` bytes."""
     return Decimal(parse_quantity(quantity))
-
-
-def resource_of(kind: str) -> ApiResource:
-    """Look up where the API serves a kind of object that a run may have in its namespace.
-
-    >>> resource_of("Pod").path, resource_of("MPIJob").path
-    ('/api/v1', '/apis/kubeflow.org/v2beta1')
-    """
-    return ApiResource(kind, "", "v1", _CORE[kind]) if kind in _CORE else resources()[kind]
 
 
 def connect(connection: str | None = None) -> client.ApiClient:

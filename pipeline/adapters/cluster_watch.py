@@ -18,7 +18,8 @@ import aiohttp
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.client.rest import RESTClientObject
 
-from manycpu.pipeline.adapters.cluster import Connect, resource_of
+from manycpu.pipeline.adapters.api_resources import resource_of
+from manycpu.pipeline.adapters.cluster import Connect
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.kube_object import KubeObject
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from pydantic import BaseModel
 
 from manycpu.pipeline.launchers import mpijob, mpirun, pytorchjob, torchrun
-from manycpu.pipeline.launchers.pods import Ranks
+from manycpu.pipeline.launchers.ranks import Ranks
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement

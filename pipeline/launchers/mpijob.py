@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from manycpu.pipeline.launchers import conditions, mpirun, pods
+from manycpu.pipeline.launchers.ranks import Ranks
 from manycpu.pipeline.spec.job_kinds import MPIJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Host, Mpi, Placement
@@ -124,10 +125,10 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa
     return conditions.state(MPIJOB, job)
 
 
-def ranks(job: KubeObject) -> pods.Ranks | None:
+def ranks(job: KubeObject) -> Ranks | None:
     """Read how many workers there are, and what each asks for."""
     worker = job["spec"].get("mpiReplicaSpecs", {}).get("Worker")
-    return worker and pods.Ranks(nodes=worker.get("replicas", 1), pod=worker["template"]["spec"])
+    return worker and Ranks(nodes=worker.get("replicas", 1), pod=worker["template"]["spec"])
 
 
 def _launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:

@@ -5,8 +5,8 @@ as it is.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
@@ -21,14 +21,12 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 __all__ = [
     "HOME",
     "USER",
-    "Ranks",
     "add_volumes",
     "as_rank",
     "container",
     "literal",
     "metadata",
     "on_nodes",
-    "rank_template",
     "rank_variables",
     "resources",
     "restart_policy",
@@ -50,15 +48,6 @@ PASSWD: Final = f"root:x:0:0::/root:/bin/sh\n{USER}:x:{UID}:{UID}::{HOME}:/bin/s
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _LONGEST: Final = 2**31 - 1  # seconds: what fits into a pod's field
 FILES: Final = "files"  # a volume of small files that come from the pod's own annotations
-
-
-class Ranks(NamedTuple):
-    """What the ranks of a job need."""
-
-    nodes: int
-    """Pods without which it cannot begin."""
-    pod: KubeObject
-    """The spec of each."""
 
 
 def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
@@ -198,25 +187,6 @@ def template(
         "metadata": {"labels": named, "annotations": annotations},
         "spec": spec | on_nodes(target),
     }
-
-
-def rank_template(objects: Iterable[KubeObject]) -> KubeObject:
-    """Find the template of a rank's pod among what a launcher describes, by its label."""
-    return next(one for one in _inside(objects) if _is_rank(one))
-
-
-def _inside(node: Any) -> Iterator[Any]:
-    yield node
-    inner = node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ()
-    for part in inner:
-        yield from _inside(part)
-
-
-def _is_rank(node: Any) -> bool:
-    match node:
-        case {"metadata": {"labels": {"manycpu/role": "rank"}}, "spec": _}:
-            return True
-    return False
 
 
 def with_volumes(

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from manycpu.pipeline.launchers import conditions, pods
 from manycpu.pipeline.launchers.environment import node_command
+from manycpu.pipeline.launchers.ranks import Ranks
 from manycpu.pipeline.spec.job_kinds import PYTORCHJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
@@ -87,11 +88,11 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
     return seen
 
 
-def ranks(job: KubeObject) -> pods.Ranks | None:
+def ranks(job: KubeObject) -> Ranks | None:
     """Read how many workers it cannot begin without, and what each asks for."""
     worker = job["spec"].get("pytorchReplicaSpecs", {}).get("Worker")
     least = (job["spec"].get("elasticPolicy") or {}).get("minReplicas")
-    return worker and pods.Ranks(nodes=least or worker.get("replicas", 1), pod=worker["template"]["spec"])
+    return worker and Ranks(nodes=least or worker.get("replicas", 1), pod=worker["template"]["spec"])
 
 
 def _torchrun(run: TrainingRun, placement: Placement) -> Iterator[str]:
@@ -146,6 +147,7 @@ def _own_place(run: TrainingRun) -> dict[str, str]:
     if restarts(run):
         # Whoever is rank 0 next is met at its address: its name may not have reached DNS yet.
         return {"MANYCPU_ADDRESS": "status.podIP"}
+    # The operator's own label: nothing else numbers the pods of a template.
     return {"MANYCPU_NODE_RANK": "metadata.labels['training.kubeflow.org/replica-index']"}
 
 

@@ -3,7 +3,9 @@
 import hashlib
 import re
 
-__all__ = ["key_of", "labels", "run_key", "run_name"]
+from manycpu.pipeline.spec.kube_object import KubeObject
+
+__all__ = ["attempt_key", "key_of", "label", "labels", "run_key", "run_name"]
 
 _KEY_LENGTH = 10
 _NAME_LENGTH = 40  # leaves room for what operators append, within the 63 characters of a DNS label
@@ -39,3 +41,17 @@ def labels(name: str, **more: str) -> dict[str, str]:
     """
     known = {"app.kubernetes.io/managed-by": "manycpu", "manycpu/run": name}
     return known | {f"manycpu/{key}": value for key, value in more.items()}
+
+
+def label(item: KubeObject, key: str) -> str:
+    """Read a label of ours off an object; empty where it has none.
+
+    >>> label({"metadata": {"labels": labels("qa-1a2b3c4d5e", role="rank")}}, "role")
+    'rank'
+    """
+    return str(item["metadata"].get("labels", {}).get(f"manycpu/{key}", ""))
+
+
+def attempt_key(item: KubeObject) -> tuple[str, str]:
+    """Read the run and the attempt that a job, or a pod of it, is of."""
+    return label(item, "run"), label(item, "attempt")

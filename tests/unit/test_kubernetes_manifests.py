@@ -17,7 +17,7 @@ import pytest
 from programs import Program
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, mpijob, pytorchjob, refusals
-from manycpu.pipeline.launchers.pods import Ranks, rank_template
+from manycpu.pipeline.launchers.ranks import Ranks, rank_template
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS

@@ -9,6 +9,7 @@ from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.naming import attempt_key, label
 
 __all__ = [
     "ENDED",
@@ -19,7 +20,6 @@ __all__ = [
     "ended",
     "epoch",
     "event_time",
-    "job_key",
     "remembered",
     "role",
     "scheduled",
@@ -160,7 +160,7 @@ class JobSnapshot:
         if kind == self.kind:
             return bool(meta["uid"] == self.uid)
         if kind == "Pod":
-            return bool(role(found)) and job_key(found) == self._key
+            return bool(role(found)) and attempt_key(found) == self._key
         about = found.get("involvedObject", {})
         name = about.get("name", "")
         if about.get("kind") == "PersistentVolumeClaim":
@@ -266,13 +266,7 @@ def containers(pod: KubeObject) -> Iterator[Container]:
 
 def role(pod: KubeObject) -> str:
     """Tell what a pod is in its job: ``launcher`` or ``rank``; empty where it has no job of ours."""
-    return str(pod["metadata"].get("labels", {}).get("manycpu/role", ""))
-
-
-def job_key(found: KubeObject) -> tuple[str, str]:
-    """Read the run and the attempt that a job, or a pod of it, is of."""
-    labels = found["metadata"].get("labels", {})
-    return labels.get("manycpu/run", ""), labels.get("manycpu/attempt", "")
+    return label(pod, "role")
 
 
 def scheduled(pod: KubeObject) -> float | None:

@@ -11,8 +11,9 @@ from manycpu.pipeline.launchers.given_back import Note, patch
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.naming import attempt_key
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, job_key, role
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
 from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
 from manycpu.pipeline.targets.kubernetes.following.turns import Decision, Turns
 from manycpu.pipeline.targets.kubernetes.following.waiting import (
@@ -219,9 +220,9 @@ def _read(objects: dict[str, list[KubeObject]], now: float) -> _Seen:
     pods = objects.pop("Pod")
     by_job: dict[tuple[str, str], list[KubeObject]] = {}
     for pod in filter(role, pods):
-        by_job.setdefault(job_key(pod), []).append(pod)
+        by_job.setdefault(attempt_key(pod), []).append(pod)
     jobs = (
-        job_of(job, kind, by_job.get(job_key(job), ()), now)
+        job_of(job, kind, by_job.get(attempt_key(job), ()), now)
         for kind in JOB_KINDS.values()
         for job in objects.get(kind.kind, ())
     )

@@ -11,6 +11,7 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.job_kinds import JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.naming import label
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     condition,
     ended,
@@ -106,7 +107,7 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
     return Job(
         name=meta["name"],
         uid=meta["uid"],
-        run=_run(job),
+        run=label(job, "run"),
         kind=kind,
         version=meta.get("resourceVersion", ""),
         age=(epoch(meta["creationTimestamp"]), meta["uid"]),
@@ -131,13 +132,15 @@ def holding(pods: Iterable[KubeObject]) -> dict[str, int]:
     found: dict[str, int] = {}
     for pod in pods:
         if role(pod) and scheduled(pod) is not None and not ended(pod):
-            found[_run(pod)] = found.get(_run(pod), 0) + 1
+            found[label(pod, "run")] = found.get(label(pod, "run"), 0) + 1
     return found
 
 
 def on_claims(pods: Iterable[KubeObject], job: Job) -> dict[str, int]:
     """Count, for each other run, the pods that have a claim of the job's mounted."""
-    sharing = [pod for pod in pods if _run(pod) != job.run and set(_claims(pod["spec"])) & set(job.claims)]
+    sharing = [
+        pod for pod in pods if label(pod, "run") != job.run and set(_claims(pod["spec"])) & set(job.claims)
+    ]
     return holding(sharing)
 
 
@@ -210,10 +213,6 @@ def _age(job: Job) -> tuple[float, str]:
 
 def _is_multi_attach(event: KubeObject) -> bool:
     return event.get("reason") == "FailedAttachVolume" and "Multi-Attach" in event.get("message", "")
-
-
-def _run(found: KubeObject) -> str:
-    return str(found["metadata"].get("labels", {}).get("manycpu/run", ""))
 
 
 def _requests(spec: KubeObject) -> dict[str, Decimal]:
