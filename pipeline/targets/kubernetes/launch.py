@@ -11,7 +11,7 @@ from manycpu.pipeline.spec.errors import ClusterError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
@@ -214,7 +214,7 @@ def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
     entry = ctx.ledger.read()
     kinds = {JOB_KINDS[entry.described(number).target["launch"]].kind for number in range(1, attempt + 1)}
     for job in [job for kind in sorted(kinds) for job in ctx.cluster.list(kind, labels(ctx.name))]:
-        if int(job["metadata"]["labels"]["manycpu/attempt"]) < attempt:  # a later one is another launcher's
+        if int(label(job, "attempt")) < attempt:  # a later one is another launcher's
             ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
     left = [

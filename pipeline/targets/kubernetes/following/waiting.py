@@ -138,10 +138,8 @@ def holding(pods: Iterable[KubeObject]) -> dict[str, int]:
 
 def on_claims(pods: Iterable[KubeObject], job: Job) -> dict[str, int]:
     """Count, for each other run, the pods that have a claim of the job's mounted."""
-    sharing = [
-        pod for pod in pods if label(pod, "run") != job.run and set(_claims(pod["spec"])) & set(job.claims)
-    ]
-    return holding(sharing)
+    others = (pod for pod in pods if label(pod, "run") != job.run)
+    return holding(pod for pod in others if set(_claims(pod["spec"])) & set(job.claims))
 
 
 def given_back(job: Job, pods: Iterable[KubeObject], now: float) -> Note:
