@@ -20,7 +20,7 @@ from cluster.space import Space, beside
 
 from bench._cluster import namespace, target
 from bench._measure import by_turns, ratio, rounds, spread
-from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.context import ClusterContext, open_context
@@ -119,7 +119,9 @@ class _Bench:
         ctx = self._context()
         placement = launch.place(ctx, Staged(), built, 1, owned=False)
         manifest = self._folder / "job.yaml"
-        manifest.write_text(as_yaml(*LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)))
+        manifest.write_text(
+            as_yaml(*JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement))
+        )
         program = self._cluster.modules["kubernetes"].program("kubectl")
         access = ["--kubeconfig", self._space.kubeconfig, "--cache-dir", self._folder / "kubectl"]
         command = [program, *access, "create", "--filename", manifest]

@@ -72,7 +72,7 @@ def _suspended(cluster: Any, kubeconfig: str, folder: Path, number: int) -> dict
     access = Access(connect=lambda: cluster.api)
     ctx: Any = open_context(run, target, "bench", number, base=folder, access=access)
     ctx.ledger.open(ctx.new_entry(time.time()))
-    job_labels = labels(ctx.name, attempt="1")
+    job_labels = labels(ctx.name, attempt="1", role="rank")
     pod = {"containers": [{"name": "pytorch", "image": "none", "command": ["true"]}]}
     worker = {"replicas": 1, "template": {"metadata": {"labels": job_labels}, "spec": pod}}
     job = cluster.create(

@@ -1,10 +1,12 @@
-"""An API server of a test's own: it lists what it has, and its watches are silent until the test speaks."""
+"""An API server of a test's own: objects of one namespace, and watches that tell what becomes of them."""
 
+import itertools
 import json
 import queue
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,14 +14,20 @@ from urllib.parse import parse_qs, urlsplit
 from kubernetes import client
 from web_server import served
 
-from manycpu.pipeline.adapters.cluster import KINDS
+from manycpu.pipeline.adapters.api_resources import CORE, resource_of
+from manycpu.pipeline.spec.job_kinds import resources
 
 __all__ = ["ApiServer", "running"]
 
 Object = dict[str, Any]
-_KIND = {plural: kind for kind, (_, plural) in KINDS.items()}
+_REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_NAMESPACE = "/namespaces/ml/"
 _END = None
 """Ends a watch."""
+
+
+class ApiError(Exception):
+    """What is answered instead: a status and a message."""
 
 
 class ApiServer:
@@ -32,59 +40,155 @@ class ApiServer:
         """Pod -> its log."""
         self.refuses: set[str] = set()
         """Kinds of which nothing is told at present."""
+        self.absent: set[str] = set()
+        """Kinds that are not served."""
+        self.denied: set[str] = set()
+        """``verb resource`` that the account has no right to, as access reviews tell."""
         self.calls: Counter[str] = Counter()
         """How often was asked for: ``list KIND``, ``watch KIND``, ``get KIND``, ``log POD``."""
+        self.created: list[str] = []
+        """``kind/name`` of what was created."""
+        self.tried: list[Object] = []
+        """What was created as a dry run."""
         self.deleted: list[str] = []
         """``kind/name`` of what was deleted."""
         self.url = ""
-        self._watches: list[queue.Queue[Object | None]] = []
+        self._watches: list[tuple[str, queue.Queue[Object | None]]] = []
+        self._version = itertools.count(2)
 
     def connect(self) -> client.ApiClient:
         return client.ApiClient(client.Configuration(host=self.url))
 
+    def put(self, kind: str, made: Object) -> Object:
+        """Store an object, anew or as it is now, and tell those who watch."""
+        there = self._named(kind, made["metadata"]["name"])
+        version, now = next(self._version), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        meta = made["metadata"] | {"namespace": "ml", "resourceVersion": str(version)}
+        born = {"uid": f"uid-{version:04}", "creationTimestamp": now}
+        made = made | {"kind": kind, "metadata": born | meta}
+        others = [one for one in self.objects.get(kind, []) if one is not there]
+        self.objects[kind] = [*others, made]
+        self._tell(kind, "MODIFIED" if there else "ADDED", made)
+        return made
+
+    def remove(self, kind: str, name: str) -> None:
+        """Delete an object with all that it owns, and tell those who watch."""
+        there = self._named(kind, name)
+        assert there is not None
+        self.objects[kind] = [one for one in self.objects[kind] if one is not there]
+        self.deleted.append(f"{kind}/{name}")
+        self._tell(kind, "DELETED", there)
+        for other, owned in [(k, one) for k, found in self.objects.items() for one in found]:
+            owners = owned["metadata"].get("ownerReferences", ())
+            if there["metadata"].get("uid") in [owner["uid"] for owner in owners]:
+                self.remove(other, owned["metadata"]["name"])
+
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer a call."""
+        body = handler.rfile.read(int(handler.headers["Content-Length"] or 0))
+        try:
+            self._answer(handler, json.loads(body or b"{}"))
+        except ApiError as error:
+            status, message = error.args
+            _send(handler, status, json.dumps({"message": message}))
+
+    def _answer(self, handler: BaseHTTPRequestHandler, body: Object) -> None:
         asked = urlsplit(handler.path)
         query = {name: values[0] for name, values in parse_qs(asked.query).items()}
-        plural, *rest = asked.path.split("/namespaces/ml/")[1].split("/")
-        kind = _KIND[plural]
-        if kind in self.refuses:
-            _send(handler, 403, json.dumps({"message": f"no {plural} at present"}))
-        elif rest[1:] == ["log"]:
+        if _NAMESPACE not in asked.path:
+            _send(handler, 200, json.dumps(self._of_cluster(asked.path, body)))
+            return
+        plural, *rest = asked.path.split(_NAMESPACE)[1].split("/")
+        kind = self._kind(plural)
+        if kind in self.refuses and handler.command == "GET":
+            raise ApiError(403, f"no {plural} at present")
+        if rest[1:] == ["log"]:
             self.calls[f"log {rest[0]}"] += 1
             _send(handler, 200, self.logs.get(rest[0], ""))
-        elif rest:
-            self._get(handler, kind, rest[0])
         elif "watch" in query:
             self._watch(handler, kind)
         else:
-            self.calls[f"list {kind}"] += 1
-            page = {"metadata": {"resourceVersion": "1"}, "items": self.objects.get(kind, [])}
-            _send(handler, 200, json.dumps(page))
+            act = getattr(self, f"_{handler.command.lower()}")
+            _send(handler, 200, json.dumps(act(kind, rest[0] if rest else "", query, body)))
 
-    def _get(self, handler: BaseHTTPRequestHandler, kind: str, name: str) -> None:
-        self.calls[f"get {kind}"] += 1
-        there = [one for one in self.objects.get(kind, []) if one["metadata"]["name"] == name]
-        _send(handler, 200 if there else 404, json.dumps(there[0] if there else {"message": "not found"}))
+    def _kind(self, plural: str) -> str:
+        kind = next(k for k in (*CORE, *resources()) if resource_of(k).plural == plural)
+        if kind in self.absent:
+            raise ApiError(404, "the server could not find the requested resource")
+        return kind
+
+    def _of_cluster(self, path: str, body: Object) -> Object:
+        if path == _REVIEW:
+            asked = body["spec"]["resourceAttributes"]
+            resource = "/".join(filter(None, [asked["resource"], asked["subresource"]]))
+            return {"status": {"allowed": f"{asked['verb']} {resource}" not in self.denied}}
+        there = [one for one in resources().values() if one.path == path and one.kind not in self.absent]
+        if path.startswith("/apis/") and not there:
+            raise ApiError(404, "the server could not find the requested resource")
+        return {"items": [], "resources": [{"name": one.plural} for one in there]}
+
+    def _get(self, kind: str, name: str, query: dict[str, str], _: Object) -> Object:
+        if name:
+            self.calls[f"get {kind}"] += 1
+            return self._there(kind, name)
+        self.calls[f"list {kind}"] += 1
+        wanted = [pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair]
+        items = [
+            one
+            for one in self.objects.get(kind, [])
+            if all(one["metadata"].get("labels", {}).get(key) == value for key, value in wanted)
+        ]
+        return {"metadata": {"resourceVersion": "1"}, "items": items}
+
+    def _post(self, kind: str, _: str, query: dict[str, str], body: Object) -> Object:
+        name = body["metadata"]["name"]
+        if "dryRun" in query:
+            self.tried.append(body)
+            return body
+        if self._named(kind, name):
+            raise ApiError(409, f"{name} already exists")
+        self.created.append(f"{kind}/{name}")
+        return self.put(kind, body)
+
+    def _patch(self, kind: str, name: str, _: dict[str, str], body: Object) -> Object:
+        there = self._there(kind, name)
+        for key in ("uid", "resourceVersion"):
+            if body.get("metadata", {}).get(key, there["metadata"][key]) != there["metadata"][key]:
+                raise ApiError(409, f"{name} has changed")
+        return self.put(kind, _merged(there, body))
+
+    def _delete(self, kind: str, name: str, _: dict[str, str], body: Object) -> Object:
+        uid = self._there(kind, name)["metadata"].get("uid")
+        if body.get("preconditions", {}).get("uid", uid) != uid:
+            raise ApiError(409, f"{name} is another one")
+        self.remove(kind, name)
+        return {}
+
+    def _there(self, kind: str, name: str) -> Object:
+        if (there := self._named(kind, name)) is None:
+            raise ApiError(404, "not found")
+        return there
+
+    def _named(self, kind: str, name: str) -> Object | None:
+        return next((one for one in self.objects.get(kind, []) if one["metadata"]["name"] == name), None)
 
     def _watch(self, handler: BaseHTTPRequestHandler, kind: str) -> None:
         self.calls[f"watch {kind}"] += 1
         told: queue.Queue[Object | None] = queue.Queue()
-        self._watches.append(told)
+        self._watches.append((kind, told))
         handler.send_response(200)
         handler.end_headers()
         handler.wfile.flush()
         while (one := told.get()) is not _END:
             handler.wfile.write(json.dumps(one).encode() + b"\n")
 
-    def delete(self, handler: BaseHTTPRequestHandler) -> None:
-        plural, name = handler.path.split("/namespaces/ml/")[1].split("/")
-        kind = _KIND[plural]
-        self.deleted.append(f"{kind}/{name}")
-        self.objects[kind] = [one for one in self.objects[kind] if one["metadata"]["name"] != name]
-        _send(handler, 200, "{}")
+    def _tell(self, kind: str, what: str, one: Object) -> None:
+        for watched, told in self._watches:
+            if watched == kind:
+                told.put({"type": what, "object": one})
 
     def end_watches(self) -> None:
-        for told in self._watches:
+        for _, told in self._watches:
             told.put(_END)
 
 
@@ -97,9 +201,7 @@ def running() -> Iterator[ApiServer]:
         def do_GET(self) -> None:
             made.answer(self)
 
-        def do_DELETE(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"] or 0))
-            made.delete(self)
+        do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - names that http.server looks for
 
         def log_message(self, *_: object) -> None:
             pass
@@ -110,6 +212,14 @@ def running() -> Iterator[ApiServer]:
             yield made
         finally:
             made.end_watches()
+
+
+def _merged(there: Any, change: Any) -> Any:
+    """Apply a JSON merge patch."""
+    if not isinstance(there, dict) or not isinstance(change, dict):
+        return change
+    merged = there | {key: _merged(there.get(key), value) for key, value in change.items()}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def _send(handler: BaseHTTPRequestHandler, status: int, text: str) -> None:

@@ -81,7 +81,7 @@ class Waiting:
         worker = {
             "replicas": self.nodes,
             "restartPolicy": spec.pop("restart", "Never"),
-            "template": {"metadata": {"labels": known}, "spec": pods},
+            "template": {"metadata": {"labels": known | {"manycpu/role": "rank"}}, "spec": pods},
         }
         return {
             "apiVersion": "kubeflow.org/v1",

@@ -5,10 +5,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, Role
+from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 
 T0 = 1_700_000_000
 Object = dict[str, Any]
+_OURS = labels("qa", attempt="1")
 
 
 def at(seconds: float) -> str:
@@ -28,15 +31,15 @@ def job(*conditions: str, launch: str = "pytorchjob", seconds: float = 0, **spec
         {"type": c, "status": "True", "lastTransitionTime": at(seconds), "message": c} for c in conditions
     ]
     return {
-        "kind": JOBS[launch],
-        "metadata": {"name": "qa-1", "uid": "job", "creationTimestamp": at(0)},
+        "kind": JOB_KINDS[launch].kind,
+        "metadata": {"name": "qa-1", "uid": "job", "creationTimestamp": at(0), "labels": _OURS},
         "spec": {"runPolicy": spec},
         "status": {"conditions": held} if held else {},
     }
 
 
 def pod(
-    name: str, *, role: str = "worker", born: float = 1, placed: float | None = 2, **status: Any
+    name: str, *, role: Role = "rank", born: float = 1, placed: float | None = 2, **status: Any
 ) -> Object:
     """Make a pod of the job; placed: when it was given a node."""
     conditions = [] if placed is None else [_true("PodScheduled", placed)]
@@ -45,10 +48,7 @@ def pod(
             "name": name,
             "uid": f"uid-{name}-{born}",
             "creationTimestamp": at(born),
-            "labels": {
-                "training.kubeflow.org/job-name": "qa-1",
-                "training.kubeflow.org/job-role": role,
-            },
+            "labels": {**_OURS, "manycpu/role": role},
         },
         "spec": {"containers": [{"name": "pytorch", "image": "reg/train:1"}]},
         "status": {"phase": "Pending", "conditions": conditions} | status,
@@ -83,7 +83,7 @@ def snapshot(
 ) -> JobSnapshot:
     """Put a job together with what belongs to it."""
     launch = launch or next(
-        (name for name, kind in JOBS.items() if found and found["kind"] == kind), "pytorchjob"
+        (name for name, kind in JOB_KINDS.items() if found and found["kind"] == kind.kind), "pytorchjob"
     )
     made = JobSnapshot(handle(launch), ["data"])
     made.apply(made.kind, [found] if found else [], [], complete=True)

@@ -13,7 +13,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.run_report import REPORT, Report
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.targets.kubernetes.deletion import KINDS
+from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
 Fields = dict[str, Any]
 
@@ -52,7 +52,7 @@ def succeeded(output: Path, namespace: Space) -> Report:
     assert len(report.hosts) == 2
     _delivered(output)
     assert report.left_behind == []
-    assert [item for kind in KINDS for item in cluster_of(namespace).list(kind, labels(report.name))] == []
+    assert [item for kind in kinds() for item in cluster_of(namespace).list(kind, labels(report.name))] == []
     return report
 
 

@@ -38,7 +38,6 @@ def start(target: dict[str, Any], image: str, folder: Path, number: int, seconds
 def _apart(job: KubeObject) -> None:
     """Have the ranks' pods on a node each, and ask for so much that two of them fit."""
     template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    template["metadata"] = {"labels": template["metadata"]["labels"] | {"manycpu/role": "rank"}}
     like = {"matchLabels": dict(template["metadata"]["labels"])}
     term = {"labelSelector": like, "topologyKey": "kubernetes.io/hostname"}
     rule = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

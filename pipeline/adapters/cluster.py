@@ -17,28 +17,14 @@ from kubernetes import client, config
 from kubernetes.utils import parse_quantity
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
+from manycpu.pipeline.adapters.api_resources import resource_of
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, NotFoundError
 from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["KINDS", "Cluster", "Connect", "amount", "connect"]
+__all__ = ["Cluster", "Connect", "amount", "connect"]
 
 Connect = Callable[[], client.ApiClient]
 """Makes a client with fresh credentials."""
-
-KINDS: Final[dict[str, tuple[str, str]]] = {
-    "ConfigMap": ("/api/v1", "configmaps"),
-    "Event": ("/api/v1", "events"),
-    "LimitRange": ("/api/v1", "limitranges"),
-    "MPIJob": ("/apis/kubeflow.org/v2beta1", "mpijobs"),
-    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
-    "Pod": ("/api/v1", "pods"),
-    "PyTorchJob": ("/apis/kubeflow.org/v1", "pytorchjobs"),
-    "ResourceQuota": ("/api/v1", "resourcequotas"),
-    "Secret": ("/api/v1", "secrets"),
-    "Service": ("/api/v1", "services"),
-    "ServiceAccount": ("/api/v1", "serviceaccounts"),
-}
-"""What a run may have in its namespace: kind -> path of its API group and version, and its plural."""
 
 DEADLINE: Final = 60.0  # seconds that a call is tried for
 _UNAUTHORIZED_FOR: Final = 15.0  # seconds in which a token that was just renewed may be refused
@@ -103,8 +89,8 @@ class Cluster:
 
     def path(self, kind: str, name: str = "") -> str:
         """Build the path of a kind's objects in this namespace, or of one of them."""
-        group, plural = KINDS[kind]
-        return f"{group}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+        resource = resource_of(kind)
+        return f"{resource.path}/namespaces/{self.namespace}/{resource.plural}" + (f"/{name}" if name else "")
 
     def get(self, kind: str, name: str) -> KubeObject | None:
         """Read an object; None where there is none."""

@@ -18,7 +18,8 @@ import aiohttp
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.client.rest import RESTClientObject
 
-from manycpu.pipeline.adapters.cluster import KINDS, Connect
+from manycpu.pipeline.adapters.api_resources import resource_of
+from manycpu.pipeline.adapters.cluster import Connect
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.kube_object import KubeObject
 
@@ -248,8 +249,8 @@ class ClusterWatch:
         return self._clients[key]
 
     def _path(self, kind: str) -> str:
-        group, plural = KINDS[kind]
-        return f"{group}/namespaces/{self._namespace}/{plural}"
+        resource = resource_of(kind)
+        return f"{resource.path}/namespaces/{self._namespace}/{resource.plural}"
 
 
 _SHARED: dict[tuple[Hashable, ...], list[Any]] = {}

@@ -1,30 +1,33 @@
 """How a run becomes something running on a target: one file for each launch kind, and one line here.
 
-A launcher is a module with two pure functions, and the fields that it cannot express:
+A launcher is a module with pure functions, and the fields that it cannot express:
 
 - ``objects(run, target, placement) -> list``: what to create or run, the job last.
-- ``state(observed) -> Status``: what the target says of it.
+- ``state(...) -> Status``: what the target says of it.
+- ``ranks(job) -> Ranks``, of jobs: what the ranks need.
 - ``UNSUPPORTED``: field of the run, or one of the target with ``target.`` before it, or ``elastic`` for a
   range of nodes -> why this launch kind refuses it, so that nothing is dropped in silence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from pydantic import BaseModel
 
 from manycpu.pipeline.launchers import mpijob, mpirun, processes, pytorchjob, torchrun
+from manycpu.pipeline.launchers.ranks import Ranks
 from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["LAUNCHERS", "Launcher", "refusals"]
+__all__ = ["JOB_LAUNCHERS", "LAUNCHERS", "JobLauncher", "Launcher", "ProcessLauncher", "refusals"]
 
 
 class Launcher(Protocol):
-    """What a module of this package offers."""
+    """What every module of this package offers."""
 
     @property
     def UNSUPPORTED(self) -> Mapping[str, str]:  # noqa: N802 - a constant of the module
@@ -33,24 +36,38 @@ class Launcher(Protocol):
     def objects(self, run: TrainingRun, target: Any, placement: Placement) -> list[dict[str, Any]]:
         """Describe what to create or run; the job, or the command, is the last."""
 
+
+class ProcessLauncher(Launcher, Protocol):
+    """Starts a command on machines."""
+
     def state(self, observed: Mapping[str, Any]) -> Status:
-        """Read the run's state."""
+        """Read the run's state off what was observed of the supervised process."""
 
 
-LAUNCHERS: Final[dict[str, Launcher]] = {
+class JobLauncher(Launcher, Protocol):
+    """Creates a job on Kubernetes; its facts are in ``spec/job_kinds.py``."""
+
+    def state(self, job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
+        """Read whether a job has ended, and how; of one that goes on, what its operator says of it."""
+
+    def ranks(self, job: KubeObject) -> Ranks | None:
+        """Read off a job what its ranks need; None where it is none of ours."""
+
+
+LAUNCHERS: Final[dict[str, ProcessLauncher]] = {
     "processes": processes,
     "torchrun": torchrun,
     "mpirun": mpirun,
-    "pytorchjob": pytorchjob,
-    "mpijob": mpijob,
 }
+JOB_LAUNCHERS: Final[dict[str, JobLauncher]] = {"pytorchjob": pytorchjob, "mpijob": mpijob}
 
 
 def refusals(run: TrainingRun, target: Target) -> list[Finding]:
     """List the fields that were set and that the target's launch kind cannot express."""
+    launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
     return [
         Finding(named, f"{target.launch!r} cannot do this: {why}", f"Leave {named} out.")
-        for field, why in LAUNCHERS[target.launch].UNSUPPORTED.items()
+        for field, why in launcher.UNSUPPORTED.items()
         for named, asked in [_find(run, target, field)]
         if asked
     ]

@@ -3,12 +3,14 @@
 Whoever follows any job of ours in the namespace reads it: it is all that they have in common.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from pydantic import BaseModel, Field, ValidationError
 
-__all__ = ["Note", "note_of", "patch"]
+from manycpu.pipeline.spec.job_kinds import JobKind
+from manycpu.pipeline.spec.kube_object import KubeObject
+
+__all__ = ["Note", "has_given_back", "note_of", "patch"]
 
 _NOTE: Final = "manycpu/given-back"
 _FIRST, _LONGEST = 60.0, 600.0  # seconds until it tries again though nothing of ours has changed
@@ -38,7 +40,7 @@ class Note(BaseModel):
         return self.at + min(_FIRST * 2.0 ** (self.tries - 1), _LONGEST)
 
 
-def note_of(job: Mapping[str, Any] | None) -> Note | None:
+def note_of(job: KubeObject | None) -> Note | None:
     """Read the note of a job; None where it has none."""
     text = ((job or {}).get("metadata", {}).get("annotations") or {}).get(_NOTE)
     try:
@@ -47,14 +49,21 @@ def note_of(job: Mapping[str, Any] | None) -> Note | None:
         return None
 
 
-def patch(note: Note, version: str) -> dict[str, Any]:
+def has_given_back(kind: JobKind, job: KubeObject) -> bool:
+    """Whether a job is suspended because it gave back what it held, and waits for its turn."""
+    note = note_of(job)
+    return kind.suspended(job) and note is not None and not note.resumed
+
+
+def patch(kind: JobKind, note: Note, version: str) -> KubeObject:
     """Describe the change that suspends a job with a note, or lets it go on where it has resumed.
 
     Args:
+        kind: The job's kind.
         note: The note.
         version: The resourceVersion that the decision was made on: of two who decide at once, one is refused.
     """
     return {
         "metadata": {"resourceVersion": version, "annotations": {_NOTE: note.model_dump_json()}},
-        "spec": {"runPolicy": {"suspend": not note.resumed}},
+        **kind.with_suspend(not note.resumed),
     }

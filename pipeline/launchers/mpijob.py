@@ -4,17 +4,20 @@ mpirun is spoken to as on hosts (:mod:`manycpu.pipeline.launchers.mpirun`); the 
 and the keys. It adds variables to the launcher that win over ours, so that ssh has its options from a file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from manycpu.pipeline.launchers import conditions, mpirun, pods
 from manycpu.pipeline.launchers.pod_spec import HOME, literal
+from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.spec.job_kinds import MPIJOB
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Host, Mpi, Placement
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["UNSUPPORTED", "await_workers", "objects", "state"]
+__all__ = ["UNSUPPORTED", "await_workers", "objects", "ranks", "state"]
 
 UNSUPPORTED = {
     "elastic": "an MPIJob has a fixed number of nodes; target.launch 'pytorchjob' takes a range",
@@ -90,8 +93,8 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     """
     return [
         {
-            "apiVersion": "kubeflow.org/v2beta1",
-            "kind": "MPIJob",
+            "apiVersion": MPIJOB.resource.api_version,
+            "kind": MPIJOB.kind,
             "metadata": pods.metadata(target, placement),
             "spec": {
                 "mpiImplementation": IMPLEMENTATIONS[target.mpi],
@@ -118,13 +121,15 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     ]
 
 
-def state(observed: Mapping[str, Any]) -> Status:
-    """Read the run's state. mpirun ends after all ranks: workers that still run are sshd alone.
+def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa: ARG001
+    """Read the run's state. mpirun ends after all ranks: workers that still run are sshd alone."""
+    return conditions.state(MPIJOB, job)
 
-    Args:
-        observed: ``job`` and ``pods`` as the API shows them, and ``cancelled``.
-    """
-    return conditions.state(observed, "MPIJob")
+
+def ranks(job: KubeObject) -> Ranks | None:
+    """Read how many workers there are, and what each asks for."""
+    worker = job["spec"].get("mpiReplicaSpecs", {}).get("Worker")
+    return worker and Ranks(nodes=worker.get("replicas", 1), pod=worker["template"]["spec"])
 
 
 def _launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:

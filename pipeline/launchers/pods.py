@@ -20,6 +20,7 @@ from manycpu.pipeline.launchers.pod_spec import (
 )
 from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
 from manycpu.pipeline.spec.cpu_request import CpuRequest
+from manycpu.pipeline.spec.job_kinds import Role
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import QUEUE, labels
 from manycpu.pipeline.spec.placement import LIB, Placement
@@ -153,14 +154,14 @@ def with_fields(made: KubeObject, fields: Mapping[str, str]) -> KubeObject:
 
 
 def template(
-    target: Kubernetes, placement: Placement, role: str, made: KubeObject, files: Mapping[str, str]
+    target: Kubernetes, placement: Placement, role: Role, made: KubeObject, files: Mapping[str, str]
 ) -> KubeObject:
     """Build a pod template around a container.
 
     Args:
         target: Where it runs.
         placement: What the attempt is called.
-        role: ``rank`` or ``launcher``.
+        role: What the pods are in their job.
         made: The container.
         files: Absolute path -> content of small files that the container finds.
     """

@@ -5,18 +5,21 @@ which Pod Security ``restricted`` refuses and which costs the pods the class Gua
 job a success while Workers still write.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from manycpu.pipeline.launchers import conditions, pods
 from manycpu.pipeline.launchers.environment import node_command
 from manycpu.pipeline.launchers.pod_spec import literal
+from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.spec.job_kinds import PYTORCHJOB
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["UNSUPPORTED", "objects", "state"]
+__all__ = ["UNSUPPORTED", "objects", "ranks", "state"]
 
 UNSUPPORTED = {
     "target.mpi": "a PyTorchJob's ranks are started by torchrun; target.launch 'mpijob' has an MPI",
@@ -48,8 +51,8 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     }
     return [
         {
-            "apiVersion": "kubeflow.org/v1",
-            "kind": "PyTorchJob",
+            "apiVersion": PYTORCHJOB.resource.api_version,
+            "kind": PYTORCHJOB.kind,
             "metadata": pods.metadata(target, placement),
             "spec": {
                 # Running ones are let be: they may still write when the job is called a success.
@@ -68,25 +71,29 @@ def restarts(run: TrainingRun) -> bool:
     return run.elastic or run.max_restarts > 0
 
 
-def state(observed: Mapping[str, Any]) -> Status:
+def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
     """Read the run's state: it has succeeded when the job says so and no pod still works.
 
     A job with a rendezvous is called a success when the first pod is; the others may still write, or fail.
-
-    Args:
-        observed: ``job`` and ``pods`` as the API shows them, and ``cancelled``.
     """
-    seen = conditions.state(observed, "PyTorchJob")
-    if seen.state is not RunState.SUCCEEDED:
+    seen = conditions.state(PYTORCHJOB, job)
+    if job is None or seen.state is not RunState.SUCCEEDED:
         return seen
-    ended = conditions.completed(observed["job"])
-    if working := _names(pod for pod in observed["pods"] if _works(pod, ended)):
+    ended = conditions.completed(job)
+    if working := _names(pod for pod in pods if _works(pod, ended)):
         return Status(state=RunState.RUNNING, reason=f"waiting for {working} to end")
-    failed = _names(pod for pod in observed["pods"] if _failed(pod))
-    if failed and not _may_shrink(observed["job"]):
+    failed = _names(pod for pod in pods if _failed(pod))
+    if failed and not _may_shrink(job):
         reason = f"the PyTorchJob is called a success, but {failed} failed"
         return Status(state=RunState.FAILED, reason=reason)
     return seen
+
+
+def ranks(job: KubeObject) -> Ranks | None:
+    """Read how many workers it cannot begin without, and what each asks for."""
+    worker = job["spec"].get("pytorchReplicaSpecs", {}).get("Worker")
+    least = (job["spec"].get("elasticPolicy") or {}).get("minReplicas")
+    return worker and Ranks(nodes=least or worker.get("replicas", 1), pod=worker["template"]["spec"])
 
 
 def _torchrun(run: TrainingRun, placement: Placement) -> Iterator[str]:
@@ -141,6 +148,7 @@ def _own_place(run: TrainingRun) -> dict[str, str]:
     if restarts(run):
         # Whoever is rank 0 next is met at its address: its name may not have reached DNS yet.
         return {"MANYCPU_ADDRESS": "status.podIP"}
+    # The operator's own label: nothing else numbers the pods of a template.
     return {"MANYCPU_NODE_RANK": "metadata.labels['training.kubeflow.org/replica-index']"}
 
 

@@ -4,7 +4,9 @@ import hashlib
 import re
 from typing import Final
 
-__all__ = ["QUEUE", "key_of", "labels", "run_key", "run_name"]
+from manycpu.pipeline.spec.kube_object import KubeObject
+
+__all__ = ["QUEUE", "attempt_key", "key_of", "label", "labels", "run_key", "run_name"]
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """Label of a job with the queue of Kueue that admits it."""
@@ -40,5 +42,19 @@ def labels(name: str, **more: str) -> dict[str, str]:
     >>> labels("qa-1a2b3c4d5e", verb="stage")["manycpu/run"]
     'qa-1a2b3c4d5e'
     """
-    common = {"app.kubernetes.io/managed-by": "manycpu", "manycpu/run": name}
-    return common | {f"manycpu/{key}": value for key, value in more.items()}
+    known = {"app.kubernetes.io/managed-by": "manycpu", "manycpu/run": name}
+    return known | {f"manycpu/{key}": value for key, value in more.items()}
+
+
+def label(item: KubeObject, key: str) -> str:
+    """Read a label of ours off an object; empty where it has none.
+
+    >>> label({"metadata": {"labels": labels("qa-1a2b3c4d5e", role="rank")}}, "role")
+    'rank'
+    """
+    return str(item["metadata"].get("labels", {}).get(f"manycpu/{key}", ""))
+
+
+def attempt_key(item: KubeObject) -> tuple[str, str]:
+    """Read the run and the attempt that a job, or a pod of it, is of."""
+    return label(item, "run"), label(item, "attempt")

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from manycpu.pipeline.spec import quantity
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.training_run import _passable, _section, _words
 
 __all__ = ["BareMetal", "Kubernetes", "Local", "Target"]
@@ -12,6 +13,12 @@ __all__ = ["BareMetal", "Kubernetes", "Local", "Target"]
 _DIRECTORY = "Folder for runs, staged data and code snapshots; default: $MANYCPU_HOME, or ~/.manycpu."
 _NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 _MPI = "The mpirun to use: Intel MPI, Open MPI or MPICH; default: impi-rt beside Python, then PATH."
+
+
+def _job_kind(launch: str) -> str:
+    if launch not in JOB_KINDS:
+        raise ValueError(f"Input should be {' or '.join(map(repr, JOB_KINDS))}")
+    return launch
 
 
 class Local(BaseModel):
@@ -85,8 +92,10 @@ class Kubernetes(BaseModel):
     _no_nul = field_validator("*")(_passable)
 
     kind: Literal["kubernetes"] = "kubernetes"
-    launch: Literal["pytorchjob", "mpijob"] = Field(
-        "pytorchjob", description="The resource that starts the ranks.", json_schema_extra=_section("Target")
+    launch: Annotated[str, AfterValidator(_job_kind)] = Field(
+        next(iter(JOB_KINDS)),
+        description="The resource that starts the ranks.",
+        json_schema_extra={"enum": [*JOB_KINDS], **_section("Target")},
     )
     namespace: str = Field(
         "default",

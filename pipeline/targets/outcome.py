@@ -1,13 +1,11 @@
 """Judge the outcome of a training: a success needs the proof of its scale."""
 
 from manycpu.pipeline.observed import Observed
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 from manycpu.pipeline.targets.context import ClusterContext, RunContext
 
 __all__ = ["outcome"]
-
-_VOUCHES = frozenset({"processes", "torchrun", "mpirun", "mpijob"})
-"""Launch kinds whose success is that of every rank: one launcher ends as the worst of them."""
 
 
 def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
@@ -58,9 +56,14 @@ def _lacking_end(ctx: RunContext, observed: Observed) -> str:
         how = describe_exit(failed.exit_code)
         return f"the {ctx.target.launch} is called a success, but {who} ended with {how}"
     silent = [rank.hostname or rank.host for rank in observed.ranks if rank.exit_code is None]
-    if ctx.target.launch in _VOUCHES or not silent:
+    if _vouches(ctx.target.launch) or not silent:
         return ""
     return (
         f"the {ctx.target.launch} is called a success, but nothing shows how the ranks on "
         f"{', '.join(dict.fromkeys(silent))} ended: their pods are gone, or were restarted since"
     )
+
+
+def _vouches(launch: str) -> bool:
+    """Whether a success is that of every rank: one launcher, or a process here, ends as the worst of them."""
+    return launch not in JOB_KINDS or JOB_KINDS[launch].launcher

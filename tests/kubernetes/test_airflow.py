@@ -15,9 +15,9 @@ from kubernetes_jobs import cluster_of
 from standalone import Airflow
 
 from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.targets.kubernetes.deletion import KINDS
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
+from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
 PROGRAM = Path(__file__).parents[1] / "e2e" / "programs" / "tiny.py"
 GO = "/tmp/go"  # noqa: S108 - inside a pod
@@ -59,14 +59,16 @@ class Training:
         assert any(words in str(report.error) for words in by), report.error
 
     def _jobs(self) -> list[KubeObject]:
-        return cluster_of(self.namespace).list(JOBS[self.launch], {"manycpu/attempt": "1"})
+        return cluster_of(self.namespace).list(JOB_KINDS[self.launch].kind, {"manycpu/attempt": "1"})
 
     def _uid(self, job: KubeObject) -> str | None:
         there = cluster_of(self.namespace).get(job["kind"], job["metadata"]["name"])
         return there["metadata"]["uid"] if there else None
 
     def _pods(self, job: KubeObject) -> list[Any]:
-        return self.namespace.pods(f"training.kubeflow.org/job-name={job['metadata']['name']}")
+        labels = job["metadata"]["labels"]
+        ours = [f"{name}={labels[name]}" for name in ("manycpu/run", "manycpu/attempt")]
+        return self.namespace.pods(",".join([*ours, "manycpu/role"]))
 
     def _log(self, job: KubeObject) -> str:
         running = [pod.metadata.name for pod in self._pods(job) if pod.status.phase == "Running"]
@@ -88,7 +90,7 @@ def nothing_left(namespace: Space) -> Iterator[None]:
     """See that nothing that a run owned is left."""
     yield
     ours = {"app.kubernetes.io/managed-by": "manycpu"}
-    assert [item for kind in KINDS for item in cluster_of(namespace).list(kind, ours)] == []
+    assert [item for kind in kinds() for item in cluster_of(namespace).list(kind, ours)] == []
 
 
 def test_marking_the_task_failed_ends_the_job(
@@ -102,7 +104,7 @@ def test_marking_the_task_failed_ends_the_job(
         run = airflow.trigger("form", conf | {"target_kind": "kubernetes"} | where)
         return Training(airflow, namespace, launch, run, output)
 
-    trainings = [start(launch) for launch in JOBS]
+    trainings = [start(launch) for launch in JOB_KINDS]
     jobs = [training.speaks() for training in trainings]
     for training in trainings:
         training.waits()

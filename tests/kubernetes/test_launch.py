@@ -10,10 +10,10 @@ from cluster.space import Space
 
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status
 from manycpu.pipeline.targets.context import ClusterContext, open_context
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
 from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.verbs.cancel import cancel
@@ -73,7 +73,7 @@ def test_an_attempt_is_ended_by_its_own_launch_kind_and_the_next_one_uses_the_ed
 ) -> None:
     first, _ = launch(begun, Staged(), BUILT)
     assert isinstance(first, JobHandle)
-    (other,) = set(JOBS) - {first.launch}
+    (other,) = set(JOB_KINDS) - {first.launch}
     where = target | {"launch": other, "queue": "nobody-admits"}
     now = find(open_context(begun.run.model_copy(update={"job_name": "mine"}), where, "test", base=tmp_path))
     assert isinstance(now, ClusterContext)
@@ -84,7 +84,7 @@ def test_an_attempt_is_ended_by_its_own_launch_kind_and_the_next_one_uses_the_ed
     second, _ = launch(now, Staged(), BUILT)
     assert isinstance(second, JobHandle)
     assert (second.launch, second.attempt) == (other, 2)
-    assert now.cluster.get(JOBS[first.launch], first.name) is None
+    assert now.cluster.get(JOB_KINDS[first.launch].kind, first.name) is None
     cleaned = cleanup(now)
     assert cleaned is not None
     assert (cleaned.target["launch"], cleaned.left_behind) == (other, [])
@@ -116,7 +116,7 @@ def test_two_who_launch_at_once_share_one_job(begun: ClusterContext) -> None:
 def test_a_job_that_somebody_deleted_is_a_failure_and_the_next_attempt_follows(begun: ClusterContext) -> None:
     first, _ = launch(begun, Staged(), BUILT)
     assert isinstance(first, JobHandle)
-    kind = {"pytorchjob": "PyTorchJob", "mpijob": "MPIJob"}[first.launch]
+    kind = JOB_KINDS[first.launch].kind
     begun.cluster.delete(kind, first.name)
     wait_until_gone(begun, {"manycpu/run": begun.name, "manycpu/attempt": "1"}, 30)
     seen = attempt_status(begun, first, begun.ledger.read())

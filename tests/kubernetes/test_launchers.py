@@ -13,7 +13,7 @@ from cluster.space import Space
 from kubernetes_runs import fields_of
 
 from manycpu.pipeline.cli import cli
-from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.targets.context import ClusterContext, open_context
@@ -38,7 +38,7 @@ def described(ctx: ClusterContext) -> str:
     """Describe the job with the image in it, as `render` does without."""
     built, _ = build(ctx)
     placement = launch.place(ctx, Staged(), built, 1, owned=False)
-    return as_yaml(*LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement))
+    return as_yaml(*JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement))
 
 
 def said(namespace: Space, ctx: ClusterContext) -> list[events.RankLine]:

@@ -20,11 +20,11 @@ from manycpu.pipeline.ledger import VerbRecord
 from manycpu.pipeline.ledger.configmap import ledgers
 from manycpu.pipeline.spec.errors import LedgerError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.context import Access, ClusterContext
 from manycpu.pipeline.targets.kubernetes.cleanup import remove, remove_expired
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.targets.results import Built, Staged
@@ -237,7 +237,7 @@ def test_a_launcher_that_was_paused_does_not_create_an_attempt_after_the_next(
 
     class Pausing(Cluster):
         def call(self, method: str, path: str, **more: Any) -> KubeObject:
-            if (method, path) == (verb, self.path(JOBS[kind])) and "dryRun" not in more["query"]:
+            if (method, path) == (verb, self.path(JOB_KINDS[kind].kind)) and "dryRun" not in more["query"]:
                 paused.set()
                 wakes.wait(60)
             return super().call(method, path, **more)
@@ -257,7 +257,7 @@ def test_a_launcher_that_was_paused_does_not_create_an_attempt_after_the_next(
     wakes.set()
     late.join(60)
     assert found == [(second, True)]
-    jobs = ctx.cluster.list(JOBS[kind])
+    jobs = ctx.cluster.list(JOB_KINDS[kind].kind)
     living = [job["metadata"]["name"] for job in jobs if "deletionTimestamp" not in job["metadata"]]
     assert living == [second.name]
     assert ctx.ledger.read().handle == second

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline import train
-from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.spec.errors import TrainingFailedError
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.state import RunState
@@ -67,7 +67,7 @@ def test_an_mpijob_that_ran_elsewhere_than_asked_is_a_failure(
     staged, built = stage(ctx), build(ctx)
     with ctx.ledger.update() as entry:
         entry.attempt = 1
-    [job] = LAUNCHERS["mpijob"].objects(ctx.run, ctx.target, place(ctx, staged, built, 1))
+    [job] = JOB_LAUNCHERS["mpijob"].objects(ctx.run, ctx.target, place(ctx, staged, built, 1))
     change(job)
     ctx.cluster.create(job)
     handle, attached = launch(ctx, staged, built)

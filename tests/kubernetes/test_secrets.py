@@ -16,7 +16,7 @@ from registry_images import files, pull
 
 from manycpu.pipeline.cli import cli
 from manycpu.pipeline.run_report import REPORT
-from manycpu.pipeline.targets.kubernetes.deletion import KINDS
+from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
 pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(600)]
 Fields = dict[str, Any]
@@ -114,7 +114,7 @@ def of_namespace(namespace: Space, name: str) -> Iterator[tuple[str, str]]:
     from manycpu.pipeline.adapters.cluster import Cluster, connect
 
     cluster = Cluster(lambda: connect(str(namespace.kubeconfig)), namespace.name)
-    found = [item for kind in KINDS for item in cluster.list(kind, {"manycpu/run": name})]
+    found = [item for kind in kinds() for item in cluster.list(kind, {"manycpu/run": name})]
     assert {"ConfigMap", "Pod"} < {item["kind"] for item in found}
     yield from ((f"{item['kind']} {item['metadata']['name']}", json.dumps(item)) for item in found)
     events = cluster.list("Event")

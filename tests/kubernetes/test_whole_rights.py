@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manycpu.pipeline.targets.kubernetes.preflight import Right, rights
+from manycpu.pipeline.targets.kubernetes.preflight import Right, granted
 
 
 @pytest.mark.last
@@ -15,9 +15,9 @@ def test_every_right_is_used_and_every_call_has_its_right(
     ran = {item.path for item in request.session.items}
     if request.config.option.keyword or set(Path(__file__).parent.glob("test_*.py")) - ran:
         pytest.skip("only where the whole folder runs can it be seen which rights are used")
-    granted, used = {alike(right) for right in rights()}, {alike(right) for right in used_rights}
-    assert sorted(used - granted) == []
-    assert sorted(granted - used) == []
+    role, used = {alike(right) for right in granted()}, {alike(right) for right in used_rights}
+    assert sorted(used - role) == []
+    assert sorted(role - used) == []
 
 
 def alike(right: Right) -> Right:

@@ -183,6 +183,6 @@ def test_a_list_that_lacks_a_pod_says_that_it_is_gone() -> None:
 def test_objects_of_other_jobs_change_nothing() -> None:
     found = snapshot(job("Running"))
     other = pod("qa-11-worker-0")
-    other["metadata"]["labels"]["training.kubeflow.org/job-name"] = "qa-11"
+    other["metadata"]["labels"]["manycpu/attempt"] = "11"
     assert not found.apply("Pod", [other], [], complete=False)
     assert not found.apply("Event", [event("Failed", "x", ("Pod", "qa-11-worker-0"))], [], complete=False)

@@ -16,18 +16,21 @@ from typing import Any
 import pytest
 from programs import Program
 
-from manycpu.pipeline.launchers import LAUNCHERS, mpijob, pytorchjob, refusals
+from manycpu.pipeline.launchers import JOB_LAUNCHERS, mpijob, pytorchjob, refusals
+from manycpu.pipeline.launchers.ranks import Ranks, rank_template
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.targets.kubernetes.preflight import granted, rights_to
 
 GOLDEN = Path(__file__).parent / "golden"
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "train-0123456789", "uid": "0b1c"}
 MPIS = ("intel", "openmpi", "mpich")
-KINDS = ("pytorchjob", "mpijob")
+KINDS = tuple(JOB_KINDS)
 
 
 def run(**fields: Any) -> TrainingRun:
@@ -68,7 +71,7 @@ def place(mount: str = "/tmp/pvc-mount", **fields: Any) -> Placement:  # noqa: S
 
 def manifest(launch: str = "pytorchjob", on: KubeObject | None = None, **fields: Any) -> KubeObject:
     where = target(launch, **(on or {}))
-    return LAUNCHERS[launch].objects(run(**fields), where, place(where.mount_path))[-1]
+    return JOB_LAUNCHERS[launch].objects(run(**fields), where, place(where.mount_path))[-1]
 
 
 def replicas(made: KubeObject) -> KubeObject:
@@ -335,7 +338,7 @@ def test_dollar_signs_of_the_user_stay_as_they_are(launch: str) -> None:
 def test_names_fit_into_dns_labels(launch: str) -> None:
     where = target(launch)
     long = place().model_copy(update={"name": "a" * 40, "attempt": 99})
-    [made] = LAUNCHERS[launch].objects(run(nnodes=99999), where, long)
+    [made] = JOB_LAUNCHERS[launch].objects(run(nnodes=99999), where, long)
     last = f"{made['metadata']['name']}-worker-99998"
     assert len(last) <= 63
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", last)
@@ -557,7 +560,7 @@ def test_all_of_a_run_can_be_expressed(make: Callable[..., list[KubeObject]]) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_staged_data_is_mounted_to_be_read_only(kind: str) -> None:
-    [made] = LAUNCHERS[kind].objects(run(), target(kind), place(data="/tmp/pvc-mount/manycpu/data/ab12"))  # noqa: S108 - a pod's
+    [made] = JOB_LAUNCHERS[kind].objects(run(), target(kind), place(data="/tmp/pvc-mount/manycpu/data/ab12"))  # noqa: S108 - a pod's
     replicas = made["spec"].get("pytorchReplicaSpecs") or made["spec"]["mpiReplicaSpecs"]
     mounts = replicas["Worker"]["template"]["spec"]["containers"][0]["volumeMounts"]
     on_claim = [mount for mount in mounts if mount["name"] == "volume"]
@@ -570,3 +573,34 @@ def test_staged_data_is_mounted_to_be_read_only(kind: str) -> None:
             "readOnly": True,
         },
     ]
+
+
+# what each kind is said to be
+
+
+def test_every_kind_has_a_launcher_and_can_be_chosen() -> None:
+    assert set(JOB_LAUNCHERS) == set(JOB_KINDS)
+    assert Kubernetes.model_json_schema()["properties"]["launch"]["enum"] == list(JOB_KINDS)
+
+
+def test_the_documented_role_has_the_rights_to_every_kind_and_no_other() -> None:
+    needed = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
+    groups = {group for _, group, _ in needed}
+    assert {right for right in granted() if right[1] in groups} == needed
+
+
+@in_every_kind
+def test_a_job_is_what_its_record_says(launch: str) -> None:
+    kind, job = JOB_KINDS[launch], manifest(launch)
+    assert (job["kind"], job["apiVersion"]) == (kind.kind, kind.resource.api_version)
+    assert not kind.suspended(job)
+    assert kind.suspended(manifest(launch, on={"queue": "team-a"}))
+    roles = {one["template"]["metadata"]["labels"]["manycpu/role"] for one in replicas(job).values()}
+    assert roles == ({"rank", "launcher"} if kind.launcher else {"rank"})
+
+
+@in_every_kind
+def test_what_the_ranks_need_is_read_off_the_job(launch: str) -> None:
+    job = manifest(launch, nnodes=3)
+    assert JOB_LAUNCHERS[launch].ranks(job) == Ranks(nodes=3, pod=pod(job))
+    assert rank_template([job]) == replicas(job)["Worker"]["template"]

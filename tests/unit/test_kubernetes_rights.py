@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes import preflight
 from manycpu.pipeline.targets.kubernetes.image import checks
@@ -26,11 +27,14 @@ def cluster_without(verb: str, group: str, resource: str) -> Any:
     return SimpleNamespace(allowed=allowed)
 
 
-@pytest.mark.parametrize("right", preflight.rights(), ids="-".join)
-def test_each_right_of_a_run_that_is_missing_is_named(right: preflight.Right) -> None:
+@pytest.mark.parametrize(
+    ("launch", "right"), [(launch, right) for launch in JOB_KINDS for right in preflight.rights(launch)]
+)
+def test_each_right_of_a_run_that_is_missing_is_named(launch: Any, right: preflight.Right) -> None:
     verb, _, resource = right
-    kind: Any = {"launch": resource.removesuffix("s")} if resource.endswith("jobs") else {}
-    ctx: Any = SimpleNamespace(target=Kubernetes(namespace="ml", **kind), cluster=cluster_without(*right))
+    ctx: Any = SimpleNamespace(
+        target=Kubernetes(namespace="ml", launch=launch), cluster=cluster_without(*right)
+    )
     found = [finding.message for finding in preflight.missing_rights(ctx)]
     assert found == [f"this account may not {verb} {resource} in namespace ml"]
 

@@ -9,10 +9,14 @@ import pytest
 from kubernetes_objects import T0, Object, at
 
 from manycpu.pipeline.launchers.given_back import Note, patch
+from manycpu.pipeline.spec.job_kinds import MPIJOB, PYTORCHJOB, JobKind
 from manycpu.pipeline.targets.kubernetes.following.turns import Turns
 from manycpu.pipeline.targets.kubernetes.following.waiting import Job, given_back, holding, job_of, resumed
 
 NO_ROOM = "0/2 nodes are available: 2 Insufficient cpu."
+
+
+REPLICAS = {"PyTorchJob": "pytorchReplicaSpecs", "MPIJob": "mpiReplicaSpecs"}
 
 
 @dataclass
@@ -25,7 +29,7 @@ class Run:
     cpu: int = 1
     seconds: int = 20
     followed: bool = True
-    replicas: str = "pytorchReplicaSpecs"
+    kind: JobKind = PYTORCHJOB
     suspended: bool = False
     note: Note | None = None
     pods: list[float | None] = field(default_factory=list)
@@ -36,7 +40,7 @@ class Run:
     acts: int = 0
 
     def job(self) -> Object:
-        change: Any = patch(self.note, "1") if self.note else {"metadata": {}}
+        change: Any = patch(self.kind, self.note, "1") if self.note else {"metadata": {}}
         container = {"resources": {"requests": {"cpu": str(self.cpu)}}}
         worker = {"replicas": self.nodes, "template": {"spec": {"containers": [container]}}}
         meta = {"name": f"{self.name}-1", "uid": self.name, "creationTimestamp": at(self.born)}
@@ -44,12 +48,12 @@ class Run:
         done = [{"type": "Succeeded", "status": "True"}] if self.ended else []
         return {
             "metadata": {**change["metadata"], **meta, "labels": labels},
-            "spec": {"runPolicy": {"suspend": self.suspended}, self.replicas: {"Worker": worker}},
+            "spec": {"runPolicy": {"suspend": self.suspended}, REPLICAS[self.kind.kind]: {"Worker": worker}},
             "status": {"conditions": done},
         }
 
     def seen_pods(self) -> list[Object]:
-        labels = {"manycpu/run": self.name, "training.kubeflow.org/job-name": f"{self.name}-1"}
+        labels = {"manycpu/run": self.name, "manycpu/role": "rank"}
         return [self._pod(number, placed, labels) for number, placed in enumerate(self.pods)]
 
     def _pod(self, number: int, placed: float | None, labels: dict[str, str]) -> Object:
@@ -117,7 +121,7 @@ class Namespace:
         jobs = [
             job
             for run in self._alive()
-            if (job := job_of(run.job(), "PyTorchJob", pods[run.name], T0 + self.now)) is not None
+            if (job := job_of(run.job(), run.kind, pods[run.name], T0 + self.now)) is not None
         ]
         versions = {run.name: (run.suspended, run.note) for run in self.runs}
         return jobs, [pod for some in pods.values() for pod in some], versions
@@ -159,7 +163,7 @@ def test_six_that_are_alike_finish_two_by_two_in_the_order_in_which_they_came(
 ) -> None:
     namespace = Namespace(4, runs := alike(6, apart), seed)
     for run in runs[1::2]:
-        run.replicas = "mpiReplicaSpecs"
+        run.kind = MPIJOB
     namespace.run_out(300)
     assert all(run.ended for run in runs)
     began = names(runs)
@@ -202,7 +206,7 @@ def test_any_mixture_ends_and_nothing_spins(seed: int) -> None:
         for n in range(12)
     ]
     for run in runs[::3]:
-        run.replicas = "mpiReplicaSpecs"
+        run.kind = MPIJOB
     namespace = Namespace(8, runs, seed)
     namespace.run_out(3000)
     assert all(run.ended for run in runs)

@@ -6,6 +6,7 @@ import pytest
 from kubernetes_objects import T0, Object, at, container, event, job, pod, snapshot
 
 from manycpu.pipeline.launchers.given_back import Note, note_of, patch
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, PYTORCHJOB, JobKind
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets, phase
@@ -33,14 +34,18 @@ def asking(found: Object, nodes: int = 2, labels: dict[str, str] | None = None, 
     worker = {"replicas": nodes, "template": {"spec": {"containers": [inner], **spec}}}
     replicas = "mpiReplicaSpecs" if found["kind"] == "MPIJob" else "pytorchReplicaSpecs"
     return found | {
-        "metadata": found["metadata"] | {"labels": {"manycpu/run": "qa", **(labels or {})}},
+        "metadata": found["metadata"] | {"labels": found["metadata"]["labels"] | (labels or {})},
         "spec": found["spec"] | {replicas: {"Worker": worker}},
     }
 
 
+def kind_of(found: Object) -> JobKind:
+    return JOB_KINDS[found["kind"].lower()]
+
+
 def noted(found: Object, note: Note) -> Object:
     """Suspend a job with a note, as the API does on a patch."""
-    change = patch(note, "7")
+    change = patch(kind_of(found), note, "7")
     meta = found["metadata"] | {"annotations": change["metadata"]["annotations"]}
     return found | {"metadata": meta, "spec": found["spec"] | change["spec"]}
 
@@ -58,7 +63,7 @@ def refused(name: str, born: float = 1, message: str = FULL) -> Object:
 
 
 def read(found: Object, *pods: Object, seconds: float = 5) -> Job:
-    read = job_of(found, found["kind"], pods, T0 + seconds)
+    read = job_of(found, kind_of(found), pods, T0 + seconds)
     assert read is not None
     return read
 
@@ -85,7 +90,7 @@ def test_who_holds_nodes_is_not_said_where_it_is_not_room_that_is_lacking() -> N
 
 def test_ranks_whose_launcher_finds_no_node_wait_as_well() -> None:
     launcher = refused("l")
-    launcher["metadata"]["labels"]["training.kubeflow.org/job-role"] = "launcher"
+    launcher["metadata"]["labels"]["manycpu/role"] = "launcher"
     found, pods = asking(job("Created", launch="mpijob")), [pod("a"), pod("b")]
     assert not read(found, *pods).trying
     seen = read(found, *pods, launcher)
@@ -125,13 +130,13 @@ OTHERS: dict[str, tuple[Object, Object]] = {
 @pytest.mark.parametrize("whom", OTHERS)
 def test_what_others_decide_is_left_to_them(whom: str) -> None:
     found, one = OTHERS[whom]
-    assert job_of(found, "PyTorchJob", [one], T0 + 5.0) is None
+    assert job_of(found, kind_of(found), [one], T0 + 5.0) is None
 
 
 def test_a_pod_group_is_left_to_its_scheduler() -> None:
     one = refused("a")
     one["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": "qa-1"}
-    assert job_of(asking(job()), "PyTorchJob", [one], T0 + 5.0) is None
+    assert job_of(asking(job()), PYTORCHJOB, [one], T0 + 5.0) is None
 
 
 def test_what_is_given_back_says_who_holds_what_it_waits_for_and_who_comes_before() -> None:

@@ -1,10 +1,10 @@
 """Delete a training's job."""
 
 from manycpu.pipeline.spec.errors import LaunchError
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
+from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.launch import has_ended, present_handle
 
 __all__ = ["cancel"]
@@ -26,8 +26,9 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
         if handle is None or has_ended(ctx, handle):
             return False
         entry.cancelled.setdefault(entry.attempt, by)
-    ctx.cluster.delete(JOBS[handle.launch], handle.name, uid=handle.uid)
-    left = wait_until_gone(ctx, labels(ctx.name, attempt=str(handle.attempt)), _TIMEOUT)
+    ctx.cluster.delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
+    attempt_labels = labels(ctx.name, attempt=str(handle.attempt))
+    left = wait_until_gone(ctx, attempt_labels, _TIMEOUT, but=is_companion)
     if left:
         raise LaunchError(
             f"{', '.join(left)} is still there {_TIMEOUT:g} s after the run was cancelled",

@@ -1,19 +1,27 @@
-"""Whether things are gone."""
+"""Wait for a run's objects to be deleted."""
 
 from collections.abc import Callable, Iterable, Mapping
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from manycpu.pipeline.spec.errors import ForbiddenError, NotFoundError
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, resources
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
 
-__all__ = ["named", "present", "wait_until_gone"]
+__all__ = ["is_companion", "kinds", "named", "present", "wait_until_gone"]
 
-# What has a run's labels. What the operators make beside it goes with the job.
-KINDS = ("MPIJob", "PyTorchJob", "Pod", "PersistentVolumeClaim", "ConfigMap")
 _EVERY = 0.25  # seconds between two looks
+
+
+def kinds() -> list[str]:
+    """List the kinds of object with a run's labels; what operators create besides goes with a job."""
+    return [*resources(), "Pod", "PersistentVolumeClaim", "ConfigMap"]
+
+
+def is_companion(item: KubeObject) -> bool:
+    """Whether an object was created for a job, and stays until the run is deleted."""
+    return item["kind"] in resources() and item["kind"] not in {kind.kind for kind in JOB_KINDS.values()}
 
 
 def wait_until_gone(
@@ -46,7 +54,7 @@ def wait_until_gone(
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject]:
     """List what the run's namespace has with these labels; earlier attempts may be of another launch kind."""
-    return [item for kind in KINDS for item in _list(ctx, kind, selector)]
+    return [item for kind in kinds() for item in _list(ctx, kind, selector)]
 
 
 def _list(ctx: ClusterContext, kind: str, selector: Mapping[str, str]) -> list[KubeObject]:
@@ -54,9 +62,14 @@ def _list(ctx: ClusterContext, kind: str, selector: Mapping[str, str]) -> list[K
         return ctx.cluster.list(kind, selector)
     except (ForbiddenError, NotFoundError):
         # A cluster has the operators that it needs, and an account the rights to those.
-        if kind in JOBS.values() and kind != JOBS[ctx.target.launch]:
+        if _is_of_another_launch(ctx, kind):
             return []
         raise
+
+
+def _is_of_another_launch(ctx: ClusterContext, kind: str) -> bool:
+    own = JOB_KINDS[ctx.target.launch]
+    return kind in resources() and resources()[kind] not in (own.resource, *own.companions)
 
 
 def named(ctx: ClusterContext, there: Iterable[KubeObject]) -> list[str]:

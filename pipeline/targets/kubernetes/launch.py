@@ -5,20 +5,21 @@ from typing import TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
-from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject, epoch
-from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
+from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following import judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged
@@ -44,7 +45,9 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
     if handle is not None:
         return handle, True
     _end_earlier(ctx, attempt)
-    manifests = LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, place(ctx, staged, built, attempt))
+    manifests = JOB_LAUNCHERS[ctx.target.launch].objects(
+        ctx.run, ctx.target, place(ctx, staged, built, attempt)
+    )
     handle = _handle(ctx, _create(ctx, manifests), attempt)
     return (handle, False) if _admitted(ctx, handle) else launch(ctx, staged, built)
 
@@ -86,12 +89,12 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
     """Whether there is nothing to end: an attempt that is given up may still have its job."""
     job, pods = observe(ctx, handle)
-    return LAUNCHERS[handle.launch].state({"job": job, "pods": pods, "cancelled": False}).state.terminal
+    return JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal
 
 
 def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, list[KubeObject]]:
     """Ask for an attempt's job (None when it is gone) and its pods."""
-    job = ctx.cluster.get(JOBS[handle.launch], handle.name)
+    job = ctx.cluster.get(JOB_KINDS[handle.launch].kind, handle.name)
     pods = ctx.cluster.list("Pod", labels(handle.run, attempt=str(handle.attempt)))
     return (job if job and job["metadata"]["uid"] == handle.uid else None), pods
 
@@ -103,8 +106,8 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
         return known
     if entry.attempt == 0:
         return None
-    kind = JOBS[entry.described().target["launch"]]
-    job = ctx.cluster.get(kind, f"{ctx.name}-{entry.attempt}")
+    kind = JOB_KINDS[entry.described().target["launch"]]
+    job = ctx.cluster.get(kind.kind, f"{ctx.name}-{entry.attempt}")
     return _handle(ctx, job, entry.attempt) if job else None
 
 
@@ -115,7 +118,7 @@ def objects(ctx: ClusterContext) -> list[KubeObject]:
     image = (ctx.target.image or "IMAGE").removeprefix("http://")  # which is for manycpu, not for nodes
     built = Built(code=CODE, program=arguments, digest="", image=image)
     placement = place(ctx, staged, built, 1, owned=False)
-    return LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
+    return JOB_LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
 
 
 def place(
@@ -168,7 +171,7 @@ def _note_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
 
 
 def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
-    ctx.cluster.delete(JOBS[handle.launch], handle.name, uid=handle.uid)
+    ctx.cluster.delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
 
 
 def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
@@ -208,12 +211,16 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
 def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
     """Delete an earlier attempt's job, and see its pods go: they would write to the same checkpoints."""
     entry = ctx.ledger.read()
-    kinds = {JOBS[entry.described(number).target["launch"]] for number in range(1, attempt + 1)}
+    kinds = {JOB_KINDS[entry.described(number).target["launch"]].kind for number in range(1, attempt + 1)}
     for job in [job for kind in sorted(kinds) for job in ctx.cluster.list(kind, labels(ctx.name))]:
-        if int(job["metadata"]["labels"]["manycpu/attempt"]) < attempt:  # a later one is another launcher's
+        if int(label(job, "attempt")) < attempt:  # a later one is another launcher's
             ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
-    left = [name for selector in earlier[-1:] for name in wait_until_gone(ctx, selector, _ENDED_TIMEOUT)]
+    left = [
+        name
+        for selector in earlier[-1:]
+        for name in wait_until_gone(ctx, selector, _ENDED_TIMEOUT, but=is_companion)
+    ]
     if left:
         raise LaunchError(
             f"an earlier attempt does not end: {', '.join(left)} is still there after {_ENDED_TIMEOUT:g} s",

@@ -61,6 +61,11 @@ class Container(NamedTuple):
     status: KubeObject
 
     @property
+    def hostname(self) -> str:
+        """What its processes call their host."""
+        return str(self.pod["spec"].get("hostname") or self.pod["metadata"]["name"])
+
+    @property
     def restarts(self) -> int:
         """How often it was started again."""
         return int(self.status.get("restartCount", 0))

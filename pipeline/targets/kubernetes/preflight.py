@@ -1,26 +1,28 @@
 """Checks of a run against the cluster it is meant for."""
 
-import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from manycpu.pipeline.adapters.cluster import KINDS, amount
+from manycpu.pipeline.adapters.cluster import amount
+from manycpu.pipeline.launchers.ranks import rank_template
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, JobKind
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.launch import objects
 
-__all__ = ["RIGHTS", "Right", "findings", "missing_rights", "rights"]
+__all__ = ["RIGHTS", "Right", "findings", "granted", "missing_rights", "rights", "rights_to"]
 
 Findings = Iterator[Finding]
 Right = tuple[str, str, str]
 """A verb, an API group, and a resource with its subresource."""
 RIGHTS: Final = Path(__file__).with_name("rights.yaml")
-OPERATORS: Final = {"mpijob": "Kubeflow's mpi-operator", "pytorchjob": "Kubeflow's training-operator"}
+# patch: to suspend one that holds nodes and lacks others
+_JOB_VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
+_COMPANION_VERBS: Final = ("create", "delete", "get", "list")
 
 
 def findings(ctx: ClusterContext) -> Findings:
@@ -37,8 +39,21 @@ def findings(ctx: ClusterContext) -> Findings:
             yield Finding(error.field or "target.namespace", error.message, error.fix or "See the cluster")
 
 
-def rights() -> list[Right]:
-    """Read what the account must be allowed to do in the run's namespace."""
+def rights(launch: str) -> list[Right]:
+    """List what the account must be allowed to do in the namespace of runs of a launch kind."""
+    of_jobs = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
+    others = [right for right in granted() if right not in of_jobs]
+    return [*rights_to(JOB_KINDS[launch]), *others]
+
+
+def rights_to(kind: JobKind) -> list[Right]:
+    """List what the account must be allowed to do with jobs of a kind, and with their companions."""
+    verbs = [(kind.resource, _JOB_VERBS), *((companion, _COMPANION_VERBS) for companion in kind.companions)]
+    return [(verb, resource.group, resource.plural) for resource, each in verbs for verb in each]
+
+
+def granted() -> list[Right]:
+    """Read what the documented Role grants."""
     role = yaml.safe_load(RIGHTS.read_text())
     return [
         (verb, group, resource)
@@ -50,25 +65,22 @@ def rights() -> list[Right]:
 
 
 def _operator(ctx: ClusterContext) -> Findings:
-    group, plural = KINDS[JOBS[ctx.target.launch]]
+    kind = JOB_KINDS[ctx.target.launch]
     try:
-        served = ctx.cluster.call("GET", group)["resources"]
+        served = ctx.cluster.call("GET", kind.resource.path)["resources"]
     except NotFoundError:
         served = []
-    if plural not in [resource["name"] for resource in served]:
+    if kind.resource.plural not in [resource["name"] for resource in served]:
         yield Finding(
             "target.launch",
-            f"the cluster does not serve {JOBS[ctx.target.launch]} of {group.removeprefix('/apis/')}",
-            f"Install {OPERATORS[ctx.target.launch]}, or choose another target.launch",
+            f"the cluster does not serve {kind.kind} of {kind.resource.api_version}",
+            f"Install Kubeflow's {kind.operator}, or choose another target.launch",
         )
 
 
 def missing_rights(ctx: ClusterContext) -> Findings:
     """Ask for each right that a run needs."""
-    others = {kind.lower() + "s" for launch, kind in JOBS.items() if launch != ctx.target.launch}
-    for verb, group, resource in rights():
-        if resource in others:
-            continue
+    for verb, group, resource in rights(ctx.target.launch):
         plural, _, subresource = resource.partition("/")
         if not ctx.cluster.allowed(verb, plural, group=group, subresource=subresource):
             yield Finding(
@@ -165,9 +177,7 @@ def _nodes(ctx: ClusterContext) -> list[dict[str, Any]]:
 
 def _admission(ctx: ClusterContext) -> Findings:
     """Create a rank's pod, as a dry run: Pod Security, quota, limits, account and priority class speak up."""
-    spec = objects(ctx)[-1]["spec"]
-    replicas = spec.get("pytorchReplicaSpecs") or spec["mpiReplicaSpecs"]
-    template = copy.deepcopy(replicas["Worker"]["template"])
+    template = rank_template(objects(ctx))
     template["metadata"]["name"] = f"{ctx.name}-preflight"
     template["spec"]["restartPolicy"] = "Never"
     pod = {"apiVersion": "v1", "kind": "Pod", **template}

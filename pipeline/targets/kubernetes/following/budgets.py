@@ -12,8 +12,6 @@ from manycpu.pipeline.targets.kubernetes.pod_status import scheduled
 
 __all__ = ["Budget", "RankActivity", "budgets", "phase"]
 
-_OPERATORS = {"PyTorchJob": "training-operator", "MPIJob": "mpi-operator"}
-
 
 class RankActivity(NamedTuple):
     """What the ranks have said so far. Times are seconds since the epoch, by the cluster's clocks."""
@@ -83,10 +81,9 @@ def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> st
 
 
 def _acknowledge(run: TrainingRun, snapshot: JobSnapshot) -> Budget:
-    operator = _OPERATORS.get(snapshot.kind, "operator")
     message = (
         f"no operator acknowledged {snapshot.kind} {snapshot.name} within {run.acknowledge_timeout} s: "
-        f"is the {operator} running, and does it watch this namespace?"
+        f"is the {snapshot.job_kind.operator} running, and does it watch this namespace?"
     )
     return Budget("acknowledge_timeout", _created(snapshot) + run.acknowledge_timeout, message)
 

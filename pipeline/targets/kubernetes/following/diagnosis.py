@@ -59,6 +59,8 @@ class Ending(NamedTuple):
     """Whether it was started again since: its log is the previous one."""
     began: float
     """Seconds since the epoch; 0 where it never did."""
+    hostname: str = ""
+    """What its processes call their host."""
 
     def __str__(self) -> str:
         memory = ": it used more memory than its limit" if self.reason == "OOMKilled" else ""
@@ -114,7 +116,7 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
         return
     if not snapshot.acknowledged:
         yield Reason(f"no operator has acknowledged {snapshot.kind} {snapshot.name}")
-    elif not any(condition(job, kind) for kind in ("Succeeded", "Failed")):
+    elif not any(condition(job, kind) for kind in snapshot.job_kind.ends):
         yield Reason("it has no pods yet")
 
 
@@ -193,6 +195,7 @@ def _ending(container: Container) -> Ending:
         message=last.get("message", "").strip(),
         previous=container.state("terminated") is None,
         began=epoch(last.get("startedAt")),
+        hostname=container.hostname,
     )
 
 

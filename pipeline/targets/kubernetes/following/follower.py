@@ -17,6 +17,7 @@ from manycpu.pipeline.adapters.cluster_watch import (
 from manycpu.pipeline.spec.errors import ClusterError, InvalidError, NotFoundError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following import judgement
@@ -28,7 +29,7 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
 )
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, JobSnapshot, role
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
 from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReader
 from manycpu.pipeline.targets.kubernetes.following.logs import RateLimiter, parse
 from manycpu.pipeline.targets.kubernetes.following.turn_taking import TurnTaking
@@ -57,7 +58,7 @@ Tell = Callable[[list[RankLine]], Awaitable[None]]
 def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Select what is to be known of jobs of a launch kind that have these labels."""
     selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())}
-    return {JOBS[launch]: selector, "Pod": selector, "Event": {"fieldSelector": "type=Warning"}}
+    return {JOB_KINDS[launch].kind: selector, "Pod": selector, "Event": {"fieldSelector": "type=Warning"}}
 
 
 class Follower:
@@ -252,8 +253,8 @@ class Follower:
             self._stop_reading()
             return
         for pod in self._snapshot.take_changed():
-            if self._snapshot.kind == "MPIJob" and role(pod) != "launcher":
-                continue  # the ranks' lines come through the launcher; the workers run sshd
+            if role(pod) != self._snapshot.job_kind.speaker:
+                continue
             for container in containers(pod):
                 key = (pod["metadata"]["uid"], container.name)
                 started = container.restarts or container.state("running") or container.state("terminated")

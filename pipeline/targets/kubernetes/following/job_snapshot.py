@@ -2,27 +2,22 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from manycpu.pipeline.launchers.given_back import Note, note_of
+from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject, epoch
+from manycpu.pipeline.spec.naming import attempt_key, label
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
 
 __all__ = [
-    "JOBS",
-    "OWNER",
     "JobSnapshot",
     "event_time",
     "remembered",
     "role",
 ]
 
-_GROUP: Final = "training.kubeflow.org"
-OWNER: Final = f"{_GROUP}/job-name"
-"""Label with the job's name, which both operators put on every pod of it."""
-JOBS: Final = {"mpijob": "MPIJob", "pytorchjob": "PyTorchJob"}
-"""Launch kind -> kind of its resource."""
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
@@ -52,8 +47,10 @@ class JobSnapshot:
     """
 
     def __init__(self, handle: JobHandle, claims: Iterable[str] = ()) -> None:
-        self.launch, self.kind = handle.launch, JOBS[handle.launch]
+        self.job_kind = JOB_KINDS[handle.launch]
+        self.kind = self.job_kind.kind
         self.name, self.uid = handle.name, handle.uid
+        self._key = (handle.run, str(handle.attempt))
         self._claims = frozenset(claims)
         self.known: set[str] = set()
         """Kinds of which everything is known."""
@@ -125,7 +122,7 @@ class JobSnapshot:
         if kind == self.kind:
             return bool(meta["uid"] == self.uid)
         if kind == "Pod":
-            return bool(meta.get("labels", {}).get(OWNER) == self.name)
+            return bool(role(found)) and attempt_key(found) == self._key
         about = found.get("involvedObject", {})
         name = about.get("name", "")
         if about.get("kind") == "PersistentVolumeClaim":
@@ -173,13 +170,12 @@ class JobSnapshot:
     @property
     def given_back(self) -> bool:
         """Whether it has given back what it held, and waits for its turn."""
-        return self.suspended and self.note is not None and not self.note.resumed
+        return self.job is not None and has_given_back(self.job_kind, self.job)
 
     @property
     def suspended(self) -> bool:
         """Whether it waits for somebody, such as Kueue, to admit it."""
-        job = self.job or {}
-        return bool(job.get("spec", {}).get("runPolicy", {}).get("suspend"))
+        return self.job is not None and self.job_kind.suspended(self.job)
 
     @property
     def acknowledged(self) -> bool:
@@ -191,14 +187,14 @@ class JobSnapshot:
     @property
     @remembered
     def members(self) -> list[KubeObject]:
-        """The pods that have ranks: all but a launcher."""
-        return [pod for pod in self.pods if role(pod) != "launcher"]
+        """The pods that have ranks."""
+        return [pod for pod in self.pods if role(pod) == "rank"]
 
     @property
     def ranks(self) -> Iterator[Container]:
         """The containers that have ranks, also of pods that are gone: as they were seen last."""
         pods = [*self.departed.values(), *self.members]
-        return (one for pod in pods if role(pod) != "launcher" for one in containers(pod) if not one.init)
+        return (one for pod in pods if role(pod) == "rank" for one in containers(pod) if not one.init)
 
     @property
     def launchable(self) -> bool:
@@ -213,9 +209,8 @@ class JobSnapshot:
 
 
 def role(pod: KubeObject) -> str:
-    """Tell what a pod is in its job: ``launcher``, ``master`` or ``worker``."""
-    labels = pod["metadata"].get("labels", {})
-    return str(labels.get(f"{_GROUP}/job-role") or labels.get(f"{_GROUP}/replica-type") or "")
+    """Tell what a pod is in its job: ``launcher`` or ``rank``; empty where it has no job of ours."""
+    return label(pod, "role")
 
 
 def event_time(event: KubeObject) -> float:
@@ -227,7 +222,7 @@ def event_time(event: KubeObject) -> float:
 
 
 def _member_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
-    return scheduled(pod) if role(pod) != "launcher" else None
+    return scheduled(pod) if role(pod) == "rank" else None
 
 
 def _same(before: KubeObject | None, now: KubeObject) -> bool:

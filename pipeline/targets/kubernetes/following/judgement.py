@@ -1,9 +1,10 @@
 """What a job's state is, and how it ended."""
 
-from manycpu.pipeline.launchers import LAUNCHERS
+from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.job_kinds import FAILED
 from manycpu.pipeline.spec.kube_object import condition, epoch
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -40,7 +41,7 @@ def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: 
 
 def look(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Status:
     """Tell how a job is doing, at whatever time: what its operator says, and what its ranks have said."""
-    seen = LAUNCHERS[snapshot.launch].state({"job": snapshot.job, "pods": snapshot.pods, "cancelled": False})
+    seen = JOB_LAUNCHERS[snapshot.job_kind.launch].state(snapshot.job, snapshot.pods)
     if seen.state.terminal:
         return seen
     if text := _hopeless(run, snapshot):
@@ -57,7 +58,7 @@ def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, seen: Status) -> bool:
     """Whether a failed job has to be deleted: it was given up, or its pods would go on for nobody."""
     if snapshot.job is None:
         return False
-    given_up = seen.budget is not None or condition(snapshot.job, "Failed") is None
+    given_up = seen.budget is not None or condition(snapshot.job, FAILED) is None
     return given_up or (run.keep == "never" and any(not ended(pod) for pod in snapshot.pods))
 
 
@@ -91,7 +92,7 @@ def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, seen: Status) -> 
     if not first or silent is None:
         return seen.model_copy(update={"reason": reason, "failure": observed.failure})
     lines = tuple(recorder.tails.get(silent.pod, ()))
-    rank = next((rank for rank in observed.ranks if rank.hostname == silent.pod), None)
+    rank = next((rank for rank in observed.ranks if rank.hostname == silent.hostname), None)
     if rank is None:
         last = "\n".join(["its last lines:", *lines]) if lines else ""
         text = "\n".join(part for part in (reason, last) if part)
@@ -103,10 +104,10 @@ def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, seen: Status) -> 
 
 def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
     """Note how ranks ended that could not say so: as their containers did, where those are the ranks' own."""
-    if snapshot.kind == "MPIJob":
-        return  # its workers run sshd
+    if snapshot.job_kind.launcher:
+        return  # the ranks' containers run sshd
     began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
-    last = {container.pod["metadata"]["name"]: container.last for container in snapshot.ranks}
+    last = {container.hostname: container.last for container in snapshot.ranks}
     for rank in observed.ranks:
         ended = last.get(rank.hostname or "") or {}
         if rank.exit_code is None and ended and epoch(ended.get("finishedAt")) >= began:
@@ -128,7 +129,7 @@ def _spoke_of(recorder: AttemptRecorder, ending: Ending) -> bool:
 
 def ended_at(snapshot: JobSnapshot) -> float:
     """Tell when the job ended, in seconds since the epoch; 0 where it does not say."""
-    for kind in ("Succeeded", "Failed"):
+    for kind in snapshot.job_kind.ends:
         if found := condition(snapshot.job, kind):
             return epoch(found.get("lastTransitionTime"))
     return 0.0

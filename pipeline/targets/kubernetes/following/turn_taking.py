@@ -9,9 +9,11 @@ from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
 from manycpu.pipeline.launchers.given_back import Note, patch
 from manycpu.pipeline.spec.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.naming import attempt_key
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS, OWNER, JobSnapshot
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
 from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
 from manycpu.pipeline.targets.kubernetes.following.turns import Decision, Turns
 from manycpu.pipeline.targets.kubernetes.following.waiting import (
@@ -85,7 +87,7 @@ class TurnTaking:
 
     def _mine(self, now: float) -> Job | None:
         job = self._snapshot.job
-        found = job_of(job, self._snapshot.kind, self._snapshot.pods, now) if job else None
+        found = job_of(job, self._snapshot.job_kind, self._snapshot.pods, now) if job else None
         return found and found._replace(stuck=unmountable(self._snapshot.pods, self._snapshot.events))
 
     def _decide(self, mine: Job, seen: "_Seen", now: float) -> Decision:
@@ -103,7 +105,8 @@ class TurnTaking:
 
     async def _patch(self, job: Job, note: Note) -> None:
         try:
-            await asyncio.to_thread(self._ctx.cluster.patch, job.kind, job.name, patch(note, job.version))
+            change = patch(job.kind, note, job.version)
+            await asyncio.to_thread(self._ctx.cluster.patch, job.kind.kind, job.name, change)
             self._trouble = ""
         except FAILURES as error:
             outdated = isinstance(error, (NotFoundError, ConflictError))  # changed meanwhile, or gone
@@ -187,7 +190,7 @@ class _Others:
 
     def _served(self) -> list[str]:
         """List the kinds of job that this cluster has, and that this account may see."""
-        return [kind for kind in JOBS.values() if _is_served(self._cluster, kind)]
+        return [kind.kind for kind in JOB_KINDS.values() if _is_served(self._cluster, kind.kind)]
 
     def _wake(self) -> None:
         self._waking = None
@@ -212,12 +215,12 @@ def _is_served(cluster: Cluster, kind: str) -> bool:
 
 def _read(objects: dict[str, list[KubeObject]], now: float) -> _Seen:
     pods = objects.pop("Pod")
-    by_job: dict[str, list[KubeObject]] = {}
-    for pod in pods:
-        by_job.setdefault(pod["metadata"].get("labels", {}).get(OWNER, ""), []).append(pod)
+    by_job: dict[tuple[str, str], list[KubeObject]] = {}
+    for pod in filter(role, pods):
+        by_job.setdefault(attempt_key(pod), []).append(pod)
     jobs = (
-        job_of(job, kind, by_job.get(job["metadata"]["name"], ()), now)
-        for kind, found in objects.items()
-        for job in found
+        job_of(job, kind, by_job.get(attempt_key(job), ()), now)
+        for kind in JOB_KINDS.values()
+        for job in objects.get(kind.kind, ())
     )
     return _Seen([job for job in jobs if job is not None], pods, holding(pods))

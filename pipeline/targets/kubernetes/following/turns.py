@@ -118,14 +118,14 @@ def _candidate(waiting: Sequence[Job], holding: Holding, now: float) -> Job | No
         known = any(
             _covers(q, job) and not (q.given_back and _may_fit(q, holding, now)) for q in waiting[:number]
         )
-        if job.given_back and not job.once and not known and _may_fit(job, holding, now):
+        if job.given_back and not job.kind.launcher and not known and _may_fit(job, holding, now):
             return job
     return None
 
 
 def _may_try(job: Job, older: Sequence[Job]) -> bool:
     """Whether a job may try: one that cannot give back again only where none before it waits."""
-    return not job.once or not any(q.age < job.age for q in older)
+    return not job.kind.launcher or not any(q.age < job.age for q in older)
 
 
 def _covers(refused: Job, job: Job) -> bool:

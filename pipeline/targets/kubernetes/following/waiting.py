@@ -4,14 +4,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from manycpu.pipeline.adapters.cluster import amount
-from manycpu.pipeline.launchers.given_back import Note, note_of
+from manycpu.pipeline.launchers import JOB_LAUNCHERS
+from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
+from manycpu.pipeline.spec.job_kinds import JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch, is_being_deleted
-from manycpu.pipeline.spec.naming import QUEUE
+from manycpu.pipeline.spec.naming import QUEUE, label
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
-    OWNER,
     role,
 )
 from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, ended, scheduled, unschedulable
@@ -19,7 +20,6 @@ from manycpu.pipeline.targets.kubernetes.pod_status import claims_of, ended, sch
 __all__ = ["Job", "given_back", "holding", "job_of", "lacking", "on_claims", "resumed", "unmountable"]
 
 _GROUPS: Final = ("scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group")
-_REPLICAS: Final = ("pytorchReplicaSpecs", "mpiReplicaSpecs")
 _BEGINNING: Final = 10.0  # seconds in which a job that was just made, or has just resumed, has its pods made
 _REFUSING: Final = (
     20.0  # seconds after the first pod in which all others are made, unless a quota refuses them
@@ -36,7 +36,7 @@ class Job(NamedTuple):
     name: str
     uid: str
     run: str
-    kind: str
+    kind: JobKind
     version: str
     """Its resourceVersion."""
     age: tuple[float, str]
@@ -62,22 +62,20 @@ class Job(NamedTuple):
     """Of what there is too little, resources or quota; empty where something else is in the way."""
     underway: bool
     """Whether it has trained: a pod of it was made anew."""
-    once: bool = False
-    """Whether it can give back only before its launcher has begun: mpi-operator does not resume launchers."""
     committed: bool = False
-    """Whether it is past that."""
+    """Whether it cannot give back any more: its launcher has begun, which would not be resumed."""
     stuck: str = ""
     """A claim that its pods cannot mount, since another run's pods have it on another node."""
 
 
-def _left_to_others(job: KubeObject, pods: Iterable[KubeObject]) -> bool:
+def _left_to_others(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject]) -> bool:
     """Whether a queue or a job scheduler decides when a job gets its nodes."""
     if QUEUE in job["metadata"].get("labels", {}):
         return True
-    return any(map(_scheduled_by_others, pods)) or (_suspended(job) and not _given_back(job))
+    return any(map(_scheduled_by_others, pods)) or (kind.suspended(job) and not has_given_back(kind, job))
 
 
-def job_of(job: KubeObject, kind: str, pods: Iterable[KubeObject], now: float) -> Job | None:
+def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
     """Read a job and its pods; None where nothing is to be decided: it has ended, or others decide.
 
     Args:
@@ -88,41 +86,39 @@ def job_of(job: KubeObject, kind: str, pods: Iterable[KubeObject], now: float) -
     """
     pods = list(pods)
     meta, note = job["metadata"], note_of(job)
-    over = is_being_deleted(job) or any(condition(job, what) for what in ("Succeeded", "Failed"))
-    worker = _worker(job)
-    if over or worker is None or _left_to_others(job, pods):
+    over = is_being_deleted(job) or any(condition(job, end) for end in kind.ends)
+    asked = JOB_LAUNCHERS[kind.launch].ranks(job)
+    if over or asked is None or _left_to_others(job, kind, pods):
         return None
-    need, spec = _need(job, worker), worker["template"]["spec"]
-    ranks = [pod for pod in pods if role(pod) != "launcher"]
+    need, spec = asked
+    ranks = [pod for pod in pods if role(pod) == "rank"]
+    launchers = [pod for pod in pods if role(pod) == "launcher"]
     placed = sum(scheduled(pod) is not None for pod in ranks)
     births = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods]
     words = [text for pod in pods if (text := unschedulable(pod)) is not None]
     unmade = 0 < len(ranks) < need and now - min(births) > _REFUSING
-    launcher = any(role(pod) == "launcher" and scheduled(pod) is None for pod in pods)
-    trying = not _suspended(job) and (placed < need or launcher)
-    once = "mpiReplicaSpecs" in job["spec"]
-    launched = any(role(pod) == "launcher" for pod in pods) or bool(note and note.resumed)
+    trying = not kind.suspended(job) and (placed < need or any(scheduled(pod) is None for pod in launchers))
+    launched = bool(launchers) or bool(note and note.resumed)
     begun = max(epoch(meta["creationTimestamp"]), note.resumed if note else 0.0)
     return Job(
         name=meta["name"],
         uid=meta["uid"],
-        run=_run(job),
+        run=label(job, "run"),
         kind=kind,
         version=meta.get("resourceVersion", ""),
         age=(epoch(meta["creationTimestamp"]), meta["uid"]),
         need=need,
         ask=_requests(spec),
         place=_place(spec),
-        claims=claims_of(worker["template"]),
-        given_back=_given_back(job),
+        claims=claims_of({"spec": spec}),
+        given_back=has_given_back(kind, job),
         note=note,
         pods=len(pods),
         placed=placed,
         trying=trying and (bool(pods) or now - begun < _BEGINNING),
         refused=trying and (bool(words) or unmade),
         short=("quota",) if unmade else _insufficient(words),
-        once=once,
-        committed=once and launched,
+        committed=kind.launcher and launched,
         underway=bool(births) and max(births) - min(births) > _AT_ONCE,
     )
 
@@ -131,15 +127,15 @@ def holding(pods: Iterable[KubeObject]) -> dict[str, int]:
     """Count, for each run, the pods of jobs that have a node and have not ended."""
     found: dict[str, int] = {}
     for pod in pods:
-        if OWNER in pod["metadata"].get("labels", {}) and scheduled(pod) is not None and not ended(pod):
-            found[_run(pod)] = found.get(_run(pod), 0) + 1
+        if role(pod) and scheduled(pod) is not None and not ended(pod):
+            found[label(pod, "run")] = found.get(label(pod, "run"), 0) + 1
     return found
 
 
 def on_claims(pods: Iterable[KubeObject], job: Job) -> dict[str, int]:
     """Count, for each other run, the pods that have a claim of the job's mounted."""
-    sharing = [pod for pod in pods if _run(pod) != job.run and set(claims_of(pod)) & set(job.claims)]
-    return holding(sharing)
+    others = (pod for pod in pods if label(pod, "run") != job.run)
+    return holding(pod for pod in others if set(claims_of(pod)) & set(job.claims))
 
 
 def given_back(job: Job, pods: Iterable[KubeObject], now: float) -> Note:
@@ -211,31 +207,6 @@ def _age(job: Job) -> tuple[float, str]:
 
 def _is_multi_attach(event: KubeObject) -> bool:
     return event.get("reason") == "FailedAttachVolume" and "Multi-Attach" in event.get("message", "")
-
-
-def _run(found: KubeObject) -> str:
-    return str(found["metadata"].get("labels", {}).get("manycpu/run", ""))
-
-
-def _suspended(job: KubeObject) -> bool:
-    return bool(job["spec"].get("runPolicy", {}).get("suspend"))
-
-
-def _given_back(job: KubeObject) -> bool:
-    """Whether it was us who suspended it."""
-    note = note_of(job)
-    return _suspended(job) and note is not None and not note.resumed
-
-
-def _worker(job: KubeObject) -> KubeObject | None:
-    replicas: Mapping[str, Any] = next((job["spec"][name] for name in _REPLICAS if name in job["spec"]), {})
-    found: KubeObject | None = replicas.get("Worker")
-    return found
-
-
-def _need(job: KubeObject, worker: KubeObject) -> int:
-    elastic = job["spec"].get("elasticPolicy") or {}
-    return int(elastic.get("minReplicas") or worker.get("replicas", 1))
 
 
 def _requests(spec: KubeObject) -> dict[str, Decimal]:

@@ -1,0 +1,119 @@
+"""The kinds of Kubernetes job that train: the facts of each stand here, and nowhere else.
+
+A record here and a file in ``launchers/``, which writes the manifest, are a launch kind.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final, Literal, NamedTuple
+
+from manycpu.pipeline.spec.kube_object import KubeObject
+
+__all__ = ["FAILED", "JOB_KINDS", "MPIJOB", "PYTORCHJOB", "ApiResource", "JobKind", "Role", "resources"]
+
+Role = Literal["rank", "launcher"]
+"""What a pod is in its job; the value of the label ``manycpu/role`` on its template."""
+FAILED: Final = "Failed"
+"""The condition that holds when a job of any kind has failed."""
+
+
+class ApiResource(NamedTuple):
+    """A kind of object, and where the API serves it."""
+
+    kind: str
+    group: str
+    """Empty for what Kubernetes has had from the beginning, such as pods."""
+    version: str
+    plural: str
+
+    @property
+    def api_version(self) -> str:
+        """Group and version, as manifests name them."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def path(self) -> str:
+        """Path of the group and version on the API server."""
+        return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobKind:
+    """A kind of job."""
+
+    resource: ApiResource
+    operator: str
+    """Which of Kubeflow's operators runs it, for people."""
+    succeeded: str = "Succeeded"
+    """The condition that holds when it has succeeded."""
+    suspend: tuple[str, ...] = ("spec", "runPolicy", "suspend")
+    """Path of the field that suspends it."""
+    launcher: bool = False
+    """Whether a pod of its own starts the ranks, passes on their lines, and ends as the worst of them.
+
+    The ranks' pods then run no more than sshd, and a launcher that has begun is not suspended: the operator
+    does not resume it.
+    """
+    companions: tuple[ApiResource, ...] = ()
+    """What is created before the job, such as the runtime that it refers to. It goes with the run."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind, such as ``PyTorchJob``."""
+        return self.resource.kind
+
+    @property
+    def launch(self) -> str:
+        """The launch kind, as ``target.launch`` names it."""
+        return self.kind.lower()
+
+    @property
+    def speaker(self) -> Role:
+        """Role of the pods whose logs are the ranks' lines."""
+        return "launcher" if self.launcher else "rank"
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The conditions of which one holds when it has ended."""
+        return self.succeeded, FAILED
+
+    def suspended(self, job: KubeObject) -> bool:
+        """Whether a job is to wait.
+
+        >>> MPIJOB.suspended({"spec": {"runPolicy": {"suspend": True}}}), MPIJOB.suspended({"spec": {}})
+        (True, False)
+        """
+        value: Any = job
+        for name in self.suspend:
+            value = (value or {}).get(name)
+        return bool(value)
+
+    def with_suspend(self, suspend: bool) -> KubeObject:
+        """Build the part of a job that suspends it, or lets it go on.
+
+        >>> MPIJOB.with_suspend(True)
+        {'spec': {'runPolicy': {'suspend': True}}}
+        """
+        *outer, last = self.suspend
+        return reduce(lambda inner, name: {name: inner}, reversed(outer), {last: suspend})
+
+
+PYTORCHJOB: Final = JobKind(
+    resource=ApiResource("PyTorchJob", "kubeflow.org", "v1", "pytorchjobs"),
+    operator="training-operator",
+)
+MPIJOB: Final = JobKind(
+    resource=ApiResource("MPIJob", "kubeflow.org", "v2beta1", "mpijobs"),
+    operator="mpi-operator",
+    launcher=True,
+)
+JOB_KINDS: Final[dict[str, JobKind]] = {kind.launch: kind for kind in (PYTORCHJOB, MPIJOB)}
+"""Launch kind -> its facts; the first is the default of ``target.launch``."""
+
+
+def resources() -> Mapping[str, ApiResource]:
+    """List what launchers may create, jobs before their companions: kind -> where it is served."""
+    jobs = [kind.resource for kind in JOB_KINDS.values()]
+    companions = [resource for kind in JOB_KINDS.values() for resource in kind.companions]
+    return {resource.kind: resource for resource in [*jobs, *companions]}

@@ -1,0 +1,217 @@
+"""A launch kind is one record and one launcher: all verbs work with a third one, which no cluster has."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api_server import ApiServer, Object, running
+from helpers import until
+from third_kind import operate, register
+
+from manycpu.pipeline.launchers import refusals
+from manycpu.pipeline.render import as_yaml
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.spec.validation import read_target
+from manycpu.pipeline.targets.attempt import attempt_status
+from manycpu.pipeline.targets.context import Access, ClusterContext, open_context
+from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.targets.results import Built, Staged
+from manycpu.pipeline.verbs.cancel import cancel
+from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.launch import launch, objects
+from manycpu.pipeline.verbs.wait import watch
+
+BUILT = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="registry.example/train:1")
+NO_ROOM = "0/2 nodes are available: 2 Insufficient cpu."
+
+
+@pytest.fixture(autouse=True)
+def _fitjob(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with running() as found:
+        found.absent = {"PyTorchJob", "MPIJob"}  # a cluster has the operators that it needs
+        yield found
+
+
+def open_run(server: ApiServer, folder: Path, name: str = "a", **run: Any) -> ClusterContext:
+    fields = {"program": "question_answering", "output": str(folder / "out"), "nnodes": 2}
+    fields |= {"resources": {"cpu": 2, "memory": "1Gi"}, **run}
+    target = {"kind": "kubernetes", "launch": "fitjob", "namespace": "ml", "image": BUILT.image}
+    ctx = open_context(fields, target, name, base=folder, access=Access(connect=server.connect))
+    assert isinstance(ctx, ClusterContext)
+    return ctx
+
+
+def begin(server: ApiServer, folder: Path, name: str = "a", **run: Any) -> tuple[ClusterContext, JobHandle]:
+    """Launch the first attempt of a run."""
+    ctx = open_run(server, folder, name, **run)
+    ctx.ledger.open(ctx.new_entry(0.0))
+    handle, attached = launch(ctx, Staged(), BUILT)
+    assert isinstance(handle, JobHandle)
+    assert not attached
+    return ctx, handle
+
+
+def story(ctx: ClusterContext, handle: JobHandle) -> Status:
+    return attempt_status(ctx, handle, ctx.ledger.read())
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def up(**state: Any) -> Object:
+    """Describe a pod that has a node, and its container."""
+    conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": now()}]
+    inner = {"name": "trainer", "restartCount": 0, "state": state or {"running": {"startedAt": now()}}}
+    return {"phase": "Running", "conditions": conditions, "containerStatuses": [inner]}
+
+
+def refused() -> Object:
+    no = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_ROOM}
+    return {"phase": "Pending", "conditions": [no]}
+
+
+def line(rank: int, host: str, event: str, **fields: Any) -> str:
+    text = events.encode(event, rank=rank, host="node", hostname=host, **fields)
+    return f"{now()[:-1]}.0Z {events.join(rank, 'node', text)}\n"
+
+
+def meet(server: ApiServer, pods: list[str]) -> None:
+    for rank, pod in enumerate(pods):
+        host = pod.removesuffix("-x7k2p")
+        server.logs[pod] = line(rank, host, "proof", world_size=2, round=0, meeting="m")
+
+
+def test_a_target_may_name_it_and_what_it_cannot_do_is_refused(server: ApiServer, tmp_path: Path) -> None:
+    ctx = open_run(server, tmp_path, nnodes="1:2")
+    (finding,) = refusals(ctx.run, ctx.target)
+    assert (finding.field, "a fixed number of nodes" in finding.message) == ("run.nnodes", True)
+    with pytest.raises(BadInputError, match="'mpijob' or 'fitjob'; given was 'fitjobs'"):
+        read_target({"kind": "kubernetes", "launch": "fitjobs"})
+
+
+def test_its_companion_is_rendered_before_it(server: ApiServer, tmp_path: Path) -> None:
+    documents = list(yaml.safe_load_all(as_yaml(*objects(open_run(server, tmp_path)))))
+    assert [one["kind"] for one in documents] == ["FitRuntime", "FitJob"]
+
+
+def test_preflight_asks_for_its_operator_its_rights_and_its_pods(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *checks, _ = preflight._CHECKS  # noqa: SLF001 - the last asks a registry, and there is none here
+    monkeypatch.setattr(preflight, "_CHECKS", checks)
+    ctx = open_run(server, tmp_path, nproc_per_node=1)
+    assert [finding for finding in preflight.findings(ctx) if finding.field != "target.claim_access"] == []
+    (pod,) = [one for one in server.tried if one["kind"] == "Pod"]
+    assert pod["spec"]["containers"][0]["name"] == "trainer"
+    server.absent |= {"FitJob", "FitRuntime"}
+    server.denied = {"patch fitjobs", "create fitruntimes", "create mpijobs"}
+    operator, *rights = preflight.findings(ctx)
+    assert operator.message == "the cluster does not serve FitJob of fit.example/v1alpha1"
+    assert operator.fix.startswith("Install Kubeflow's fit-operator")
+    assert [one.message for one in rights] == [
+        f"this account may not {right} in namespace ml" for right in ("patch fitjobs", "create fitruntimes")
+    ]
+
+
+def test_it_is_launched_after_its_companion_and_attached_to(server: ApiServer, tmp_path: Path) -> None:
+    ctx, handle = begin(server, tmp_path)
+    assert server.created[-2:] == [f"FitRuntime/{ctx.name}-1", f"FitJob/{ctx.name}-1"]
+    owners = [server.objects[kind][0]["metadata"]["ownerReferences"] for kind in ("FitRuntime", "FitJob")]
+    assert owners == [ctx.ledger.owner()] * 2
+    assert (handle.launch, str(handle)) == ("fitjob", f"fitjob ml/{ctx.name}-1")
+    assert launch(ctx, Staged(), BUILT) == (handle, True)
+
+
+def test_its_states_are_told_by_its_own_conditions_and_pods(server: ApiServer, tmp_path: Path) -> None:
+    ctx, handle = begin(server, tmp_path)
+    assert "no operator has acknowledged FitJob" in story(ctx, handle).reason
+    pods = operate(server, handle.name, up(), refused())
+    assert f"no node: {NO_ROOM} ({pods[1]})" in story(ctx, handle).reason
+    operate(server, handle.name, up(), up())
+    assert story(ctx, handle) == Status(state=RunState.PENDING, reason="starting")
+    meet(server, pods)
+    with closing(watch(ctx, handle)) as watching:
+        until(lambda: watching.look()[1].state is RunState.RUNNING)
+        for rank, pod in enumerate(pods):
+            server.logs[pod] += line(rank, pod.removesuffix("-x7k2p"), "exit", code=0)
+        done = up(terminated={"exitCode": 0, "startedAt": now(), "finishedAt": now()})
+        operate(server, handle.name, *[done | {"phase": "Succeeded"}] * 2, ends="Complete")
+        until(lambda: watching.look()[1].state.terminal)
+        seen = outcome(ctx, watching.look()[1], watching.observed)
+    assert seen == story(ctx, handle) == Status(state=RunState.SUCCEEDED)
+
+
+def test_a_rank_that_is_killed_is_named_though_its_pod_is_called_otherwise_than_its_host(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx, handle = begin(server, tmp_path)
+    pods = operate(server, handle.name, up(), up())
+    meet(server, pods)
+    with closing(watch(ctx, handle)) as watching:
+        until(lambda: watching.look()[1].state is RunState.RUNNING)
+        killed = up(terminated={"exitCode": 137, "startedAt": now(), "finishedAt": now()})
+        operate(server, handle.name, up(), killed | {"phase": "Failed"}, ends="Failed")
+        until(lambda: watching.look()[1].state.terminal)
+        seen = watching.look()[1]
+    assert (seen.state, seen.failure and seen.failure.rank) == (RunState.FAILED, 1)
+    assert "the FitJob has failed" in seen.reason
+
+
+def test_its_operator_is_named_where_it_does_not_acknowledge(server: ApiServer, tmp_path: Path) -> None:
+    ctx, handle = begin(server, tmp_path, acknowledge_timeout=1)
+    with closing(watch(ctx, handle)) as watching:
+        until(lambda: watching.look()[1].state.terminal)
+        seen = watching.look()[1]
+    assert seen.budget == "run.acknowledge_timeout"
+    assert "is the fit-operator running" in seen.reason
+    assert server.deleted == [f"FitJob/{handle.name}"]
+
+
+def test_it_gives_back_what_it_holds_and_takes_its_turn(server: ApiServer, tmp_path: Path) -> None:
+    _, older = begin(server, tmp_path / "older", "older")
+    operate(server, older.name, up(), refused())
+    ctx, handle = begin(server, tmp_path)
+    pods = operate(server, handle.name, up(), refused())
+
+    def suspended() -> bool:
+        return bool(server.objects["FitJob"][-1]["spec"]["suspend"])
+
+    with closing(watch(ctx, handle)):
+        until(suspended)
+        assert "it holds nothing until there is room" in story(ctx, handle).reason
+        for pod in pods:
+            server.remove("Pod", pod)
+        server.remove("FitJob", older.name)
+        until(lambda: not suspended())
+
+
+def test_it_is_cancelled_another_attempt_follows_and_all_is_cleaned_up(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx, handle = begin(server, tmp_path)
+    operate(server, handle.name, up(), up())
+    assert cancel(ctx, by="a person")
+    assert [item.split("/")[0] for item in server.deleted] == ["FitJob", "Pod", "Pod"]
+    assert story(ctx, handle) == Status(state=RunState.CANCELLED, reason="ended by a person")
+    again, attached = launch(ctx, Staged(), BUILT)
+    assert (again.attempt, attached) == (2, False)
+    report = cleanup(ctx)
+    assert report is not None
+    assert (report.state, report.left_behind) == (RunState.CANCELLED, [])
+    assert not any(server.objects.values())
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["state"] == "cancelled"

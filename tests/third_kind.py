@@ -1,0 +1,109 @@
+"""A launch kind of a test's own: what is to be written for a new one, and nothing else.
+
+A FitJob refers to a FitRuntime, which has the template of its pods.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from api_server import ApiServer
+
+from manycpu.pipeline.launchers import JOB_LAUNCHERS, JobLauncher, conditions, pods
+from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, ApiResource, JobKind
+from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["FITJOB", "operate", "register"]
+
+RUNTIME = ApiResource("FitRuntime", "fit.example", "v1alpha1", "fitruntimes")
+FITJOB = JobKind(
+    resource=ApiResource("FitJob", "fit.example", "v1alpha1", "fitjobs"),
+    operator="fit-operator",
+    succeeded="Complete",
+    suspend=("spec", "suspend"),
+    companions=(RUNTIME,),
+)
+
+
+class FitLauncher:
+    """What a file in ``launchers/`` has."""
+
+    UNSUPPORTED: Mapping[str, str] = {"elastic": "a FitJob has a fixed number of nodes"}
+
+    def objects(self, run: TrainingRun, target: Kubernetes, placement: Placement) -> list[KubeObject]:
+        made = pods.container(
+            "trainer",
+            target,
+            placement,
+            command=["python3", *placement.program],
+            variables=pods.rank_variables(run, placement),
+            limits=_resources(run),
+        )
+        template = pods.template(target, placement, "rank", pods.as_rank(made, run), {})
+        template = pods.with_volumes(template, target, placement, run.resources.memory)
+        meta = pods.metadata(target, placement)
+        runtime = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": template}}}]}
+        trainer = {"numNodes": run.nodes[1], "resourcesPerNode": _resources(run)}
+        spec = {"runtimeRef": placement.job, "suspend": bool(target.queue), "trainer": trainer}
+        return [
+            {"apiVersion": RUNTIME.api_version, "kind": RUNTIME.kind, "metadata": meta, "spec": runtime},
+            {
+                "apiVersion": FITJOB.resource.api_version,
+                "kind": FITJOB.kind,
+                "metadata": meta,
+                "spec": spec,
+            },
+        ]
+
+    def state(self, job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa: ARG002
+        return conditions.state(FITJOB, job)
+
+    def ranks(self, job: KubeObject) -> Ranks | None:
+        trainer = job["spec"]["trainer"]
+        container = {"resources": trainer["resourcesPerNode"]}
+        return Ranks(nodes=trainer["numNodes"], pod={"containers": [container]})
+
+
+def _resources(run: TrainingRun) -> KubeObject:
+    return pods.resources(run.resources.cpu, run.resources.memory)
+
+
+def register(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the kind: one record, and one launcher."""
+    launcher: JobLauncher = FitLauncher()
+    monkeypatch.setitem(JOB_KINDS, FITJOB.launch, FITJOB)
+    monkeypatch.setitem(JOB_LAUNCHERS, FITJOB.launch, launcher)
+
+
+def operate(server: ApiServer, name: str, *pod_states: KubeObject, ends: str = "") -> list[str]:
+    """Do what the operator does with a job: its pods get these states, and the job a condition.
+
+    Returns:
+        Names of the pods.
+    """
+    (job,) = [one for one in server.objects[FITJOB.kind] if one["metadata"]["name"] == name]
+    (runtime,) = [one for one in server.objects[RUNTIME.kind] if one["metadata"]["name"] == name]
+    template = runtime["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    made = [_pod(job, template, number, state) for number, state in enumerate(pod_states)]
+    for pod in made:
+        server.put("Pod", pod)
+    holds = [{"type": ends, "status": "True"}] if ends else []
+    server.put(FITJOB.kind, job | {"status": {"conditions": holds, "startTime": "now"}})
+    return [pod["metadata"]["name"] for pod in made]
+
+
+def _pod(job: KubeObject, template: KubeObject, number: int, state: KubeObject) -> dict[str, Any]:
+    """Make a pod as a JobSet does: its name has a random end, and its host's name has none."""
+    host = f"{job['metadata']['name']}-node-0-{number}"
+    owner = {"kind": FITJOB.kind, "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
+    meta = {"name": f"{host}-x7k2p", "uid": f"uid-{host}", "ownerReferences": [owner]}
+    return {
+        "metadata": meta | {"labels": template["metadata"]["labels"]},
+        "spec": template["spec"] | {"hostname": host},
+        "status": state,
+    }
