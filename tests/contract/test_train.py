@@ -22,7 +22,8 @@ from manycpu.pipeline.spec.errors import (
     StageError,
     TrainingFailedError,
 )
-from manycpu.pipeline.targets.context import RunContext, changed, home, open_context
+from manycpu.pipeline.targets.context import RunContext, home
+from manycpu.pipeline.targets.open_run import changed, open_context
 from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.all_verbs import Silent
 from manycpu.pipeline.verbs.build import build

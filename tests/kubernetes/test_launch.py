@@ -11,9 +11,10 @@ from cluster.space import Space
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JOBS
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.verbs.cancel import cancel
