@@ -10,8 +10,8 @@ from manycpu.pipeline.adapters.archive import Archive
 from manycpu.pipeline.adapters.commands import follow, run
 from manycpu.pipeline.adapters.registry import of_bytes
 from manycpu.pipeline.spec.errors import LaunchError
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import TIMEOUT, Build, LastLines
 from manycpu.pipeline.targets.kubernetes.image.builders import WORKERS, Place, access
-from manycpu.pipeline.targets.kubernetes.image.image_build import TIMEOUT, Build, LastLines
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
 if TYPE_CHECKING:
