@@ -23,11 +23,12 @@ from bench._measure import by_turns, ratio, rounds, spread
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.build import build
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
 from manycpu.pipeline.targets.kubernetes.volume import claims
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.results import Built, Staged
 
 CLAIM = "bench"

@@ -21,8 +21,9 @@ from bench._cluster import namespace, target
 from bench._measure import rounds
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import MANIFEST
 
 ROUNDS = (6, 2)

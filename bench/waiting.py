@@ -65,7 +65,8 @@ def _side(kubeconfig: str, folder: Path) -> dict[str, Any]:
 def _suspended(cluster: Any, kubeconfig: str, folder: Path, number: int) -> dict[str, Any]:
     from manycpu.pipeline.spec.handle import JobHandle
     from manycpu.pipeline.spec.naming import labels
-    from manycpu.pipeline.targets.context import Access, open_context
+    from manycpu.pipeline.targets.context import Access
+    from manycpu.pipeline.targets.open_run import open_context
 
     target = LAUNCH | {"namespace": cluster.namespace, "connection": kubeconfig}
     run = {"program": "question_answering", "output": str(folder / str(number))}

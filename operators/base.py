@@ -85,7 +85,7 @@ class RunOperator(BaseOperator):
             ClusterError: The cluster does not answer.
         """
         from manycpu.pipeline.spec.naming import key_of, run_key
-        from manycpu.pipeline.targets.context import open_context
+        from manycpu.pipeline.targets.open_run import open_context
         from manycpu.pipeline.targets.runs import find
 
         identity = self._identity(context)

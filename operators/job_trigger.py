@@ -175,7 +175,8 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
 
     def _context(self) -> ClusterContext:
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
-        from manycpu.pipeline.targets.context import Access, reopen
+        from manycpu.pipeline.targets.context import Access
+        from manycpu.pipeline.targets.open_run import reopen
 
         cluster, handle = self._cluster(), self._handle()
         entry = ConfigMapLedger(cluster, handle.run).read()

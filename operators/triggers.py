@@ -43,7 +43,7 @@ class TrainingTrigger(FollowingTrigger):
 
     def _context(self) -> RunContext:
         from manycpu.pipeline.ledger.file import FileLedger
-        from manycpu.pipeline.targets.context import reopen
+        from manycpu.pipeline.targets.open_run import reopen
 
         directory = Path(self.handle["directory"]).parents[1]
         entry, home = FileLedger(directory).read(), str(directory.parents[1])

@@ -15,8 +15,9 @@ from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.launch import _handle
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.wait import watch
 

@@ -1,26 +1,23 @@
 """A namespace of a Kubernetes cluster as it changes: objects and logs, for as long as anybody wants to know.
 
-The door to the package ``kubernetes_asyncio``. Nothing here gives up: whoever waits has a deadline.
+Nothing here gives up: whoever waits has a deadline.
 """
 
 import asyncio
 import json
-import os
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
 
 import aiohttp
-from kubernetes_asyncio.client import Configuration
-from kubernetes_asyncio.client.rest import RESTClientObject
 
 from manycpu.pipeline.adapters.api_resources import resource_of
 from manycpu.pipeline.adapters.cluster import Connect
-from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.adapters.cluster_stream import ClusterStream, Lines
+from manycpu.pipeline.spec.errors import ClusterError, InvalidError, NotFoundError
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = ["FAILURES", "Backoff", "Changes", "ClusterWatch", "LogPart", "NoLogError", "shared"]
@@ -32,13 +29,8 @@ _SILENCE: Final = (
 _UNMARKED: Final = frozenset({"Event"})
 """Kinds of which the API server keeps no cache: their watches get no bookmarks."""
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
-_CONNECT: Final = 5.0  # seconds to connect
 _PAGE: Final = 500  # objects of a list in one answer
 _LINE: Final = 1 << 18  # bytes of a log's line that are kept
-_UNAUTHORIZED: Final = 401
-_ERROR: Final = 400
-_NO_LOG: Final = (400, 404)
-_PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
 _WELL: Final = 5.0  # seconds
 FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError, ClusterError)
 """What passes by itself, or may: whatever failed is tried again."""
@@ -83,21 +75,15 @@ class ClusterWatch:
     """
 
     def __init__(self, connect: Connect, namespace: str) -> None:
-        self._connect, self._namespace = connect, namespace
-        self._settings: Any = None
-        self._clients: dict[tuple[Any, ...], RESTClientObject] = {}
-        self._connecting = asyncio.Lock()
-        self._ahead = 0.0
+        self._stream, self._namespace = ClusterStream(connect), namespace
 
     def now(self) -> float:
         """Tell the time by the API server's clock, in seconds since the epoch."""
-        return time.time() + self._ahead
+        return self._stream.now()
 
     async def aclose(self) -> None:
         """Close every connection."""
-        for made in self._clients.values():
-            await made.close()
-        self._clients.clear()
+        await self._stream.aclose()
 
     async def follow(self, selections: Mapping[str, Mapping[str, str]]) -> AsyncGenerator[Changes]:
         """Tell everything that happens to objects of several kinds, for ever.
@@ -146,11 +132,14 @@ class ClusterWatch:
         query |= {} if part.tail is None else {"tailLines": str(part.tail)}
         if part.since is not None:
             query["sinceTime"] = datetime.fromtimestamp(part.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        lines = _Lines(_LINE)
-        async with self._answer(f"{self._path('Pod')}/{pod}/log", query) as answer:
-            async for block in answer.content.iter_any():
-                if found := lines.feed(block):
-                    yield found
+        lines = Lines(_LINE)
+        try:
+            async with self._answer(f"{self._path('Pod')}/{pod}/log", query) as answer:
+                async for block in answer.content.iter_any():
+                    if found := lines.feed(block):
+                        yield found
+        except (InvalidError, NotFoundError) as error:
+            raise NoLogError(error.message) from error
         if not part.follow and lines.rest:
             yield [lines.rest]
 
@@ -165,7 +154,7 @@ class ClusterWatch:
             "resourceVersion": version,
             "timeoutSeconds": str(int(seconds)),
         }
-        lines = _Lines(None)
+        lines = Lines(None)
         silence = _SILENCE + (seconds if kind in _UNMARKED else 0.0)
         async with self._answer(self._path(kind), asked, silence) as answer:
             # A break is no trouble yet, nor is silence: whether nothing is known, the next list tells.
@@ -189,64 +178,10 @@ class ClusterWatch:
             if not more:
                 return found, page["metadata"]["resourceVersion"]
 
-    @asynccontextmanager
-    async def _answer(
+    def _answer(
         self, path: str, query: Mapping[str, str], silence: float | None = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        used = self._settings
-        if used is None:
-            used = await self._renew(None)
-        headers = await asyncio.to_thread(_credentials, used)
-        client = self._client(used)
-        answer = await client.request(
-            "GET",
-            used.host + path,
-            query_params=dict(query),
-            headers=headers,
-            _preload_content=False,
-            _request_timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=silence or _SILENCE),
-        )
-        async with answer:
-            if answer.status >= _ERROR:
-                await self._refused(answer, used, path)
-            with suppress(KeyError, ValueError):
-                self._ahead = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5 - time.time()
-            try:
-                yield answer
-            finally:
-                _abort_unread(answer)
-
-    async def _refused(self, answer: aiohttp.ClientResponse, used: Any, path: str) -> None:
-        body = (await answer.read()).decode(errors="replace")
-        with suppress(ValueError, KeyError, TypeError):
-            body = json.loads(body)["message"]
-        if answer.status == _UNAUTHORIZED:
-            await self._renew(used)
-        if path.endswith("/log") and answer.status in _NO_LOG:
-            raise NoLogError(body)
-        raise ClusterError.of_status(answer.status, f"GET {path}: {answer.status} {body}")
-
-    async def _renew(self, used: Any) -> Any:
-        """Read the credentials anew, unless somebody has done so meanwhile."""
-        async with self._connecting:
-            if self._settings is used:
-                made = await asyncio.to_thread(self._connect)
-                self._settings = made.configuration
-            return self._settings
-
-    def _client(self, settings: Any) -> RESTClientObject:
-        names = ("ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name")
-        wanted = {name: getattr(settings, name, None) for name in names}
-        # What comes from the environment aiohttp reads there itself, with its exceptions (NO_PROXY).
-        wanted["proxy"] = None if settings.proxy in map(os.environ.get, _PROXIES) else settings.proxy
-        key = tuple(wanted.values())
-        if key not in self._clients:
-            own = Configuration()
-            for name, value in wanted.items():
-                setattr(own, name, value)
-            own.connection_pool_maxsize = 0  # each log that is followed keeps a connection
-            self._clients[key] = RESTClientObject(own)
-        return self._clients[key]
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._stream.answer(path, query, silence or _SILENCE)
 
     def _path(self, kind: str) -> str:
         resource = resource_of(kind)
@@ -289,24 +224,6 @@ class Backoff:
         return seconds
 
 
-class _Lines:
-    """Whole lines of a stream of bytes."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit, self.rest = limit, b""
-
-    def feed(self, block: bytes) -> list[bytes]:
-        *lines, rest = (self.rest + block).split(b"\n") if self.rest else block.split(b"\n")
-        self.rest = rest if self._limit is None else rest[: self._limit]
-        return lines if self._limit is None else [line[: self._limit] for line in lines]
-
-
-def _credentials(settings: Any) -> dict[str, str]:
-    """Make the headers that say who asks; may run a program or read a file."""
-    found = settings.auth_settings().values()
-    return {one["key"]: one["value"] for one in found if one["in"] == "header" and one["value"]}
-
-
 def _change(kind: str, told: list[dict[str, Any]]) -> Changes | None:
     """Put together what a watch told at once; None where nothing happened."""
     latest: dict[str, tuple[str, KubeObject]] = {}
@@ -323,12 +240,6 @@ def _change(kind: str, told: list[dict[str, Any]]) -> Changes | None:
 def _light(found: KubeObject) -> KubeObject:
     found["metadata"].pop("managedFields", None)
     return found
-
-
-def _abort_unread(answer: aiohttp.ClientResponse) -> None:
-    """Cut a stream off in its midst: the other side would not answer a farewell before its own end."""
-    if not answer.content.at_eof() and answer.connection and answer.connection.transport:
-        answer.connection.transport.abort()
 
 
 async def _next(queue: "asyncio.Queue[Changes]", pumps: "list[asyncio.Task[None]]") -> Changes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from manycpu.pipeline.adapters import process
+from manycpu.pipeline.adapters import commands
 from manycpu.pipeline.adapters.registry_login import docker_config, docker_folder
 
 __all__ = ["has_buildkit", "write_settings"]
@@ -25,7 +25,7 @@ def has_buildkit() -> bool:
         return False
     # Asked for BuildKit, a docker that needs its component buildx and has none ends before anything else.
     environ = {**os.environ, "DOCKER_BUILDKIT": "1"}
-    return process.run(["docker", "build", "--help"], timeout=_SECONDS, env=environ).code == 0
+    return commands.run(["docker", "build", "--help"], timeout=_SECONDS, env=environ).code == 0
 
 
 def write_settings(folder: Path, auths: Mapping[str, Any]) -> None:

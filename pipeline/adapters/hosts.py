@@ -8,11 +8,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import psutil
-
 from manycpu.pipeline.adapters import ssh
 from manycpu.pipeline.spec import hostfile
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, ManycpuError
+from manycpu.pipeline.spec.kernel import interface_of
 from manycpu.pipeline.spec.placement import Host, Mpi
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -115,7 +114,7 @@ def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
         "master_addr": theirs,
         "master_port": facts["port"],
         "launcher_address": ours or None,
-        "launcher_interface": _interface(ours),
+        "launcher_interface": interface_of(ours),
     }
 
 
@@ -193,13 +192,6 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
                 f"{' and '.join(names)} are names of one host, {address[0]}",
                 "Name each host once; run.nproc_per_node says how many processes it gets",
             )
-
-
-def _interface(address: str) -> str | None:
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == address for each in addresses):
-            return name
-    return None
 
 
 def _finding(error: ManycpuError) -> Finding:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
-from manycpu.pipeline.adapters import process
+from manycpu.pipeline.adapters import commands
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError, ManycpuError
 from manycpu.pipeline.spec.placement import Mpi
 
@@ -65,7 +65,7 @@ def _candidates() -> Iterator[Path]:
 def _identify(path: Path) -> Mpi:
     # Intel's mpirun is a shell script that runs whatever mpiexec.hydra comes first on PATH.
     environ = os.environ | {"PATH": f"{path.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    output = process.run([str(path), "--version"], timeout=_TIMEOUT, env=environ).out
+    output = commands.run([str(path), "--version"], timeout=_TIMEOUT, env=environ).out
     for family, pattern in _FAMILIES:
         if match := pattern.search(output):
             return (

@@ -1,150 +1,37 @@
-"""Commands, and supervised trainings that outlive whoever started them. The door to :mod:`subprocess`."""
+"""Supervised trainings, which outlive whoever started them."""
 
 import json
 import os
-import selectors
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
+from manycpu.pipeline.adapters.commands import END_TIMEOUT, end
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
 __all__ = [
-    "Completed",
     "Job",
     "LogFollower",
     "boot_id",
     "cancel",
-    "follow",
     "is_another",
     "is_dead",
     "observe",
-    "run",
     "start",
 ]
 
-# A person who ends a run wants it gone within 5 s: the tree gets most of that to end by itself.
-END_TIMEOUT = 10.0
 LOG, EXIT, HANDLE, COMMAND = "log", "exit.json", "handle.json", "command.json"
 # Airflow's own settings may hold secrets, and are none of a training's business.
 _PRIVATE = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")
-
-
-class Completed(NamedTuple):
-    """A command that ended: its exit code (negative: the signal) and what it printed on both streams."""
-
-    code: int
-    out: str
-
-
-def run(
-    argv: Sequence[str],
-    *,
-    timeout: float,
-    env: Mapping[str, str] | None = None,
-    cwd: str | Path | None = None,
-    input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
-) -> Completed:
-    """Run a command to its end.
-
-    Args:
-        argv: The program and its arguments; never meets a shell.
-        timeout: Seconds after which it is killed.
-        env: Its whole environment; default: this process's own.
-        cwd: Its working folder.
-        input: What it reads on stdin.
-
-    Raises:
-        LaunchError: There is no such program, or the time was used up.
-    """
-    try:
-        done = subprocess.run(
-            list(argv),
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout,
-            env=dict(env) if env is not None else None,
-            cwd=cwd,
-            input=input,
-            stdin=subprocess.DEVNULL if input is None else None,
-        )
-    except OSError as error:
-        raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
-    except subprocess.TimeoutExpired as error:
-        said = _text(error.stdout).strip()[-2000:]
-        raise LaunchError(f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {said}") from error
-    return Completed(done.returncode, done.stdout.decode(errors="replace"))
-
-
-def follow(
-    argv: Sequence[str],
-    tell: Callable[[str], object],
-    *,
-    timeout: float,
-    env: Mapping[str, str] | None = None,
-) -> int:
-    """Run a command to its end, and tell each of its lines as it comes; its exit code.
-
-    Raises:
-        LaunchError: There is no such program, or the time was used up: it and all it started is killed.
-    """
-    try:
-        process = psutil.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **(env or {})},
-        )
-    except OSError as error:
-        raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
-    timer = threading.Timer(timeout, _end_tree, [process])
-    began = time.monotonic()
-    timer.start()
-    try:
-        for line in _lines_of(process, began + timeout):
-            tell(line.decode(errors="replace").rstrip())
-        code = int(process.wait())
-    finally:
-        timer.cancel()
-        _end_tree(process)
-    if time.monotonic() - began >= timeout:
-        raise LaunchError(f"{argv[0]!r} did not end within {timeout:g} s")
-    return code
-
-
-def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
-    """Tell lines as they come, up to a time: what a program leaves behind may keep its stdout open."""
-    rest = b""
-    with process.stdout as stream, selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while selector.select(max(0.0, until - time.monotonic())):
-            block = os.read(stream.fileno(), 1 << 16)
-            *lines, rest = (rest + block).split(b"\n")
-            yield from lines
-            if not block:
-                break
-    if rest:
-        yield rest
-
-
-def _end_tree(process: psutil.Process) -> None:
-    try:
-        tree = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    end(tree)
 
 
 class Job(NamedTuple):
@@ -254,16 +141,6 @@ def cancel(handle: ProcessHandle) -> None:
             raise LaunchError(f"process {handle.pid} of run {handle.run} does not end") from None
 
 
-def end(processes: Sequence[psutil.Process]) -> None:
-    """Kill processes at once, and wait until they are gone."""
-    for process in processes:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(processes, timeout=END_TIMEOUT)
-
-
 def boot_id() -> str:
     """Tell this boot of this machine from every other."""
     linux = _read(Path("/proc/sys/kernel/random/boot_id"))
@@ -344,10 +221,6 @@ def _process(handle: ProcessHandle) -> psutil.Process | None:
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.NoSuchProcess:
         return None
-
-
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def _read(path: Path) -> str | None:

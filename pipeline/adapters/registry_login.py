@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from manycpu.pipeline.adapters import process
+from manycpu.pipeline.adapters import commands
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 
 __all__ = ["Login", "docker_config", "docker_folder", "from_config", "from_secret"]
@@ -119,7 +119,7 @@ def _login(entry: Mapping[str, str], key: str) -> Login | None:
 def _from_helper(helper: str, key: str) -> Login | None:
     command = [f"docker-credential-{helper}", "get"]
     try:
-        done = process.run(command, timeout=_HELPER_SECONDS, input=key.encode())
+        done = commands.run(command, timeout=_HELPER_SECONDS, input=key.encode())
     except LaunchError as error:
         raise BadInputError(
             f"docker's credential helper for {key}: {error.message}",

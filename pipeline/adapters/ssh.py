@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
-from manycpu.pipeline.adapters import process
+from manycpu.pipeline.adapters import commands
 from manycpu.pipeline.spec.errors import ExportError, LaunchError, StageError
 from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
@@ -56,13 +56,13 @@ def run(
     *,
     timeout: float = _COMMAND,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
-) -> process.Completed:
+) -> commands.Completed:
     """Run a command on a host; returns its exit code and what it printed.
 
     Raises:
         LaunchError: The host cannot be reached, or the command took longer than ``timeout`` seconds.
     """
-    done = process.run(command(target, host, argv), timeout=timeout, input=input)
+    done = commands.run(command(target, host, argv), timeout=timeout, input=input)
     if done.code == _UNREACHED:
         raise LaunchError(
             f"host {host.name} cannot be reached by ssh; it said: {done.out.strip()[-500:] or 'nothing'}",

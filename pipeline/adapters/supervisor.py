@@ -4,7 +4,6 @@ It outlives the worker that started it, keeps the time budgets, adopts and ends 
 training leaves behind, and writes the exit record last.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from typing import Any
 import psutil
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec import events, kernel
 
 __all__ = ["main"]
 
@@ -25,7 +24,6 @@ _GRACE = 3.0  # seconds between asking the training to end and killing it
 _UNKILLABLE = 60.0  # seconds for what was killed to be gone: a disk that does not answer may hold on to it
 _TICK = 1.0  # seconds between looks at the log for a stall
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(directory: str) -> None:
@@ -53,7 +51,7 @@ def supervise(directory: Path) -> None:
     """Run the command of ``command.json`` to its end, and leave ``exit.json``."""
     command = json.loads((directory / process.COMMAND).read_text())
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    _adopt_orphans()
+    kernel.adopt_orphans()
     started = time.time()
     code, reason = _run(command, directory / process.LOG)
     end_tree()
@@ -165,16 +163,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def _begin() -> None:
     """Prepare the launcher: it hears signals again, and is told to end when this supervisor is killed."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _adopt_orphans() -> None:
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    kernel.end_with_parent(signal.SIGTERM)
 
 
 if __name__ == "__main__":

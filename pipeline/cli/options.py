@@ -15,7 +15,8 @@ from manycpu.pipeline.runfile import read_run_file
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.targets.context import RunContext, open_context
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import open_context
 
 __all__ = ["Command", "fields", "fields_of", "location_options", "open_run", "run_id"]
 

@@ -11,10 +11,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster
-from manycpu.pipeline.ledger import annotations
 from manycpu.pipeline.ledger.base import Ledger
 from manycpu.pipeline.ledger.entry import Entry
-from manycpu.pipeline.ledger.lease import LENGTH, Lease
+from manycpu.pipeline.ledger.lease import LENGTH, REMOVED, Lease, from_annotations, to_annotations
 from manycpu.pipeline.spec.errors import (
     ClusterError,
     ConflictError,
@@ -63,7 +62,7 @@ class ConfigMapLedger(Ledger):
             "metadata": {
                 "name": self.name,
                 "labels": labels(self.name) | _LEDGER | {_KEY: entry.key},
-                "annotations": annotations.written(until=time.time() + LENGTH),
+                "annotations": to_annotations(until=time.time() + LENGTH),
             },
             "data": _data(entry),
         }
@@ -87,7 +86,7 @@ class ConfigMapLedger(Ledger):
             if configmap.get("data") == manifest["data"]:
                 return configmap
             meta = {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}
-            taken_up = annotations.written(until=time.time() + LENGTH, ended=False, holder=None)
+            taken_up = to_annotations(until=time.time() + LENGTH, ended=False, holder=None)
             return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": taken_up}})
         except (NotFoundError, ConflictError):
             return None
@@ -108,15 +107,15 @@ class ConfigMapLedger(Ledger):
 
     def lease(self) -> Lease:
         """Read the lease of the run."""
-        return annotations.read(self._present()["metadata"])
+        return from_annotations(self._present()["metadata"])
 
     def change_lease(self, **fields: Any) -> None:
         """Change fields of the lease; the others stay as they are."""
-        self._change({"metadata": {"annotations": annotations.written(**fields)}})
+        self._change({"metadata": {"annotations": to_annotations(**fields)}})
 
     def renew(self, seconds: float = LENGTH) -> None:
         """Renew the lease for so many seconds from now."""
-        renewed = annotations.written(until=time.time() + seconds, ended=False)
+        renewed = to_annotations(until=time.time() + seconds, ended=False)
         self._change({"metadata": {"annotations": renewed}}, deadline=_QUICK)
 
     @contextmanager
@@ -165,15 +164,15 @@ class ConfigMapLedger(Ledger):
     @property
     def is_taken(self) -> bool:
         """Whether somebody has begun to remove the run, because its lease was over."""
-        return annotations.REMOVED in (self._meta.get("annotations") or {})
+        return REMOVED in (self._meta.get("annotations") or {})
 
     def take(self, now: float) -> bool:
         """Mark a run as being removed; False where its lease is not over, or somebody has just changed it."""
-        if not annotations.read(self._meta).over(now):
+        if not from_annotations(self._meta).over(now):
             return False
         meta = {key: self._meta[key] for key in ("uid", "resourceVersion")}
         try:
-            self._change({"metadata": meta | {"annotations": {annotations.REMOVED: "true"}}})
+            self._change({"metadata": meta | {"annotations": {REMOVED: "true"}}})
         except (RunGoneError, ConflictError):
             return False
         return True
@@ -252,11 +251,11 @@ def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
 
 
 def _is_over(configmap: KubeObject, now: float) -> bool:
-    return not is_being_deleted(configmap) and annotations.read(configmap["metadata"]).over(now)
+    return not is_being_deleted(configmap) and from_annotations(configmap["metadata"]).over(now)
 
 
 def _is_leaving(configmap: KubeObject) -> bool:
-    removed = annotations.REMOVED in (configmap["metadata"].get("annotations") or {})
+    removed = REMOVED in (configmap["metadata"].get("annotations") or {})
     return removed or is_being_deleted(configmap)
 
 

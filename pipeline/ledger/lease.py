@@ -1,16 +1,23 @@
-"""The lease of a run: the run lives while somebody renews it, whatever its step."""
+"""The lease of a run: the run lives while somebody renews it, whatever its step.
 
-from typing import Final
+On Kubernetes it is annotations of the ledger, which a list of ledgers tells of all.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec.handle import ProcessHandle
 
-__all__ = ["LENGTH", "RENEW_EVERY", "Lease"]
+__all__ = ["LENGTH", "REMOVED", "RENEW_EVERY", "Lease", "from_annotations", "to_annotations"]
 
 LENGTH: Final = 86_400.0  # seconds: longer than a retry, a worker or a triggerer is away
 RENEW_EVERY: Final = 600.0  # seconds, give or take half: 1,000 waiting runs write twice a second
+_UNTIL, _ENDED, _HOLDER = "manycpu/kept-until", "manycpu/ended", "manycpu/holder"
+REMOVED: Final = "manycpu/removed"
+"""Somebody removes the run, because its time is over."""
 
 
 class Lease(BaseModel):
@@ -36,3 +43,28 @@ class Lease(BaseModel):
     def over(self, now: float) -> bool:
         """Whether the lease has ended, so that others may remove the run."""
         return self.until is not None and self.until <= now
+
+
+def from_annotations(meta: Mapping[str, Any]) -> Lease:
+    """Read the lease off a ledger's metadata; what nobody of ours wrote counts for nothing."""
+    known = meta.get("annotations") or {}
+    try:
+        holder = known.get(_HOLDER)
+        return Lease(
+            until=known.get(_UNTIL),
+            ended=_ENDED in known,
+            holder=ProcessHandle.model_validate_json(holder) if holder else None,
+        )
+    except ValueError:
+        return Lease()
+
+
+def to_annotations(**fields: Any) -> dict[str, str | None]:
+    """Write fields of a lease as annotations; None takes one away."""
+    lease = Lease(**fields)
+    known = {
+        "until": (_UNTIL, None if lease.until is None else f"{lease.until:.0f}"),
+        "ended": (_ENDED, "true" if lease.ended else None),
+        "holder": (_HOLDER, lease.holder.model_dump_json() if lease.holder else None),
+    }
+    return dict(known[name] for name in fields)

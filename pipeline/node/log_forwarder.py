@@ -1,13 +1,11 @@
 """The parent of a rank: passes on what it says, line by line, forwards signals, and ends as it ended."""
 
 import contextlib
-import ctypes
 import os
 import resource
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Final, NoReturn
 from manycpu.pipeline.node.lines import Lines, pieces
 from manycpu.pipeline.node.orphan_killer import post
 from manycpu.pipeline.node.pipe_writer import OrphanedError, PipeWriter
-from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec import events, kernel
 
 __all__ = ["die_with_parent", "pump"]
 
@@ -36,12 +34,11 @@ _BLOCK = 1 << 16
 _BLOCKS = 64  # more than a pipe holds; then look up, for whoever writes may never pause
 # Of the run as a whole, so that no rank is named: one that waits to start has not spoken yet.
 _OF_THE_RUN: Final = events.encode("start").removesuffix("}").encode()
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies, however the parent dies (Linux)."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel was asked
         os._exit(1)
 
@@ -58,7 +55,7 @@ def pump(child: int, stream: int, rank: int, host: str) -> NoReturn:
     launcher = os.getppid()
     post(child)
     # What the script leaves behind becomes ours, so that it can be found and ended.
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    kernel.adopt_orphans()
     wake = _wake_on_signals(child)
     writer = _Writer(events.join(rank, host, "").encode())
     try:
@@ -220,8 +217,3 @@ def _exit_like(code: int) -> NoReturn:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code if code >= 0 else 128 - code)
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -2,14 +2,15 @@
 
 import ipaddress
 import os
-import socket
-
-import psutil
+from typing import Final
 
 from manycpu.pipeline.node.emit import warn
 from manycpu.pipeline.node.proof import Meeting
+from manycpu.pipeline.spec.kernel import address_towards, interface_of
 
 __all__ = ["choose_interface"]
+
+_ANY_PORT: Final = 9
 
 
 def choose_interface(meeting: Meeting) -> None:
@@ -20,7 +21,7 @@ def choose_interface(meeting: Meeting) -> None:
     if os.environ.get("GLOO_SOCKET_IFNAME") or meeting.world_size == 1:
         return
     address = _address(meeting)
-    name = _interfaces().get(address)
+    name = interface_of(address)
     if name is None:
         warn(f"no interface has the address {address!r}: gloo chooses one by itself; set GLOO_SOCKET_IFNAME")
         return
@@ -40,18 +41,7 @@ def _address(meeting: Meeting) -> str:
 
 
 def _towards(address: str) -> str:
-    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))
-            return str(probe.getsockname()[0])
+        return address_towards(address, _ANY_PORT)
     except OSError:
         return ""
-
-
-def _interfaces() -> dict[str, str]:
-    return {
-        address.address.partition("%")[0]: name
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in addresses
-    }

@@ -14,6 +14,7 @@ from manycpu.pipeline.node.node_exit import PROOF, NodeExit
 from manycpu.pipeline.node.ranks import Rank
 from manycpu.pipeline.node.requested_world import RequestedWorld
 from manycpu.pipeline.spec.cpu_plan import CpuPlan
+from manycpu.pipeline.spec.kernel import address_towards
 
 __all__ = ["Meeting", "meet"]
 
@@ -160,13 +161,8 @@ def _round() -> int:
 
 
 def _own_address() -> str:
-    """Find the address by which this host reaches the meeting point; no packet is sent."""
+    """Find the address by which this host reaches the meeting point; empty where there is no way to it."""
     try:
-        kind, _, _, _, address = socket.getaddrinfo(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+        return address_towards(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     except OSError:
         return ""

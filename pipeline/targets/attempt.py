@@ -5,7 +5,8 @@ from manycpu.pipeline.spec.errors import ForeignRunError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import verbs_of
-from manycpu.pipeline.targets.context import ClusterContext, MachineContext, RunContext, as_started
+from manycpu.pipeline.targets.context import ClusterContext, MachineContext, RunContext
+from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.results import Built, Staged
 
 __all__ = ["attempt_of", "attempt_status", "checkpoints_of", "goes_on", "join", "with_canceller"]

@@ -9,14 +9,8 @@ from typing import Final
 from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
-from manycpu.pipeline.targets.context import (
-    Access,
-    ClusterContext,
-    MachineContext,
-    RunContext,
-    changed,
-    reopen,
-)
+from manycpu.pipeline.targets.context import Access, ClusterContext, MachineContext, RunContext
+from manycpu.pipeline.targets.open_run import changed, reopen
 
 __all__ = ["find", "in_namespace", "on_this_machine", "reopen_folder"]
 

@@ -13,7 +13,8 @@ from manycpu.pipeline.spec.errors import CancelledError, Finding, RunGoneError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.targets.context import RunContext, open_context
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel

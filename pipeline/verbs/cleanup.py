@@ -12,7 +12,8 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import RunContext, as_started
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.export import unseen

@@ -19,7 +19,8 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch, verbs_of
-from manycpu.pipeline.targets.context import RunContext, as_started
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 
 __all__ = ["POLL", "conclude", "observed_of", "wait", "watch"]

@@ -10,7 +10,7 @@ import yaml
 from node_runs import LIGHT
 
 from manycpu.pipeline import BareMetal, train
-from manycpu.pipeline.adapters.process import run as run_command
+from manycpu.pipeline.adapters.commands import run as run_command
 from manycpu.pipeline.spec.errors import BadInputError, ExportError
 
 pytestmark = pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")

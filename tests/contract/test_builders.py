@@ -22,11 +22,12 @@ from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.display import Display
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.targets.context import Access, ClusterContext, open_context
+from manycpu.pipeline.targets.context import Access, ClusterContext
 from manycpu.pipeline.targets.kubernetes.image import base_image
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.image.image_archive import save
 from manycpu.pipeline.targets.kubernetes.image.registries import registries
+from manycpu.pipeline.targets.open_run import open_context
 
 Context = Callable[..., ClusterContext]
 LOGIN = Login(USER, PASSWORD)

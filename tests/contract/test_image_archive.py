@@ -16,9 +16,10 @@ from registry_images import push_base
 
 from manycpu.pipeline.adapters.archive import Archive
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import build
 from manycpu.pipeline.targets.kubernetes.image.image_archive import save
+from manycpu.pipeline.targets.open_run import open_context
 
 
 @pytest.fixture(scope="module")

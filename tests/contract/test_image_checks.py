@@ -11,8 +11,9 @@ from registry_program import PASSWORD, USER
 
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import Finding
-from manycpu.pipeline.targets.context import Access, ClusterContext, open_context
+from manycpu.pipeline.targets.context import Access, ClusterContext
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
+from manycpu.pipeline.targets.open_run import open_context
 
 Find = Callable[..., list[Finding]]
 KNOWN = Access(registry_login={"username": USER, "password": PASSWORD})

@@ -15,9 +15,10 @@ from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.placement import CODE, LIB
-from manycpu.pipeline.targets.context import Access, ClusterContext, open_context
+from manycpu.pipeline.targets.context import Access, ClusterContext
 from manycpu.pipeline.targets.kubernetes import build
 from manycpu.pipeline.targets.kubernetes.image import images
+from manycpu.pipeline.targets.open_run import open_context
 
 Context = Callable[..., ClusterContext]
 

@@ -21,8 +21,9 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.validation import read_target
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import Access, ClusterContext, open_context
+from manycpu.pipeline.targets.context import Access, ClusterContext
 from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.verbs.cancel import cancel

@@ -23,7 +23,8 @@ from manycpu.pipeline.spec.errors import (
     TrainingFailedError,
 )
 from manycpu.pipeline.spec.events import RankLine, readable
-from manycpu.pipeline.targets.context import RunContext, changed, home, open_context
+from manycpu.pipeline.targets.context import RunContext, home
+from manycpu.pipeline.targets.open_run import changed, open_context
 from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.all_verbs import Silent
 from manycpu.pipeline.verbs.build import build
@@ -355,12 +356,12 @@ with open(os.environ["MANYCPU_OUTPUT"] + "/seen.json", "w") as file:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system is mounted: needs root")
 def test_a_full_disk_is_named_and_the_next_try_goes_on(script: Script, tmp_path: Path) -> None:
-    from manycpu.pipeline.adapters import process
+    from manycpu.pipeline.adapters import commands
 
     small = tmp_path / "small"
     small.mkdir()
     (tmp_path / "data.bin").write_bytes(os.urandom(1 << 20))
-    mounted = process.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], timeout=10)
+    mounted = commands.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], timeout=10)
     assert mounted.code == 0, mounted.out
     try:
         given = fields(tmp_path, script(), data=str(tmp_path / "data.bin"))
@@ -373,7 +374,7 @@ def test_a_full_disk_is_named_and_the_next_try_goes_on(script: Script, tmp_path:
         assert stage(ctx).data is not None
         cleanup(ctx)
     finally:
-        process.run(["umount", str(small)], timeout=10)
+        commands.run(["umount", str(small)], timeout=10)
 
 
 @light

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from manycpu.operators import TrainOperator
-from manycpu.pipeline.targets.context import RunContext, open_context
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup

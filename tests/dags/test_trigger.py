@@ -22,7 +22,8 @@ from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import RunContext, open_context
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.launch import launch

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manycpu.operators.worker_disk import findings
-from manycpu.pipeline.targets.context import open_context
+from manycpu.pipeline.targets.open_run import open_context
 
 POD = "airflow.providers.cncf.kubernetes.executors.kubernetes_executor.KubernetesExecutor"
 

@@ -19,8 +19,9 @@ from tiny_bert import tiny_checkpoint, tiny_data
 from manycpu.pipeline.adapters import cluster_exec
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import ClusterWatch
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.preflight import Right
+from manycpu.pipeline.targets.open_run import open_context
 
 TWO_NODES = {
     "nnodes": 2,

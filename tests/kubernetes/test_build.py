@@ -17,7 +17,7 @@ from registry_images import pull
 
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.targets import context
+from manycpu.pipeline.targets import open_run
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.image import base_image, images
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS
@@ -64,7 +64,7 @@ def build(target: Fields, builder: str, builds: Space, tmp_path: Path) -> Callab
 
     def make(**more: Any) -> ClusterContext:
         run = {"program": "question_answering", "output": str(tmp_path / "out")}
-        ctx = context.open_context(run, target | fields | more, tmp_path.name, base=tmp_path)
+        ctx = open_run.open_context(run, target | fields | more, tmp_path.name, base=tmp_path)
         assert isinstance(ctx, ClusterContext)
         ctx.ledger.open(ctx.new_entry(0))
         return ctx

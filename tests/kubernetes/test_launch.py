@@ -12,8 +12,9 @@ from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.verbs.cancel import cancel

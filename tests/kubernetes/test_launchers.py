@@ -16,10 +16,11 @@ from manycpu.pipeline.cli import cli
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.build import build
 from manycpu.pipeline.targets.kubernetes.volume import claims
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.results import Staged
 
 Fields = dict[str, Any]

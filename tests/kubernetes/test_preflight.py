@@ -12,7 +12,7 @@ from helpers import until
 from kubernetes import client
 
 from manycpu.pipeline.spec.errors import Finding
-from manycpu.pipeline.targets import context
+from manycpu.pipeline.targets import open_run
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import preflight
 from manycpu.pipeline.targets.kubernetes.image.checks import RIGHTS, check_images
@@ -24,7 +24,7 @@ Findings = Iterator[Finding]
 def found(target: Fields, tmp_path: Path, **run: Any) -> dict[str, str]:
     """Run the checks of the cluster; field -> message."""
     fields = {"program": "question_answering", "output": str(tmp_path / "out")} | run
-    ctx = context.open_context(fields, target, "test", base=tmp_path)
+    ctx = open_run.open_context(fields, target, "test", base=tmp_path)
     assert isinstance(ctx, ClusterContext)
     return {finding.field: finding.message for finding in preflight.findings(ctx) if finding.fatal}
 
@@ -53,7 +53,7 @@ def test_a_right_that_is_missing_is_named(
     verb: str, resource: str, target: Fields, namespace: Space, tmp_path: Path
 ) -> None:
     run = {"program": "question_answering", "output": "out"}
-    ctx = context.open_context(run, target, "test", base=tmp_path)
+    ctx = open_run.open_context(run, target, "test", base=tmp_path)
     assert isinstance(ctx, ClusterContext)
     take_away(namespace, preflight.RIGHTS, verb, resource)
     is_missing(ctx, preflight.missing_rights, f"{verb} {resource} in namespace {namespace.name}")
@@ -62,7 +62,7 @@ def test_a_right_that_is_missing_is_named(
 def test_a_right_to_build_that_is_missing_is_named(target: Fields, builds: Space, tmp_path: Path) -> None:
     run = {"program": "question_answering", "output": "out"}
     where = {**target, "image": None, "build_namespace": builds.name}
-    ctx = context.open_context(run, where, "test", base=tmp_path)
+    ctx = open_run.open_context(run, where, "test", base=tmp_path)
     assert isinstance(ctx, ClusterContext)
     assert [finding for finding in check_images(ctx) if finding.fatal] == []
     take_away(builds, RIGHTS, "get", "pods/log")
@@ -76,7 +76,7 @@ def test_a_level_that_refuses_the_builder_is_a_warning(
     run = {"program": "question_answering", "output": "out"}
     for builder, where, level in (("pod", namespace, "baseline"), ("buildkit", builds, "privileged")):
         fields = {**target, "image": None, "builder": builder, "build_namespace": where.name}
-        ctx = context.open_context(run, fields, "test", base=tmp_path)
+        ctx = open_run.open_context(run, fields, "test", base=tmp_path)
         assert isinstance(ctx, ClusterContext)
         (finding,) = check_images(ctx)
         assert (finding.field, finding.fatal) == ("target.build_namespace", False)

@@ -12,8 +12,9 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.spec.errors import TrainingFailedError
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.launch import place
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.launch import launch

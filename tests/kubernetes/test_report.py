@@ -17,9 +17,10 @@ from kubernetes_runs import DAG
 from manycpu.pipeline import train, transfer
 from manycpu.pipeline.run_report import REPORT, Report
 from manycpu.pipeline.spec.errors import ExportError, TrainingFailedError
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import cleanup
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs import report
 from manycpu.pipeline.verbs.cleanup import undelivered
 

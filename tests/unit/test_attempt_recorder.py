@@ -17,7 +17,7 @@ from manycpu.pipeline.observed import Observed, Rank
 from manycpu.pipeline.spec.errors import ClusterError, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine, encode
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets.context import Access, open_context
+from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     AttemptRecorder,
     AttemptState,
@@ -26,6 +26,7 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     attempt_state,
 )
 from manycpu.pipeline.targets.kubernetes.following.packing import LIMIT
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.wait import conclude
 
 EXIT = encode("exit", code=1, host="a")

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.targets.context import ClusterContext, open_context
-from manycpu.pipeline.targets.kubernetes.image.build_inputs import Stage, recipe
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Stage, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS
-from manycpu.pipeline.targets.kubernetes.image.image_build import Build
 from manycpu.pipeline.targets.kubernetes.image.registries import plain_hosts
+from manycpu.pipeline.targets.open_run import open_context
 
 GOLDEN = Path(__file__).parent / "golden"
 

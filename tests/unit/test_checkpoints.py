@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from manycpu.pipeline.recipes import checkpoints
-from manycpu.pipeline.targets.context import open_context
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.launch import objects
 
 

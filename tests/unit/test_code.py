@@ -10,7 +10,8 @@ import pytest
 from manycpu.pipeline.cli.options import open_run
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.targets import program_code as chosen
-from manycpu.pipeline.targets.context import RunContext, open_context
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.program_code import code_of, program_of
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup

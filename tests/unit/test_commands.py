@@ -6,13 +6,13 @@ import signal
 import pytest
 from programs import Program
 
-from manycpu.pipeline.adapters import process, ssh, supervisor
+from manycpu.pipeline.adapters import commands, ssh, supervisor
 from manycpu.pipeline.spec.errors import LaunchError, StageError
 
 
 def test_lines_are_told_as_they_are() -> None:
     told: list[str] = []
-    assert process.follow(["printf", "one\\n\\ntwo \\nlast"], told.append, timeout=30) == 0
+    assert commands.follow(["printf", "one\\n\\ntwo \\nlast"], told.append, timeout=30) == 0
     assert told == ["one", "", "two", "last"]
 
 
@@ -20,7 +20,7 @@ def test_what_a_command_leaves_behind_is_not_waited_for() -> None:
     told: list[str] = []
     try:
         with pytest.raises(LaunchError, match="did not end within"):
-            process.follow(["sh", "-c", "setsid sleep 60 & echo $!"], told.append, timeout=0.5)
+            commands.follow(["sh", "-c", "setsid sleep 60 & echo $!"], told.append, timeout=0.5)
     finally:
         os.kill(int(told[0]), signal.SIGKILL)
 

@@ -14,7 +14,7 @@ from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.credentials import redacted, secrets_in
 from manycpu.pipeline.spec.errors import ManycpuError, StageError
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets.context import open_context
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.report import report_path
 

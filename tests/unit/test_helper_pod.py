@@ -8,9 +8,10 @@ import pytest
 
 from manycpu.pipeline.pod.channel import LostError
 from manycpu.pipeline.spec.errors import DeadlineError
-from manycpu.pipeline.targets.context import ClusterContext, open_context
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import pod_status
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
+from manycpu.pipeline.targets.open_run import open_context
 
 GOLDEN = Path(__file__).parent / "golden"
 OWNERS = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "qa-8a2b1c0d9e", "uid": "5f0c"}]

@@ -12,12 +12,11 @@ import psutil
 import pytest
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.ledger import annotations
 from manycpu.pipeline.ledger import base as ledger_base
 from manycpu.pipeline.ledger.base import pause
 from manycpu.pipeline.ledger.entry import Entry
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.ledger.lease import LENGTH, RENEW_EVERY, Lease
+from manycpu.pipeline.ledger.lease import LENGTH, RENEW_EVERY, Lease, from_annotations, to_annotations
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
@@ -59,13 +58,13 @@ def test_who_holds_a_lease_and_when_it_is_over(lease: Lease, *, held: bool, over
 
 def test_a_lease_on_kubernetes_is_what_was_written() -> None:
     lease = Lease(until=NOW, ended=True, holder=ME)
-    written = annotations.written(until=NOW, ended=True, holder=ME)
-    assert annotations.read({"annotations": written}) == lease
-    taken_back = annotations.written(until=NOW, ended=False, holder=None)
+    written = to_annotations(until=NOW, ended=True, holder=ME)
+    assert from_annotations({"annotations": written}) == lease
+    taken_back = to_annotations(until=NOW, ended=False, holder=None)
     assert set(taken_back) == set(written)  # a patch must name what it takes away
-    assert annotations.read({"annotations": {k: v for k, v in taken_back.items() if v}}) == Lease(until=NOW)
+    assert from_annotations({"annotations": {k: v for k, v in taken_back.items() if v}}) == Lease(until=NOW)
     assert (
-        annotations.read({}) == annotations.read({"annotations": {"manycpu/kept-until": "soon"}}) == Lease()
+        from_annotations({}) == from_annotations({"annotations": {"manycpu/kept-until": "soon"}}) == Lease()
     )
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline.launchers import refusals
-from manycpu.pipeline.targets.context import RunContext, open_context
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import open_context
 
 
 def context(max_restarts: int, **target: Any) -> RunContext:

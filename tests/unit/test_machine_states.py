@@ -12,8 +12,9 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import MachineContext, open_context
+from manycpu.pipeline.targets.context import MachineContext
 from manycpu.pipeline.targets.machines.stage import stage
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.wait import watch
 

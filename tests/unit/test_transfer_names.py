@@ -13,7 +13,7 @@ from web_server import served
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.targets.context import open_context
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import TransferError
 from manycpu.pipeline.verbs.preflight import preflight
 

@@ -1,6 +1,5 @@
 """What oneCCL reads from the environment: set from here, so that nothing has to be sourced."""
 
-import ipaddress
 import os
 import socket
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ import psutil
 
 from manycpu.pipeline.node import ranks
 from manycpu.pipeline.node.ccl import toolchain
+from manycpu.pipeline.spec.kernel import address_towards, interface_of
 
 __all__ = ["address", "apply", "settings"]
 
@@ -84,7 +84,7 @@ def _of_launcher(environ: Mapping[str, str], mpi: Path) -> Path:
 def interface() -> str:
     """Name the network interface that gloo was told to use, or the one towards the meeting point."""
     given = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    return given or _owner(_towards_master())
+    return given or interface_of(_towards_master()) or "lo"
 
 
 def address() -> str:
@@ -99,14 +99,4 @@ def address() -> str:
 
 def _towards_master() -> str:
     master, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "1")
-    kind, _, _, _, place = socket.getaddrinfo(master, int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)
-        return str(ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]))
-
-
-def _owner(address: str) -> str:
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
-            return name
-    return "lo"
+    return address_towards(master, int(port))

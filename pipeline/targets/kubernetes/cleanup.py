@@ -11,10 +11,11 @@ from manycpu.pipeline.ledger.configmap import ConfigMapLedger, expired
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.targets.context import ClusterContext, RunContext, reopen
+from manycpu.pipeline.targets.context import ClusterContext, RunContext
 from manycpu.pipeline.targets.kubernetes.deletion import named, present, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.output_report import remove_forgotten
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
+from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.transfer import TransferError
 
 __all__ = ["keep", "owns", "remove", "remove_expired"]

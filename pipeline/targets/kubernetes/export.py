@@ -9,8 +9,9 @@ from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.targets import Kubernetes
-from manycpu.pipeline.targets.context import ClusterContext, as_started, changed
+from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
+from manycpu.pipeline.targets.open_run import as_started, changed
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 
 __all__ = ["export", "may_have_model", "model_of", "strays"]

@@ -1,6 +1,7 @@
 """Cancel the supervised process of a training."""
 
 from manycpu.pipeline.adapters import process
+from manycpu.pipeline.adapters.commands import END_TIMEOUT
 from manycpu.pipeline.targets.context import MachineContext
 from manycpu.pipeline.targets.machines.launch import present_handle
 
@@ -26,7 +27,7 @@ def cancel(ctx: MachineContext, by: str, attempt: int | None) -> bool:
         if handle is None or (attempt is not None and entry.attempt != attempt):
             return False
         if process.observe(handle)["exit"] is not None:
-            process.wait_until_gone(handle, process.END_TIMEOUT)
+            process.wait_until_gone(handle, END_TIMEOUT)
             return False
         entry.cancelled.setdefault(entry.attempt, by)
     process.cancel(handle)

@@ -9,8 +9,9 @@ from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.targets.context import MachineContext, as_started
+from manycpu.pipeline.targets.context import MachineContext
 from manycpu.pipeline.targets.machines import hosts
+from manycpu.pipeline.targets.open_run import as_started
 
 __all__ = ["export", "may_have_model", "model_of", "strays"]
 

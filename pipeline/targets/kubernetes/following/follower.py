@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Final, TypeVar
 
@@ -29,12 +29,11 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
 )
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
-from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReader
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
+from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReaders
 from manycpu.pipeline.targets.kubernetes.following.logs import RateLimiter, parse
 from manycpu.pipeline.targets.kubernetes.following.turn_taking import TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
-from manycpu.pipeline.targets.kubernetes.pod_status import containers
 
 __all__ = ["Follower", "batches", "selections"]
 
@@ -77,7 +76,7 @@ class Follower:
         self._ctx, self._handle, self._watch, self._recorder = ctx, handle, watch, recorder
         self._snapshot = JobSnapshot(handle, (ctx.claim,))
         self._log_batches: asyncio.Queue[LogBatch] = asyncio.Queue(_BATCHES)
-        self._readers: dict[tuple[str, str], tuple[LogReader, asyncio.Task[None]]] = {}
+        self._readers = LogReaders(watch, recorder.state.cursor, self._put)
         self._limit = RateLimiter(LINES_PER_SECOND)
         self._wake = asyncio.Event()
         self._turn = TurnTaking(self._snapshot, ctx, watch, self._wake.set)
@@ -117,7 +116,7 @@ class Follower:
         finally:
             feeding.cancel()
             self._turn.close()
-            await self._end_readers()
+            await self._readers.aclose()
             with suppress(asyncio.CancelledError, *FAILURES):
                 await feeding
 
@@ -135,7 +134,7 @@ class Follower:
             return
         self._told_of[change.kind] = time.monotonic()
         if self._snapshot.apply(change.kind, change.objects, change.deleted, complete=change.complete):
-            self._read_logs()
+            self._readers.follow(self._snapshot)
             self._wake.set()
 
     def _away(self, text: str) -> None:
@@ -200,7 +199,7 @@ class Follower:
         except FAILURES as error:
             return await self._unasked(seen, error)
         self._unasked_since = 0.0
-        self._read_logs()
+        self._readers.follow(self._snapshot)
         return self._view()
 
     async def _unasked(self, seen: Status, error: BaseException) -> Status:
@@ -247,34 +246,6 @@ class Follower:
         for line in seen.reason.splitlines():
             self._say(line)
 
-    def _read_logs(self) -> None:
-        """Begin to read the log of every container that has something to say and is not being read."""
-        if self._snapshot.given_back:
-            self._stop_reading()
-            return
-        for pod in self._snapshot.take_changed():
-            if role(pod) != self._snapshot.job_kind.speaker:
-                continue
-            for container in containers(pod):
-                key = (pod["metadata"]["uid"], container.name)
-                started = container.restarts or container.state("running") or container.state("terminated")
-                if container.init or not started:
-                    continue
-                if key not in self._readers or self._readers[key][1].done():
-                    reader = LogReader(self._watch, self._recorder.state.cursor, self._put)
-                    self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
-                self._readers[key][0].update(container)
-        present = {pod["metadata"]["uid"] for pod in self._snapshot.pods}
-        for (uid, _), (reader, _) in self._readers.items():
-            if uid not in present:
-                reader.leave()
-
-    def _stop_reading(self) -> None:
-        """Hear no more of pods that were given back: how their launchers take it says nothing of the run."""
-        for reader, task in self._readers.values():
-            reader.leave()
-            task.cancel()
-
     async def _put(self, log_batch: LogBatch) -> None:
         await self._log_batches.put(log_batch)
         self._wake.set()
@@ -282,7 +253,7 @@ class Follower:
     async def _drain(self, tell: Tell) -> None:
         """Tell the last lines: those of containers that have ended are complete."""
         until = self._watch.now() + _DRAIN
-        while any(reader.behind for reader, _ in self._readers.values()) and self._watch.now() < until:
+        while self._readers.behind and self._watch.now() < until:
             self._wake.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _STEP)
@@ -350,12 +321,6 @@ class Follower:
 
     def _delete(self) -> None:
         self._ctx.cluster.delete(self._snapshot.kind, self._handle.name, uid=self._handle.uid)
-
-    async def _end_readers(self) -> None:
-        tasks: Iterable[asyncio.Task[None]] = [task for _, task in self._readers.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _refused(error: BaseException) -> bool:

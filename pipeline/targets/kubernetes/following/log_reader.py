@@ -1,4 +1,4 @@
-"""Read the log of one container, through all its restarts and every break: each line once, and in order."""
+"""Read the logs of containers, through all restarts and every break: each line once, and in order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -8,14 +8,75 @@ from typing import Any, Final
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, Backoff, ClusterWatch, LogPart, NoLogError
 from manycpu.pipeline.spec.events import split
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Line, LogBatch
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
 from manycpu.pipeline.targets.kubernetes.following.logs import LogCursor, parse, placed
-from manycpu.pipeline.targets.kubernetes.pod_status import Container
+from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers
 
-__all__ = ["LogReader"]
+__all__ = ["LogReader", "LogReaders"]
+
+Put = Callable[[LogBatch], Awaitable[None]]
+"""Is given the lines, and waits where nobody takes them."""
 
 _SETTLE: Final = 3.0  # seconds in which the kubelet surely tells that a container was started again
 _DONE: Final = "done"  # follows the state of a position in a log that is told to its end
 _STATE: Final = 4  # parts of that state
+
+
+class LogReaders:
+    """Read every container of a job that has something to say.
+
+    Args:
+        watch: The namespace.
+        cursor: How far logs were told.
+        put: Is given the lines.
+    """
+
+    def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:
+        self._watch, self._cursor, self._put = watch, cursor, put
+        self._readers: dict[tuple[str, str], tuple[LogReader, asyncio.Task[None]]] = {}
+
+    @property
+    def behind(self) -> bool:
+        """Whether lines are still to come of a container that has ended."""
+        return any(reader.behind for reader, _ in self._readers.values())
+
+    def follow(self, snapshot: JobSnapshot) -> None:
+        """Begin to read the logs that are not being read yet, now that the job has changed."""
+        if snapshot.given_back:
+            self._stop()
+            return
+        for pod in snapshot.take_changed():
+            if role(pod) != snapshot.job_kind.speaker:
+                continue
+            for container in containers(pod):
+                self._read(container)
+        present = {pod["metadata"]["uid"] for pod in snapshot.pods}
+        for (uid, _), (reader, _) in self._readers.items():
+            if uid not in present:
+                reader.leave()
+
+    async def aclose(self) -> None:
+        """Stop reading, and wait until all have."""
+        tasks = [task for _, task in self._readers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _read(self, container: Container) -> None:
+        started = container.restarts or container.state("running") or container.state("terminated")
+        if container.init or not started:
+            return
+        key = (container.pod["metadata"]["uid"], container.name)
+        if key not in self._readers or self._readers[key][1].done():
+            reader = LogReader(self._watch, self._cursor, self._put)
+            self._readers[key] = (reader, asyncio.create_task(reader.read(container)))
+        self._readers[key][0].update(container)
+
+    def _stop(self) -> None:
+        """Hear no more of pods that were given back: how their launchers take it says nothing of the run."""
+        for reader, task in self._readers.values():
+            reader.leave()
+            task.cancel()
 
 
 class LogReader:
@@ -24,12 +85,10 @@ class LogReader:
     Args:
         watch: The namespace.
         cursor: How far logs were told, also this one's.
-        put: Is given the lines, and waits where nobody takes them.
+        put: Is given the lines.
     """
 
-    def __init__(
-        self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Callable[[LogBatch], Awaitable[None]]
-    ) -> None:
+    def __init__(self, watch: ClusterWatch, cursor: Mapping[str, list[Any]], put: Put) -> None:
         self._watch, self._cursor, self._put = watch, cursor, put
         self._container: Container | None = None
         self._gone = False

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Final
 from manycpu.pipeline.spec.errors import BadInputError, BuildError, RegistryError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.targets.kubernetes.image import builder_pod, builder_worker
-from manycpu.pipeline.targets.kubernetes.image.build_inputs import Recipe, Stage, recipe
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe, Stage, log, recipe
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS
-from manycpu.pipeline.targets.kubernetes.image.image_build import Build, log
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository, registries
 
 if TYPE_CHECKING:

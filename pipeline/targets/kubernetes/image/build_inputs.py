@@ -1,28 +1,34 @@
-"""What an image with Python and the packages is made from, and the hash of all that."""
+"""An image to build: what it is made from, the hash of all that, and the log of its build."""
 
 import hashlib
+import logging
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from manycpu.pipeline.spec import dockerfile
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.errors import BadInputError, BuildError
+from manycpu.pipeline.spec.image import Reference
 
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import ClusterContext
 
-__all__ = ["STAGES", "Recipe", "Stage", "recipe"]
+__all__ = ["STAGES", "TIMEOUT", "Build", "LastLines", "Recipe", "Stage", "log", "recipe"]
 
 Stage = Literal["helper", "train"]
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 PACKAGE: Final = Path(__file__).resolve().parents[3]
 OWN: Final = PACKAGE.parent / "docker"
+TIMEOUT: Final = 3600.0  # seconds for a build
+log: Final = logging.getLogger("manycpu.build")
+_LINES: Final = 30
 _DIGITS: Final = 12
 _SHARED: Final = ("BASE_IMAGE", "INDEX", "SYSTEM_PACKAGES", "WHEELS")
 _ARGUMENTS: Final[Mapping[Stage, tuple[str, ...]]] = {
@@ -76,6 +82,34 @@ class Recipe:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, place)
             yield folder
+
+
+class Build(NamedTuple):
+    """An image to build, and where it goes."""
+
+    recipe: Recipe
+    reference: Reference
+    """The image's name, with its tag."""
+    from_registry: bool = False
+    """Whether registries have all that it starts from; its tag is made from those digests."""
+
+
+class LastLines:
+    """Logs lines, and keeps the last for an error."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_LINES)
+
+    def __call__(self, line: str) -> None:
+        """Log a line."""
+        self._lines.append(line)
+        log.info(line)
+
+    def failed(self, build: Build, why: str) -> BuildError:
+        """Say that a build failed."""
+        said = "\n".join(self._lines)
+        field = "target.image" if build.recipe.target else "target.dockerfile"
+        return BuildError(f"image {build.reference} could not be built: {why}\n{said}", field=field)
 
 
 def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:

@@ -6,12 +6,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.archive import Archive
+from manycpu.pipeline.adapters.commands import follow, run
 from manycpu.pipeline.adapters.registry import of_bytes
 from manycpu.pipeline.spec.errors import LaunchError
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import TIMEOUT, Build, LastLines
 from manycpu.pipeline.targets.kubernetes.image.builders import WORKERS, Place, access
-from manycpu.pipeline.targets.kubernetes.image.image_build import TIMEOUT, Build, LastLines
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def _run(program: str, wanted: Build, place: Place) -> None:
         builder.check(wanted.recipe)
         commands, env = builder.commands(wanted, place)
         for command in commands:
-            if code := process.follow(command, lines, timeout=TIMEOUT, env=env):
+            if code := follow(command, lines, timeout=TIMEOUT, env=env):
                 raise lines.failed(wanted, f"{command[0]} {command[1]} ended with {code}")
     except LaunchError as error:
         raise lines.failed(wanted, error.message) from error
     finally:
         with suppress(LaunchError):
-            process.run([program, "rmi", "--force", place.name], timeout=60)
+            run([program, "rmi", "--force", place.name], timeout=60)

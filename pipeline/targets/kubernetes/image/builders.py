@@ -9,8 +9,7 @@ from manycpu.pipeline.adapters import docker
 from manycpu.pipeline.spec import dockerfile
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.targets.kubernetes.image.build_inputs import Recipe
-from manycpu.pipeline.targets.kubernetes.image.image_build import Build
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
 if TYPE_CHECKING:

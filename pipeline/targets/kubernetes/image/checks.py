@@ -22,10 +22,9 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.spec.image import Image, Reference
 from manycpu.pipeline.targets.kubernetes.image.base_image import given
-from manycpu.pipeline.targets.kubernetes.image.build_inputs import STAGES, recipe
+from manycpu.pipeline.targets.kubernetes.image.build_inputs import STAGES, Build, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS, WORKERS
-from manycpu.pipeline.targets.kubernetes.image.image_build import Build
 from manycpu.pipeline.targets.kubernetes.image.registries import (
     Registries,
     own_repository,

@@ -1,0 +1,144 @@
+"""Answers of a cluster's API server as they come, in an event loop.
+
+The door to the package ``kubernetes_asyncio``.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import aiohttp
+from kubernetes_asyncio.client import Configuration
+from kubernetes_asyncio.client.rest import RESTClientObject
+
+from manycpu.pipeline.adapters.cluster import Connect
+from manycpu.pipeline.spec.errors import ClusterError, UnauthorizedError
+
+__all__ = ["ClusterStream", "Lines"]
+
+_CONNECT: Final = 5.0  # seconds to connect
+_ERROR: Final = 400
+_PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
+
+
+class ClusterStream:
+    """An API server, as one account may see it.
+
+    Args:
+        connect: Makes a client with fresh credentials; called on a thread.
+    """
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._settings: Any = None
+        self._clients: dict[tuple[Any, ...], RESTClientObject] = {}
+        self._connecting = asyncio.Lock()
+        self._ahead = 0.0
+
+    def now(self) -> float:
+        """Tell the time by the API server's clock, in seconds since the epoch."""
+        return time.time() + self._ahead
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for made in self._clients.values():
+            await made.close()
+        self._clients.clear()
+
+    @asynccontextmanager
+    async def answer(
+        self, path: str, query: Mapping[str, str], silence: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Ask for a path, and read the answer as it comes.
+
+        Args:
+            path: The path on the API server.
+            query: The query's parameters.
+            silence: Seconds without a word after which the connection is taken for dead.
+
+        Raises:
+            ClusterError: The cluster refuses it at present.
+            aiohttp.ClientError: The connection broke; or OSError, TimeoutError.
+        """
+        used = self._settings
+        if used is None:
+            used = await self._renew(None)
+        headers = await asyncio.to_thread(_credentials, used)
+        client = self._client(used)
+        answer = await client.request(
+            "GET",
+            used.host + path,
+            query_params=dict(query),
+            headers=headers,
+            _preload_content=False,
+            _request_timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=silence),
+        )
+        async with answer:
+            if answer.status >= _ERROR:
+                await self._refused(answer, used, path)
+            with suppress(KeyError, ValueError):
+                self._ahead = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5 - time.time()
+            try:
+                yield answer
+            finally:
+                _abort_unread(answer)
+
+    async def _refused(self, answer: aiohttp.ClientResponse, used: Any, path: str) -> None:
+        body = (await answer.read()).decode(errors="replace")
+        with suppress(ValueError, KeyError, TypeError):
+            body = json.loads(body)["message"]
+        refused = ClusterError.of_status(answer.status, f"GET {path}: {answer.status} {body}")
+        if isinstance(refused, UnauthorizedError):
+            await self._renew(used)
+        raise refused
+
+    async def _renew(self, used: Any) -> Any:
+        """Read the credentials anew, unless somebody has done so meanwhile."""
+        async with self._connecting:
+            if self._settings is used:
+                made = await asyncio.to_thread(self._connect)
+                self._settings = made.configuration
+            return self._settings
+
+    def _client(self, settings: Any) -> RESTClientObject:
+        names = ("ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name")
+        wanted = {name: getattr(settings, name, None) for name in names}
+        # What comes from the environment aiohttp reads there itself, with its exceptions (NO_PROXY).
+        wanted["proxy"] = None if settings.proxy in map(os.environ.get, _PROXIES) else settings.proxy
+        key = tuple(wanted.values())
+        if key not in self._clients:
+            own = Configuration()
+            for name, value in wanted.items():
+                setattr(own, name, value)
+            own.connection_pool_maxsize = 0  # each log that is followed keeps a connection
+            self._clients[key] = RESTClientObject(own)
+        return self._clients[key]
+
+
+class Lines:
+    """Whole lines of a stream of bytes."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit, self.rest = limit, b""
+
+    def feed(self, block: bytes) -> list[bytes]:
+        *lines, rest = (self.rest + block).split(b"\n") if self.rest else block.split(b"\n")
+        self.rest = rest if self._limit is None else rest[: self._limit]
+        return lines if self._limit is None else [line[: self._limit] for line in lines]
+
+
+def _credentials(settings: Any) -> dict[str, str]:
+    """Make the headers that say who asks; may run a program or read a file."""
+    found = settings.auth_settings().values()
+    return {one["key"]: one["value"] for one in found if one["in"] == "header" and one["value"]}
+
+
+def _abort_unread(answer: aiohttp.ClientResponse) -> None:
+    """Cut a stream off in its midst: the other side would not answer a farewell before its own end."""
+    if not answer.content.at_eof() and answer.connection and answer.connection.transport:
+        answer.connection.transport.abort()

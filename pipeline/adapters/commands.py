@@ -1,0 +1,140 @@
+"""Commands that run to their end and are gone with all they started. The door to :mod:`subprocess`."""
+
+import os
+import selectors
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import psutil
+
+from manycpu.pipeline.spec.errors import LaunchError
+
+__all__ = ["END_TIMEOUT", "Completed", "end", "follow", "run"]
+
+END_TIMEOUT: Final = 10.0
+"""Seconds for processes that are ended to be gone."""
+
+
+class Completed(NamedTuple):
+    """A command that ended: its exit code (negative: the signal) and what it printed on both streams."""
+
+    code: int
+    out: str
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
+) -> Completed:
+    """Run a command to its end.
+
+    Args:
+        argv: The program and its arguments; never meets a shell.
+        timeout: Seconds after which it is killed.
+        env: Its whole environment; default: this process's own.
+        cwd: Its working folder.
+        input: What it reads on stdin.
+
+    Raises:
+        LaunchError: There is no such program, or the time was used up.
+    """
+    try:
+        done = subprocess.run(
+            list(argv),
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+            env=dict(env) if env is not None else None,
+            cwd=cwd,
+            input=input,
+            stdin=subprocess.DEVNULL if input is None else None,
+        )
+    except OSError as error:
+        raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
+    except subprocess.TimeoutExpired as error:
+        said = _text(error.stdout).strip()[-2000:]
+        raise LaunchError(f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {said}") from error
+    return Completed(done.returncode, done.stdout.decode(errors="replace"))
+
+
+def follow(
+    argv: Sequence[str],
+    tell: Callable[[str], object],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """Run a command to its end, and tell each of its lines as it comes; its exit code.
+
+    Raises:
+        LaunchError: There is no such program, or the time was used up: it and all it started is killed.
+    """
+    try:
+        process = psutil.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+        )
+    except OSError as error:
+        raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
+    timer = threading.Timer(timeout, _end_tree, [process])
+    began = time.monotonic()
+    timer.start()
+    try:
+        for line in _lines_of(process, began + timeout):
+            tell(line.decode(errors="replace").rstrip())
+        code = int(process.wait())
+    finally:
+        timer.cancel()
+        _end_tree(process)
+    if time.monotonic() - began >= timeout:
+        raise LaunchError(f"{argv[0]!r} did not end within {timeout:g} s")
+    return code
+
+
+def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
+    """Tell lines as they come, up to a time: what a program leaves behind may keep its stdout open."""
+    rest = b""
+    with process.stdout as stream, selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while selector.select(max(0.0, until - time.monotonic())):
+            block = os.read(stream.fileno(), 1 << 16)
+            *lines, rest = (rest + block).split(b"\n")
+            yield from lines
+            if not block:
+                break
+    if rest:
+        yield rest
+
+
+def _end_tree(process: psutil.Process) -> None:
+    try:
+        tree = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    end(tree)
+
+
+def end(processes: Sequence[psutil.Process]) -> None:
+    """Kill processes at once, and wait until they are gone."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, timeout=END_TIMEOUT)
+
+
+def _text(output: bytes | str | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

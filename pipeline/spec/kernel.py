@@ -1,0 +1,48 @@
+"""What is asked of the kernel on both sides of a launch: who ends with whom, and the way to another host."""
+
+import ctypes
+import socket
+import sys
+from typing import Final
+
+__all__ = ["address_towards", "adopt_orphans", "end_with_parent", "interface_of"]
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def end_with_parent(number: int) -> None:
+    """Have this process get a signal when its parent dies, however the parent dies (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of what its descendants leave behind (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def address_towards(host: str, port: int) -> str:
+    """Find the address by which this host reaches another; no packet is sent.
+
+    Raises:
+        OSError: There is no way to it.
+    """
+    kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0]).partition("%")[0]
+
+
+def interface_of(address: str) -> str | None:
+    """Name the network interface that has an address; None where none has."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return name
+    return None
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,0 +1,132 @@
+"""Open a run: validate it and its target, or go on from what its ledger holds."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.spec import cpu_plan, program
+from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.naming import run_key, run_name
+from manycpu.pipeline.spec.targets import Kubernetes, Local, Target
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.validation import read_run, read_target
+from manycpu.pipeline.targets.context import WAY, Access, ClusterContext, MachineContext, RunContext
+
+__all__ = ["as_started", "changed", "open_context", "reopen"]
+
+_PATHS = ("directory", "hostfile", "dockerfile", "context", "registry_ca")
+
+
+def open_context(
+    run: Mapping[str, Any] | TrainingRun,
+    target: Mapping[str, Any] | Target | None,
+    *identity: object,
+    base: Path,
+    access: Access | None = None,
+) -> RunContext:
+    """Validate a run and a target, and make their paths absolute.
+
+    Args:
+        run: The run, or its fields.
+        target: The target, or its fields; None is this machine.
+        identity: What tells this run from every other.
+        base: Folder that relative paths start from: the run file's, or the DAG file's.
+        access: How a cluster and its registry are reached, where Airflow's connections say so.
+
+    Raises:
+        BadInputError: A field is wrong.
+    """
+    asked, where = read_run(run), read_target(target)
+    where = _with_launch(where, asked)
+    found = _anchored(_sized(asked, where), where, base)
+    key = run_key(*identity)
+    known = {"name": run_name(found.label, key), "key": key, "base": base.absolute()}
+    return _context(found, _anchored_target(where, base), access, **known)
+
+
+def reopen(
+    entry: Entry, directory: str | None = None, access: Access | None = None, attempt: int | None = None
+) -> RunContext:
+    """Go on with a run that has begun, from what its ledger holds.
+
+    Args:
+        entry: The ledger's entry.
+        directory: The target's folder, where it is on machines.
+        access: How a cluster and its registry are reached.
+        attempt: Whose description to go by; None: the present attempt's.
+    """
+    described = entry.described(attempt)
+    target = read_target(described.target)
+    if directory is not None:
+        target = target.model_copy(update={"directory": directory})
+    known = {"name": entry.name, "key": entry.key, "base": Path(directory or Path.cwd())}
+    return _context(read_run(described.run), target, access, **known)
+
+
+def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
+    """Go by the description that an attempt was started with: its end is judged by that one.
+
+    Args:
+        ctx: The run, perhaps with fields that were edited since.
+        entry: Its ledger's entry.
+        attempt: The attempt; one that an older version started is judged by what there is.
+    """
+    known = entry.attempts.get(attempt)
+    if known is None or (known.run, known.target) == (ctx.run_fields, ctx.target_fields):
+        return ctx
+    way = {name: getattr(ctx.target, name) for name in WAY if hasattr(ctx.target, name)}
+    target = read_target(known.target).model_copy(update=way)
+    present = {name: getattr(ctx.run, name) for name in ("output", "keep", "keep_for")}
+    return changed(ctx, run=read_run(known.run).model_copy(update=present), target=target)
+
+
+def changed(ctx: RunContext, **fields: Any) -> RunContext:
+    """Make a context that differs in some fields; of a cluster, over the same connection."""
+    if isinstance(ctx, ClusterContext):
+        fields |= {"access": replace(ctx.access, cluster=ctx.cluster)}
+    return replace(ctx, **fields)
+
+
+def _context(run: TrainingRun, target: Target, access: Access | None, **known: Any) -> RunContext:
+    if isinstance(target, Kubernetes):
+        return ClusterContext(run, target, access=access or Access(), **known)
+    return MachineContext(run, target, **known)
+
+
+def _with_launch(target: Target, run: TrainingRun) -> Target:
+    """Choose what can restart ranks where the run asks for it and the target leaves it open."""
+    if not isinstance(target, Local) or run.max_restarts == 0 or "launch" in target.model_fields_set:
+        return target
+    return target.model_copy(update={"launch": "torchrun"})
+
+
+def _sized(run: TrainingRun, target: Target) -> TrainingRun:
+    """Choose the processes of this machine where the run leaves them open."""
+    if not isinstance(target, Local) or "nproc_per_node" in run.model_fields_set:
+        return run
+    made = cpu_plan.plan(Machine.observe(), run.cpu_request)
+    return run.model_copy(update={"nproc_per_node": made.processes})
+
+
+def _anchored(run: TrainingRun, target: Target, base: Path) -> TrainingRun:
+    found = {field: _absolute(getattr(run, field), base) for field in ("data", "model", "output")}
+    # These are on the nodes: relative to the volume where there is one.
+    on_nodes = Path(target.mount_path) if isinstance(target, Kubernetes) else base
+    found |= {field: _absolute(getattr(run, field), on_nodes) for field in ("checkpoints", "resume_from")}
+    if program.parse(run.program).kind == "script":
+        found["program"] = _absolute(run.program, base)
+    return run.model_copy(update=found)
+
+
+def _anchored_target(target: Target, base: Path) -> Target:
+    given = {name: getattr(target, name, None) for name in _PATHS}
+    return target.model_copy(update={name: _absolute(path, base) for name, path in given.items() if path})
+
+
+def _absolute(path: str | None, base: Path) -> str | None:
+    if path is None or "://" in path:
+        return path
+    return os.path.normpath(base.absolute() / Path(path).expanduser())
