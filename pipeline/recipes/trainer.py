@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
@@ -20,12 +20,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from manycpu.pipeline.node.metrics import progress
+from manycpu.pipeline.node.metrics import metrics, progress
 from manycpu.pipeline.recipes import checkpoints, ipex
 from manycpu.pipeline.recipes.emit import say
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["CpuTrainer", "CpuTrainingOptions", "option", "resume_point", "usable"]
+
+_IN_PROGRESS: Final = ("epoch", "grad_norm", "learning_rate", "loss")
 
 
 def option(default: Any, text: str) -> Any:
@@ -113,18 +115,19 @@ class Printer(PrinterCallback):
 
 
 class ProgressCallback(TrainerCallback):
-    """Tells steps, loss, speed and the time left, whenever the Trainer logs: one line for a step."""
+    """Reports all that the Trainer logs while it trains; the progress of a step in one line."""
 
     def __init__(self) -> None:
-        self._began, self._first, self._said = time.monotonic(), 0, -1
-        self._known: dict[str, Any] = {}
+        self._began, self._first, self._reported = time.monotonic(), 0, -1
+        self._trains = False
+        self._last: dict[str, Any] = {}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Note where the training begins: after a resume that is not step 0."""
         del args, control, kwargs
-        self._began, self._first = time.monotonic(), state.global_step
+        self._began, self._first, self._trains = time.monotonic(), state.global_step, True
 
     def on_log(
         self,
@@ -134,26 +137,31 @@ class ProgressCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Tell the mean loss since the last time; other logs are metrics, not progress."""
+        """Report the mean loss since the last time as progress, all else that is logged as metrics."""
         del control, kwargs
-        if logs and "loss" in logs:
-            self._known = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
-            self._known["loss"] = round(float(logs["loss"]), 4)
-            self._tell(args, state)
+        logs = logs or {}
+        if "loss" in logs:
+            self._last = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
+            self._last["loss"] = round(float(logs["loss"]), 4)
+            self._report(args, state)
+        others = {name: value for name, value in logs.items() if name not in _IN_PROGRESS}
+        if others and self._trains and state.is_world_process_zero:
+            metrics(others, step=state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell that the last step is done, where the Trainer logged none of it."""
+        """Report that the last step is done, where the Trainer logged none of it."""
         del control, kwargs
-        if self._known and state.global_step > self._said:
-            self._tell(args, state)
+        self._trains = False
+        if self._last and state.global_step > self._reported:
+            self._report(args, state)
 
-    def _tell(self, args: TrainingArguments, state: TrainerState) -> None:
+    def _report(self, args: TrainingArguments, state: TrainerState) -> None:
         done, seconds = state.global_step - self._first, time.monotonic() - self._began
         if not state.is_world_process_zero or done == 0:
             return
-        self._said = state.global_step
+        self._reported = state.global_step
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         progress(
             step=state.global_step,
@@ -161,7 +169,7 @@ class ProgressCallback(TrainerCallback):
             epoch=round(state.epoch or 0.0, 3),
             samples_per_second=round(done * batch / seconds, 2),
             seconds_left=round((state.max_steps - state.global_step) * seconds / done),
-            **self._known,
+            **self._last,
         )
 
 

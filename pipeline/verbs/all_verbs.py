@@ -5,12 +5,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from manycpu.pipeline.adapters import process
+from manycpu.pipeline.listeners import RunListener, Silent
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import CancelledError, Finding, RunGoneError
-from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.errors import CancelledError, RunGoneError
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext, open_context
@@ -26,40 +26,7 @@ from manycpu.pipeline.verbs.report import read_report, report_path
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 
-__all__ = ["Listener", "Silent", "new_run_id", "perform", "train"]
-
-
-class Listener(Protocol):
-    """Somebody who is told how a run goes."""
-
-    def begin(self, verb: str) -> None:
-        """Hear that a verb begins."""
-
-    def end(self, verb: str, seconds: float, result: str) -> None:
-        """Hear how a verb ended."""
-
-    def progress(self, done: int, total: int) -> None:
-        """Hear how many bytes of a transfer are done."""
-
-    def line(self, line: RankLine) -> None:
-        """Hear a line of a rank, or of the launcher where its rank is None."""
-
-    def finding(self, finding: Finding) -> None:
-        """Hear what is no obstacle: what preflight found, or an attempt that was started otherwise."""
-
-    def report(self, written: Report, path: str) -> None:
-        """Hear what the run did, and the path or URL of report.json."""
-
-
-class Silent:
-    """A listener that does nothing; whoever derives from it hears only what it overrides."""
-
-    def begin(self, verb: str) -> None: ...
-    def end(self, verb: str, seconds: float, result: str) -> None: ...
-    def progress(self, done: int, total: int) -> None: ...
-    def line(self, line: RankLine) -> None: ...
-    def finding(self, finding: Finding) -> None: ...
-    def report(self, written: Report, path: str) -> None: ...
+__all__ = ["new_run_id", "perform", "train"]
 
 
 def train(
@@ -68,7 +35,7 @@ def train(
     *,
     run_id: str | None = None,
     base: Path | None = None,
-    listener: Listener | None = None,
+    listener: RunListener | None = None,
 ) -> Report:
     """Stage, build, launch, wait, export and clean up.
 
@@ -96,7 +63,7 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def perform(ctx: RunContext, listener: Listener) -> Report:
+def perform(ctx: RunContext, listener: RunListener) -> Report:
     """Do all verbs; whatever happens, clean up and have the report say how it ended.
 
     Raises:
@@ -127,7 +94,7 @@ def perform(ctx: RunContext, listener: Listener) -> Report:
     return conclude_run(written)
 
 
-def _work(ctx: RunContext, listener: Listener) -> None:
+def _work(ctx: RunContext, listener: RunListener) -> None:
     with _told(listener, "stage"):
         staged = stage(ctx, listener.progress)
     with _told(listener, "build"):
@@ -137,13 +104,13 @@ def _work(ctx: RunContext, listener: Listener) -> None:
         if finding := edited(ctx, handle, staged, built):
             listener.finding(finding)
     with _told(listener, "wait"):
-        conclude(ctx, handle, wait(ctx, handle, listener.line))
+        conclude(ctx, handle, wait(ctx, handle, listener))
     with _told(listener, "export"):
         export(ctx, handle, listener.progress)
 
 
 @contextmanager
-def _told(listener: Listener, verb: str) -> Iterator[None]:
+def _told(listener: RunListener, verb: str) -> Iterator[None]:
     listener.begin(verb)
     started, result = time.monotonic(), "failed"
     try:

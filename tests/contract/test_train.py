@@ -14,6 +14,7 @@ from helpers import processes_of, until
 
 from manycpu.pipeline import train
 from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import (
     CancelledError,
@@ -24,7 +25,6 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.targets.context import RunContext, changed, home, open_context
 from manycpu.pipeline.targets.runs import on_this_machine
-from manycpu.pipeline.verbs.all_verbs import Silent
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
@@ -170,7 +170,7 @@ def test_whoever_comes_again_attaches_to_what_runs(script: Script, tmp_path: Pat
     assert (attached, attached_again) == (False, True)
     assert again == first
     (tmp_path / "gate").touch()
-    assert wait(ctx, again, lambda _: None).state == "succeeded"
+    assert wait(ctx, again).state == "succeeded"
     assert launch(ctx, *built) == (first, True)
     cleanup(ctx)
 
@@ -190,7 +190,7 @@ def test_an_attempt_is_judged_by_the_description_that_it_was_started_with(
     again = edited(ctx, nproc_per_node=2, args=["second"], backend="mpi", output=str(tmp_path / "new"))
     (tmp_path / "gate").touch()
     assert launch(again, stage(again), build(again)) == (first, True)
-    seen = wait(again, first, lambda _: None)
+    seen = wait(again, first)
     conclude(again, first, seen)
     assert seen.state == "succeeded"
     export(again, first)
@@ -203,13 +203,13 @@ def test_an_attempt_is_judged_by_the_description_that_it_was_started_with(
 def test_the_next_attempt_uses_edited_fields_everywhere(script: Script, tmp_path: Path) -> None:
     ctx, built = begin(tmp_path, script("import sys; sys.exit(3)"), nproc_per_node=1)
     first, _ = launch(ctx, *built)
-    assert wait(ctx, first, lambda _: None).state == "failed"
+    assert wait(ctx, first).state == "failed"
     again = edited(ctx, program=script(), nproc_per_node=2, run_timeout=77)
     second, attached = launch(again, stage(again), built_again := build(again))
     assert (second.attempt, attached) == (2, False)
     (known,) = on_this_machine(home())  # as a trigger and `manycpu status` find it
     assert (known.run.nproc_per_node, known.run.run_timeout) == (2, 77)
-    seen = wait(known, second, lambda _: None)
+    seen = wait(known, second)
     conclude(again, second, seen)
     export(again, second)
     found = cleanup(again)
@@ -233,10 +233,10 @@ def test_a_failed_attempt_is_followed_by_another(script: Script, tmp_path: Path)
     text = "import os, sys; sys.exit(int(os.environ['MANYCPU_ATTEMPT']) < 2)"
     ctx, built = begin(tmp_path, script(text), nproc_per_node=1)
     first, _ = launch(ctx, *built)
-    assert wait(ctx, first, lambda _: None).state == "failed"
+    assert wait(ctx, first).state == "failed"
     second, attached = launch(ctx, *built)
     assert (second.attempt, attached) == (2, False)
-    assert wait(ctx, second, lambda _: None).state == "succeeded"
+    assert wait(ctx, second).state == "succeeded"
     cleanup(ctx)
 
 
@@ -246,7 +246,7 @@ def test_a_cancelled_attempt_is_recorded_and_followed_by_another(script: Script,
     assert cancel(ctx, by="a person", attempt=2) is False
     assert cancel(ctx, by="a person") is True
     assert cancel(ctx, by="another") is False
-    seen = wait(ctx, first, lambda _: None)
+    seen = wait(ctx, first)
     assert (seen.state, seen.reason) == ("cancelled", "ended by a person")
     assert ctx.ledger.read().cancelled == {1: "a person"}
     second, attached = launch(ctx, *built)
@@ -281,7 +281,7 @@ def test_a_model_stays_where_the_output_it_was_for_is_null_since(script: Script,
     text = "import sys; open(sys.argv[1] + '/model', 'w').write('x')"
     ctx, built = begin(tmp_path, script(text), nproc_per_node=1, args=["{output}"])
     handle, _ = launch(ctx, *built)
-    conclude(ctx, handle, wait(ctx, handle, lambda _: None))
+    conclude(ctx, handle, wait(ctx, handle))
     now = changed(ctx, run=ctx.run.model_copy(update={"output": None}))
     assert export(now, handle).path is None
     cleaned = cleanup(now)
@@ -430,7 +430,7 @@ def test_a_model_that_cleanup_cannot_see_is_kept(script: Script, tmp_path: Path)
     """As where export ran on a worker with a disk of its own, which went with it."""
     ctx, built = begin(tmp_path, script(), nproc_per_node=1)
     handle, _ = launch(ctx, *built)
-    conclude(ctx, handle, wait(ctx, handle, lambda _: None))
+    conclude(ctx, handle, wait(ctx, handle))
     export(ctx, handle)
     shutil.rmtree(tmp_path / "out")
     cleaned = cleanup(ctx)

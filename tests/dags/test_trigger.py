@@ -17,8 +17,10 @@ from manycpu.operators import job_trigger
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.operators.train import _latest, _Patience
 from manycpu.operators.triggers import TrainingTrigger
+from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.event_types import ProgressEvent, decode
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.attempt import attempt_status
@@ -160,11 +162,12 @@ def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None
 
 def test_no_line_that_only_looks_like_progress_sends_the_task_away() -> None:
     patience = _Patience()
-    others = [line for line in NASTY if (events.decode(line) or {}).get("event") != "progress"]
+    others = [line for line in NASTY if not isinstance(decode(line), ProgressEvent)]
     assert len(others) > len(NASTY) // 2
-    assert not patience.ends([events.RankLine(0, "a", line) for line in others])
-    long = events.encode("progress", seconds_left=1e6)
-    assert patience.ends([events.RankLine(0, "a", long)])
+    tell([events.RankLine(0, "a", line) for line in others], patience)
+    assert not patience.ends
+    tell([events.RankLine(0, "a", events.encode("progress", seconds_left=1e6))], patience)
+    assert patience.ends
 
 
 def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
