@@ -15,7 +15,7 @@ from manycpu.pipeline.adapters import mpi
 from manycpu.pipeline.launchers import LAUNCHERS as MODULES
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import ManycpuError
-from manycpu.pipeline.spec.event_types import decode
+from manycpu.pipeline.spec.event_types import EVENTS, decode
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -40,6 +40,7 @@ class Ended:
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Find the events of a kind, each with the rank that wrote it."""
         decoded = [(line.rank, decode(line.text)) for line in self.lines]
+        assert not any(event.model_extra for _, event in decoded if event and event.event in EVENTS)
         return [
             {"by": rank, **event.model_dump(exclude_unset=True)}
             for rank, event in decoded

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from conftest import ALL_REDUCE
+from event_collector import EventCollector
 from helpers import processes_of, until
 
 from manycpu.pipeline import train
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.listeners import Silent
+from manycpu.pipeline.listeners import Silent, tell
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import (
     CancelledError,
@@ -23,6 +24,7 @@ from manycpu.pipeline.spec.errors import (
     StageError,
     TrainingFailedError,
 )
+from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, changed, home, open_context
 from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.build import build
@@ -32,7 +34,7 @@ from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.stage import stage
-from manycpu.pipeline.verbs.wait import conclude, wait
+from manycpu.pipeline.verbs.wait import conclude, wait, watch
 
 pytestmark = pytest.mark.usefixtures("home", "no_process_left")
 Script = Callable[..., str]
@@ -68,6 +70,50 @@ def test_a_run_delivers_its_model_with_a_report(script: Script, tmp_path: Path, 
     assert found.left_behind == []
     assert list((home / "runs").glob("*")) == []
     assert {Path(path).parent.name for path in found.kept} == {"data", "code"}
+
+
+REPORTS = """
+import os, time
+from manycpu.pipeline.node.metrics import metrics, progress
+progress(step=1, total_steps=2, loss=0.5)
+while not os.path.exists(os.environ["GATE"]):
+    time.sleep(0.05)
+progress(step=2, total_steps=2, loss=0.25, learning_rate=1e-5)
+metrics({"f1": 90.0}, step=2)
+print("trained", flush=True)
+open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model.txt"), "a").write("done")
+"""
+
+
+def test_a_listener_hears_each_event_once_also_where_a_watch_goes_on_from_another(
+    script: Script, tmp_path: Path
+) -> None:
+    ctx, built = begin(tmp_path, script(REPORTS), nproc_per_node=1)
+    handle, _ = launch(ctx, *built)
+    whole, parts = EventCollector(), EventCollector()
+    first = watch(ctx, handle)
+    until(lambda: tell(first.look()[0], parts) or "progress 1" in parts.kinds, 60)
+    (tmp_path / "gate").touch()
+    assert wait(ctx, handle, whole).state == "succeeded"
+    second = watch(ctx, handle, first.cursor)
+    tell(second.look()[0], parts)
+    assert [kind for kind in whole.kinds if kind != "start"] == [
+        "proof",
+        "progress 1",
+        "progress 2",
+        "metrics 2",
+        "exit",
+    ]
+    assert (parts.events, parts.lines) == (whole.events, whole.lines)
+    assert whole.lines == ["trained"]
+    times = [event.time or 0 for _, event in whole.events if event.event != "exit"]
+    assert 0 < min(times) <= max(times)
+    assert times == sorted(times)
+    conclude(ctx, handle, attempt_status(ctx, handle, ctx.ledger.read()))
+    export(ctx, handle)
+    written = cleanup(ctx)
+    assert written is not None
+    assert written.metrics == {"loss": 0.25, "learning_rate": 1e-5, "f1": 90.0}
 
 
 def test_what_was_staged_and_built_is_used_again(script: Script, tmp_path: Path) -> None:

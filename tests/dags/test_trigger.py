@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from airflow.triggers.base import TriggerEvent
+from event_collector import EventCollector
 from helpers import until
 from nasty_lines import NASTY
 
-from manycpu.operators import job_trigger
+from manycpu.operators import job_trigger, task_log
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.operators.train import _latest, _Patience
 from manycpu.operators.triggers import TrainingTrigger
@@ -33,10 +34,13 @@ from manycpu.pipeline.verbs.stage import stage
 
 WAITS = """
 import os, time
+from manycpu.pipeline.node.metrics import metrics, progress
 for number in range(3):
+    progress(step=number + 1)
     print("line", number, flush=True)
 while not os.path.exists(os.environ["GO"]):
     time.sleep(0.05)
+metrics({"f1": 90.0}, step=3)
 print("last line", flush=True)
 open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model"), "w").write("x")
 """
@@ -57,6 +61,14 @@ def training(tmp_path: Path, home: Path, script: Callable[..., str]) -> Iterator
     until(lambda: "line 2" in (Path(handle.directory) / "log").read_text(), 60)
     yield ctx, handle, go
     cleanup(ctx, keep=False)
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> EventCollector:
+    """Have somebody hear what operators and triggers do, besides the task's log."""
+    collector, listeners = EventCollector(), task_log.listeners
+    monkeypatch.setattr(task_log, "listeners", lambda log: (*listeners(log), collector))
+    return collector
 
 
 def trigger(handle: ProcessHandle, **more: Any) -> TrainingTrigger:
@@ -101,7 +113,9 @@ def test_the_lease_of_what_it_follows_is_renewed(training: Training, monkeypatch
     assert asyncio.run(follow()).payload["status"]["state"] == "succeeded"
 
 
-def test_every_line_once_and_the_end_soon(training: Training, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_line_and_event_once_and_the_end_soon(
+    training: Training, collector: EventCollector, capfd: pytest.CaptureFixture[str]
+) -> None:
     _, handle, go = training
 
     async def moved() -> TriggerEvent:
@@ -119,6 +133,8 @@ def test_every_line_once_and_the_end_soon(training: Training, capfd: pytest.Capt
     assert not payload["timed_out"]
     said = "".join(capfd.readouterr())
     assert told(said) == ["line 0", "line 1", "line 2", "last line"]
+    events_ = [kind for kind in collector.kinds if kind != "start"]
+    assert events_ == ["proof", "progress 1", "progress 2", "progress 3", "metrics 3", "exit"]
     # A fraction of a second, where others leave it the cores.
     assert ended - (Path(handle.directory) / "exit.json").stat().st_mtime < 10
 
