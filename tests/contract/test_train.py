@@ -92,7 +92,12 @@ def test_a_listener_hears_each_event_once_also_where_a_watch_goes_on_from_anothe
     handle, _ = launch(ctx, *built)
     whole, parts = EventCollector(), EventCollector()
     first = watch(ctx, handle)
-    until(lambda: tell(first.look()[0], parts) or "progress 1" in parts.kinds, 60)
+
+    def has_begun() -> bool:
+        tell(first.look()[0], parts)
+        return "progress 1" in parts.kinds
+
+    until(has_begun, 60)
     (tmp_path / "gate").touch()
     assert wait(ctx, handle, whole).state == "succeeded"
     second = watch(ctx, handle, first.cursor)
