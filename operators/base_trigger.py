@@ -6,13 +6,17 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from manycpu.operators import task_log
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
+    from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.context import RunContext
@@ -86,11 +90,15 @@ class FollowingTrigger(BaseTrigger):
     def _context(self) -> RunContext:
         raise NotImplementedError
 
-    def _log_lines(self, lines: Iterable[RankLine]) -> None:
-        from manycpu.pipeline.spec.events import readable
+    @cached_property
+    def _listeners(self) -> tuple[RankListener, ...]:
+        return task_log.listeners(self.log)
 
-        for line in lines:
-            self.log.info("%s", readable(line))
+    def _pass_on(self, lines: Iterable[RankLine]) -> None:
+        """Have the listeners hear lines."""
+        from manycpu.pipeline.listeners import tell
+
+        tell(lines, *self._listeners)
 
     async def _event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
         """Build the final event: handle, status, and whether the deadline passed; not sent too soon."""

@@ -165,7 +165,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
 
     async def _log_on_thread(self, lines: list[RankLine]) -> None:
         # Long logs are written on a thread: other triggers share this event loop.
-        await asyncio.to_thread(self._log_lines, lines)
+        await asyncio.to_thread(self._pass_on, lines)
 
     def _open(self) -> tuple[JobHandle, ClusterContext, AttemptRecorder]:
         from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder

@@ -7,14 +7,17 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from manycpu.operators import task_log
 from manycpu.operators.base import RunOperator, explained, require_begun
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from airflow.sdk import Context
     from airflow.sdk.definitions.xcom_arg import XComArg
 
+    from manycpu.pipeline.listeners import RankListener
+    from manycpu.pipeline.spec.event_types import Event
     from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.state import Status
@@ -154,21 +157,23 @@ class TrainOperator(RunOperator):
         """Follow the training in this worker: to its end, or for the first seconds only."""
         from airflow.sdk.exceptions import AirflowTaskTimeout
 
+        from manycpu.pipeline.listeners import tell
         from manycpu.pipeline.targets.outcome import outcome
         from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.wait import POLL, watch
 
         watching, patience = watch(ctx, handle), _Patience()
+        listeners = (*task_log.listeners(self.log), patience)
         try:
             while True:
                 lines, status = watching.look()
-                self._log_lines(lines)
+                tell(lines, *listeners)
                 if status.state.terminal:
                     return outcome(watching.ctx, status, watching.observed)
                 if self._signalled or patience.asks():
-                    self._heed(context, watching)
-                if self.deferrable and patience.ends(lines):
-                    self._defer(context, watching)
+                    self._heed(context, watching, listeners)
+                if self.deferrable and patience.ends:
+                    self._defer(context, watching, listeners)
                 if not watching.behind:
                     time.sleep(POLL)
         except AirflowTaskTimeout:
@@ -177,34 +182,30 @@ class TrainOperator(RunOperator):
         finally:
             watching.close()
 
-    def _log_lines(self, lines: list[RankLine]) -> None:
-        from manycpu.pipeline.spec.events import readable
-
-        for line in lines:
-            self.log.info("%s", readable(line))
-
-    def _heed(self, context: Context, watch: Watch) -> None:
+    def _heed(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> None:
         """Find out who wants this process to end: a person, who ends the training too, or the worker."""
         from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+        from manycpu.pipeline.listeners import tell
         from manycpu.pipeline.verbs.cancel import cancel
 
         state = _state(context)
         if state in _ENDED_BY_A_PERSON:
             cancel(watch.ctx, by=_by(context), attempt=watch.handle.attempt)
-            self._log_lines(watch.look()[0])
+            tell(watch.look()[0], *listeners)
             raise AirflowFailException("a person ended this task, and the training with it")
         if self._signalled or state in _TAKEN_OVER:
             raise AirflowException(
                 "this worker is going away; the training goes on, and the next try attaches to it"
             )
 
-    def _defer(self, context: Context, watch: Watch) -> NoReturn:
+    def _defer(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> NoReturn:
         from manycpu.operators.job_trigger import JobTrigger
         from manycpu.operators.triggers import TrainingTrigger
+        from manycpu.pipeline.listeners import tell
 
         watch.close()
-        self._log_lines(watch.look()[0])
+        tell(watch.look()[0], *listeners)
         now, remaining = time.time(), self._remaining_time(context)
         kind = JobTrigger if watch.handle.kind == "job" else TrainingTrigger
         trigger = kind(
@@ -266,12 +267,19 @@ class _Patience:
         self._ask = time.monotonic() + ASK_EVERY
         return True
 
-    def ends(self, lines: list[RankLine]) -> bool:
-        from manycpu.pipeline.spec.events import decode
+    @property
+    def ends(self) -> bool:
+        """Whether it is at an end."""
+        return time.monotonic() >= self._until
 
-        events = (decode(line.text) or {} for line in lines)
-        remaining = (event.get("seconds_left") or 0 for event in events if event.get("event") == "progress")
-        return time.monotonic() >= self._until or any(seconds > LONG for seconds in remaining)
+    def line(self, line: RankLine) -> None: ...
+
+    def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - as every listener has it
+        """End it at once where the training says that it has long to go."""
+        from manycpu.pipeline.spec.event_types import ProgressEvent
+
+        if isinstance(event, ProgressEvent) and (event.seconds_left or 0) > LONG:
+            self._until = time.monotonic()
 
 
 def _latest(run: TrainingRun) -> timedelta:

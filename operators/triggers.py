@@ -63,7 +63,7 @@ class TrainingTrigger(FollowingTrigger):
         from manycpu.pipeline.targets.outcome import outcome
 
         lines, status = watch.look()
-        self._log_lines(lines)
+        self._pass_on(lines)
         if lines:
             self._bookmark.write_text(str(watch.cursor))
         return outcome(watch.ctx, status, watch.observed) if status.state.terminal else status

@@ -11,12 +11,21 @@ from rich.table import Table
 from rich.text import Text
 
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.event_types import (
+    BackendEvent,
+    Event,
+    ExitEvent,
+    MetricsEvent,
+    ProgressEvent,
+    WarningEvent,
+    readable,
+)
 from manycpu.pipeline.spec.events import RankLine
 
 __all__ = ["Display", "summary"]
 
+_IN_SUMMARY = (BackendEvent, ExitEvent, MetricsEvent)
 _PLAIN_EVERY = 10  # per cent of a transfer between two plain lines
 
 
@@ -69,15 +78,15 @@ class Display:
             self._print(f"  {percent} % of {decimal(total)}")
 
     def line(self, line: RankLine) -> None:
-        """Print a rank's line; progress moves the bar instead where there is one."""
-        event = events.decode(line.text)
-        if event is not None and event["event"] == "progress" and self._console.is_terminal:
-            text = events.readable(RankLine(None, None, line.text))
-            self._move(event.get("step") or 0, event.get("total_steps"), text)
-            return
-        if event is not None and event["event"] in ("exit", "backend", "metrics"):
-            return
-        self._print(f"  {events.readable(line)}", "yellow" if event and event["event"] == "warning" else "")
+        """Print a rank's line."""
+        self._print(f"  {line}")
+
+    def event(self, event: Event, line: RankLine) -> None:
+        """Print what a rank reports; progress moves the bar instead where there is one."""
+        if isinstance(event, ProgressEvent) and self._console.is_terminal:
+            self._move(event.step or 0, event.total_steps, event.sentence())
+        elif not isinstance(event, _IN_SUMMARY):
+            self._print(f"  {readable(line, event)}", "yellow" if isinstance(event, WarningEvent) else "")
 
     def finding(self, finding: Finding) -> None:
         """Print a warning of preflight."""
@@ -91,7 +100,7 @@ class Display:
         """Print a summary of the report."""
         summary(self._console, written, path)
 
-    def _move(self, done: int, total: int | None, text: str) -> None:
+    def _move(self, done: float, total: float | None, text: str) -> None:
         if self._bar is not None:
             self._bars.update(self._bar, completed=done, total=total, text=text)
 

@@ -1,14 +1,24 @@
 """What the ranks of an attempt report: the events in their lines, reduced to what is worth keeping."""
 
 import bisect
-from collections.abc import Iterable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import singledispatchmethod
+from typing import Any, Final
 
 from pydantic import BaseModel, Field
 
-from manycpu.pipeline.spec import events
-from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.event_types import (
+    BackendEvent,
+    ErrorEvent,
+    Event,
+    ExitEvent,
+    MetricsEvent,
+    ProgressEvent,
+    ProofEvent,
+    WarningEvent,
+    decode,
+)
+from manycpu.pipeline.spec.events import RankLine, split
 from manycpu.pipeline.spec.state import RankFailure
 
 __all__ = ["Observed", "Observer", "Rank", "observe"]
@@ -16,6 +26,7 @@ __all__ = ["Observed", "Observer", "Rank", "observe"]
 _LAST_LINES = 20
 _LINE = 2000  # characters of each
 _WARNINGS, _METRICS = 200, 1000  # different ones that are kept
+_PROGRESS: Final = ("epoch", "loss", "grad_norm", "learning_rate", "samples_per_second")  # are metrics, too
 
 
 class Rank(BaseModel):
@@ -55,22 +66,22 @@ class Observed(BaseModel):
     @property
     def met(self) -> bool:
         """Whether all ranks of a meeting have introduced themselves."""
-        return any(len(found["ranks"]) == found["world_size"] for found in self.rounds)
+        return any(len(meeting["ranks"]) == meeting["world_size"] for meeting in self.rounds)
 
 
 def observe(lines: Iterable[str]) -> Observed:
     """Read everything that the ranks said of themselves from a training's log."""
     observer = Observer()
     for line in lines:
-        observer.hear(events.split(line))
+        observer.hear(split(line))
     return observer.observed
 
 
 class Observer:
-    """Reads what the ranks say of themselves, line by line.
+    """Reduces what the ranks report, line by line, to what is worth keeping.
 
     Args:
-        observed: What they have said before.
+        observed: What they have reported before.
         tails: Rank -> the last lines that it wrote before.
     """
 
@@ -79,96 +90,129 @@ class Observer:
         self.tails = tails or {}
 
     def hear(self, line: RankLine, time: float = 0.0) -> bool:
-        """Take note of a line; whether it tells anything that the report is made of.
+        """Take note of a line; whether it tells anything that is worth writing down at once.
 
         Args:
             line: The line.
             time: When it was written, in seconds since the epoch, where the lines come in no order.
         """
-        event = events.decode(line.text)
-        if event is None:
-            if line.rank is not None and line.text.strip():
-                _append(self.tails, line.rank, line.text)
-            return False
-        note = _EVENTS.get(event["event"])
-        if note is None:
-            return False
-        with suppress(KeyError, TypeError, ValueError):  # a script's own, in a shape of its own
-            note(self.observed, {"rank": line.rank, **event, "time": time}, self.tails)
+        event = decode(line.text)
+        if event is not None:
+            return self._reduce(event, line.rank, time)
+        if line.rank is not None and line.text.strip():
+            _append(self.tails, line.rank, line.text)
+        return False
+
+    @singledispatchmethod
+    def _reduce(self, event: Event, *_: object) -> bool:  # noqa: ARG002 - chooses by it
+        """Take note of an event of a rank, written at a time; whether it is worth writing down at once."""
+        return False
+
+    @_reduce.register
+    def _on_proof(self, event: ProofEvent, _: int | None, time: float) -> bool:
+        _meet(self.observed, event, time)
+        return True
+
+    @_reduce.register
+    def _on_backend(self, event: BackendEvent, *_: object) -> bool:
+        self.observed.backend = event.observed
+        return True
+
+    @_reduce.register
+    def _on_progress(self, event: ProgressEvent, *_: object) -> bool:
+        values = {name: getattr(event, name) for name in _PROGRESS}
+        _add_metrics(self.observed, {name: value for name, value in values.items() if value is not None})
+        return False  # the next is soon to come
+
+    @_reduce.register
+    def _on_metrics(self, event: MetricsEvent, *_: object) -> bool:
+        _add_metrics(self.observed, event.values)
+        return True
+
+    @_reduce.register
+    def _on_warning(self, event: WarningEvent, *_: object) -> bool:
+        _warn(self.observed, event.message)
+        return True
+
+    @_reduce.register
+    def _on_error(self, event: ErrorEvent, rank: int | None, _: float) -> bool:
+        rank = rank if event.rank is None else event.rank
+        # What ended a script is among its lines already; why a rank of ours refuses to run it is not.
+        if rank is not None and not any(event.message in text for text in self.tails.get(rank, ())):
+            _append(self.tails, rank, event.message)
+        return True
+
+    @_reduce.register
+    def _on_exit(self, event: ExitEvent, rank: int | None, time: float) -> bool:
+        rank = rank if event.rank is None else event.rank
+        if rank is not None:
+            _note_end(self.observed, rank, event, time)
+            _note_failure(self.observed, rank, event, time, self.tails)
         return True
 
 
-def _proof(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
-    rank = Rank(
-        rank=event["rank"], host=event["host"], cpus=event.get("cpus"), hostname=event.get("hostname")
-    )
-    known = _known_meeting(observed, event)
+def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
+    rank = Rank(rank=event.rank, host=event.host, cpus=event.cpus, hostname=event.hostname)
+    known = _known_meeting(observed, event, time)
     if known is not None and rank.rank in known["ranks"]:
         return  # a log that is read again
-    observed.backend_reason = event.get("backend_reason") or observed.backend_reason
-    found = known or _new_meeting(observed, event)
-    found["ranks"].append(rank.rank)
-    if rank.host not in found["hosts"]:
-        found["hosts"].append(rank.host)
-    if found is observed.rounds[-1]:
+    observed.backend_reason = event.backend_reason or observed.backend_reason
+    meeting = known or _new_meeting(observed, event, time)
+    meeting["ranks"].append(rank.rank)
+    if rank.host not in meeting["hosts"]:
+        meeting["hosts"].append(rank.host)
+    if meeting is observed.rounds[-1]:
         bisect.insort(observed.ranks, rank, key=_number)
 
 
-def _known_meeting(observed: Observed, event: dict[str, Any]) -> dict[str, Any] | None:
+def _known_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any] | None:
     """Find where a rank introduces itself; None where it is the first to be heard of."""
-    if "meeting" in event:
-        named = (one for one in observed.rounds if one.get("meeting") == event["meeting"])
+    if event.meeting is not None:
+        named = (one for one in observed.rounds if one.get("meeting") == event.meeting)
         return next(named, None)
     # Of an image with an older manycpu: a restart has a number, a meeting has no name.
-    number, world, rank = int(event.get("round", 0)), event["world_size"], event["rank"]
-    if event["time"]:
-        if (introduction := f"{rank}@{event['time']}") in observed.introduced:
+    number, world, rank = event.round or 0, event.world_size, event.rank
+    if time:
+        if (introduction := f"{rank}@{time}") in observed.introduced:
             return {"ranks": [rank]}
         observed.introduced.append(introduction)
     return next((one for one in observed.rounds if _misses(one, number, world, rank)), None)
 
 
-def _misses(found: dict[str, Any], number: int, world: int, rank: int) -> bool:
+def _misses(meeting: dict[str, Any], number: int, world: int, rank: int) -> bool:
     """Whether a rank is yet to come to this meeting; lines of several pods come in no particular order."""
-    return found["round"] == number and found["world_size"] == world and rank not in found["ranks"]
+    return meeting["round"] == number and meeting["world_size"] == world and rank not in meeting["ranks"]
 
 
-def _new_meeting(observed: Observed, event: dict[str, Any]) -> dict[str, Any]:
+def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any]:
     """Add a meeting where its time puts it; the last one counts."""
-    found: dict[str, Any] = {"round": int(event.get("round", 0)), "world_size": event["world_size"]}
-    found |= {"began": event["time"], "hosts": [], "ranks": []}
-    found |= {"meeting": event["meeting"]} if "meeting" in event else {}
-    observed.rounds.append(found)
+    meeting: dict[str, Any] = {"round": event.round or 0, "world_size": event.world_size}
+    meeting |= {"began": time, "hosts": [], "ranks": []}
+    meeting |= {"meeting": event.meeting} if event.meeting is not None else {}
+    observed.rounds.append(meeting)
     observed.rounds.sort(key=_began)
-    if found is observed.rounds[-1]:
-        observed.ranks, observed.world_size = [], event["world_size"]
-    return found
+    if meeting is observed.rounds[-1]:
+        observed.ranks, observed.world_size = [], event.world_size
+    return meeting
 
 
-def _began(found: dict[str, Any]) -> float:
+def _began(meeting: dict[str, Any]) -> float:
     """Tell when a meeting was first heard of; 0 where lines have no times, and come in order."""
-    return float(found.get("began", 0.0))
+    return float(meeting.get("began", 0.0))
 
 
 def _number(rank: Rank) -> int:
     return rank.rank
 
 
-def _backend(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
-    observed.backend = event["observed"]
-
-
-def _metrics(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
+def _add_metrics(observed: Observed, values: Mapping[str, Any]) -> None:
+    """Keep the last of each, of as many names as there is room for."""
     room = _METRICS - len(observed.metrics)
-    new = [name for name in event["values"] if name not in observed.metrics]
+    new = [name for name in values if name not in observed.metrics]
     left_out = {*new[max(0, room) :]}
-    observed.metrics |= {name: value for name, value in event["values"].items() if name not in left_out}
+    observed.metrics |= {name: value for name, value in values.items() if name not in left_out}
     if left_out:
         _warn(observed, f"of the metrics, the first {_METRICS} names are kept")
-
-
-def _warning(observed: Observed, event: dict[str, Any], _: dict[int, list[str]]) -> None:
-    _warn(observed, event["message"])
 
 
 def _warn(observed: Observed, message: str) -> None:
@@ -176,46 +220,29 @@ def _warn(observed: Observed, message: str) -> None:
         observed.warnings.append(message)
 
 
-def _error(_: Observed, event: dict[str, Any], tails: dict[int, list[str]]) -> None:
-    # What ended a script is among its lines already; why a rank of ours refuses to run it is not.
-    if not any(event["message"] in text for text in tails.get(event["rank"], ())):
-        _append(tails, event["rank"], event["message"])
-
-
-def _exit(observed: Observed, event: dict[str, Any], tails: dict[int, list[str]]) -> None:
-    _note_end(observed, event)
+def _note_failure(
+    observed: Observed, rank: int, event: ExitEvent, time: float, tails: Mapping[int, list[str]]
+) -> None:
     # The first to fail is the one to look at: the launcher ends the others because of it.
-    known = observed.failure is not None and observed.failed_at <= event["time"]
-    if event["code"] == 0 or known:
+    known = observed.failure is not None and observed.failed_at <= time
+    if event.code == 0 or known:
         return
-    rank = int(event["rank"])
-    observed.failure = RankFailure(
-        rank=rank, host=event["host"], exit_code=event["code"], last_lines=tuple(tails.get(rank, ()))
-    )
-    observed.failed_at = event["time"]
+    lines = tuple(tails.get(rank, ()))
+    observed.failure = RankFailure(rank=rank, host=event.host, exit_code=event.code, last_lines=lines)
+    observed.failed_at = time
 
 
-def _note_end(observed: Observed, event: dict[str, Any]) -> None:
+def _note_end(observed: Observed, number: int, event: ExitEvent, time: float) -> None:
     """Note how a rank of the last meeting ended: not one of the same number that ended before it."""
-    place = bisect.bisect_left(observed.ranks, int(event["rank"]), key=_number)
+    place = bisect.bisect_left(observed.ranks, number, key=_number)
     for rank in observed.ranks[place : place + 1]:
-        same = rank.rank == event["rank"] and rank.host == event["host"]
-        same = same and event.get("hostname") in (None, rank.hostname)
-        if same and event["time"] >= _began(observed.rounds[-1]):
-            rank.exit_code = event["code"]
+        same = rank.rank == number and rank.host == event.host
+        same = same and event.hostname in (None, rank.hostname)
+        if same and time >= _began(observed.rounds[-1]):
+            rank.exit_code = event.code
 
 
 def _append(tails: dict[int, list[str]], rank: int, text: str) -> None:
     tail = tails.setdefault(rank, [])
     tail.append(text[:_LINE])
     del tail[:-_LAST_LINES]
-
-
-_EVENTS = {
-    "proof": _proof,
-    "backend": _backend,
-    "metrics": _metrics,
-    "warning": _warning,
-    "error": _error,
-    "exit": _exit,
-}

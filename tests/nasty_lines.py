@@ -22,13 +22,24 @@ _VALUES: Final[tuple[Any, ...]] = (
 )
 _FIELDS: Final = {
     "proof": ("rank", "world_size", "host", "hostname", "cpus", "round", "backend", "threads"),
-    "progress": ("step", "total_steps", "epoch", "loss", "samples_per_second", "seconds_left"),
-    "backend": ("observed",),
-    "metrics": ("values",),
+    "progress": (
+        "step",
+        "total_steps",
+        "epoch",
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "samples_per_second",
+        "seconds_left",
+        "time",
+    ),
+    "backend": ("observed", "requested"),
+    "metrics": ("values", "step"),
+    "start": ("message",),
     "warning": ("message",),
     "error": ("message", "rank"),
     "exit": ("code", "host", "rank"),
-    "own": ("seconds_left", "rank", "values"),
+    "own": ("seconds_left", "rank", "values", "time"),
 }
 _WHOLE: Final[dict[str, Any]] = {
     "rank": 0,

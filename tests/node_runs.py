@@ -15,6 +15,7 @@ from manycpu.pipeline.adapters import mpi
 from manycpu.pipeline.launchers import LAUNCHERS as MODULES
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.event_types import EVENTS, decode
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -50,13 +51,18 @@ class Ended:
         self.lines = [events.split(line) for line in out.splitlines()]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Find the events of a kind, each with the rank that said it."""
-        found = [(line.rank, events.decode(line.text)) for line in self.lines]
-        return [{"by": rank, **event} for rank, event in found if event and event["event"] == kind]
+        """Find the events of a kind, each with the rank that wrote it."""
+        decoded = [(line.rank, decode(line.text)) for line in self.lines]
+        assert not any(event.model_extra for _, event in decoded if event and event.event in EVENTS)
+        return [
+            {"by": rank, **event.model_dump(exclude_unset=True)}
+            for rank, event in decoded
+            if event is not None and event.event == kind
+        ]
 
     def texts(self) -> list[str]:
         """Find what is no event."""
-        return [line.text for line in self.lines if events.decode(line.text) is None]
+        return [line.text for line in self.lines if decode(line.text) is None]
 
 
 def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:

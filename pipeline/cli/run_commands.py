@@ -11,7 +11,7 @@ from rich.table import Table
 from manycpu.pipeline import transfer
 from manycpu.pipeline.cli.options import location_options
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
-from manycpu.pipeline.spec import events
+from manycpu.pipeline.listeners import ReadableLog, tell
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError
 from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.attempt import attempt_status
@@ -53,12 +53,11 @@ def logs(name: str, *, follow: bool, **location: str | None) -> None:
     if handle is None:
         raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
     if follow:
-        wait.wait(ctx, handle, lambda line: click.echo(events.readable(line)))
+        wait.wait(ctx, handle, ReadableLog(click.echo))
         return
     watching = wait.watch(ctx, handle)
     while True:
-        for line in watching.look()[0]:
-            click.echo(events.readable(line))
+        tell(watching.look()[0], ReadableLog(click.echo))
         if not watching.behind:
             return
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from typing import Any
 
 from manycpu.pipeline.spec import events
@@ -22,7 +23,7 @@ def say(event: str, *, message: str | None = None, **fields: Any) -> None:
         while len(json.dumps(message)) > _MESSAGE_LIMIT:
             message = message[: len(message) * 3 // 4] + "…"
         fields["message"] = message
-    sys.stdout.write(events.encode(event, **fields) + "\n")
+    sys.stdout.write(events.encode(event, time=round(time.time(), 3), **fields) + "\n")
     sys.stdout.flush()
 
 

@@ -6,6 +6,7 @@ runs alone.
     from manycpu.pipeline.node.metrics import metrics, progress
 
     progress(step=30, total_steps=92, loss=0.71, samples_per_second=20.4, seconds_left=49)
+    metrics({"eval_loss": 0.62}, step=30)
     metrics({"exact_match": 93.1, "f1": 95.0})
 """
 
@@ -61,32 +62,33 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
     say("progress", **{name: _plain(name, value) for name, value in known.items() if value is not None})
 
 
-def metrics(values: Mapping[str, Any]) -> None:
+def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
     """Tell results, and merge them into ``metrics.json`` of the output: a later value replaces an earlier.
 
     Args:
         values: Name -> number, also of numpy or torch.
+        step: The step that they belong to; None for what belongs to the training as a whole.
     """
     if not _speaks():
         return
     plain = {str(name): _plain(str(name), value) for name, value in values.items()}
-    _say(plain)
+    _say(plain, {} if step is None else {"step": step})
     if output := os.environ.get("MANYCPU_OUTPUT"):
         _merge(Path(output) / "metrics.json", plain)
 
 
-def _say(values: dict[str, Any]) -> None:
+def _say(values: dict[str, Any], fields: dict[str, Any]) -> None:
     """Say values in as many events as it takes; one that fits into none is in the file only."""
     try:
-        say("metrics", values=values)
+        say("metrics", values=values, **fields)
     except ValueError:
         items = list(values.items())
         half = len(items) // 2
         if half == 0:
             warn(f"the metric {items[0][0][:100]} is too long to be shown")
             return
-        _say(dict(items[:half]))
-        _say(dict(items[half:]))
+        _say(dict(items[:half]), fields)
+        _say(dict(items[half:]), fields)
 
 
 def _speaks() -> bool:

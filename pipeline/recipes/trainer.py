@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
@@ -20,12 +20,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from manycpu.pipeline.node.metrics import progress
+from manycpu.pipeline.node.metrics import metrics, progress
 from manycpu.pipeline.recipes import checkpoints, ipex
 from manycpu.pipeline.recipes.emit import say
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["CpuTrainer", "CpuTrainingOptions", "option", "resume_point", "usable"]
+
+_IN_PROGRESS: Final = ("epoch", "grad_norm", "learning_rate", "loss")
 
 
 def option(default: Any, text: str) -> Any:
@@ -113,10 +115,11 @@ class Printer(PrinterCallback):
 
 
 class ProgressCallback(TrainerCallback):
-    """Reports steps, loss, speed and the time left, whenever the Trainer logs: one line for a step."""
+    """Reports all that the Trainer logs while it trains; the progress of a step in one line."""
 
     def __init__(self) -> None:
         self._began, self._first, self._last_step = time.monotonic(), 0, -1
+        self._trains = False
         self._metrics: dict[str, Any] = {}
 
     def on_train_begin(
@@ -124,7 +127,7 @@ class ProgressCallback(TrainerCallback):
     ) -> None:
         """Record where the training begins: after a resume that is not step 0."""
         del args, control, kwargs
-        self._began, self._first = time.monotonic(), state.global_step
+        self._began, self._first, self._trains = time.monotonic(), state.global_step, True
 
     def on_log(
         self,
@@ -134,18 +137,23 @@ class ProgressCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Report the mean loss since the last time; other logs are metrics, not progress."""
+        """Report the mean loss since the last time as progress, all else that is logged as metrics."""
         del control, kwargs
-        if logs and "loss" in logs:
+        logs = logs or {}
+        if "loss" in logs:
             self._metrics = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
             self._metrics["loss"] = round(float(logs["loss"]), 4)
             self._report_progress(args, state)
+        others = {name: value for name, value in logs.items() if name not in _IN_PROGRESS}
+        if others and self._trains and state.is_world_process_zero:
+            metrics(others, step=state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Report that the last step is done, where the Trainer logged none of it."""
         del control, kwargs
+        self._trains = False
         if self._metrics and state.global_step > self._last_step:
             self._report_progress(args, state)
 

@@ -5,12 +5,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from manycpu.pipeline.adapters import process
+from manycpu.pipeline.listeners import RunListener, Silent
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import CancelledError, Finding, RunGoneError
-from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.errors import CancelledError, RunGoneError
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
@@ -27,40 +27,7 @@ from manycpu.pipeline.verbs.report import read_report, report_path
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 
-__all__ = ["Listener", "Silent", "new_run_id", "run_all", "train"]
-
-
-class Listener(Protocol):
-    """Receives the events of a run that :func:`train` performs."""
-
-    def begin(self, verb: str) -> None:
-        """Called when a verb begins."""
-
-    def end(self, verb: str, seconds: float, result: str) -> None:
-        """Called when a verb has ended, also when it failed."""
-
-    def progress(self, done: int, total: int) -> None:
-        """Called with the bytes of a transfer that are done, and all of them."""
-
-    def line(self, line: RankLine) -> None:
-        """Called with a line of a rank, or of the launcher where its rank is None."""
-
-    def finding(self, finding: Finding) -> None:
-        """Called with a warning: of preflight, or about an attempt that was started otherwise."""
-
-    def report(self, written: Report, path: str) -> None:
-        """Called with the report, and the path or URL of report.json."""
-
-
-class Silent:
-    """A listener that does nothing: derive from it, and override what you want to hear."""
-
-    def begin(self, verb: str) -> None: ...
-    def end(self, verb: str, seconds: float, result: str) -> None: ...
-    def progress(self, done: int, total: int) -> None: ...
-    def line(self, line: RankLine) -> None: ...
-    def finding(self, finding: Finding) -> None: ...
-    def report(self, written: Report, path: str) -> None: ...
+__all__ = ["new_run_id", "run_all", "train"]
 
 
 def train(
@@ -69,7 +36,7 @@ def train(
     *,
     run_id: str | None = None,
     base: Path | None = None,
-    listener: Listener | None = None,
+    listener: RunListener | None = None,
 ) -> Report:
     """Run all verbs of a training: prepare, stage, build, launch, wait, export and clean up.
 
@@ -99,7 +66,7 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def run_all(ctx: RunContext, listener: Listener) -> Report:
+def run_all(ctx: RunContext, listener: RunListener) -> Report:
     """Run all verbs; whatever happens, clean up and have the report say how it ended.
 
     Raises:
@@ -130,7 +97,7 @@ def run_all(ctx: RunContext, listener: Listener) -> Report:
     return conclude_run(written)
 
 
-def _stage_to_export(ctx: RunContext, listener: Listener) -> None:
+def _stage_to_export(ctx: RunContext, listener: RunListener) -> None:
     with _reporting(listener, "stage"):
         staged = stage(ctx, listener.progress)
     with _reporting(listener, "build"):
@@ -140,13 +107,13 @@ def _stage_to_export(ctx: RunContext, listener: Listener) -> None:
         if finding := edited(ctx, handle, staged, built):
             listener.finding(finding)
     with _reporting(listener, "wait"):
-        conclude(ctx, handle, wait(ctx, handle, listener.line))
+        conclude(ctx, handle, wait(ctx, handle, listener))
     with _reporting(listener, "export"):
         export(ctx, handle, listener.progress)
 
 
 @contextmanager
-def _reporting(listener: Listener, verb: str) -> Iterator[None]:
+def _reporting(listener: RunListener, verb: str) -> Iterator[None]:
     listener.begin(verb)
     started, result = time.monotonic(), "failed"
     try:

@@ -2,11 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 from manycpu.pipeline.ledger import Result, VerbRecord
+from manycpu.pipeline.listeners import RankListener, tell
 from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.errors import (
     CancelledError,
@@ -15,7 +15,6 @@ from manycpu.pipeline.spec.errors import (
     ManycpuError,
     TrainingFailedError,
 )
-from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch, verbs_of
@@ -38,13 +37,12 @@ def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
     return verbs_of(ctx).watch(ctx, handle, cursor)
 
 
-def wait(ctx: RunContext, handle: Handle, on_line: Callable[[RankLine], None]) -> Status:
-    """Wait until the training has ended, and pass on each of its lines."""
+def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
+    """Wait until the training has ended; listeners hear all that its ranks write."""
     with ctx.ledger.kept_alive(ctx.waiting_lease), closing(watch(ctx, handle)) as watching:
         while True:
             lines, status = watching.look()
-            for line in lines:
-                on_line(line)
+            tell(lines, *listeners)
             if status.state.terminal:
                 return outcome(watching.ctx, status, watching.observed)
             if not watching.behind:

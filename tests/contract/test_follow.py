@@ -10,6 +10,7 @@ from typing import Any
 import kubernetes_objects
 import pytest
 from api_server import ApiServer, running
+from event_collector import EventCollector
 from helpers import until
 from kubernetes_objects import T0, Object, at, container, handle, job, pod
 
@@ -17,13 +18,14 @@ from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import Changes, ClusterWatch
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.following import follower
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, Cursor
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower
 from manycpu.pipeline.targets.outcome import outcome
 
@@ -78,7 +80,7 @@ def picture(server: ApiServer) -> list[Changes]:
 class Following:
     """A follower of the job, and the stream that tells it of the namespace."""
 
-    def __init__(self, server: ApiServer, folder: Path, **run: Any) -> None:
+    def __init__(self, server: ApiServer, folder: Path, cursor: Cursor | None = None, **run: Any) -> None:
         ledger = FileLedger(folder / "qa")
         ledger.open(Entry(key="k", name="qa", created=T0, run={}, target={}, attempt=1))
         fields = {"program": "a.py", "output": "o", "stall_timeout": 600, "queue_timeout": 600, **run}
@@ -90,7 +92,8 @@ class Following:
         self.stream: asyncio.Queue[list[Changes]] = asyncio.Queue()
         self.notes: list[str] = []
         self.lines: list[str] = []
-        self.recorder = AttemptRecorder(self.ctx, handle(), None, "")
+        self.collector = EventCollector()
+        self.recorder = AttemptRecorder(self.ctx, handle(), cursor, "")
         self._follower: Follower | None = None
 
     async def run(self, *told: Changes) -> Status:
@@ -115,6 +118,7 @@ class Following:
     async def _note(self, lines: list[RankLine]) -> None:
         self.notes += [line.text for line in lines if line.rank is None]
         self.lines += [line.text for line in lines if line.rank is not None]
+        tell(lines, self.collector)
 
 
 async def followed(server: ApiServer, following: Following, *told: Changes) -> Status:
@@ -243,6 +247,28 @@ def test_a_log_is_read_on_after_a_picture_without_its_pod(server: ApiServer, tmp
 
     assert asyncio.run(run()).state is RunState.SUCCEEDED
     assert following.lines.count("step 1") == 1
+
+
+def test_a_listener_hears_each_event_once_also_where_a_follower_goes_on_from_another(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    healthy(server)
+    server.logs[WORKER] += said(HOUR - 9, "progress", step=1) + said(HOUR - 9, "metrics", values={"f1": 1.0})
+    first = Following(server, tmp_path / "first")
+
+    async def leave() -> None:
+        leaving = asyncio.create_task(first.run(*picture(server)))
+        await asyncio.to_thread(until, lambda: "metrics" in first.collector.kinds)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+
+    asyncio.run(leave())
+    server.logs[WORKER] += said(HOUR - 9, "progress", step=2)
+    ends(server)
+    second = Following(server, tmp_path / "second", cursor=dict(first.recorder.state.cursor))
+    assert asyncio.run(second.run(*picture(server))).state is RunState.SUCCEEDED
+    assert first.collector.kinds == ["proof", "progress 1", "metrics"]
+    assert second.collector.kinds == ["progress 2", "exit"]
 
 
 def test_silence_counts_though_events_may_not_be_read(server: ApiServer, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from manycpu.pipeline.adapters import mpi, ssh
 from manycpu.pipeline.launchers import mpirun
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import BadInputError, ExportError, LaunchError
+from manycpu.pipeline.spec.event_types import decode
 from manycpu.pipeline.spec.placement import Host, Placement
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -113,8 +114,13 @@ def start(tmp_path: Path, target: BareMetal, script: str = ALL_REDUCE, **fields:
 
 def said(out: str) -> list[dict[str, Any]]:
     """Find the events among lines."""
-    found = [(events.split(line), events.decode(events.split(line).text)) for line in out.splitlines()]
-    return [{"at": (line.rank, line.host), **event} for line, event in found if event]
+    lines = [events.split(line) for line in out.splitlines()]
+    decoded = [(line, decode(line.text)) for line in lines]
+    return [
+        {"at": (line.rank, line.host), **event.model_dump(exclude_unset=True)}
+        for line, event in decoded
+        if event is not None
+    ]
 
 
 @pytest.mark.parametrize("family", MPIS)

@@ -11,7 +11,8 @@ import ccl_here
 import pytest
 from tiny_bert import tiny_checkpoint, tiny_data
 
-from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.event_types import decode
+from manycpu.pipeline.spec.events import split
 
 RECIPE = ("-m", "manycpu.pipeline.recipes.question_answering")
 ALONE = (sys.executable, *RECIPE)
@@ -54,8 +55,8 @@ def run(command: tuple[str, ...], env: dict[str, str]) -> subprocess.CompletedPr
 
 
 def told(output: str) -> list[dict[str, Any]]:
-    lines = [events.decode(events.split(line).text) for line in output.splitlines()]
-    return [line for line in lines if line]
+    decoded = [decode(split(line).text) for line in output.splitlines()]
+    return [event.model_dump(exclude_unset=True) for event in decoded if event is not None]
 
 
 def test_two_ranks_train_evaluate_and_leave_one_model(env: dict[str, str], tmp_path: Path) -> None:

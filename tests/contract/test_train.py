@@ -10,10 +10,12 @@ from typing import Any
 
 import ccl_here
 import pytest
+from event_collector import EventCollector
 from helpers import processes_of, until
 
 from manycpu.pipeline import train
 from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.listeners import Silent, tell
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import (
     CancelledError,
@@ -22,11 +24,12 @@ from manycpu.pipeline.spec.errors import (
     StageError,
     TrainingFailedError,
 )
-from manycpu.pipeline.spec.events import RankLine, readable
+from manycpu.pipeline.spec.event_types import Event, readable
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.open_run import changed, open_context
 from manycpu.pipeline.targets.runs import on_this_machine
-from manycpu.pipeline.verbs.all_verbs import Silent
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
@@ -34,7 +37,7 @@ from manycpu.pipeline.verbs.export import export
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.stage import stage
-from manycpu.pipeline.verbs.wait import conclude, wait
+from manycpu.pipeline.verbs.wait import conclude, wait, watch
 
 pytestmark = pytest.mark.usefixtures("home", "no_process_left")
 light = pytest.mark.usefixtures("light_torch")
@@ -52,13 +55,13 @@ open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model.txt"), "a").write("done")
 
 
 class Lines(Silent):
-    """Keeps the lines of the ranks, as people read them."""
+    """Keeps what the ranks report, as people read it."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def line(self, line: RankLine) -> None:
-        self.texts.append(readable(line))
+    def event(self, event: Event, line: RankLine) -> None:
+        self.texts.append(readable(line, event))
 
 
 def fields(tmp_path: Path, program: str, **more: Any) -> dict[str, Any]:
@@ -106,6 +109,55 @@ def test_where_there_is_no_ccl_a_backend_that_is_left_out_is_gloo(script: Script
     assert found.backend_reason is not None
     assert found.backend_reason.startswith(said)
     assert any("backend gloo," in text and said in text for text in listener.texts)
+
+
+REPORTS = """
+import os, time
+from manycpu.pipeline.node.metrics import metrics, progress
+progress(step=1, total_steps=2, loss=0.5)
+while not os.path.exists(os.environ["GATE"]):
+    time.sleep(0.05)
+progress(step=2, total_steps=2, loss=0.25, learning_rate=1e-5)
+metrics({"f1": 90.0}, step=2)
+print("trained", flush=True)
+open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model.txt"), "a").write("done")
+"""
+
+
+def test_a_listener_hears_each_event_once_also_where_a_watch_goes_on_from_another(
+    script: Script, tmp_path: Path
+) -> None:
+    ctx, built = begin(tmp_path, script(REPORTS), nproc_per_node=1)
+    handle, _ = launch(ctx, *built)
+    whole, parts = EventCollector(), EventCollector()
+    first = watch(ctx, handle)
+
+    def has_begun() -> bool:
+        tell(first.look()[0], parts)
+        return "progress 1" in parts.kinds
+
+    until(has_begun, 60)
+    (tmp_path / "gate").touch()
+    assert wait(ctx, handle, whole).state == "succeeded"
+    second = watch(ctx, handle, first.cursor)
+    tell(second.look()[0], parts)
+    assert [kind for kind in whole.kinds if kind != "start"] == [
+        "proof",
+        "progress 1",
+        "progress 2",
+        "metrics 2",
+        "exit",
+    ]
+    assert (parts.events, parts.lines) == (whole.events, whole.lines)
+    assert whole.lines == ["trained"]
+    times = [event.time or 0 for _, event in whole.events if event.event != "exit"]
+    assert 0 < min(times) <= max(times)
+    assert times == sorted(times)
+    conclude(ctx, handle, attempt_status(ctx, handle, ctx.ledger.read()))
+    export(ctx, handle)
+    written = cleanup(ctx)
+    assert written is not None
+    assert written.metrics == {"loss": 0.25, "learning_rate": 1e-5, "f1": 90.0}
 
 
 @light
@@ -183,7 +235,7 @@ def test_whoever_comes_again_attaches_to_what_runs(script: Script, tmp_path: Pat
     assert (attached, attached_again) == (False, True)
     assert again == first
     (tmp_path / "gate").touch()
-    assert wait(ctx, again, lambda _: None).state == "succeeded"
+    assert wait(ctx, again).state == "succeeded"
     assert launch(ctx, *built) == (first, True)
     cleanup(ctx)
 
@@ -204,7 +256,7 @@ def test_an_attempt_is_judged_by_the_description_that_it_was_started_with(
     again = edited(ctx, nproc_per_node=2, args=["second"], backend="mpi", output=str(tmp_path / "new"))
     (tmp_path / "gate").touch()
     assert launch(again, stage(again), build(again)) == (first, True)
-    seen = wait(again, first, lambda _: None)
+    seen = wait(again, first)
     conclude(again, first, seen)
     assert seen.state == "succeeded"
     export(again, first)
@@ -218,7 +270,7 @@ def test_an_attempt_is_judged_by_the_description_that_it_was_started_with(
 def test_the_next_attempt_uses_edited_fields_everywhere(script: Script, tmp_path: Path) -> None:
     ctx, built = begin(tmp_path, script("import sys; sys.exit(3)"))
     first, _ = launch(ctx, *built)
-    assert wait(ctx, first, lambda _: None).state == "failed"
+    assert wait(ctx, first).state == "failed"
     program = script(
         "import os, sys; open(os.environ['MANYCPU_OUTPUT'] + '/model.txt', 'w').write(sys.argv[1])"
     )
@@ -227,7 +279,7 @@ def test_the_next_attempt_uses_edited_fields_everywhere(script: Script, tmp_path
     assert (second.attempt, attached) == (2, False)
     (known,) = on_this_machine(home())  # as a trigger and `manycpu status` find it
     assert (known.run.args, known.run.run_timeout) == (("edited",), 77)
-    seen = wait(known, second, lambda _: None)
+    seen = wait(known, second)
     conclude(again, second, seen)
     export(again, second)
     found = cleanup(again)
@@ -253,10 +305,10 @@ def test_a_failed_attempt_is_followed_by_another(script: Script, tmp_path: Path)
     text = "import os, sys; sys.exit(int(os.environ['MANYCPU_ATTEMPT']) < 2)"
     ctx, built = begin(tmp_path, script(text))
     first, _ = launch(ctx, *built)
-    assert wait(ctx, first, lambda _: None).state == "failed"
+    assert wait(ctx, first).state == "failed"
     second, attached = launch(ctx, *built)
     assert (second.attempt, attached) == (2, False)
-    assert wait(ctx, second, lambda _: None).state == "succeeded"
+    assert wait(ctx, second).state == "succeeded"
     cleanup(ctx)
 
 
@@ -267,7 +319,7 @@ def test_a_cancelled_attempt_is_recorded_and_followed_by_another(script: Script,
     assert cancel(ctx, by="a person", attempt=2) is False
     assert cancel(ctx, by="a person") is True
     assert cancel(ctx, by="another") is False
-    seen = wait(ctx, first, lambda _: None)
+    seen = wait(ctx, first)
     assert (seen.state, seen.reason) == ("cancelled", "ended by a person")
     assert ctx.ledger.read().cancelled == {1: "a person"}
     second, attached = launch(ctx, *built)
@@ -305,7 +357,7 @@ def test_a_model_stays_where_the_output_it_was_for_is_null_since(script: Script,
     text = "import sys; open(sys.argv[1] + '/model', 'w').write('x')"
     ctx, built = begin(tmp_path, script(text), args=["{output}"])
     handle, _ = launch(ctx, *built)
-    conclude(ctx, handle, wait(ctx, handle, lambda _: None))
+    conclude(ctx, handle, wait(ctx, handle))
     now = changed(ctx, run=ctx.run.model_copy(update={"output": None}))
     assert export(now, handle).path is None
     cleaned = cleanup(now)
@@ -457,7 +509,7 @@ def test_a_model_that_cleanup_cannot_see_is_kept(script: Script, tmp_path: Path)
     """As where export ran on a worker with a disk of its own, which went with it."""
     ctx, built = begin(tmp_path, script(WRITES))
     handle, _ = launch(ctx, *built)
-    conclude(ctx, handle, wait(ctx, handle, lambda _: None))
+    conclude(ctx, handle, wait(ctx, handle))
     export(ctx, handle)
     shutil.rmtree(tmp_path / "out")
     cleaned = cleanup(ctx)

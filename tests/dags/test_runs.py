@@ -8,6 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from event_collector import EventCollector
+
+from manycpu.operators import task_log, train
 
 RunDag = Callable[..., SimpleNamespace]
 PLAIN = {"data": None, "model": None, "args": "", "dtype": "fp32", "nproc_per_node": 1, "oversubscribe": True}
@@ -175,6 +178,51 @@ def test_a_program_that_is_to_write_no_model_succeeds_and_its_metrics_are_told(
     assert "accuracy: 0.5" in ran.said
     assert not (home / "models").exists()
     assert len(list((home / "reports").iterdir())) == 1
+
+
+HANDS_OVER = """
+from airflow.sdk import dag
+from manycpu.operators import TrainOperator
+
+@dag(schedule=None)
+def hands_over():
+    TrainOperator(task_id="train", run={run!r})
+
+hands_over()
+"""
+REPORTS = """
+import os, time
+from pathlib import Path
+from manycpu.pipeline.node.metrics import metrics, progress
+progress(step=1, seconds_left=3600)
+while not [*Path(os.environ["ATTEMPTS"]).glob("*/attempts/*/told.*")]:
+    time.sleep(0.05)  # until the trigger has come
+progress(step=2, seconds_left=0)
+metrics({"f1": 90.0}, step=2)
+"""
+
+
+def test_a_listener_hears_each_event_once_from_the_worker_and_the_trigger(
+    run_dag: RunDag, script: Callable[..., str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector, logs, listeners = EventCollector(), set(), task_log.listeners
+
+    def with_collector(log: Any) -> tuple[Any, ...]:
+        logs.add(log.name)
+        return (*listeners(log), collector)
+
+    monkeypatch.setattr(task_log, "listeners", with_collector)
+    monkeypatch.setattr(train, "SETTLED", 0.0)  # no scheduler is there to settle
+    run = {
+        "program": script(REPORTS),
+        "output": None,
+        "nproc_per_node": 1,
+        "env": {"ATTEMPTS": f"{home}/runs"},
+    }
+    assert run_dag("hands_over", HANDS_OVER.format(run=run)).state == "success"
+    kinds = [kind for kind in collector.kinds if kind != "start"]
+    assert kinds == ["proof", "progress 1", "progress 2", "metrics 2", "exit"]
+    assert len(logs) == 2, "the worker, and the trigger that goes on for it"
 
 
 @light

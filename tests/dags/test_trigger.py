@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 from airflow.triggers.base import TriggerEvent
+from event_collector import EventCollector
 from helpers import until
 from nasty_lines import NASTY
 
-from manycpu.operators import job_trigger
+from manycpu.operators import job_trigger, task_log
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.operators.train import _latest, _Patience
 from manycpu.operators.triggers import TrainingTrigger
+from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import ClusterError
+from manycpu.pipeline.spec.event_types import ProgressEvent, decode
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.attempt import attempt_status
@@ -32,10 +35,13 @@ from manycpu.pipeline.verbs.stage import stage
 
 WAITS = """
 import os, time
+from manycpu.pipeline.node.metrics import metrics, progress
 for number in range(3):
+    progress(step=number + 1)
     print("line", number, flush=True)
 while not os.path.exists(os.environ["GO"]):
     time.sleep(0.05)
+metrics({"f1": 90.0}, step=3)
 print("last line", flush=True)
 open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model"), "w").write("x")
 """
@@ -56,6 +62,14 @@ def training(tmp_path: Path, home: Path, script: Callable[..., str]) -> Iterator
     until(lambda: "line 2" in (Path(handle.directory) / "log").read_text(), 60)
     yield ctx, handle, go
     cleanup(ctx, keep=False)
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> EventCollector:
+    """Have somebody hear what operators and triggers do, besides the task's log."""
+    collector, listeners = EventCollector(), task_log.listeners
+    monkeypatch.setattr(task_log, "listeners", lambda log: (*listeners(log), collector))
+    return collector
 
 
 def trigger(handle: ProcessHandle, **more: Any) -> TrainingTrigger:
@@ -100,7 +114,9 @@ def test_the_lease_of_what_it_follows_is_renewed(training: Training, monkeypatch
     assert asyncio.run(follow()).payload["status"]["state"] == "succeeded"
 
 
-def test_every_line_once_and_the_end_soon(training: Training, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_line_and_event_once_and_the_end_soon(
+    training: Training, collector: EventCollector, capfd: pytest.CaptureFixture[str]
+) -> None:
     _, handle, go = training
 
     async def moved() -> TriggerEvent:
@@ -118,6 +134,8 @@ def test_every_line_once_and_the_end_soon(training: Training, capfd: pytest.Capt
     assert not payload["timed_out"]
     said = "".join(capfd.readouterr())
     assert told(said) == ["line 0", "line 1", "line 2", "last line"]
+    events_ = [kind for kind in collector.kinds if kind != "start"]
+    assert events_ == ["proof", "progress 1", "progress 2", "progress 3", "metrics 3", "exit"]
     # A fraction of a second, where others leave it the cores.
     assert ended - (Path(handle.directory) / "exit.json").stat().st_mtime < 10
 
@@ -161,11 +179,12 @@ def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None
 
 def test_no_line_that_only_looks_like_progress_sends_the_task_away() -> None:
     patience = _Patience()
-    others = [line for line in NASTY if (events.decode(line) or {}).get("event") != "progress"]
+    others = [line for line in NASTY if not isinstance(decode(line), ProgressEvent)]
     assert len(others) > len(NASTY) // 2
-    assert not patience.ends([events.RankLine(0, "a", line) for line in others])
-    long = events.encode("progress", seconds_left=1e6)
-    assert patience.ends([events.RankLine(0, "a", long)])
+    tell([events.RankLine(0, "a", line) for line in others], patience)
+    assert not patience.ends
+    tell([events.RankLine(0, "a", events.encode("progress", seconds_left=1e6))], patience)
+    assert patience.ends
 
 
 def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import pytest
 from cluster.space import Space
 
 from manycpu.pipeline import train
+from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.spec.events import RankLine
-from manycpu.pipeline.verbs.all_verbs import Silent
 
 # Counts the steps of all four, for ever; begun anew at step 5 or later, it takes 5 more and ends.
 SCRIPT = """

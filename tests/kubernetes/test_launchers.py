@@ -16,6 +16,7 @@ from manycpu.pipeline.cli import cli
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.event_types import ProofEvent, decode
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.build import build
@@ -54,8 +55,8 @@ def said(namespace: Space, ctx: ClusterContext) -> list[events.RankLine]:
 
 def proven(lines: list[events.RankLine]) -> list[dict[str, Any]]:
     """Pick the proofs of scale."""
-    decoded = [events.decode(line.text) for line in lines]
-    return [event for event in decoded if event and event["event"] == "proof"]
+    decoded = [decode(line.text) for line in lines]
+    return [event.model_dump() for event in decoded if isinstance(event, ProofEvent)]
 
 
 @pytest.mark.timeout(600)

@@ -9,6 +9,7 @@ import pytest
 
 from manycpu.pipeline import train
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
+from manycpu.pipeline.listeners import ReadableLog
 from manycpu.pipeline.spec.errors import TrainingFailedError
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.state import RunState
@@ -74,7 +75,7 @@ def test_an_mpijob_that_ran_elsewhere_than_asked_is_a_failure(
     handle, attached = launch(ctx, staged, built)
     assert attached
     lines: list[str] = []
-    seen = wait(ctx, handle, lambda line: lines.append(line.text))
+    seen = wait(ctx, handle, ReadableLog(lines.append))
     assert seen.state is RunState.FAILED, lines
     assert re.search(f"(?s){told}", f"{seen.reason}\n{seen.failure}"), seen
     report = cleanup(ctx)

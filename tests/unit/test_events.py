@@ -10,9 +10,11 @@ from rich.console import Console
 
 from manycpu.pipeline.display import Display, summary
 from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.observed import Observed, Observer
 from manycpu.pipeline.run_report import Report, as_json, draft, parse
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.event_types import decode, readable
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
@@ -41,8 +43,8 @@ def test_every_line_can_be_read_shown_and_kept_whatever_it_is() -> None:
         display.begin("wait")
         for line in LINES:
             record, observer = AttemptRecorder(ctx, handle(), None, ""), Observer()
-            display.line(line)
-            events.readable(line).encode()
+            tell([line], display)
+            readable(line).encode()
             RateLimiter(0).admit([line], 1)
             observer.hear(line)
             record.hear([LogBatch("log", [Line(line, float(T0), "a")], [])])
@@ -55,12 +57,14 @@ def test_every_line_can_be_read_shown_and_kept_whatever_it_is() -> None:
 
 def test_an_event_of_ours_in_another_shape_is_an_ordinary_line() -> None:
     line = events.encode("warning", message=["no", "text"])
-    assert events.decode(line) is None
-    assert events.readable(RankLine(0, "a", line)) == f"[rank 0 a] {line}"
+    assert decode(line) is None
+    assert readable(RankLine(0, "a", line)) == f"[rank 0 a] {line}"
 
 
 def test_an_event_of_a_script_s_own_is_one() -> None:
-    assert events.decode(events.encode("own", what=[1])) == {"event": "own", "what": [1]}
+    event = decode(events.encode("own", what=[1], time="noon"))
+    assert event is not None
+    assert event.model_dump(exclude_unset=True) == {"event": "own", "what": [1], "time": "noon"}
 
 
 def test_a_ledger_with_a_shape_that_an_older_version_took_is_read() -> None:

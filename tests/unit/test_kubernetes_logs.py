@@ -108,3 +108,11 @@ def test_what_is_dropped_is_said_and_what_matters_is_told() -> None:
     notice, *more = limit.admit(lines[:1], 11.5)
     assert "3 lines were dropped" in notice.text
     assert more == lines[:1]
+
+
+def test_progress_is_not_dropped_for_the_sake_of_ordinary_lines() -> None:
+    limit = RateLimiter(2)
+    lines = [RankLine(0, "a", str(number)) for number in range(5)]
+    steps = [RankLine(0, "a", encode("progress", step=step)) for step in range(3)]
+    assert limit.admit([*lines, *steps], 10.0) == [*lines[:2], *steps[:2]]
+    assert "4 lines were dropped" in limit.admit([], 11.0)[0].text

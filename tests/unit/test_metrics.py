@@ -1,6 +1,7 @@
 """What a program tells of itself: events on stdout, and metrics.json."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from manycpu.pipeline.node.emit import warn
 from manycpu.pipeline.node.metrics import metrics, progress
-from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.event_types import MetricsEvent, WarningEvent, decode
 
 
 @pytest.fixture
@@ -21,7 +22,11 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_progress_says_only_what_is_known(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     progress(step=3, loss=0.5)
-    assert events.decode(capsys.readouterr().out.strip()) == {"event": "progress", "step": 3, "loss": 0.5}
+    event = decode(capsys.readouterr().out.strip())
+    assert event is not None
+    fields = event.model_dump(exclude_unset=True, exclude={"time"})
+    assert fields == {"event": "progress", "step": 3, "loss": 0.5}
+    assert abs((event.time or 0) - time.time()) < 3600
     assert not output.exists()
 
 
@@ -41,9 +46,10 @@ def test_not_a_number_is_null_and_said_aloud(output: Path, capsys: pytest.Captur
 
 def test_many_metrics_take_several_lines(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {f"class/{number:04}/precision": number / 7 for number in range(300)}
-    metrics(values)
-    lines = [events.decode(line) for line in capsys.readouterr().out.splitlines()]
-    assert {name: value for line in lines if line for name, value in line["values"].items()} == values
+    metrics(values, step=7)
+    decoded = [decode(line) for line in capsys.readouterr().out.splitlines()]
+    shown = [event.values for event in decoded if isinstance(event, MetricsEvent) and event.step == 7]
+    assert {name: value for part in shown for name, value in part.items()} == values
     assert json.loads((output / "metrics.json").read_text()) == values
 
 
@@ -67,12 +73,14 @@ def test_other_ranks_and_scripts_alone_say_nothing(
 def test_a_long_value_is_in_the_file_only(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics({"f1": 1.0, "text": "x" * 10_000})
     assert json.loads((output / "metrics.json").read_text())["text"] == "x" * 10_000
-    said = [events.decode(line) for line in capsys.readouterr().out.splitlines()]
-    assert {"event": "metrics", "values": {"f1": 1.0}} in said
-    assert "text is too long" in str(said)
+    decoded = [decode(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"f1": 1.0} in [event.values for event in decoded if isinstance(event, MetricsEvent)]
+    assert "text is too long" in str(decoded)
 
 
 def test_a_long_message_is_cut_to_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     warn("🏖️" * 5000)
     (line,) = capsys.readouterr().out.splitlines()
-    assert events.decode(line)["message"].endswith("…")  # type: ignore[index]
+    event = decode(line)
+    assert isinstance(event, WarningEvent)
+    assert event.message.endswith("…")

@@ -7,9 +7,11 @@ import pytest
 import torch
 from accelerate.utils import DDPCommunicationHookType
 
+from manycpu.pipeline.observed import observe
 from manycpu.pipeline.recipes import ipex
 from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, usable
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.event_types import MetricsEvent, ProgressEvent, decode, readable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
@@ -42,12 +44,20 @@ class Squared(torch.nn.Linear):
         return {"loss": super().forward(x).square().mean()}
 
 
-def train(tmp_path: Path) -> None:
+class Logs(CpuTrainer):
+    """A Trainer that logs something of its own."""
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs | {"own": 7.0}, start_time)
+
+
+def train(tmp_path: Path, **more: Any) -> None:
     options = CpuTrainingOptions(
         str(tmp_path), max_steps=5, logging_steps=2, per_device_train_batch_size=2, report_to=[],
-        save_strategy="no", disable_tqdm=True,
+        save_strategy="no", disable_tqdm=True, **more,
     )  # fmt: skip
-    CpuTrainer(Squared(2, 2), options, train_dataset=[{"x": torch.ones(2)}] * 10).train()
+    rows = [{"x": torch.ones(2)}] * 10
+    Logs(Squared(2, 2), options, train_dataset=rows, eval_dataset=rows).train()
 
 
 def test_in_a_run_each_step_has_one_line(
@@ -56,15 +66,29 @@ def test_in_a_run_each_step_has_one_line(
     monkeypatch.setenv("MANYCPU_RUN", "qa-0123456789")
     train(tmp_path)
     lines = capsys.readouterr().out.splitlines()
-    told = [event for event in map(events.decode, lines) if event]
-    assert [event["step"] for event in told] == [2, 4, 5]
-    assert all(
-        event["loss"] > 0 and event["grad_norm"] > 0 and event["learning_rate"] > 0 for event in told[:2]
-    )
-    assert "gradient norm" in events.readable(events.split(lines[0]))
-    others = [line for line in lines if events.decode(line) is None]
+    progress = [event for event in map(decode, lines) if isinstance(event, ProgressEvent)]
+    assert [event.step for event in progress] == [2, 4, 5]
+    for event in progress[:2]:
+        assert min(event.loss or 0, event.grad_norm or 0, event.learning_rate or 0) > 0
+    assert "gradient norm" in readable(events.split(lines[0]))
+    others = [line for line in lines if decode(line) is None]
     assert len(others) == 1
     assert "train_runtime" in others[0]
+
+
+def test_all_that_is_logged_while_it_trains_is_reported_and_the_last_of_each_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MANYCPU_RUN", "qa-0123456789")
+    train(tmp_path, eval_strategy="steps", eval_steps=2)
+    lines = capsys.readouterr().out.splitlines()
+    metrics = [event for event in map(decode, lines) if isinstance(event, MetricsEvent)]
+    assert [event.step for event in metrics if "eval_runtime" in event.values] == [2, 4, 5]
+    assert [event.step for event in metrics if "train_runtime" in event.values] == [5]
+    assert [event.step for event in metrics if {*event.values} == {"own"}] == [2, 4]
+    kept = observe(events.join(0, "a", line) for line in lines).metrics
+    assert {"epoch", "loss", "grad_norm", "learning_rate", "samples_per_second", "train_loss"} <= {*kept}
+    assert kept["epoch"] == 1.0
 
 
 def test_without_a_run_the_trainer_prints_as_ever(

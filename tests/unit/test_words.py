@@ -23,6 +23,7 @@ from manycpu.pipeline.spec.errors import (
     UnauthorizedError,
     raise_findings,
 )
+from manycpu.pipeline.spec.event_types import decode
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.state import RunState, describe_exit
 
@@ -88,8 +89,8 @@ def test_a_line_that_would_not_go_through_a_pipe_whole_is_refused() -> None:
 
 
 def test_output_that_only_looks_like_an_event_is_output() -> None:
-    assert events.decode("::manycpu:: not json") is None
-    assert events.decode("::manycpu:: [1]") is None
+    assert decode("::manycpu:: not json") is None
+    assert decode("::manycpu:: [1]") is None
 
 
 def test_a_line_keeps_its_rank_and_host() -> None:

@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.observed import Observed, Observer
-from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import InvalidError
+from manycpu.pipeline.spec.event_types import ExitEvent, decode
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RankFailure, Status
@@ -123,8 +123,7 @@ class AttemptRecorder:
         if line.line.rank is not None:
             self.spoken = True
             self.state.spoke = max(self.state.spoke, line.time)
-        event = events.decode(line.line.text)
-        if event is not None and event["event"] == "exit":
+        if isinstance(decode(line.line.text), ExitEvent):
             self.state.parted[line.pod] = line.time
         tail = self.tails.setdefault(line.pod, [])
         tail.append(line.line.text[:WIDTH])

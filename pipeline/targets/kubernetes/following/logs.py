@@ -6,12 +6,14 @@ upset. Where the kubelet has begun a new file meanwhile, the beginning is anothe
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from manycpu.pipeline.spec.events import RankLine, decode
+from manycpu.pipeline.spec.event_types import Event, ProgressEvent, decode
+from manycpu.pipeline.spec.events import RankLine
 
 __all__ = ["LogCursor", "RateLimiter", "Stamped", "parse", "placed"]
 
@@ -156,7 +158,7 @@ class LogCursor:
 
 
 class RateLimiter:
-    """At most so many lines a second; what is dropped is said.
+    """Admits so many ordinary lines a second, and as many events of progress; says how many it dropped.
 
     Args:
         per_second: How many.
@@ -164,29 +166,31 @@ class RateLimiter:
 
     def __init__(self, per_second: int) -> None:
         self._per_second = per_second
-        self._second, self._told, self._dropped = 0, 0, 0
+        self._second, self._dropped = 0, 0
+        self._admitted: Counter[type[Event] | None] = Counter()
+        """None: ordinary lines."""
 
     def admit(self, lines: Iterable[RankLine], now: float) -> list[RankLine]:
-        """Choose what to tell: a rank's events other than progress always."""
-        found = self._turn(int(now))
-        for line in lines:
-            if self._told < self._per_second or _matters(line):
-                self._told += 1
-                found.append(line)
-            else:
-                self._dropped += 1
-        return found
+        """Choose what to pass on: a rank's events other than progress always."""
+        notices = self._turn(int(now))
+        admitted = [line for line in lines if self._admits(line)]
+        return notices + admitted
+
+    def _admits(self, line: RankLine) -> bool:
+        event = decode(line.text)
+        kind = None if event is None else type(event)
+        self._admitted[kind] += 1
+        if kind not in (None, ProgressEvent) or self._admitted[kind] <= self._per_second:
+            return True
+        self._dropped += 1
+        return False
 
     def _turn(self, second: int) -> list[RankLine]:
         if second == self._second:
             return []
-        dropped, self._second, self._told, self._dropped = self._dropped, second, 0, 0
+        dropped, self._second, self._dropped = self._dropped, second, 0
+        self._admitted.clear()
         if not dropped:
             return []
         text = f"{dropped} lines were dropped here: at most {self._per_second} a second are shown"
         return [RankLine(None, None, text)]
-
-
-def _matters(line: RankLine) -> bool:
-    event = decode(line.text)
-    return event is not None and event["event"] != "progress"

@@ -1,0 +1,88 @@
+"""Who hears what the ranks of an attempt write, on every target and in every way of waiting.
+
+A listener is given to whatever waits: :func:`manycpu.pipeline.verbs.wait.wait`, or TrainOperator and its
+triggers (``operators/task_log.py``). It hears each line and each event once, in the order in which a rank
+wrote them, also where one process goes on from where another has come to. On Kubernetes at most 1,000
+ordinary lines a second are passed on, and as many events of progress.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.event_types import Event, decode, readable
+from manycpu.pipeline.spec.events import RankLine
+
+__all__ = ["RankListener", "ReadableLog", "RunListener", "Silent", "tell"]
+
+
+class RankListener(Protocol):
+    """Somebody who hears what the ranks of an attempt write. What it raises ends the wait."""
+
+    def line(self, line: RankLine) -> None:
+        """Hear an ordinary line of a rank, or of the launcher where its rank is None."""
+
+    def event(self, event: Event, line: RankLine) -> None:
+        """Hear what a rank reports, and the line that it came in."""
+
+
+class RunListener(RankListener, Protocol):
+    """Somebody who hears how a run goes, with all that its ranks write."""
+
+    def begin(self, verb: str) -> None:
+        """Hear that a verb begins."""
+
+    def end(self, verb: str, seconds: float, result: str) -> None:
+        """Hear how a verb ended."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Hear how many bytes of a transfer are done."""
+
+    def finding(self, finding: Finding) -> None:
+        """Hear what is no obstacle: what preflight found, or an attempt that was started otherwise."""
+
+    def report(self, written: Report, path: str) -> None:
+        """Hear what the run did, and the path or URL of report.json."""
+
+
+class Silent:
+    """A listener that does nothing; whoever derives from it hears only what it overrides."""
+
+    def line(self, line: RankLine) -> None: ...
+    def event(self, event: Event, line: RankLine) -> None: ...
+    def begin(self, verb: str) -> None: ...
+    def end(self, verb: str, seconds: float, result: str) -> None: ...
+    def progress(self, done: int, total: int) -> None: ...
+    def finding(self, finding: Finding) -> None: ...
+    def report(self, written: Report, path: str) -> None: ...
+
+
+class ReadableLog:
+    """Writes every line for people, events as sentences.
+
+    Args:
+        write: Is given each line.
+    """
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+
+    def line(self, line: RankLine) -> None:
+        """Write it as it is."""
+        self._write(str(line))
+
+    def event(self, event: Event, line: RankLine) -> None:
+        """Write its sentence."""
+        self._write(readable(line, event))
+
+
+def tell(lines: Iterable[RankLine], *listeners: RankListener) -> None:
+    """Have listeners hear lines, each as what it is: an event or an ordinary line."""
+    for line in lines:
+        event = decode(line.text)
+        for listener in listeners:
+            if event is None:
+                listener.line(line)
+            else:
+                listener.event(event, line)

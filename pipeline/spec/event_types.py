@@ -1,0 +1,250 @@
+"""What a rank reports: one model for each event, for whoever reads them.
+
+Whoever writes them does without (:func:`manycpu.pipeline.spec.events.encode`): no rank waits for an import of
+pydantic. A script may print anything: what is no event in the shape of its model is an ordinary line.
+
+>>> event = decode('::manycpu:: {"event": "progress", "step": 2, "total_steps": 8, "loss": 1.5}')
+>>> event.sentence()
+'step 2 of 8, loss 1.5'
+>>> decode('::manycpu:: {"event": "progress", "step": "two"}') is None
+True
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from manycpu.pipeline.spec.events import PREFIX, RankLine
+
+__all__ = [
+    "EVENTS",
+    "BackendEvent",
+    "ErrorEvent",
+    "Event",
+    "ExitEvent",
+    "MetricsEvent",
+    "OwnEvent",
+    "ProgressEvent",
+    "ProofEvent",
+    "StartEvent",
+    "WarningEvent",
+    "decode",
+    "readable",
+]
+
+_LARGEST: Final = (1 << 63) - 1
+_DEPTH: Final = 32  # levels of lists and mappings; libraries that write them down again bear not many more
+
+Whole = Annotated[int, Field(ge=-_LARGEST, le=_LARGEST)]
+Number = Whole | float
+Count = (
+    Annotated[int, Field(ge=0, le=_LARGEST)] | Annotated[float, Field(ge=0, lt=1 << 63, allow_inf_nan=False)]
+)
+
+
+class Event(BaseModel):
+    """What a rank reports in one line. More fields than those of its model may come from a later version."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    event: str
+    time: Number | None = None
+    """When it was written, in seconds since the epoch by the rank's clock; None where nobody wrote it."""
+
+    def sentence(self) -> str:
+        """Say it for people."""
+        fields = self.model_dump(exclude_unset=True, exclude={"event", "time"})
+        return f"{self.event}: {_listed(fields)}"
+
+
+class MessageEvent(Event):
+    """An event that says something in words."""
+
+    message: str
+
+    def sentence(self) -> str:
+        """Give the message."""
+        return f"{self.event}: {self.message}"
+
+
+class ProofEvent(Event):
+    """A rank has met all others."""
+
+    event: Literal["proof"] = "proof"
+    rank: Whole
+    world_size: Whole
+    host: str
+    """The machine: on Kubernetes the node."""
+    hostname: str | None = None
+    """What it calls itself: on Kubernetes the pod."""
+    meeting: str | None = None
+    """Name of the meeting, which every rank has the same; None from an image with an older manycpu."""
+    round: Whole | None = None
+    """How often the ranks were restarted before."""
+    backend: str | None = None
+    backend_reason: str | None = None
+    """Why the ranks chose it; None where the run names its backend, and from all but rank 0."""
+    cpus: Number | None = None
+    threads: Number | None = None
+
+    def sentence(self) -> str:
+        """Name the world, and what the rank has in it."""
+        return "met: " + ", ".join(_formatted(self, _MEETING))
+
+
+class BackendEvent(Event):
+    """The script has initialised its default process group."""
+
+    event: Literal["backend"] = "backend"
+    observed: str
+    requested: str | None = None
+    world_size: Whole | None = None
+
+
+class StartEvent(MessageEvent):
+    """What the start of the run waits for."""
+
+    event: Literal["start"] = "start"
+
+
+class ProgressEvent(Event):
+    """How far the training is, and what it has come to."""
+
+    event: Literal["progress"] = "progress"
+    step: Count | None = None
+    total_steps: Count | None = None
+    epoch: Number | None = None
+    loss: Number | None = None
+    grad_norm: Number | None = None
+    learning_rate: Number | None = None
+    samples_per_second: Number | None = None
+    seconds_left: Number | None = None
+
+    def sentence(self) -> str:
+        """Name the step, and what is known of it."""
+        total = f" of {self.total_steps}" if self.total_steps else ""
+        step = [f"step {self.step}{total}"] if self.step is not None else []
+        return ", ".join([*step, *_formatted(self, _STEP)])
+
+
+class MetricsEvent(Event):
+    """Results by name; of a name the last one counts."""
+
+    event: Literal["metrics"] = "metrics"
+    step: Count | None = None
+    """The step that they belong to; None for what belongs to the training as a whole."""
+    values: dict[str, Any]
+
+
+class WarningEvent(MessageEvent):
+    """What is not as the user may expect."""
+
+    event: Literal["warning"] = "warning"
+
+
+class ErrorEvent(MessageEvent):
+    """Why a rank ends."""
+
+    event: Literal["error"] = "error"
+    kind: str | None = None
+    """Name of the exception's class."""
+    rank: Whole | None = None
+
+
+class ExitEvent(Event):
+    """How a rank ended: its exit code, negative for a signal."""
+
+    event: Literal["exit"] = "exit"
+    code: Whole
+    host: str
+    hostname: str | None = None
+    rank: Whole | None = None
+
+
+class OwnEvent(Event):
+    """An event of a script's own, with whatever fields it gave it."""
+
+    time: Any = None
+
+    def sentence(self) -> str:
+        """List its fields."""
+        return f"{self.event}: {_listed(self.model_dump(exclude_unset=True, exclude={'event'}))}"
+
+
+EVENTS: Final[Mapping[str, type[Event]]] = {
+    model.model_fields["event"].default: model
+    for model in (
+        ProofEvent,
+        BackendEvent,
+        StartEvent,
+        ProgressEvent,
+        MetricsEvent,
+        WarningEvent,
+        ErrorEvent,
+        ExitEvent,
+    )
+}
+"""Name of an event of ours -> its model."""
+
+
+def decode(text: str) -> Event | None:
+    """Read an event from a rank's line (without its rank prefix); None when it is ordinary output."""
+    if not text.startswith(PREFIX):
+        return None
+    try:
+        fields = json.loads(text[len(PREFIX) :])
+        if "\\u" in text:
+            json.dumps(fields, ensure_ascii=False).encode()  # half of a character could not be written again
+        if not isinstance(fields, dict) or not _is_shallow(fields, _DEPTH):
+            return None
+        kind = fields.get("event")
+        model = EVENTS.get(kind, OwnEvent) if isinstance(kind, str) else OwnEvent
+        return model.model_validate(fields)
+    except (ValueError, RecursionError):
+        return None
+
+
+def readable(line: RankLine, event: Event | None = None) -> str:
+    """Write a line for people: events as sentences, ordinary output as it is, each with its rank.
+
+    Args:
+        line: The line.
+        event: What it was decoded to; None: it is decoded here.
+    """
+    event = event or decode(line.text)
+    return str(line if event is None else line._replace(text=event.sentence()))
+
+
+def _is_shallow(value: object, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_is_shallow(one, levels - 1) for one in inner)
+
+
+def _listed(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fields.items())
+
+
+def _formatted(event: Event, formats: Mapping[str, str]) -> list[str]:
+    values = ((text, getattr(event, name)) for name, text in formats.items())
+    return [text.format(value) for text, value in values if value is not None]
+
+
+_MEETING: Final = {
+    "world_size": "world size {}",
+    "backend": "backend {}",
+    "cpus": "{:g} cores",
+    "threads": "{} threads",
+    "backend_reason": "this backend because {}",
+}
+_STEP: Final = {
+    "epoch": "epoch {:.2f}",
+    "loss": "loss {:.4g}",
+    "grad_norm": "gradient norm {:.3g}",
+    "learning_rate": "learning rate {:.3g}",
+    "samples_per_second": "{:.1f} samples/s",
+    "seconds_left": "{:.0f} s left",
+}
