@@ -52,7 +52,7 @@ class ReportOperator(RunOperator):
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
         failed = self._failed(context)
-        if any(_is(task, PrepareOperator) for task in failed):
+        if any(_is_of_class(task, PrepareOperator) for task in failed):
             # What is there to read is of an earlier time, before the DAG run was cleared.
             raise AirflowFailException("the run ended without a report: it never got past prepare")
         with explained():
@@ -75,7 +75,7 @@ class ReportOperator(RunOperator):
     def _failed(self, context: Context) -> list[Any]:
         """Find the tasks of this training that came before this one and failed, this time."""
         relatives: Any = self.get_flat_relatives(upstream=True)
-        mine = {task.task_id: task for task in relatives if self._shares(task)}
+        mine = {task.task_id: task for task in relatives if self._shares_run(task)}
         if not mine:
             return []
         instance: Any = context["ti"]
@@ -86,11 +86,11 @@ class ReportOperator(RunOperator):
         end = "" if instance.map_index < 0 else f"_{instance.map_index}"
         return [task for name, task in mine.items() if states.get(name + end) in _BAD]
 
-    def _shares(self, task: Any) -> bool:
+    def _shares_run(self, task: Any) -> bool:
         fields = getattr(task, "partial_kwargs", None) or vars(task)
-        return _is(task, RunOperator) and fields.get("training") == self.training is not None
+        return _is_of_class(task, RunOperator) and fields.get("training") == self.training is not None
 
 
-def _is(task: Any, kind: type) -> bool:
+def _is_of_class(task: Any, kind: type) -> bool:
     """Whether a task is of an operator's class, also where it is expanded."""
     return issubclass(getattr(task, "operator_class", type(task)), kind)

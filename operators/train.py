@@ -125,7 +125,7 @@ class TrainOperator(RunOperator):
             if finding := edited(ctx, handle, staged, built):
                 self.log.warning("%s", finding)
             with ctx.ledger.kept_alive(ctx.waiting_lease):
-                status = self._stay(context, ctx, handle)
+                status = self._watch_in_worker(context, ctx, handle)
             if not _ended_by_earlier_try(ctx, handle, context):
                 break
             self.log.info("attempt %d was ended with the try that started it", handle.attempt)
@@ -153,7 +153,7 @@ class TrainOperator(RunOperator):
             built = build(ctx)
         return staged, built
 
-    def _stay(self, context: Context, ctx: RunContext, handle: Handle) -> Status:
+    def _watch_in_worker(self, context: Context, ctx: RunContext, handle: Handle) -> Status:
         """Follow the training in this worker: to its end, or for the first seconds only."""
         from airflow.sdk.exceptions import AirflowTaskTimeout
 
@@ -171,7 +171,7 @@ class TrainOperator(RunOperator):
                 if status.state.terminal:
                     return outcome(watching.ctx, status, watching.observed)
                 if self._signalled or patience.asks():
-                    self._heed(context, watching, listeners)
+                    self._handle_signal(context, watching, listeners)
                 if self.deferrable and patience.ends:
                     self._defer(context, watching, listeners)
                 if not watching.behind:
@@ -182,7 +182,7 @@ class TrainOperator(RunOperator):
         finally:
             watching.close()
 
-    def _heed(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> None:
+    def _handle_signal(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> None:
         """Find out who wants this process to end: a person, who ends the training too, or the worker."""
         from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
@@ -191,7 +191,7 @@ class TrainOperator(RunOperator):
 
         state = _state(context)
         if state in _ENDED_BY_A_PERSON:
-            cancel(watch.ctx, by=_by(context), attempt=watch.handle.attempt)
+            cancel(watch.ctx, by=_canceller(context), attempt=watch.handle.attempt)
             tell(watch.look()[0], *listeners)
             raise AirflowFailException("a person ended this task, and the training with it")
         if self._signalled or state in _TAKEN_OVER:
@@ -211,7 +211,7 @@ class TrainOperator(RunOperator):
         trigger = kind(
             handle=watch.handle.model_dump(mode="json"),
             cursor=watch.cursor,
-            by=_by(context),
+            by=_canceller(context),
             not_before=now + SETTLED,
             deadline=None if remaining is None else now + remaining.total_seconds(),
         )
@@ -287,7 +287,7 @@ def _latest(run: TrainingRun) -> timedelta:
     return timedelta(seconds=run.acknowledge_timeout + run.queue_timeout + run.run_timeout) + _AWAY
 
 
-def _by(context: Context) -> str:
+def _canceller(context: Context) -> str:
     """Return the name of this try, which ends a training when a person ends the task."""
     instance = context["ti"]
     return f"task {instance.task_id}, try {instance.try_number} ({instance.id})"
@@ -296,7 +296,7 @@ def _by(context: Context) -> str:
 def _ended_by_earlier_try(ctx: RunContext, handle: Handle, context: Context) -> bool:
     """Whether an earlier try, which a person cleared, cancelled this attempt: then this try launches anew."""
     by = ctx.ledger.read().cancelled.get(handle.attempt, "")
-    return by.startswith(f"task {context['ti'].task_id}, try ") and by != _by(context)
+    return by.startswith(f"task {context['ti'].task_id}, try ") and by != _canceller(context)
 
 
 def _state(context: Context) -> str | None:

@@ -35,7 +35,7 @@ def locked(path: Path) -> Iterator[int]:
     while True:
         with path.open("a") as file:
             _flock(file, path)
-            if not _is(file, path):
+            if not _is_same_file(file, path):
                 continue
             yield file.fileno()
             return
@@ -166,7 +166,7 @@ def _holder(path: Path) -> tuple[str, int]:
         return "", 0
 
 
-def _is(file: IO[str], path: Path) -> bool:
+def _is_same_file(file: IO[str], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

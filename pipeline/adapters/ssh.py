@@ -85,7 +85,7 @@ def make_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> None:
     Raises:
         LaunchError: A host cannot be reached, or the folder not be made.
     """
-    at_all(hosts, lambda host: _must(target, host, ["mkdir", "-p", str(folder)]))
+    at_all(hosts, lambda host: _run_or_raise(target, host, ["mkdir", "-p", str(folder)]))
 
 
 def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
@@ -128,7 +128,7 @@ def deliver(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
         )
         if _listing(target, host, Path(partial)) != expected:
             raise StageError(f"what arrived of {folder} on host {host.name} is not what was sent")
-        _must(target, host, ["sh", "-c", f"rm -rf {arrived} && mv -T {quoted} {arrived}"])
+        _run_or_raise(target, host, ["sh", "-c", f"rm -rf {arrived} && mv -T {quoted} {arrived}"])
         return host.name
 
     return [name for name in at_all(hosts, copy) if name is not None]
@@ -227,7 +227,7 @@ def _listing(target: BareMetal, host: Host, folder: Path) -> Listing | None:
     return listing
 
 
-def _must(target: BareMetal, host: Host, argv: Sequence[str]) -> None:
+def _run_or_raise(target: BareMetal, host: Host, argv: Sequence[str]) -> None:
     done = run(target, host, argv)
     if done.code:
         raise LaunchError(
@@ -254,7 +254,7 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
         finally:
             clock.cancel()
             sender.stdout.close()
-        code = _code(sender)
+        code = _exit_code(sender)
         stderr.seek(0)
         text = (stderr.read() + done.stderr).decode(errors="replace").strip()[-500:]
     if code or done.returncode:
@@ -268,7 +268,7 @@ def _skip(stream: IO[bytes], marker: bytes) -> None:
         tail = (tail + byte)[-len(marker) :]
 
 
-def _code(sender: "subprocess.Popen[bytes]") -> int:
+def _exit_code(sender: "subprocess.Popen[bytes]") -> int:
     """Wait for a process whose output nobody reads any more; kill it where it does not end."""
     try:
         return sender.wait(_COMMAND)

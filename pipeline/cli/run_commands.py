@@ -96,7 +96,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     if delete_model and name is None:
         raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
     candidates = [_find(name, location)] if name else _runs(location)
-    ended = [ctx for ctx in candidates if _may_go(ctx, delete_model=delete_model)]
+    ended = [ctx for ctx in candidates if _is_removable(ctx, delete_model=delete_model)]
     home_folder = home(location["directory"])
     folders = (
         _unused(home_folder, {ctx.name for ctx in ended}) if data and location["namespace"] is None else []
@@ -109,7 +109,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     if not yes:
         click.confirm("remove these?", abort=True)
     for ctx in ended:
-        if _may_go(ctx, delete_model=delete_model):  # the answer may have taken its time
+        if _is_removable(ctx, delete_model=delete_model):  # the answer may have taken its time
             cleanup(ctx, keep=False, delete_model=delete_model)
     for folder in folders:
         if _unused(home_folder):  # a run may have begun meanwhile
@@ -133,10 +133,10 @@ def _find(name: str, location: dict[str, str | None]) -> RunContext:
     raise BadInputError(f"{problem} in {searched}", fix=f"Runs there: {names}")
 
 
-def _may_go(ctx: RunContext, *, delete_model: bool) -> bool:
+def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
     """Whether a run may be removed; prints why where not."""
     try:
-        why = _stays(ctx, delete_model=delete_model)
+        why = _reason_to_keep(ctx, delete_model=delete_model)
     except RunGoneError:
         return False
     except ManycpuError as error:
@@ -146,7 +146,7 @@ def _may_go(ctx: RunContext, *, delete_model: bool) -> bool:
     return not why
 
 
-def _stays(ctx: RunContext, *, delete_model: bool) -> str:
+def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
     lease, now = ctx.ledger.lease(), time.time()
     if lease.held(now) or (_running(ctx) and not lease.over(now)):
         return f"somebody works on it; `manycpu cancel {ctx.name}` ends that"
@@ -174,7 +174,7 @@ def _unused(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
 def _uses(ledger: FileLedger) -> bool:
     """Whether a run may use what is staged: it is not over, or cannot be read."""
     try:
-        return bool(_stays(runs.reopen_folder(ledger.directory), delete_model=False))
+        return bool(_reason_to_keep(runs.reopen_folder(ledger.directory), delete_model=False))
     except RunGoneError:
         return False
     except ManycpuError:

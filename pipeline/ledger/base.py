@@ -95,7 +95,7 @@ class Ledger(ABC):
         Raises:
             RunGoneError: The run was taken away before the block began.
         """
-        _try(self.renew, seconds)
+        _renew_or_skip(self.renew, seconds)
         ended = threading.Event()
         renewal = threading.Thread(target=self._renew, args=(ended, seconds), daemon=True)
         renewal.start()
@@ -108,7 +108,7 @@ class Ledger(ABC):
     def _renew(self, ended: threading.Event, seconds: float) -> None:
         while not ended.wait(pause()):
             with suppress(RunGoneError):  # whoever works on it will notice
-                _try(self.renew, seconds)
+                _renew_or_skip(self.renew, seconds)
 
     @contextmanager
     def timed(self, verb: str, lease: float = LENGTH) -> Iterator[VerbRecord]:
@@ -138,7 +138,7 @@ class Ledger(ABC):
             entry.verbs[verb] = record
 
 
-def _try(renew: Callable[[float], None], seconds: float) -> None:
+def _renew_or_skip(renew: Callable[[float], None], seconds: float) -> None:
     """Renew the lease; a failure waits for the next renewal: a lease is far longer than their interval."""
     try:
         renew(seconds)

@@ -94,7 +94,7 @@ class ConfigMapLedger(Ledger):
     def exists(self) -> bool:
         """Whether the run has begun, and has not been cleaned up."""
         configmap = self._cluster.get("ConfigMap", self.name)
-        return configmap is not None and not self._gone(configmap)
+        return configmap is not None and not self._is_gone(configmap)
 
     def read(self) -> Entry:
         """Read the entry.
@@ -103,11 +103,11 @@ class ConfigMapLedger(Ledger):
             RunGoneError: The run has not begun, or is cleaned up.
             LedgerError: Another version wrote it.
         """
-        return _entry(self._present())
+        return _entry(self._configmap())
 
     def lease(self) -> Lease:
         """Read the lease of the run."""
-        return from_annotations(self._present()["metadata"])
+        return from_annotations(self._configmap()["metadata"])
 
     def change_lease(self, **fields: Any) -> None:
         """Change fields of the lease; the others stay as they are."""
@@ -133,7 +133,7 @@ class ConfigMapLedger(Ledger):
         Raises:
             ConflictError: Somebody has.
         """
-        present = self._present()
+        present = self._configmap()
         entry = _entry(present)
         before = _data(entry)
         yield entry
@@ -159,7 +159,7 @@ class ConfigMapLedger(Ledger):
         Raises:
             RunGoneError: The run has not begun, or is cleaned up.
         """
-        return str(self._present()["metadata"]["uid"])
+        return str(self._configmap()["metadata"]["uid"])
 
     @property
     def is_taken(self) -> bool:
@@ -195,27 +195,27 @@ class ConfigMapLedger(Ledger):
         try:
             configmap = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
         except (NotFoundError, ConflictError, InvalidError):  # the last for another uid, among others
-            self._present()
+            self._configmap()
             raise
-        self._take_note(configmap)
+        self._remember(configmap)
 
-    def _present(self) -> KubeObject:
+    def _configmap(self) -> KubeObject:
         configmap = self._cluster.get("ConfigMap", self.name)
         if configmap is None:
-            raise self._lost()
-        self._take_note(configmap)
+            raise self._gone_error()
+        self._remember(configmap)
         return configmap
 
-    def _take_note(self, configmap: KubeObject) -> None:
-        if self._gone(configmap):
-            raise self._lost()
+    def _remember(self, configmap: KubeObject) -> None:
+        if self._is_gone(configmap):
+            raise self._gone_error()
         self._meta = configmap["metadata"]
 
-    def _gone(self, configmap: KubeObject) -> bool:
+    def _is_gone(self, configmap: KubeObject) -> bool:
         meta = configmap["metadata"]
         return is_being_deleted(configmap) or self._meta.get("uid", meta["uid"]) != meta["uid"]
 
-    def _lost(self) -> RunGoneError:
+    def _gone_error(self) -> RunGoneError:
         if not self._meta:
             return RunGoneError(
                 f"there is no ledger {self._full_name}: the run has not begun, or is cleaned up"

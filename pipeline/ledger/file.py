@@ -54,7 +54,7 @@ class FileLedger(Ledger):
         try:
             return Entry.model_validate_json(self._file.read_text())
         except FileNotFoundError as error:
-            raise self._lost() from error
+            raise self._gone_error() from error
         except ValueError as error:
             raise LedgerError(
                 f"{self._file} cannot be read, another version of manycpu wrote it perhaps: "
@@ -73,7 +73,7 @@ class FileLedger(Ledger):
             ForeignRunError: Another process that lives is its holder, and this one wants to be.
         """
         if not self.directory.exists():
-            raise self._lost()
+            raise self._gone_error()
         with locked(self._lock):
             if fields.get("holder"):
                 self.refuse_second()
@@ -85,7 +85,7 @@ class FileLedger(Ledger):
             process.write_json(self._lease, changed.model_dump(mode="json"))
         except FileNotFoundError as error:
             self._lock.unlink(missing_ok=True)  # of a folder that is gone
-            raise self._lost() from error
+            raise self._gone_error() from error
 
     def _lease_fields(self) -> dict[str, Any]:
         try:
@@ -93,7 +93,7 @@ class FileLedger(Ledger):
         except FileNotFoundError:  # a run of an earlier version
             return {}
 
-    def _lost(self) -> RunGoneError:
+    def _gone_error(self) -> RunGoneError:
         return RunGoneError(
             f"there is no ledger {self._file}: the run has not begun, or was taken away",
             fix="See who cleans that folder, and run again",

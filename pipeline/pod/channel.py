@@ -94,7 +94,7 @@ class Channel:
         self._waits = False
         self._failure: Exception | None = None
         self._done: tuple[int, int] | None = None
-        self._works = (self._read, self._beat, self._watch)
+        self._works = (self._read, self._send_heartbeats, self._watch_silence)
 
     def __enter__(self) -> Self:
         self._threads = [threading.Thread(target=work, daemon=True) for work in self._works]
@@ -127,7 +127,7 @@ class Channel:
             RemoteError: It has failed.
         """
         self.flush()
-        self._say(_MESSAGE, json.dumps({"kind": kind, **fields}).encode())
+        self._send_and_wait(_MESSAGE, json.dumps({"kind": kind, **fields}).encode())
 
     def pour(self, block: Block) -> None:
         """Send bytes of files, buffered.
@@ -138,12 +138,12 @@ class Channel:
         """
         if len(block) >= BLOCK:
             self.flush()
-            self._say(_CONTENT, block)
+            self._send_and_wait(_CONTENT, block)
         else:
             self._small += block
             if len(self._small) >= BLOCK:
                 self.flush()
-        self._tell()
+        self._report_progress()
 
     def flush(self) -> None:
         """Send the bytes that are buffered.
@@ -154,7 +154,7 @@ class Channel:
         """
         if self._small:
             content, self._small = self._small, bytearray()
-            self._say(_CONTENT, content)
+            self._send_and_wait(_CONTENT, content)
 
     def hear(self, *kinds: str) -> Message:
         """Wait for a message of one of these kinds.
@@ -182,13 +182,13 @@ class Channel:
 
     def _next(self) -> Message | Content:
         while True:
-            self._tell()
+            self._report_progress()
             try:
                 with self._waiting():
                     frame = self._frames.get(timeout=_LOOK)
             except queue.Empty:
                 continue  # a silent end is given up by the watch
-            self._tell()
+            self._report_progress()
             if isinstance(frame, Exception):
                 raise frame
             return frame
@@ -203,11 +203,11 @@ class Channel:
             self.tick()
             self._waits = False
 
-    def _say(self, kind: bytes, content: Content) -> None:
+    def _send_and_wait(self, kind: bytes, content: Content) -> None:
         with self._waiting():
             self._send(kind, content)
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         # In the caller's thread: what shows progress need not be safe for several.
         done, self._done = self._done, None
         if done is not None:
@@ -221,9 +221,9 @@ class Channel:
                 self._writer.writelines((_HEADER.pack(kind, len(content)), content))
                 self._writer.flush()
         except (OSError, ValueError) as error:  # ValueError: the stream was closed by the watch
-            raise self._why(error) from error
+            raise self._cause(error) from error
 
-    def _why(self, error: Exception) -> Exception:
+    def _cause(self, error: Exception) -> Exception:
         """Prefer an error that the other end sent before it went away; it may still be on its way."""
         deadline = time.monotonic() + BEAT
         while self._failure is None and time.monotonic() < deadline:
@@ -236,14 +236,14 @@ class Channel:
     def _read(self) -> None:
         try:
             while True:
-                self._take_in(*_HEADER.unpack(self._exactly(_HEADER.size)))
+                self._dispatch(*_HEADER.unpack(self._read_exactly(_HEADER.size)))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where the frames are awaited
             failure = error if isinstance(error, (LostError, RemoteError)) else LostError(str(error))
             self._failure = self._failure or failure
             self._frames.put(self._failure)
 
-    def _take_in(self, kind: bytes, size: int) -> None:
-        content = self._exactly(size)
+    def _dispatch(self, kind: bytes, size: int) -> None:
+        content = self._read_exactly(size)
         self._last_received = time.monotonic()
         if kind == _CONTENT:
             self._frames.put(content)
@@ -258,17 +258,17 @@ class Channel:
         elif message["kind"] != "alive":
             self._frames.put(message)
 
-    def _exactly(self, size: int) -> Content:
+    def _read_exactly(self, size: int) -> Content:
         content = self._reader.read(size)
         if len(content) < size:
             raise LostError("the stream ended")
         return content
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while not self._ended.wait(min(BEAT, self._stuck / 4)) and self._failure is None:
             works = self.works
             try:
-                self._send(_MESSAGE, _ALIVE if works else self._stood_still())
+                self._send(_MESSAGE, _ALIVE if works else self._stuck_message())
             except (OSError, TransferError):
                 return
             if not works:
@@ -276,11 +276,11 @@ class Channel:
                 self._close()
                 return
 
-    def _stood_still(self) -> bytes:
+    def _stuck_message(self) -> bytes:
         text = f"its work has stood still for {self._stuck:g} s: the disk or volume there does not answer"
         return json.dumps({"kind": "error", "reason": "stuck", "text": text}).encode()
 
-    def _watch(self) -> None:
+    def _watch_silence(self) -> None:
         while not self._ended.wait(min(BEAT, self._silence / 4)):
             if self._frames.full():
                 self._last_received = time.monotonic()  # it has more to say than was taken

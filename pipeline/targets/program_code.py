@@ -138,19 +138,19 @@ def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
         current = Path(folder)
         rules = ignored[current] = (*_git(current), *ignored[current.parent])
         empty = current.relative_to(root).as_posix()
-        if not folders and not files and current != root and not _matches(docker, empty):
+        if not folders and not files and current != root and not _docker_ignores(docker, empty):
             yield f"{empty}/"
-        folders[:] = [name for name in folders if _counts(current / name, excluded, rules, "/")]
+        folders[:] = [name for name in folders if _is_code(current / name, excluded, rules, "/")]
         folders[:] = [name for name in folders if not _is_output(current / name)]
         folders[:] = [name for name in folders if not _leads_back(current / name, root, excluded)]
         for name in files:
             path = current / name
             below = path.relative_to(root).as_posix()
-            if _counts(path, excluded, rules) and not _matches(docker, below) and path.is_file():
+            if _is_code(path, excluded, rules) and not _docker_ignores(docker, below) and path.is_file():
                 yield below
 
 
-def _counts(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> bool:
+def _is_code(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> bool:
     if path.name.startswith(".") or path.name in _NOT_CODE or path.suffix == ".pyc" or path in excluded:
         return False
     for folder, spec in rules:  # the nearest file with a word on it decides
@@ -193,7 +193,7 @@ def _docker(root: Path) -> PathSpec[Any]:
     )
 
 
-def _matches(docker: PathSpec[Any], path: str) -> bool:
+def _docker_ignores(docker: PathSpec[Any], path: str) -> bool:
     """Whether .dockerignore leaves a file out: the last pattern that fits it, or a folder above, decides."""
     parts = path.split("/")
     checks = [docker.check_file("/".join(parts[:end])) for end in range(1, len(parts) + 1)]

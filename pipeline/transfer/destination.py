@@ -89,21 +89,21 @@ def put(partial: Path, destination: Path, key: str) -> None:
         TransferError: It holds anything else.
     """
     before = destination.with_name(f".{destination.name}.{key}.before")
-    _make_up(before, destination, key)
-    if _renamed(partial, destination):
+    _finish_earlier_try(before, destination, key)
+    if _rename(partial, destination):
         return
     location = Location.of(str(destination), "run.output")
     refuse(strangers(location, key))
     refuse(changed(location, earlier(location, key)))
     destination.rename(before)
-    if not strangers(Location.of(str(before), "run.output"), key) and _renamed(partial, destination):
+    if not strangers(Location.of(str(before), "run.output"), key) and _rename(partial, destination):
         _remove(before, key)
         return
     before.rename(destination)  # something came at the last moment: all of it stays where it is
     refuse(strangers(location, key))
 
 
-def _renamed(partial: Path, destination: Path) -> bool:
+def _rename(partial: Path, destination: Path) -> bool:
     """Rename a folder; False where the destination exists, and the system does not replace it."""
     try:
         partial.rename(destination)
@@ -114,7 +114,7 @@ def _renamed(partial: Path, destination: Path) -> bool:
     return True
 
 
-def _make_up(before: Path, destination: Path, key: str) -> None:
+def _finish_earlier_try(before: Path, destination: Path, key: str) -> None:
     """Finish or undo a replacement that an earlier, killed try began."""
     if not before.exists():
         return

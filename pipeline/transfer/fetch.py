@@ -101,8 +101,8 @@ def fetch(  # noqa: PLR0913 - the last ones are seldom given
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     with lock(_lock(destination)) as held:
-        progress, tick = _signing(held, progress, tick)
-        if (complete := _trusted(destination, tick, in_use)) is not None:
+        progress, tick = _with_signs(held, progress, tick)
+        if (complete := _verified(destination, tick, in_use)) is not None:
             return Stored(destination, complete, reused=True)
         partial, manifest = copy(source, destination, progress, tick)
         _complete(partial, destination, manifest, read_only=read_only)
@@ -140,24 +140,24 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     listing = folder / items.digest[:DIGITS]
     folder.mkdir(parents=True, exist_ok=True)
     with lock(_lock(listing)) as held:
-        progress, tick = _signing(held, progress, tick)
-        if alike := list(_alike(folder, items)):
+        progress, tick = _with_signs(held, progress, tick)
+        if alike := list(_same_listing(folder, items)):
             expected = digest()
             for candidate in alike:
-                if _digest(candidate) == expected and (existing := _trusted(candidate, tick)):
+                if _digest(candidate) == expected and (existing := _verified(candidate, tick)):
                     return Stored(candidate, existing, reused=True)
         partial, manifest = copy(source, listing, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
         with lock(_lock(destination)):
             # Somebody else's was ready first, and may be read already.
-            if existing := _trusted(destination, tick):
+            if existing := _verified(destination, tick):
                 shutil.rmtree(partial)
                 return Stored(destination, existing, reused=True)
             _complete(partial, destination, manifest)
         return Stored(destination, manifest, reused=False)
 
 
-def _signing(held: int | None, progress: Progress, tick: Tick) -> tuple[Progress, Tick]:
+def _with_signs(held: int | None, progress: Progress, tick: Tick) -> tuple[Progress, Tick]:
     """Give the lock a sign of life with every progress report and tick."""
     if held is None:
         return progress, tick
@@ -174,14 +174,14 @@ def _signing(held: int | None, progress: Progress, tick: Tick) -> tuple[Progress
     return signing_progress, signing_tick
 
 
-def _alike(folder: Path, items: Rows[Item]) -> Iterator[Path]:
+def _same_listing(folder: Path, items: Rows[Item]) -> Iterator[Path]:
     """Find complete folders with these paths and sizes."""
     for marker in folder.glob(f"*{_MARKER}"):
-        if _lists(marker, items):
+        if _matches(marker, items):
             yield folder / marker.name.removesuffix(_MARKER)
 
 
-def _lists(marker: Path, items: Rows[Item]) -> bool:
+def _matches(marker: Path, items: Rows[Item]) -> bool:
     try:
         files = map(file_of, read_lines(marker))
         return all(
@@ -199,12 +199,12 @@ def _digest(destination: Path) -> str:
     return manifest.digest if manifest else ""
 
 
-def _trusted(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda: False) -> Manifest | None:
+def _verified(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda: False) -> Manifest | None:
     """Verify a complete folder and return its manifest; a folder that has changed loses its marker."""
     manifest = staged(destination)
     if manifest is None or not destination.is_dir():
         return None
-    times = _written(destination)
+    times = _modification_times(destination)
     verdict = verify(destination, manifest, times, tick, keep=True)
     if verdict.fault and in_use():
         log.warning("%s is in use, and not what was staged: %s", destination, verdict.fault)
@@ -221,7 +221,7 @@ def _trusted(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda:
     return manifest
 
 
-def _written(destination: Path) -> "array[int] | None":
+def _modification_times(destination: Path) -> "array[int] | None":
     """Read the modification time of each file from the marker; None where the marker has none."""
     times: Iterator[Any] = (fields.get("mtime_ns") for fields in read_lines(_marker(destination)))
     try:
@@ -269,11 +269,11 @@ def _marker(destination: Path) -> Path:
 def _write_marker(destination: Path, manifest: Manifest) -> None:
     partial = _marker(destination).with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
     with partial.open("w") as file:
-        file.writelines(write_lines(_timed(destination, manifest)))
+        file.writelines(write_lines(_with_times(destination, manifest)))
     partial.replace(_marker(destination))
 
 
-def _timed(destination: Path, manifest: Manifest) -> Iterator[dict[str, Any]]:
+def _with_times(destination: Path, manifest: Manifest) -> Iterator[dict[str, Any]]:
     """Add each file's modification time to its fields."""
     for file in manifest.files:
         written = os.stat(f"{destination}/{file.path}").st_mtime_ns  # noqa: PTH116 - one for each of many

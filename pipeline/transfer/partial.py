@@ -61,7 +61,7 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     """
     items = source.items()
     partial = stem.with_name(f"{stem.name}.{items.digest[:DIGITS]}.{uuid.uuid4().hex[:_TOKEN]}.partial")
-    adopted = _hold(stem, partial)
+    adopted = _claim(stem, partial)
     try:
         manifest = _fill(partial, source, items, progress)
         if adopted and (fault := verify(partial, manifest, None, tick).fault):
@@ -86,7 +86,7 @@ def _broken_copies(stem: Path) -> list[Path]:
     return [path for path in stem.parent.iterdir() if name.fullmatch(path.name)]
 
 
-def _hold(stem: Path, partial: Path) -> bool:
+def _claim(stem: Path, partial: Path) -> bool:
     """Claim the partial folder; True where it is adopted from a broken copy of the same files."""
     same = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
     drop(stem, f"{same}.")
@@ -105,7 +105,7 @@ def _hold(stem: Path, partial: Path) -> bool:
 def _fill(partial: Path, source: Source, items: Rows[Item], progress: Progress) -> Manifest:
     starts = _starts(partial, items)
     tally = _Tally(progress, sum(item.size for item in items))
-    _see_room(partial, sum(item.size - start for item, start in zip(items, starts, strict=True)))
+    _check_room(partial, sum(item.size - start for item, start in zip(items, starts, strict=True)))
     files, last = Rows(File), ""
     for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):
         if (folder := item.path.rpartition("/")[0]) != last:
@@ -140,7 +140,7 @@ def _starts(partial: Path, items: Rows[Item]) -> "array[int]":
     return starts
 
 
-def _see_room(folder: Path, needed: int) -> None:
+def _check_room(folder: Path, needed: int) -> None:
     """Raise before anything is copied if the disk has too little room."""
     free = disk.free(folder)
     if needed > free:

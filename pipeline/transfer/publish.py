@@ -47,10 +47,10 @@ def publish(
     manifest = scan(origin, tick)
     # Behind URLs there are no empty folders, and no names that are not UTF-8.
     files = [file for file in manifest.files if not file.path.endswith("/")]
-    spelled = Manifest(file._replace(path=_spelled(file.path)) for file in files)
-    taken = _top(spelled)
+    spelled = Manifest(file._replace(path=_escaped(file.path)) for file in files)
+    taken = _top_names(spelled)
     published = _in_output(spelled, programs_report(taken))
-    _make_room(destination, published, key, tick)
+    _delete_outdated(destination, published, key, tick)
     done = 0
     for file, named in zip(files, published.files, strict=True):
         _upload(origin, destination, file, named, tick)
@@ -86,7 +86,7 @@ def save(
     stem.parent.mkdir(parents=True, exist_ok=True)
     refuse(strangers(Location.of(str(destination), "run.output"), key))  # before all of it is copied
     partial, manifest = copy(source, stem, progress, tick)
-    taken = _top(manifest)
+    taken = _top_names(manifest)
     try:
         if REPORT in taken:
             (partial / REPORT).rename(partial / programs_report(taken))
@@ -104,14 +104,14 @@ def save(
     return manifest
 
 
-def _top(manifest: Manifest) -> set[str]:
+def _top_names(manifest: Manifest) -> set[str]:
     """Name the files and folders at the top."""
     return {file.path.split("/", 1)[0] for file in manifest.files}
 
 
 def _in_output(manifest: Manifest, name: str) -> Manifest:
     """Rename a report.json of the program's own, file or folder: the run's report has that name."""
-    if REPORT not in _top(manifest):
+    if REPORT not in _top_names(manifest):
         return manifest
     log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, name)
     return Manifest(file._replace(path=_renamed(file.path, name)) for file in manifest.files)
@@ -122,12 +122,12 @@ def _renamed(path: str, name: str) -> str:
     return f"{name}{slash}{rest}" if top == REPORT else path
 
 
-def _spelled(path: str) -> str:
+def _escaped(path: str) -> str:
     """Escape a name that is not UTF-8 as Python does in a text: URLs have no other names."""
     return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def _make_room(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
+def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
     """Delete files of an earlier export that this one does not contain, its manifest last.
 
     Raises:

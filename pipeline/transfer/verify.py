@@ -47,13 +47,13 @@ def verify(
         if item.is_folder or (written is not None and item.version == str(written[number])):
             continue
         read += 1
-        if not _same(folder, item, file, tick):
+        if not _same_content(folder, item, file, tick):
             return Verdict(f"{file.path!r} has other content", read)
     walk.up_to(None)
     return Verdict(f"{walk.unlisted[0]!r} is none of it" if walk.unlisted else None, read)
 
 
-def _same(folder: Path, item: Item, file: File, tick: Tick) -> bool:
+def _same_content(folder: Path, item: Item, file: File, tick: Tick) -> bool:
     return Location.of(f"file://{folder}", "run.data").sha256(item, tick) == file.sha256
 
 

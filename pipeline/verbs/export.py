@@ -48,7 +48,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         else:
             manifest = verbs_of(ctx).export(ctx, handle, progress)
             if not manifest.files:
-                raise _fruitless(ctx, handle)
+                raise _no_model(ctx, handle)
         observed = observed_of(ctx, handle)
         exported = Exported(
             path=ctx.run.output and redacted(ctx.run.output),
@@ -63,7 +63,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         return exported
 
 
-def _fruitless(ctx: RunContext, handle: Handle) -> ExportError:
+def _no_model(ctx: RunContext, handle: Handle) -> ExportError:
     """Record that an attempt wrote no model, so that the next try trains again; say where it wrote."""
     with ctx.ledger.update() as entry:
         entry.attempts[handle.attempt] = entry.described(handle.attempt).model_copy(

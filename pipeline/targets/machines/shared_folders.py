@@ -1,6 +1,5 @@
 """Folders that runs share: a folder that a training uses is never overwritten."""
 
-from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -39,10 +38,10 @@ def _bring(ctx: MachineContext, source: Location, folder: Path, progress: Progre
 
 def _in_use(home: Path, folder: Path) -> bool:
     """Whether a training that goes on uses a folder."""
-    return any(_trains(ctx, lambda path: path.is_relative_to(folder)) for ctx in runs.on_this_machine(home))
+    return any(_trains_on(ctx, folder) for ctx in runs.on_this_machine(home))
 
 
-def _trains(ctx: RunContext, among: Callable[[Path], bool]) -> bool:
+def _trains_on(ctx: RunContext, folder: Path) -> bool:
     try:
         entry = ctx.ledger.read()
         handle = verbs_of(ctx).present_handle(ctx, entry)
@@ -50,7 +49,8 @@ def _trains(ctx: RunContext, among: Callable[[Path], bool]) -> bool:
             return False
         attempt = entry.described(handle.attempt)
         used = [Path(path) for path in (attempt.data, attempt.model, attempt.code) if path]
-        return any(map(among, used)) and not attempt_status(ctx, handle, entry).state.terminal
+        is_used = any(path.is_relative_to(folder) for path in used)
+        return is_used and not attempt_status(ctx, handle, entry).state.terminal
     except RunGoneError:
         return False
     except ManycpuError:  # whether it lives is known on another machine

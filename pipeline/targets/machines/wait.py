@@ -60,10 +60,10 @@ class MachineWatch:
         if ended and self.behind:
             return lines, Status(state=RunState.RUNNING)  # its last lines are still to come
         if not ended and time.monotonic() > self._until:
-            raise self._hangs()
+            raise self._hang_error()
         return lines, current
 
-    def _hangs(self) -> DeadlineError:
+    def _hang_error(self) -> DeadlineError:
         return DeadlineError(
             f"process {self.handle.pid}, which was to end the training after {self.ctx.run.run_timeout} s, "
             f"still has not done so {_LATE:g} s later; it is left as it is",
