@@ -110,7 +110,7 @@ def _compare(asked: dict[str, Any]) -> None:
 def _override(bound: inspect.BoundArguments, backend: str) -> None:
     asked = bound.arguments.get("backend")
     if asked is not None and _on_cpu(str(asked)) != backend:
-        warn(f"the script asks for the backend {str(asked)!r}; run.backend is {backend!r}, which is used")
+        warn(f"the script asks for the backend {str(asked)!r}; run.backend decides, {backend!r} is used")
     bound.arguments["backend"] = backend
 
 
