@@ -110,7 +110,7 @@ def _compare(given: dict[str, Any]) -> None:
 def _override(bound: inspect.BoundArguments, backend: str) -> None:
     requested = bound.arguments.get("backend")
     if requested is not None and _on_cpu(str(requested)) != backend:
-        warn(f"the script asks for the backend {str(requested)!r}; run.backend is {backend!r}, which is used")
+        warn(f"the script asks for the backend {str(requested)!r}; run.backend decides, {backend!r} is used")
     bound.arguments["backend"] = backend
 
 
