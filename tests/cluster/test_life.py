@@ -12,7 +12,7 @@ from cluster.cgroups import ROOT
 from cluster.command import MissingError, run, wait_for
 from cluster.fixtures import TestCluster
 from cluster.settings import CGROUP, INNER, INTERFACE, NODES, PROJECT, cache, run_folder
-from programs import Program
+from support.killable_programs import Program
 
 IDLE_MEMORY = 1.5 * 2**30
 

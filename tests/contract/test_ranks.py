@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ALL_REDUCE
-from helpers import until
-from node_runs import LAUNCHERS, LIGHT, MPIRUNS, PLAIN, by_hand, execute, launch, manifest_of
-from programs import Program
+from support.killable_programs import Program
+from support.rank_launches import LAUNCHERS, LIGHT, MPIRUNS, PLAIN, by_hand, execute, launch, manifest_of
+from support.training_scripts import ALL_REDUCE
+from support.waiting import until
 
 from manycpu.pipeline.spec.cpu_plan import plan
 from manycpu.pipeline.spec.cpu_request import Wanted

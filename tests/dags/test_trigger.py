@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from airflow.triggers.base import TriggerEvent
-from helpers import until
-from nasty_lines import NASTY
+from support.nasty_lines import NASTY
+from support.waiting import until
 
 from manycpu.operators import job_trigger
 from manycpu.operators.job_trigger import JobTrigger

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Program
+from support.killable_programs import Program
 
 from manycpu.pipeline.launchers import LAUNCHERS, mpijob, pytorchjob, refusals
 from manycpu.pipeline.render import as_yaml

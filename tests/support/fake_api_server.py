@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from kubernetes import client
-from web_server import served
+from support.web_server import served
 
 from manycpu.pipeline.adapters.cluster import KINDS
 
