@@ -81,9 +81,9 @@ def test_content_names_and_the_right_to_execute_matter(tree: Path) -> None:
 
 
 def test_a_layer_says_what_its_tar_is(tree: Path) -> None:
-    tree = pack(tree, "train.py")
-    assert tree.layer.diff_id == sha256(tree.tar) == f"sha256:{tree.digest}"
-    assert tree.layer.digest == sha256(tree.layer.content)
+    made = pack(tree, "train.py")
+    assert made.layer.diff_id == sha256(made.tar) == f"sha256:{made.digest}"
+    assert made.layer.digest == sha256(made.layer.content)
 
 
 def test_a_file_that_cannot_be_read_is_named(tree: Path) -> None:
