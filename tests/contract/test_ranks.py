@@ -162,17 +162,19 @@ def test_a_rank_that_never_comes(write: Callable[[str], Path]) -> None:
     )
 
 
-@pytest.mark.parametrize("launcher", ["processes", "torchrun"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("launcher", "how"),
+    [("processes", signal.SIGKILL), ("processes", signal.SIGTERM), ("torchrun", signal.SIGKILL)],
+)
 def test_nothing_survives_the_launcher(
-    how: signal.Signals, launcher: str, write: Callable[[str], Path], tmp_path: Path
+    launcher: str, how: signal.Signals, write: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """A launcher that is killed outright takes its ranks along, and what those had started."""
     script = write(
         "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\nprint('ready')\ntime.sleep(600)"
     )
     log = tmp_path / "log"
-    manifest = manifest_of(launcher, script)
+    manifest = manifest_of(launcher, script, env=LIGHT if launcher == "processes" else {})
     with log.open("wb") as out:
         process = Program(manifest["argv"], env=PLAIN | manifest["env"], stdout=out, stderr=out, cwd=tmp_path)
     until(lambda: log.read_text().count("ready") == 2, 60)
