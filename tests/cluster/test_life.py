@@ -14,8 +14,6 @@ from cluster.fixtures import TestCluster
 from cluster.settings import CGROUP, INNER, INTERFACE, NODES, PROJECT, cache, run_folder
 from support.killable_programs import Program
 
-IDLE_MEMORY = 1.5 * 2**30
-
 
 def traces() -> dict[str, object]:
     """What of the cluster can be seen on this machine."""
@@ -57,12 +55,6 @@ def nothing_left() -> bool:
 
 def start() -> Program[bytes]:
     return Program([sys.executable, "-m", "cluster", "up"], cwd=PROJECT / "tests", stderr=subprocess.DEVNULL)
-
-
-def test_memory_of_the_idle_cluster(cluster: TestCluster) -> None:
-    if cluster.own is None:
-        pytest.skip("only of the project's own cluster")
-    assert own.memory(cluster.own) < IDLE_MEMORY
 
 
 def test_it_listens_nowhere_on_the_machine(cluster: TestCluster) -> None:
