@@ -13,10 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import builder_image
 from cluster.cluster import Cluster
 from cluster.command import wait_for
 from cluster.space import Space, beside
+from support import builder_image
 
 from bench._cluster import namespace, target
 from bench._measure import by_turns, ratio, rounds, spread

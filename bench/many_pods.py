@@ -19,7 +19,7 @@ WORDS = {
 
 def main() -> dict[str, Any]:
     """Measure, in one process; the time of the process, not of the clock."""
-    from kubernetes_objects import T0, container, event, job, pod, snapshot
+    from support.api_objects import T0, container, event, job, pod, snapshot
 
     from manycpu.pipeline.spec.training_run import TrainingRun
     from manycpu.pipeline.targets.kubernetes.following import judgement

@@ -60,7 +60,7 @@ class _Bench:
         return time.monotonic() - began
 
     def _two_by_two(self, lasts: int) -> float:
-        from kubernetes_turns import ROOM
+        from support.contending_runs import ROOM
 
         began = time.monotonic()
         for number in range(0, RUNS, ROOM):
@@ -70,7 +70,7 @@ class _Bench:
     def _all(self, numbers: range, lasts: int) -> None:
         """Start runs at once, and wait until all are done."""
         from cluster.command import wait_for
-        from kubernetes_turns import start
+        from support.contending_runs import start
 
         self._number += 1
         folder = self._folder / str(self._number)

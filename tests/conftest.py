@@ -4,24 +4,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers import processes_of, until
-from node_runs import LIGHT
-from programs import end_programs, take_signals
+from support.killable_programs import end_programs, take_signals
+from support.rank_launches import LIGHT
+from support.tiny_bert import tiny_checkpoint, tiny_env
+from support.training_scripts import ALL_REDUCE
+from support.waiting import processes_of, until
 
 # One Airflow of its own for e2e, ui and kubernetes, and one in this process for dags and kubernetes.
-pytest_plugins = ["stages", "standalone", "dag_runs"]
+pytest_plugins = ["support.stages", "support.standalone_airflow", "support.in_process_airflow"]
 take_signals()
-
-ALL_REDUCE = """
-import os, torch, torch.distributed as dist
-dist.init_process_group()
-total = torch.ones(1)
-dist.all_reduce(total)
-print("sum", int(total), flush=True)
-if dist.get_rank() == 0:
-    open(os.path.join(os.environ["MANYCPU_OUTPUT"], "model.txt"), "w").write(f"sum {int(total)}")
-dist.destroy_process_group()
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +54,15 @@ def no_process_left(tmp_path: Path) -> Iterator[None]:
     """See that nothing that knows the test's folder lives on."""
     yield
     until(lambda: not list(processes_of(tmp_path)))  # a supervisor ends after it has written how all ended
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a random BERT that is tiny."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def env(tmp_path: Path, tiny_model: Path) -> dict[str, str]:
+    """Give the environment of a run of the recipe on tiny data."""
+    return tiny_env(tmp_path, tiny_model)

@@ -12,9 +12,7 @@ from cluster.cgroups import ROOT
 from cluster.command import MissingError, run, wait_for
 from cluster.fixtures import TestCluster
 from cluster.settings import CGROUP, INNER, INTERFACE, NODES, PROJECT, cache, run_folder
-from programs import Program
-
-IDLE_MEMORY = 1.5 * 2**30
+from support.killable_programs import Program
 
 
 def traces() -> dict[str, object]:
@@ -57,12 +55,6 @@ def nothing_left() -> bool:
 
 def start() -> Program[bytes]:
     return Program([sys.executable, "-m", "cluster", "up"], cwd=PROJECT / "tests", stderr=subprocess.DEVNULL)
-
-
-def test_memory_of_the_idle_cluster(cluster: TestCluster) -> None:
-    if cluster.own is None:
-        pytest.skip("only of the project's own cluster")
-    assert own.memory(cluster.own) < IDLE_MEMORY
 
 
 def test_it_listens_nowhere_on_the_machine(cluster: TestCluster) -> None:

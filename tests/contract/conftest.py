@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers import processes_of, until
-from pod_process import LARGE
+from support import namespace_hosts as made_hosts
+from support.fake_api_server import ApiServer, running
+from support.helper_process import LARGE
+from support.waiting import processes_of, until
 
 
 @pytest.fixture
@@ -41,3 +43,25 @@ def source(tmp_path: Path) -> Path:
     (folder / "link").symlink_to(folder / "a.txt")
     (folder / "nothing in it").mkdir()
     return folder
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    """Run an API server whose watches are silent until the test speaks."""
+    with running() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder that host node-b has of its own: what is put into it here is not seen there."""
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory, hidden: Path) -> Iterator[made_hosts.Hosts]:
+    """Make two hosts; nothing of them may be left."""
+    folder = tmp_path_factory.mktemp("hosts")
+    with made_hosts.made(folder, ["node-a", "node-b"], {"node-b": [str(hidden)]}) as made:
+        yield made
+    assert made.leftovers() == []

@@ -10,12 +10,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import docker_daemon
 import pytest
-import registry_program
-from registry_images import files, pull, push_base
-from registry_program import PASSWORD, USER
 from rich.console import Console
+from support import docker_daemon, registry_server
+from support.registry_images import files, pull, push_base
+from support.registry_server import PASSWORD, USER
 
 from manycpu.pipeline.adapters.archive import Archive
 from manycpu.pipeline.adapters.registry_login import Login
@@ -47,7 +46,7 @@ docker = pytest.mark.parametrize("builder", ["docker"], indirect=True)
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a registry that asks for a login, with an image `base:1` that has a shell."""
     folder = tmp_path_factory.mktemp("registry")
-    with registry_program.running(folder, registry_program.basic(folder)) as found:
+    with registry_server.running(folder, registry_server.basic(folder)) as found:
         push_base(found, LOGIN, shell=docker_daemon.busybox())
         yield found
 

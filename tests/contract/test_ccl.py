@@ -13,12 +13,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-import ccl_here
+from support import ccl_requirements
 
 from manycpu.pipeline.adapters import mpi
 from manycpu.pipeline.node.ccl import build
 
-MISSING = ccl_here.missing()
+MISSING = ccl_requirements.missing()
 # The longer limit is for machines that do much else: quiet ones need a quarter of it.
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(600)]
 

@@ -3,13 +3,13 @@
 import json
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import hosts as made_hosts
 import pytest
-from node_runs import LAUNCHERS, by_hand, launch
+from support import namespace_hosts as made_hosts
+from support.rank_launches import LAUNCHERS, by_hand, launch
 
 pytest.importorskip("torch")
 
@@ -116,14 +116,6 @@ def test_ranks_that_ask_for_different_backends_of_a_subgroup_all_fail(write: Cal
         assert ended.code == 88, ended.out
         told = "the ranks of a group ask for different backends: rank 0 ccl, rank 1 gloo."
         assert ended.texts().count(f"refused {told}") == 2
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[made_hosts.Hosts]:
-    """Make two hosts; nothing of them may be left."""
-    with made_hosts.made(tmp_path_factory.mktemp("hosts"), ["node-a", "node-b"]) as made:
-        yield made
-    assert made.leftovers() == []
 
 
 @ON_HOSTS

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import processes_of, until
-from programs import Program
+from support.killable_programs import Program
+from support.waiting import processes_of, until
 
 from manycpu.pipeline import cli, transfer
 from manycpu.pipeline.adapters import process
@@ -301,7 +301,7 @@ def test_a_killed_command_leaves_its_training_to_be_found_again(
 
 
 @pytest.fixture
-def begun(script: Script, tmp_path: Path) -> RunContext:
+def staging(script: Script, tmp_path: Path) -> RunContext:
     """Begin a run, of which somebody is staging the data."""
     ctx = open_context({"program": script(), "output": "out"}, None, "begun", base=tmp_path)
     prepare(ctx)
@@ -309,41 +309,41 @@ def begun(script: Script, tmp_path: Path) -> RunContext:
 
 
 def test_clean_leaves_alone_what_somebody_works_on_whatever_its_step(
-    manycpu: Type, begun: RunContext
+    manycpu: Type, staging: RunContext
 ) -> None:
-    with begun.ledger.timed("stage"):
-        for name in ([], [begun.name]):
+    with staging.ledger.timed("stage"):
+        for name in ([], [staging.name]):
             code, printed = manycpu("clean", *name, "--yes")
             assert code == 0
-            assert f"run {begun.name} is left alone: somebody works on it" in printed
+            assert f"run {staging.name} is left alone: somebody works on it" in printed
             assert "nothing to remove" in printed
     assert "left alone" in manycpu("clean", "--yes")[1]  # its next step is to come
-    assert begun.ledger.exists()
-    assert manycpu("cancel", begun.name)[0] == 0
+    assert staging.ledger.exists()
+    assert manycpu("cancel", staging.name)[0] == 0
     assert "left alone" not in manycpu("clean", "--yes")[1]
-    assert not begun.ledger.exists()
+    assert not staging.ledger.exists()
 
 
 def test_clean_leaves_alone_what_is_staged_while_a_run_may_use_it(
-    manycpu: Type, begun: RunContext, home: Path, monkeypatch: pytest.MonkeyPatch
+    manycpu: Type, staging: RunContext, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged, other = home / "data" / "0123456789abcdef", home / "runs" / "other"
     staged.mkdir(parents=True)
-    old = replace(begun, key="0" * 10, name="old-0000000000")
+    old = replace(staging, key="0" * 10, name="old-0000000000")
     for words in (["old"], []):  # a run that is named, or all
         prepare(old)
         old.ledger.keep(None)
-        assert f"left alone: {begun.name} may use them" in manycpu("clean", *words, "--data", "--yes")[1]
+        assert f"left alone: {staging.name} may use them" in manycpu("clean", *words, "--data", "--yes")[1]
         assert (staged.exists(), old.ledger.exists()) == (True, False)
-    cleanup(begun)
+    cleanup(staging)
     other.mkdir()
     (other / "ledger.json").write_text('{"schema": 99}')
     assert "left alone: other may use them" in manycpu("clean", "--data", "--yes")[1]
     shutil.rmtree(other)
-    monkeypatch.setattr("click.confirm", lambda *_, **__: prepare(begun))  # a run begins while it asks
-    assert f"left alone: {begun.name} may use them" in manycpu("clean", "--data")[1]
+    monkeypatch.setattr("click.confirm", lambda *_, **__: prepare(staging))  # a run begins while it asks
+    assert f"left alone: {staging.name} may use them" in manycpu("clean", "--data")[1]
     assert staged.exists()
-    cleanup(begun)
+    cleanup(staging)
     assert manycpu("clean", "--data", "--yes")[0] == 0
     assert not staged.exists()
 
@@ -369,35 +369,35 @@ def test_a_run_that_is_cancelled_while_it_stages_is_not_launched(
     assert list((home / "runs").iterdir()) == []
 
 
-def test_clean_removes_what_a_killed_command_left(manycpu: Type, begun: RunContext) -> None:
-    holder = process.handle_of_this_process(Path(), begun.name, 0)
-    begun.ledger.change_lease(holder=holder)
+def test_clean_removes_what_a_killed_command_left(manycpu: Type, staging: RunContext) -> None:
+    holder = process.handle_of_this_process(Path(), staging.name, 0)
+    staging.ledger.change_lease(holder=holder)
     assert "left alone" in manycpu("clean", "--yes")[1]
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    begun.ledger.change_lease(holder=holder.model_copy(update={"pid": ended.pid}))
+    staging.ledger.change_lease(holder=holder.model_copy(update={"pid": ended.pid}))
     assert "left alone" not in manycpu("clean", "--yes")[1]
-    assert not begun.ledger.exists()
+    assert not staging.ledger.exists()
 
 
 def test_clean_deletes_a_model_that_was_not_exported_by_a_word_for_its_run_alone(
-    manycpu: Type, begun: RunContext
+    manycpu: Type, staging: RunContext
 ) -> None:
-    with begun.ledger.update() as entry:
+    with staging.ledger.update() as entry:
         entry.attempt, entry.verbs["wait"] = 1, VerbRecord(seconds=1, result="done")
-    begun.ledger.keep(0)
-    for name in ([], [begun.name]):
+    staging.ledger.keep(0)
+    for name in ([], [staging.name]):
         code, printed = manycpu("clean", *name, "--yes")
         assert code == 0
-        assert f"has a model that was not exported; `manycpu clean {begun.name} --delete-model`" in printed
+        assert f"has a model that was not exported; `manycpu clean {staging.name} --delete-model`" in printed
     assert manycpu("clean", "--yes", "--delete-model")[0] == 2
-    assert begun.ledger.exists()
-    assert manycpu("clean", begun.name, "--yes", "--delete-model")[0] == 0
-    assert not begun.ledger.exists()
+    assert staging.ledger.exists()
+    assert manycpu("clean", staging.name, "--yes", "--delete-model")[0] == 0
+    assert not staging.ledger.exists()
 
 
 def test_a_run_that_another_version_left_is_no_obstacle_to_looking_at_the_others(
-    manycpu: Type, begun: RunContext, home: Path, caplog: pytest.LogCaptureFixture
+    manycpu: Type, staging: RunContext, home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = home / "runs" / "other"
     other.mkdir()
@@ -406,7 +406,7 @@ def test_a_run_that_another_version_left_is_no_obstacle_to_looking_at_the_others
     assert code == 0
     assert "not launched" in printed
     assert f"{other}/ledger.json cannot be read, another version" in caplog.text
-    assert begun.ledger.exists()
+    assert staging.ledger.exists()
 
 
 def test_mappings_are_given_name_by_name(manycpu: Type, script: Script, tmp_path: Path) -> None:

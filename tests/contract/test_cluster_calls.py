@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.config import incluster_config
-from web_server import served
+from support.web_server import served
 
 from manycpu.pipeline.adapters.cluster import Cluster, connect
 from manycpu.pipeline.spec.errors import ClusterError
@@ -52,7 +52,7 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def scripted() -> Iterator[Server]:
     made = Server()
     with served(made.handler()) as host:
         made.url = f"http://{host}"
@@ -60,12 +60,12 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def cluster(server: Server) -> Cluster:
+def opened(scripted: Server) -> Cluster:
     """Open a namespace of it; each client that is made has another token."""
     made: list[client.ApiClient] = []
 
     def connect() -> client.ApiClient:
-        settings = client.Configuration(host=server.url, api_key={"BearerToken": f"Bearer {len(made)}"})
+        settings = client.Configuration(host=scripted.url, api_key={"BearerToken": f"Bearer {len(made)}"})
         made.append(client.ApiClient(settings))
         return made[-1]
 
@@ -73,30 +73,30 @@ def cluster(server: Server) -> Cluster:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, CLOSED])
-def test_what_is_transient_is_tried_again(server: Server, cluster: Cluster, status: int) -> None:
-    server.answers = [(status, "try later")]
-    assert cluster.get("Pod", "a") is not None
-    assert len(server.tokens) == 2
+def test_what_is_transient_is_tried_again(scripted: Server, opened: Cluster, status: int) -> None:
+    scripted.answers = [(status, "try later")]
+    assert opened.get("Pod", "a") is not None
+    assert len(scripted.tokens) == 2
 
 
-def test_a_webhook_that_is_not_back_yet_is_waited_for(server: Server, cluster: Cluster) -> None:
-    server.answers = [(500, WEBHOOK)] * 2
-    cluster.create({"kind": "PyTorchJob", "metadata": {"name": "a"}})
-    assert len(server.tokens) == 3
+def test_a_webhook_that_is_not_back_yet_is_waited_for(scripted: Server, opened: Cluster) -> None:
+    scripted.answers = [(500, WEBHOOK)] * 2
+    opened.create({"kind": "PyTorchJob", "metadata": {"name": "a"}})
+    assert len(scripted.tokens) == 3
 
 
 @pytest.mark.parametrize("status", [400, 403, 422])
-def test_what_is_refused_is_told_at_once(server: Server, cluster: Cluster, status: int) -> None:
-    server.answers = [(status, "not like that")]
+def test_what_is_refused_is_told_at_once(scripted: Server, opened: Cluster, status: int) -> None:
+    scripted.answers = [(status, "not like that")]
     with pytest.raises(ClusterError, match="not like that") as caught:
-        cluster.get("Pod", "a")
-    assert (caught.value.status, len(server.tokens)) == (status, 1)
+        opened.get("Pod", "a")
+    assert (caught.value.status, len(scripted.tokens)) == (status, 1)
 
 
-def test_a_token_that_is_refused_is_read_anew(server: Server, cluster: Cluster) -> None:
-    server.answers = [(401, "Unauthorized")]
-    assert cluster.get("Pod", "a") is not None
-    assert server.tokens == ["Bearer 0", "Bearer 1"]
+def test_a_token_that_is_refused_is_read_anew(scripted: Server, opened: Cluster) -> None:
+    scripted.answers = [(401, "Unauthorized")]
+    assert opened.get("Pod", "a") is not None
+    assert scripted.tokens == ["Bearer 0", "Bearer 1"]
 
 
 @pytest.mark.parametrize(
@@ -105,21 +105,21 @@ def test_a_token_that_is_refused_is_read_anew(server: Server, cluster: Cluster) 
     ids=["busy", "silent"],
 )
 def test_no_call_is_tried_for_ever(
-    server: Server, cluster: Cluster, answer: tuple[int, str], told: str
+    scripted: Server, opened: Cluster, answer: tuple[int, str], told: str
 ) -> None:
-    server.answers = [answer] * 100
+    scripted.answers = [answer] * 100
     with pytest.raises(ClusterError, match=told):
-        cluster.call("GET", cluster.path("Pod"), deadline=0.5)
+        opened.call("GET", opened.path("Pod"), deadline=0.5)
 
 
-def test_a_kubeconfig_s_token_is_used(server: Server, tmp_path: Path) -> None:
-    named = {"name": "x", "cluster": {"server": server.url}, "user": {"token": "of-the-file"}}
+def test_a_kubeconfig_s_token_is_used(scripted: Server, tmp_path: Path) -> None:
+    named = {"name": "x", "cluster": {"server": scripted.url}, "user": {"token": "of-the-file"}}
     config: dict[str, Any] = {"kind": "Config", "clusters": [named], "users": [named]}
     config |= {"contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}], "current-context": "x"}
     path = tmp_path / "config"
     path.write_text(json.dumps(config))
     assert Cluster(lambda: connect(str(path)), "ml").get("Pod", "a") is not None
-    assert server.tokens == ["Bearer of-the-file"]
+    assert scripted.tokens == ["Bearer of-the-file"]
 
 
 def test_a_pod_s_own_account_comes_before_the_users_kubeconfig(

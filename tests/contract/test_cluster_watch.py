@@ -1,21 +1,15 @@
 """Watches of a namespace: what is normal is not told as a trouble, and what is a trouble is."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
-from api_server import ApiServer, running
-from kubernetes_objects import pod
+from support.api_objects import pod
+from support.fake_api_server import ApiServer
 
 from manycpu.pipeline.adapters import cluster_watch
 from manycpu.pipeline.adapters.cluster_watch import Changes, ClusterWatch
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with running() as found:
-        yield found
 
 
 @asynccontextmanager

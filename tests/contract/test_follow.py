@@ -2,17 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import kubernetes_objects
 import pytest
-from api_server import ApiServer, running
-from event_collector import EventCollector
-from helpers import until
-from kubernetes_objects import T0, Object, at, container, handle, job, pod
+from support import api_objects
+from support.api_objects import T0, Object, at, container, handle, job, pod
+from support.event_collector import EventCollector
+from support.fake_api_server import ApiServer
+from support.waiting import until
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import Changes, ClusterWatch
@@ -36,13 +36,7 @@ WORKER = "qa-1-worker-0"
 @pytest.fixture(autouse=True)
 def an_hour_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the job have been created an hour ago, by the server's clock."""
-    monkeypatch.setattr(kubernetes_objects, "T0", int(time.time()) - HOUR)
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with running() as found:
-        yield found
+    monkeypatch.setattr(api_objects, "T0", int(time.time()) - HOUR)
 
 
 def worker(number: int = 0, **state: Any) -> Object:
@@ -205,7 +199,7 @@ def test_silence_counts_while_somebody_listens(server: ApiServer, tmp_path: Path
     """Nobody has followed for longer than ranks may take to meet, or be silent."""
     healthy(server)
     following = Following(server, tmp_path)
-    following.recorder.state.spoke = kubernetes_objects.T0 + 60.0
+    following.recorder.state.spoke = api_objects.T0 + 60.0
     assert asyncio.run(followed(server, following)).state is RunState.SUCCEEDED
     silent = Following(server, tmp_path / "silent", stall_timeout=1)
     server.logs[WORKER] = ""

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import hosts as made_hosts
 import pytest
-from conftest import ALL_REDUCE
-from helpers import until
-from node_runs import LIGHT
-from programs import Program
+from support import namespace_hosts as made_hosts
+from support.killable_programs import Program
+from support.rank_launches import LIGHT
+from support.training_scripts import ALL_REDUCE
+from support.waiting import until
 
 from manycpu.pipeline.adapters import hosts as on_hosts
 from manycpu.pipeline.adapters import mpi, ssh
@@ -31,24 +31,8 @@ MPIS = {"intel": None, "openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
 pytestmark = pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
 
 
-@pytest.fixture(scope="module")
-def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder that host node-b has of its own: what is put into it here is not seen there."""
-    return tmp_path_factory.mktemp("own")
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory, hidden: Path) -> Iterator[made_hosts.Hosts]:
-    """Make two hosts for all tests of this file; nothing of them may be left."""
-    with made_hosts.made(
-        tmp_path_factory.mktemp("hosts"), ["node-a", "node-b"], {"node-b": [str(hidden)]}
-    ) as made:
-        yield made
-    assert made.leftovers() == []
-
-
 @pytest.fixture(autouse=True)
-def nothing_runs_afterwards(hosts: made_hosts.Hosts) -> Iterator[None]:
+def hosts_are_free(hosts: made_hosts.Hosts) -> Iterator[None]:
     """See that no test leaves a process on a host."""
     yield
     free(hosts)
@@ -148,7 +132,7 @@ import os, subprocess, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 import test_hosts
-from node_runs import LIGHT
+from support.rank_launches import LIGHT
 from manycpu.pipeline.spec.targets import BareMetal
 target = BareMetal.model_validate_json({target!r})
 fields = dict(nproc_per_node=2, oversubscribe=True, env=LIGHT)

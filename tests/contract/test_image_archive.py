@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import registry_program
 from cluster import debian
-from helpers import until
-from registry_images import push_base
+from support import registry_server
+from support.registry_images import push_base
+from support.waiting import until
 
 from manycpu.pipeline.adapters.archive import Archive
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
@@ -23,9 +23,9 @@ from manycpu.pipeline.targets.open_run import open_context
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a registry with an image `base:1`, where nothing may be pushed to later."""
-    with registry_program.running(tmp_path_factory.mktemp("registry")) as found:
+    with registry_server.running(tmp_path_factory.mktemp("registry")) as found:
         push_base(found)
         yield found
 
@@ -40,9 +40,9 @@ def context(folder: Path, **target: object) -> ClusterContext:
     return made
 
 
-def test_an_archive_has_all_that_the_image_needs(host: str, tmp_path: Path) -> None:
+def test_an_archive_has_all_that_the_image_needs(frozen: str, tmp_path: Path) -> None:
     file = tmp_path / "image.tar"
-    name = save(context(tmp_path, image=f"http://{host}/base:1"), file)
+    name = save(context(tmp_path, image=f"http://{frozen}/base:1"), file)
     image = Archive(file).image
     assert len(image.layers) == 3
     with tarfile.open(file) as tar:
@@ -53,14 +53,14 @@ def test_an_archive_has_all_that_the_image_needs(host: str, tmp_path: Path) -> N
     assert entry["annotations"]["io.containerd.image.name"] == name
 
 
-def test_a_saved_image_is_known_by_its_tag_on_the_nodes(host: str, tmp_path: Path) -> None:
-    name = save(context(tmp_path, image=f"http://{host}/base:1"), tmp_path / "image.tar")
+def test_a_saved_image_is_known_by_its_tag_on_the_nodes(frozen: str, tmp_path: Path) -> None:
+    name = save(context(tmp_path, image=f"http://{frozen}/base:1"), tmp_path / "image.tar")
     built, reused = build.build(context(tmp_path, image=name, pull_policy="Never"))
     assert (built.image, reused) == (name, True)
 
 
-def test_containerd_loads_an_archive(host: str, tmp_path: Path) -> None:
-    name = save(context(tmp_path, image=f"http://{host}/base:1"), tmp_path / "image.tar")
+def test_containerd_loads_an_archive(frozen: str, tmp_path: Path) -> None:
+    name = save(context(tmp_path, image=f"http://{frozen}/base:1"), tmp_path / "image.tar")
     with containerd(tmp_path) as ctr:
         ctr("images", "import", "--no-unpack", str(tmp_path / "image.tar"))
         assert ctr("images", "ls", "-q").split() == [name]

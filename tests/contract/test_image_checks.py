@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import registry_program
-from registry_images import push_base
-from registry_program import PASSWORD, USER
+from support import registry_server
+from support.registry_images import push_base
+from support.registry_server import PASSWORD, USER
 
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import Finding
@@ -20,10 +20,10 @@ KNOWN = Access(registry_login={"username": USER, "password": PASSWORD})
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a registry that asks for a login, with images."""
     folder = tmp_path_factory.mktemp("registry")
-    with registry_program.running(folder, registry_program.basic(folder)) as found:
+    with registry_server.running(folder, registry_server.basic(folder)) as found:
         login = Login(USER, PASSWORD)
         push_base(found, login)
         push_base(found, login, "old", labels={"manycpu.torch": "2.4.1"}, env=["PYTHON_VERSION=3.9.18"])
@@ -48,29 +48,29 @@ def fatal(findings: list[Finding]) -> dict[str, str]:
     return {finding.field: finding.message for finding in findings if finding.fatal}
 
 
-def test_pods_without_a_login_are_a_warning(host: str, find: Find) -> None:
-    (warning,) = find(KNOWN, registry=f"http://{host}/ml", image=f"{host}/base:1")
+def test_pods_without_a_login_are_a_warning(locked: str, find: Find) -> None:
+    (warning,) = find(KNOWN, registry=f"http://{locked}/ml", image=f"{locked}/base:1")
     assert (warning.field, warning.fatal) == ("target.registry", False)
     assert "asks for a login, and the pods have none" in warning.message
 
 
-def test_an_image_that_is_not_there_is_named_by_its_field(host: str, find: Find) -> None:
+def test_an_image_that_is_not_there_is_named_by_its_field(locked: str, find: Find) -> None:
     found = fatal(
-        find(KNOWN, registry=f"http://{host}/ml", image=f"{host}/base:1", helper_image=f"{host}/base:2")
+        find(KNOWN, registry=f"http://{locked}/ml", image=f"{locked}/base:1", helper_image=f"{locked}/base:2")
     )
-    assert found == {"target.helper_image": f"there is no image {host}/base:2"}
+    assert found == {"target.helper_image": f"there is no image {locked}/base:2"}
 
 
-def test_an_image_that_is_too_old_is_refused(host: str, find: Find) -> None:
-    findings = find(KNOWN, registry=f"http://{host}/ml", image=f"{host}/base:old")
+def test_an_image_that_is_too_old_is_refused(locked: str, find: Find) -> None:
+    findings = find(KNOWN, registry=f"http://{locked}/ml", image=f"{locked}/base:old")
     python, torch = (finding.message for finding in findings if finding.field == "target.image")
     assert "has Python 3.9.18; manycpu's node part needs 3.11 or later" in python
     assert "has torch 2.4.1; manycpu's node part needs 2.6 or later" in torch
 
 
 @pytest.mark.parametrize("access", [None, Access(registry_login={"username": USER, "password": "no"})])
-def test_who_may_not_push_is_told_so(host: str, find: Find, access: Access | None) -> None:
-    found = fatal(find(access, registry=f"http://{host}/ml", image=f"{host}/base:1"))
+def test_who_may_not_push_is_told_so(locked: str, find: Find, access: Access | None) -> None:
+    found = fatal(find(access, registry=f"http://{locked}/ml", image=f"{locked}/base:1"))
     assert list(found) == ["target.registry"]
     assert "401" in found["target.registry"]
 
@@ -84,26 +84,26 @@ def test_neither_registry_nor_image_is_refused(find: Find) -> None:
     assert list(fatal(find())) == ["target.registry"]
 
 
-def test_a_docker_config_that_is_not_there_is_named(host: str, find: Find, tmp_path: Path) -> None:
+def test_a_docker_config_that_is_not_there_is_named(locked: str, find: Find, tmp_path: Path) -> None:
     absent = str(tmp_path / "absent.json")
-    (found,) = find(registry=f"http://{host}/ml", image=f"{host}/base:1", registry_connection=absent)
+    (found,) = find(registry=f"http://{locked}/ml", image=f"{locked}/base:1", registry_connection=absent)
     assert found.field == "target.registry_connection"
     assert "there is no such file" in found.message
 
 
 def test_dockers_own_login_is_used(
-    host: str, find: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    locked: str, find: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(Login(USER, PASSWORD).as_config(host)))
+    (tmp_path / "config.json").write_text(json.dumps(Login(USER, PASSWORD).as_config(locked)))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    assert fatal(find(registry=f"http://{host}/ml", image=f"{host}/base:1")) == {}
+    assert fatal(find(registry=f"http://{locked}/ml", image=f"{locked}/base:1")) == {}
 
 
 def test_a_builder_that_is_not_installed_is_named(
-    host: str, find: Find, monkeypatch: pytest.MonkeyPatch
+    locked: str, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    found = fatal(find(KNOWN, registry=f"http://{host}/ml", builder="buildah"))
+    found = fatal(find(KNOWN, registry=f"http://{locked}/ml", builder="buildah"))
     assert found == {"target.builder": "there is no program buildah on this machine"}
 
 

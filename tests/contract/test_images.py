@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import registry_program
-from registry_images import files, pull, push_base
-from registry_program import PASSWORD, USER
+from support import registry_server
+from support.registry_images import files, pull, push_base
+from support.registry_server import PASSWORD, USER
 
 from manycpu.pipeline.adapters.registry import Repository
 from manycpu.pipeline.adapters.registry_http import Connection
@@ -24,15 +24,15 @@ Context = Callable[..., ClusterContext]
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a registry that is open to all, with an image `base:1`."""
-    with registry_program.running(tmp_path_factory.mktemp("registry")) as found:
+    with registry_server.running(tmp_path_factory.mktemp("registry")) as found:
         push_base(found)
         yield found
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Context:
+def planned(tmp_path: Path) -> Context:
     """Describe a run whose program is `code/train.py`."""
     folder = tmp_path / "code"
     folder.mkdir()
@@ -50,12 +50,12 @@ def context(tmp_path: Path) -> Context:
     return make
 
 
-def test_code_and_manycpu_are_put_upon_the_image(host: str, context: Context) -> None:
-    built, reused = build.build(context(registry=f"http://{host}/ml", image=f"{host}/base:1"))
+def test_code_and_manycpu_are_put_upon_the_image(stocked: str, planned: Context) -> None:
+    built, reused = build.build(planned(registry=f"http://{stocked}/ml", image=f"{stocked}/base:1"))
     assert not reused
     assert (built.code, built.program) == (CODE, ("train.py",))
     assert built.image
-    assert built.image.startswith(f"{host}/ml/manycpu@sha256:")
+    assert built.image.startswith(f"{stocked}/ml/manycpu@sha256:")
     image = pull(built.image)
     assert image.settings["WorkingDir"] == CODE
     assert image.settings["User"] == "1000"
@@ -67,15 +67,15 @@ def test_code_and_manycpu_are_put_upon_the_image(host: str, context: Context) ->
     assert "opt/manycpu/lib/manycpu/pipeline/node/__main__.py" in files(built.image, 1)
 
 
-def test_what_is_there_is_used_again(host: str, context: Context) -> None:
-    ctx = context(registry=f"http://{host}/again", image=f"{host}/base:1")
+def test_what_is_there_is_used_again(stocked: str, planned: Context) -> None:
+    ctx = planned(registry=f"http://{stocked}/again", image=f"{stocked}/base:1")
     first, second = build.build(ctx), build.build(ctx)
     assert second[0] == first[0]
     assert (first[1], second[1]) == (False, True)
 
 
-def test_a_change_of_the_code_changes_one_small_layer(host: str, context: Context, tmp_path: Path) -> None:
-    ctx = context(registry=f"http://{host}/change", image=f"{host}/base:1")
+def test_a_change_of_the_code_changes_one_small_layer(stocked: str, planned: Context, tmp_path: Path) -> None:
+    ctx = planned(registry=f"http://{stocked}/change", image=f"{stocked}/base:1")
     before, _ = build.build(ctx)
     (tmp_path / "code" / "train.py").write_text("print('two')")
     after, reused = build.build(ctx)
@@ -86,9 +86,11 @@ def test_a_change_of_the_code_changes_one_small_layer(host: str, context: Contex
     assert new[2]["size"] < 1000
 
 
-def test_an_image_of_another_registry_is_brought_whole(host: str, context: Context, tmp_path: Path) -> None:
-    with registry_program.running(tmp_path / "registry") as other:
-        built, _ = build.build(context(registry=f"http://{other}/ml", image=f"http://{host}/base:1"))
+def test_an_image_of_another_registry_is_brought_whole(
+    stocked: str, planned: Context, tmp_path: Path
+) -> None:
+    with registry_server.running(tmp_path / "registry") as other:
+        built, _ = build.build(planned(registry=f"http://{other}/ml", image=f"http://{stocked}/base:1"))
         image = pull(built.image or "")
         named = Reference.parse(built.image or "", "test")
         connection = Connection(other, plain=True)
@@ -97,8 +99,8 @@ def test_an_image_of_another_registry_is_brought_whole(host: str, context: Conte
         connection.close()
 
 
-def test_helper_pods_have_manycpu_and_no_code(host: str, context: Context) -> None:
-    ctx = context(registry=f"http://{host}/ml", image="unused", helper_image=f"{host}/base:1")
+def test_helper_pods_have_manycpu_and_no_code(stocked: str, planned: Context) -> None:
+    ctx = planned(registry=f"http://{stocked}/ml", image="unused", helper_image=f"{stocked}/base:1")
     reference = images.helper(ctx)
     assert reference == images.helper(ctx)
     image = pull(reference)
@@ -107,18 +109,18 @@ def test_helper_pods_have_manycpu_and_no_code(host: str, context: Context) -> No
     assert "WorkingDir" not in image.settings
 
 
-def test_a_recipe_needs_no_code(host: str, context: Context) -> None:
-    ctx = context(registry=f"http://{host}/ml", image=f"{host}/base:1", program="question_answering")
+def test_a_recipe_needs_no_code(stocked: str, planned: Context) -> None:
+    ctx = planned(registry=f"http://{stocked}/ml", image=f"{stocked}/base:1", program="question_answering")
     built, _ = build.build(ctx)
     assert built.code is None
     assert len(pull(built.image or "").layers) == 2
 
 
 def test_without_a_registry_an_image_with_this_code_is_taken_as_it_is(
-    host: str, context: Context, tmp_path: Path
+    stocked: str, planned: Context, tmp_path: Path
 ) -> None:
-    built, _ = build.build(context(registry=f"http://{host}/done", image=f"{host}/base:1"))
-    finished = context(image=f"http://{built.image}")
+    built, _ = build.build(planned(registry=f"http://{stocked}/done", image=f"{stocked}/base:1"))
+    finished = planned(image=f"http://{built.image}")
     assert build.build(finished) == (built, True)
     assert images.helper(finished) == built.image
     (tmp_path / "code" / "train.py").write_text("print('two')")
@@ -126,26 +128,26 @@ def test_without_a_registry_an_image_with_this_code_is_taken_as_it_is(
         build.build(finished)
 
 
-def test_without_a_registry_an_image_on_the_nodes_is_known_by_its_tag(host: str, context: Context) -> None:
-    ctx = context(registry=f"http://{host}/nodes", image=f"{host}/base:1")
+def test_without_a_registry_an_image_on_the_nodes_is_known_by_its_tag(stocked: str, planned: Context) -> None:
+    ctx = planned(registry=f"http://{stocked}/nodes", image=f"{stocked}/base:1")
     built, _ = build.build(ctx)
     image = pull(built.image or "")
     tag = "-".join(["ab" * 6, image.labels["manycpu.lib"][:12], image.labels["manycpu.code"][:12]])
     on_nodes = f"manycpu.local/train:{tag}"
-    assert build.build(context(image=on_nodes, pull_policy="Never"))[0].image == on_nodes
+    assert build.build(planned(image=on_nodes, pull_policy="Never"))[0].image == on_nodes
     with pytest.raises(BadInputError, match=r"^target\.registry"):
-        build.build(context(image="manycpu.local/train:other", pull_policy="Never"))
+        build.build(planned(image="manycpu.local/train:other", pull_policy="Never"))
 
 
-def test_the_login_of_a_connection_is_used(context: Context, tmp_path: Path) -> None:
+def test_the_login_of_a_connection_is_used(planned: Context, tmp_path: Path) -> None:
     folder = tmp_path / "registry"
-    with registry_program.running(folder, registry_program.basic(folder)) as host:
+    with registry_server.running(folder, registry_server.basic(folder)) as host:
         push_base(host, Login(USER, PASSWORD))
         target = {"registry": f"http://{host}/ml", "image": f"{host}/base:1"}
         known = Access(registry_login={"username": USER, "password": PASSWORD})
-        assert build.build(context(known, **target))[0].image
+        assert build.build(planned(known, **target))[0].image
         config = tmp_path / "config.json"
         config.write_text(json.dumps(Login(USER, PASSWORD).as_config(host)))
-        assert build.build(context(**target, registry_connection=str(config)))[1]
+        assert build.build(planned(**target, registry_connection=str(config)))[1]
         with pytest.raises(BuildError, match="without a login with 401"):
-            build.build(context(**target))
+            build.build(planned(**target))

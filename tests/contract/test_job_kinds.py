@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from api_server import ApiServer, Object, running
-from helpers import until
-from third_kind import operate, register
+from support.fake_api_server import ApiServer, Object, running
+from support.third_kind import operate, register
+from support.waiting import until
 
 from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.render import as_yaml

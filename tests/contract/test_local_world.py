@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import until
-from node_runs import LIMIT, PLAIN
-from programs import Program
+from support.killable_programs import Program
+from support.rank_launches import LIMIT, PLAIN
+from support.waiting import until
 
 from manycpu.pipeline.node import meeting_point
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import until
-from node_runs import LIGHT, PLAIN, Ended, alone, execute
-from programs import Program
+from support.killable_programs import Program
+from support.rank_launches import LIGHT, PLAIN, Ended, alone, execute
+from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
 

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from folders import contents, location
-from helpers import until
-from pod_process import pod
-from programs import Program
+from support.folder_contents import contents, location
+from support.helper_process import pod
+from support.killable_programs import Program
+from support.waiting import until
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import Item, Rows

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from folders import contents, location
-from pod_process import LARGE, pod, pull
+from support.folder_contents import contents, location
+from support.helper_process import LARGE, pod, pull
 
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Content, LostError, RemoteError

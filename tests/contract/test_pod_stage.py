@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import contents, location
-from helpers import until
-from pod_process import LARGE, pod, push
+from support.folder_contents import contents, location
+from support.helper_process import LARGE, pod, push
+from support.waiting import until
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import Item, Rows

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ccl_here
 import pytest
-from tiny_bert import tiny_checkpoint, tiny_data
+from support import ccl_requirements
+from support.tiny_bert import tiny_checkpoint, tiny_data
 
 from manycpu.pipeline.spec.event_types import decode
 from manycpu.pipeline.spec.events import split
@@ -32,7 +32,7 @@ OPTIONS = (
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
+def world(tmp_path: Path) -> dict[str, str]:
     """Give the environment of a run. Seven questions to evaluate: two ranks get a padded share."""
     return {
         **os.environ,
@@ -59,9 +59,9 @@ def told(output: str) -> list[dict[str, Any]]:
     return [event.model_dump(exclude_unset=True) for event in decoded if event is not None]
 
 
-def test_two_ranks_train_evaluate_and_leave_one_model(env: dict[str, str], tmp_path: Path) -> None:
-    env["MANYCPU_BACKEND"] = "gloo" if ccl_here.missing() else "ccl"
-    done = run((*RANKS, *OPTIONS, "--num_train_epochs", "1", "--gradient_compression", "bf16"), env)
+def test_two_ranks_train_evaluate_and_leave_one_model(world: dict[str, str], tmp_path: Path) -> None:
+    world["MANYCPU_BACKEND"] = "gloo" if ccl_requirements.missing() else "ccl"
+    done = run((*RANKS, *OPTIONS, "--num_train_epochs", "1", "--gradient_compression", "bf16"), world)
     assert done.returncode == 0, done.stderr + done.stdout
     output = tmp_path / "output"
     metrics = json.loads((output / "metrics.json").read_text())
@@ -77,15 +77,15 @@ def test_two_ranks_train_evaluate_and_leave_one_model(env: dict[str, str], tmp_p
     assert (done.stdout + done.stderr).count("'train_runtime': ") == 1
     assert progress[-1]["total_steps"] == 3
     assert progress[-1]["seconds_left"] == 0
-    asked = run((*ASK, str(output), "Who?", "odo drew the plans"), env)
+    asked = run((*ASK, str(output), "Who?", "odo drew the plans"), world)
     assert asked.returncode == 0, asked.stderr
     assert asked.stdout.strip() in "odo drew the plans"
 
 
-def test_two_ranks_evaluate_as_one_does(env: dict[str, str], tmp_path: Path) -> None:
+def test_two_ranks_evaluate_as_one_does(world: dict[str, str], tmp_path: Path) -> None:
     options = (*OPTIONS, "--do_eval", "--bf16", "false")
-    both = run((*RANKS, *options), env)
-    alone = run((*ALONE, *options), {**env, "MANYCPU_OUTPUT": str(tmp_path / "alone")})
+    both = run((*RANKS, *options), world)
+    alone = run((*ALONE, *options), {**world, "MANYCPU_OUTPUT": str(tmp_path / "alone")})
     assert (both.returncode, alone.returncode) == (0, 0), both.stderr + alone.stderr
     for name in ("eval_predictions.json", "eval_nbest_predictions.json"):
         first, second = (json.loads((tmp_path / folder / name).read_text()) for folder in ("output", "alone"))
@@ -103,16 +103,16 @@ def texts(said: Any) -> Any:
     return said if isinstance(said, str) else said[0]["text"]
 
 
-def test_bad_input_ends_every_rank_with_its_message(env: dict[str, str], tmp_path: Path) -> None:
+def test_bad_input_ends_every_rank_with_its_message(world: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "data" / "train.json").write_text("{")
-    done = run((*RANKS, *OPTIONS), env)
+    done = run((*RANKS, *OPTIONS), world)
     assert done.returncode != 0
     assert "error: run.data: " in done.stdout + done.stderr
     assert "is not JSON: line 1" in done.stdout + done.stderr
 
 
-def test_alone_bad_input_exits_2_without_a_traceback(env: dict[str, str]) -> None:
-    done = run((*ALONE, "--learning_rat", "1"), env)
+def test_alone_bad_input_exits_2_without_a_traceback(world: dict[str, str]) -> None:
+    done = run((*ALONE, "--learning_rat", "1"), world)
     assert done.returncode == 2
     assert "error: run.args: unknown options: --learning_rat 1." in done.stderr
     assert "Traceback" not in done.stderr

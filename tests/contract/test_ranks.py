@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ALL_REDUCE
-from helpers import until
-from node_runs import LAUNCHERS, LIGHT, MPIRUNS, PLAIN, by_hand, execute, launch, manifest_of
-from programs import Program
+from support.killable_programs import Program
+from support.rank_launches import LAUNCHERS, LIGHT, MPIRUNS, PLAIN, by_hand, execute, launch, manifest_of
+from support.training_scripts import ALL_REDUCE
+from support.waiting import until
 
 from manycpu.pipeline.spec.cpu_plan import plan
 from manycpu.pipeline.spec.cpu_request import CpuRequest
@@ -49,7 +49,7 @@ def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -
         r"the import of torch took \d+\.\d s; waits for all ranks to meet: 2 .*", starts[1]["message"]
     )
     assert re.fullmatch(r"all ranks to meet: 2 .* took \d+\.\d s; the program begins", starts[2]["message"])
-    used = [(event["asked"], event["observed"], event["world_size"]) for event in ended.events("backend")]
+    used = [(event["requested"], event["observed"], event["world_size"]) for event in ended.events("backend")]
     assert used == [("gloo", "gloo", 2)] * 2
     assert ended.texts().count("sum 2") == 2
     assert ended.texts().count("threads 1 1") == 2
@@ -162,17 +162,19 @@ def test_a_rank_that_never_comes(write: Callable[[str], Path]) -> None:
     )
 
 
-@pytest.mark.parametrize("launcher", ["processes", "torchrun"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("launcher", "how"),
+    [("processes", signal.SIGKILL), ("processes", signal.SIGTERM), ("torchrun", signal.SIGKILL)],
+)
 def test_nothing_survives_the_launcher(
-    how: signal.Signals, launcher: str, write: Callable[[str], Path], tmp_path: Path
+    launcher: str, how: signal.Signals, write: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """A launcher that is killed outright takes its ranks along, and what those had started."""
     script = write(
         "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\nprint('ready')\ntime.sleep(600)"
     )
     log = tmp_path / "log"
-    manifest = manifest_of(launcher, script)
+    manifest = manifest_of(launcher, script, env=LIGHT if launcher == "processes" else {})
     with log.open("wb") as out:
         process = Program(manifest["argv"], env=PLAIN | manifest["env"], stdout=out, stderr=out, cwd=tmp_path)
     until(lambda: log.read_text().count("ready") == 2, 60)

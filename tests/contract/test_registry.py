@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import registry_program
-from registry_program import PASSWORD, USER, Tokens
+from support import registry_server
+from support.registry_server import PASSWORD, USER, Tokens
 
 from manycpu.pipeline.adapters import registry
 from manycpu.pipeline.adapters.registry import Repository, of_blob, of_bytes
@@ -23,9 +23,9 @@ Open = Callable[..., Repository]
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a registry that is open to all."""
-    with registry_program.running(tmp_path_factory.mktemp("registry")) as found:
+    with registry_server.running(tmp_path_factory.mktemp("registry")) as found:
         yield found
 
 
@@ -69,8 +69,8 @@ def push(to: Repository, tag: str, *contents: bytes) -> Image:
     return made
 
 
-def test_what_is_pushed_comes_back_by_tag_and_by_digest(host: str, repository: Open) -> None:
-    to = repository(host, "ml/train")
+def test_what_is_pushed_comes_back_by_tag_and_by_digest(public: str, repository: Open) -> None:
+    to = repository(public, "ml/train")
     made = push(to, "one", b"a layer")
     assert to.digest("one") == to.digest(made.digest) == made.digest
     assert to.pull("one") == to.pull(made.digest) == made
@@ -78,18 +78,18 @@ def test_what_is_pushed_comes_back_by_tag_and_by_digest(host: str, repository: O
         assert gzip.decompress(blob.read()) == b"a layer"
 
 
-def test_an_image_that_is_not_there_has_no_digest(host: str, repository: Open) -> None:
-    assert repository(host, "ml/nothing").digest("latest") is None
+def test_an_image_that_is_not_there_has_no_digest(public: str, repository: Open) -> None:
+    assert repository(public, "ml/nothing").digest("latest") is None
     with pytest.raises(RegistryError, match=r"404.*MANIFEST_UNKNOWN") as caught:
-        repository(host, "ml/nothing").pull("latest")
+        repository(public, "ml/nothing").pull("latest")
     assert caught.value.status == 404
 
 
 def test_a_blob_larger_than_a_chunk_arrives_whole(
-    host: str, repository: Open, monkeypatch: pytest.MonkeyPatch
+    public: str, repository: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "CHUNK", 1000)
-    to = repository(host, "ml/large")
+    to = repository(public, "ml/large")
     for size in (999, 1000, 1001, 2000, 3456):
         content = os.urandom(size)
         to.push(of_bytes(content, sha256(content)))
@@ -97,15 +97,15 @@ def test_a_blob_larger_than_a_chunk_arrives_whole(
             assert blob.read() == content
 
 
-def test_a_blob_that_is_not_what_its_digest_says_is_refused(host: str, repository: Open) -> None:
+def test_a_blob_that_is_not_what_its_digest_says_is_refused(public: str, repository: Open) -> None:
     wrong = sha256(b"something else")
     with pytest.raises(RegistryError, match="DIGEST_INVALID"):
-        repository(host, "ml/wrong").push(of_bytes(b"this", wrong))
-    assert not repository(host, "ml/wrong").has(wrong)
+        repository(public, "ml/wrong").push(of_bytes(b"this", wrong))
+    assert not repository(public, "ml/wrong").has(wrong)
 
 
-def test_a_blob_is_mounted_from_another_repository(host: str, repository: Open) -> None:
-    source, target = repository(host, "ml/source"), repository(host, "ml/target")
+def test_a_blob_is_mounted_from_another_repository(public: str, repository: Open) -> None:
+    source, target = repository(public, "ml/source"), repository(public, "ml/target")
     content = b"mounted"
     source.push(of_bytes(content, sha256(content)))
     assert target.mount(sha256(content), "ml/source")
@@ -113,16 +113,16 @@ def test_a_blob_is_mounted_from_another_repository(host: str, repository: Open) 
     assert not target.mount(sha256(b"absent"), "ml/source")
 
 
-def test_a_blob_is_copied_from_another_registry(host: str, repository: Open, tmp_path: Path) -> None:
-    with registry_program.running(tmp_path) as other:
-        source, target = repository(other, "ml/source"), repository(host, "ml/copied")
+def test_a_blob_is_copied_from_another_registry(public: str, repository: Open, tmp_path: Path) -> None:
+    with registry_server.running(tmp_path) as other:
+        source, target = repository(other, "ml/source"), repository(public, "ml/copied")
         made = push(source, "one", os.urandom(100_000))
         target.push(of_blob(source, made.layers[0]))
         assert target.has(made.layers[0]["digest"])
 
 
-def test_an_index_is_resolved_to_linux_amd64(host: str, repository: Open) -> None:
-    to = repository(host, "ml/index")
+def test_an_index_is_resolved_to_linux_amd64(public: str, repository: Open) -> None:
+    to = repository(public, "ml/index")
     made = push(to, "amd64", b"for amd64")
     other = image(architecture="arm64")
     to.push(of_bytes(other.config_bytes, other.manifest["config"]["digest"]))
@@ -138,7 +138,7 @@ def test_an_index_is_resolved_to_linux_amd64(host: str, repository: Open) -> Non
 
 
 def test_basic_auth_is_used_where_it_is_asked_for(tmp_path: Path, repository: Open) -> None:
-    with registry_program.running(tmp_path, registry_program.basic(tmp_path)) as host:
+    with registry_server.running(tmp_path, registry_server.basic(tmp_path)) as host:
         made = push(repository(host, "ml/train", KNOWN), "one", b"x")
         assert repository(host, "ml/train", KNOWN).pull("one") == made
 
@@ -148,7 +148,7 @@ def test_a_login_that_is_refused_is_named_without_its_password(
     tmp_path: Path, repository: Open, login: Login | None
 ) -> None:
     with (
-        registry_program.running(tmp_path, registry_program.basic(tmp_path)) as host,
+        registry_server.running(tmp_path, registry_server.basic(tmp_path)) as host,
         pytest.raises(RegistryError, match=r"target\.registry: .* 401.*target\.pull_secret") as caught,
     ):
         repository(host, "ml/train", login).check_push()
@@ -158,7 +158,7 @@ def test_a_login_that_is_refused_is_named_without_its_password(
 def test_tokens_are_asked_for_what_is_needed(tmp_path: Path, repository: Open) -> None:
     with (
         Tokens(tmp_path / "tokens") as tokens,
-        registry_program.running(tmp_path, tokens.settings) as host,
+        registry_server.running(tmp_path, tokens.settings) as host,
     ):
         to = repository(host, "ml/train", KNOWN)
         made = push(to, "one", b"x", b"y")
@@ -173,7 +173,7 @@ def test_tokens_are_asked_for_what_is_needed(tmp_path: Path, repository: Open) -
 def test_a_token_that_expires_is_renewed(tmp_path: Path, repository: Open) -> None:
     with (
         Tokens(tmp_path / "tokens") as tokens,
-        registry_program.running(tmp_path, tokens.settings) as host,
+        registry_server.running(tmp_path, tokens.settings) as host,
     ):
         to = repository(host, "ml/train", KNOWN)
         tokens.seconds = -120  # the registry allows a minute of difference
@@ -188,15 +188,15 @@ def test_a_token_that_expires_is_renewed(tmp_path: Path, repository: Open) -> No
 def test_a_wrong_password_is_told_by_the_token_server(tmp_path: Path, repository: Open) -> None:
     with (
         Tokens(tmp_path / "tokens") as tokens,
-        registry_program.running(tmp_path, tokens.settings) as host,
+        registry_server.running(tmp_path, tokens.settings) as host,
         pytest.raises(RegistryError, match=f"as {USER} with 401: UNAUTHORIZED wrong password"),
     ):
         repository(host, "ml/train", Login(USER, "nope")).check_push()
 
 
 def test_its_own_authority_must_be_given(tmp_path: Path, repository: Open) -> None:
-    settings, authority = registry_program.tls(tmp_path / "tls")
-    with registry_program.running(tmp_path, settings, authority) as host:
+    settings, authority = registry_server.tls(tmp_path / "tls")
+    with registry_server.running(tmp_path, settings, authority) as host:
         push(repository(host, "ml/train", plain=False, ca=str(authority)), "one", b"x")
         with pytest.raises(RegistryError, match=r"target\.registry_ca: .*certificate"):
             repository(host, "ml/train", plain=False).digest("one")
@@ -206,7 +206,7 @@ def test_its_own_authority_must_be_given(tmp_path: Path, repository: Open) -> No
 def test_nothing_is_said_in_plain_http_that_nobody_has_written(
     tmp_path: Path, repository: Open, *, ca: bool
 ) -> None:
-    authority = {"ca": str(registry_program.tls(tmp_path / "tls")[1])} if ca else {}
+    authority = {"ca": str(registry_server.tls(tmp_path / "tls")[1])} if ca else {}
     asked: list[str] = []
 
     def note(method: str, path: str) -> bool:
@@ -214,8 +214,8 @@ def test_nothing_is_said_in_plain_http_that_nobody_has_written(
         return False
 
     with (
-        registry_program.running(tmp_path, registry_program.basic(tmp_path)) as host,
-        registry_program.flaky(host, note) as front,
+        registry_server.running(tmp_path, registry_server.basic(tmp_path)) as host,
+        registry_server.flaky(host, note) as front,
         pytest.raises(RegistryError, match="http://"),
     ):
         repository(front, "ml/train", KNOWN, plain=False, **authority).digest("one")
@@ -223,13 +223,13 @@ def test_nothing_is_said_in_plain_http_that_nobody_has_written(
 
 
 def test_whether_pushing_is_allowed_can_be_seen_without_a_trace(tmp_path: Path, repository: Open) -> None:
-    with registry_program.running(tmp_path) as host:
+    with registry_server.running(tmp_path) as host:
         repository(host, "ml/train").check_push()
         begun = {path.name for path in (tmp_path / "images").rglob("_uploads/*/*")}
         assert not begun & {"data", "startedat"}
 
 
-def test_a_connection_that_breaks_is_tried_again(host: str, repository: Open) -> None:
+def test_a_connection_that_breaks_is_tried_again(public: str, repository: Open) -> None:
     broken: set[tuple[str, str]] = set()
 
     def first_time(method: str, path: str) -> bool:
@@ -238,7 +238,7 @@ def test_a_connection_that_breaks_is_tried_again(host: str, repository: Open) ->
         broken.add(kind)
         return new
 
-    with registry_program.flaky(host, first_time) as front:
+    with registry_server.flaky(public, first_time) as front:
         to = repository(front, "ml/flaky")
         made = push(to, "one", b"x")
         assert to.pull("one") == made
@@ -252,7 +252,7 @@ def test_a_registry_that_is_away_is_given_up_at_the_deadline(repository: Open) -
 
 
 def test_what_comes_must_be_what_its_digest_says(tmp_path: Path, repository: Open) -> None:
-    with registry_program.running(tmp_path) as host:
+    with registry_server.running(tmp_path) as host:
         to = repository(host, "ml/train")
         made = push(to, "one", b"x")
         name = made.manifest["config"]["digest"].removeprefix("sha256:")

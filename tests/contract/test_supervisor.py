@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import processes_of, until
+from support.waiting import processes_of, until
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec.handle import ProcessHandle

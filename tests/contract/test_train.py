@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ccl_here
 import pytest
-from event_collector import EventCollector
-from helpers import processes_of, until
+from support import ccl_requirements
+from support.event_collector import EventCollector
+from support.waiting import processes_of, until
 
 from manycpu.pipeline import train
 from manycpu.pipeline.ledger.file import FileLedger
@@ -89,7 +89,7 @@ def test_a_run_delivers_its_model_with_a_report(script: Script, tmp_path: Path, 
 
 def test_a_backend_that_is_left_out_is_the_best_there_is(script: Script, tmp_path: Path) -> None:
     reason = "run.backend is left out, and {}"
-    if missing := ccl_here.missing():
+    if missing := ccl_requirements.missing():
         known = ("gloo", reason.format(f"rank 0 on {socket.gethostname()} has no ccl: {missing}"))
     else:
         known = ("ccl", reason.format("every rank has ccl"))

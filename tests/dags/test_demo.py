@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import processes_of
-from programs import Program
+from support.killable_programs import Program
+from support.waiting import processes_of
 
 PERFORM = """
 import json, sys

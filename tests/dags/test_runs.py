@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from event_collector import EventCollector
+from support.event_collector import EventCollector
 
 from manycpu.operators import task_log, train
 

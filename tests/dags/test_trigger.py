@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from airflow.triggers.base import TriggerEvent
-from event_collector import EventCollector
-from helpers import until
-from nasty_lines import NASTY
+from support.event_collector import EventCollector
+from support.nasty_lines import NASTY
+from support.waiting import until
 
 from manycpu.operators import job_trigger, task_log
 from manycpu.operators.job_trigger import JobTrigger

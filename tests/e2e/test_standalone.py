@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from helpers import until
-from standalone import Airflow
+from support.standalone_airflow import Airflow
+from support.waiting import until
 
 # Seconds within which a person's word ends the local processes: 5, where others leave them the cores.
 END = 60

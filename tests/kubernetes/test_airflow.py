@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from cluster.command import wait_for
 from cluster.space import Space
-from helpers import until
-from kubernetes_jobs import cluster_of
-from standalone import Airflow
+from support.handmade_jobs import cluster_of
+from support.standalone_airflow import Airflow
+from support.waiting import until
 
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS

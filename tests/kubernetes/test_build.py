@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import builder_image
 import pytest
 from cluster import jobs
 from cluster.fixtures import POD_SECURITY, TestCluster
 from cluster.space import Space
 from kubernetes import client
-from registry_images import pull
+from support import builder_image
+from support.registry_images import pull
 
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import Reference
@@ -26,7 +26,7 @@ from manycpu.pipeline.targets.kubernetes.image.registries import registries
 Fields = dict[str, Any]
 pytestmark = pytest.mark.pod_security("restricted")
 PROJECT = Path(__file__).parents[2]
-both = pytest.mark.parametrize("builder", ["pod", "buildkit"], indirect=True)
+both = pytest.mark.parametrize("pod_builder", ["pod", "buildkit"], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +47,7 @@ def _python() -> str:
 
 
 @pytest.fixture
-def builder(request: pytest.FixtureRequest, builds: Space) -> str:
+def pod_builder(request: pytest.FixtureRequest, builds: Space) -> str:
     """What builds, buildah unless a test names another, in a namespace of the level that it needs."""
     name = getattr(request, "param", "pod")
     labels = {POD_SECURITY: PODS[name].level}
@@ -56,10 +56,10 @@ def builder(request: pytest.FixtureRequest, builds: Space) -> str:
 
 
 @pytest.fixture
-def build(target: Fields, builder: str, builds: Space, tmp_path: Path) -> Callable[..., ClusterContext]:
+def build(target: Fields, pod_builder: str, builds: Space, tmp_path: Path) -> Callable[..., ClusterContext]:
     """Describe a run whose images are built, in a namespace of its own."""
     del target["image"], target["helper_image"]
-    fields = {"builder": builder, "builder_image": builder_image.reference(builder)}
+    fields = {"builder": pod_builder, "builder_image": builder_image.reference(pod_builder)}
     fields["build_namespace"] = builds.name
 
     def make(**more: Any) -> ClusterContext:

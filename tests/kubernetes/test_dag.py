@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cluster.fixtures import TestCluster
 from cluster.space import Space
-from kubernetes_runs import fields_of, succeeded
+from support.cluster_runs import fields_of, succeeded
 
 Fields = dict[str, Any]
 RunDag = Callable[..., SimpleNamespace]

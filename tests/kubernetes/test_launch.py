@@ -27,7 +27,7 @@ pytestmark = pytest.mark.pod_security("restricted")
 
 
 @pytest.fixture(params=["pytorchjob", "mpijob"])
-def begun(
+def queued(
     request: pytest.FixtureRequest,
     target: dict[str, Any],
     a_run: Callable[..., dict[str, Any]],
@@ -41,42 +41,42 @@ def begun(
     return ctx
 
 
-def test_a_second_launch_attaches_and_a_cancelled_attempt_is_followed(begun: ClusterContext) -> None:
-    first, attached = launch(begun, Staged(), BUILT)
+def test_a_second_launch_attaches_and_a_cancelled_attempt_is_followed(queued: ClusterContext) -> None:
+    first, attached = launch(queued, Staged(), BUILT)
     assert (first.attempt, attached) == (1, False)
-    assert launch(begun, Staged(), BUILT) == (first, True)
-    assert cancel(begun, by="a person")
-    assert not cancel(begun, by="another")
-    entry = begun.ledger.read()
+    assert launch(queued, Staged(), BUILT) == (first, True)
+    assert cancel(queued, by="a person")
+    assert not cancel(queued, by="another")
+    entry = queued.ledger.read()
     assert entry.cancelled == {1: "a person"}
-    seen = attempt_status(begun, first, entry)
+    seen = attempt_status(queued, first, entry)
     assert (seen.state, seen.reason) == ("cancelled", "ended by a person")
-    second, attached = launch(begun, Staged(), BUILT)
+    second, attached = launch(queued, Staged(), BUILT)
     assert (second.attempt, attached) == (2, False)
 
 
-def test_a_launch_that_was_killed_before_it_noted_the_handle_is_found(begun: ClusterContext) -> None:
-    first, _ = launch(begun, Staged(), BUILT)
-    with begun.ledger.update() as entry:
+def test_a_launch_that_was_killed_before_it_noted_the_handle_is_found(queued: ClusterContext) -> None:
+    first, _ = launch(queued, Staged(), BUILT)
+    with queued.ledger.update() as entry:
         entry.handle = None
-    assert launch(begun, Staged(), BUILT) == (first, True)
+    assert launch(queued, Staged(), BUILT) == (first, True)
 
 
-def test_a_launch_that_was_killed_before_the_job_was_there_is_made_up_for(begun: ClusterContext) -> None:
-    with begun.ledger.update() as entry:
+def test_a_launch_that_was_killed_before_the_job_was_there_is_made_up_for(queued: ClusterContext) -> None:
+    with queued.ledger.update() as entry:
         entry.attempt = 1
-    handle, attached = launch(begun, Staged(), BUILT)
+    handle, attached = launch(queued, Staged(), BUILT)
     assert (handle.attempt, attached) == (1, False)
 
 
 def test_an_attempt_is_ended_by_its_own_launch_kind_and_the_next_one_uses_the_edited_one(
-    begun: ClusterContext, target: dict[str, Any], tmp_path: Path
+    queued: ClusterContext, target: dict[str, Any], tmp_path: Path
 ) -> None:
-    first, _ = launch(begun, Staged(), BUILT)
+    first, _ = launch(queued, Staged(), BUILT)
     assert isinstance(first, JobHandle)
     (other,) = set(JOB_KINDS) - {first.launch}
     where = target | {"launch": other, "queue": "nobody-admits"}
-    now = find(open_context(begun.run.model_copy(update={"job_name": "mine"}), where, "test", base=tmp_path))
+    now = find(open_context(queued.run.model_copy(update={"job_name": "mine"}), where, "test", base=tmp_path))
     assert isinstance(now, ClusterContext)
     with now.ledger.update() as entry:
         entry.handle = None
@@ -91,18 +91,18 @@ def test_an_attempt_is_ended_by_its_own_launch_kind_and_the_next_one_uses_the_ed
     assert (cleaned.target["launch"], cleaned.left_behind) == (other, [])
 
 
-def test_an_attempt_that_was_recorded_otherwise_is_not_taken_over(begun: ClusterContext) -> None:
-    with begun.ledger.update() as entry:
-        entry.attempt, entry.attempts[1] = 1, attempt_of(begun, Staged(data="/other"), BUILT)
-    handle, attached = launch(begun, Staged(), BUILT)
+def test_an_attempt_that_was_recorded_otherwise_is_not_taken_over(queued: ClusterContext) -> None:
+    with queued.ledger.update() as entry:
+        entry.attempt, entry.attempts[1] = 1, attempt_of(queued, Staged(data="/other"), BUILT)
+    handle, attached = launch(queued, Staged(), BUILT)
     assert (handle.attempt, attached) == (2, False)
 
 
-def test_two_who_launch_at_once_share_one_job(begun: ClusterContext) -> None:
+def test_two_who_launch_at_once_share_one_job(queued: ClusterContext) -> None:
     found: list[JobHandle] = []
 
     def one() -> None:
-        handle, _ = launch(begun, Staged(), BUILT)
+        handle, _ = launch(queued, Staged(), BUILT)
         assert isinstance(handle, JobHandle)
         found.append(handle)
 
@@ -114,24 +114,26 @@ def test_two_who_launch_at_once_share_one_job(begun: ClusterContext) -> None:
     assert {(handle.attempt, handle.uid) for handle in found} == {(1, found[0].uid)}
 
 
-def test_a_job_that_somebody_deleted_is_a_failure_and_the_next_attempt_follows(begun: ClusterContext) -> None:
-    first, _ = launch(begun, Staged(), BUILT)
+def test_a_job_that_somebody_deleted_is_a_failure_and_the_next_attempt_follows(
+    queued: ClusterContext,
+) -> None:
+    first, _ = launch(queued, Staged(), BUILT)
     assert isinstance(first, JobHandle)
     kind = JOB_KINDS[first.launch].kind
-    begun.cluster.delete(kind, first.name)
-    wait_until_gone(begun, {"manycpu/run": begun.name, "manycpu/attempt": "1"}, 30)
-    seen = attempt_status(begun, first, begun.ledger.read())
+    queued.cluster.delete(kind, first.name)
+    wait_until_gone(queued, {"manycpu/run": queued.name, "manycpu/attempt": "1"}, 30)
+    seen = attempt_status(queued, first, queued.ledger.read())
     assert (seen.state, "somebody deleted it" in seen.reason) == ("failed", True)
-    assert launch(begun, Staged(), BUILT)[0].attempt == 2
+    assert launch(queued, Staged(), BUILT)[0].attempt == 2
 
 
-def test_cleanup_ends_what_still_runs_and_nothing_is_left(begun: ClusterContext) -> None:
-    launch(begun, Staged(), BUILT)
-    cleaned = cleanup(begun)
+def test_cleanup_ends_what_still_runs_and_nothing_is_left(queued: ClusterContext) -> None:
+    launch(queued, Staged(), BUILT)
+    cleaned = cleanup(queued)
     assert cleaned is not None
     assert (cleaned.state, cleaned.left_behind) == ("cancelled", [])
-    assert wait_until_gone(begun, {"manycpu/run": begun.name}, 1) == []
-    assert cleanup(begun) is None
+    assert wait_until_gone(queued, {"manycpu/run": queued.name}, 1) == []
+    assert cleanup(queued) is None
 
 
 def test_what_is_kept_is_named_and_the_next_run_removes_it_when_its_time_is_over(

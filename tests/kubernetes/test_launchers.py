@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 from cluster.fixtures import TestCluster
 from cluster.space import Space
-from kubernetes_runs import fields_of
+from support.cluster_runs import fields_of
 
 from manycpu.pipeline.cli import cli
 from manycpu.pipeline.launchers import JOB_LAUNCHERS

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from claims import quiet
 from cluster.command import wait_for
 from cluster.space import Space
 from kubernetes import client
+from support.volume_shell import quiet
 
 from manycpu.pipeline.adapters.cluster import Cluster, connect
 from manycpu.pipeline.ledger import VerbRecord

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from cluster.space import Space
-from helpers import until
 from kubernetes import client
+from support.waiting import until
 
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.targets import open_run

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from claims import no_pod_is_left, quiet, shell
 from cluster.command import wait_for
 from cluster.space import Space
-from kubernetes_runs import DAG
+from support.cluster_runs import DAG
+from support.volume_shell import no_pod_is_left, quiet, shell
 
 from manycpu.pipeline import train, transfer
 from manycpu.pipeline.run_report import REPORT, Report

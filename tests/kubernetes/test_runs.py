@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from cluster.fixtures import TestCluster
 from cluster.space import Space
-from conftest import ALL_REDUCE
-from kubernetes_runs import LAUNCHES, fields_of, succeeded
+from support.cluster_runs import LAUNCHES, fields_of, succeeded
+from support.training_scripts import ALL_REDUCE
 
 from manycpu.pipeline import train
 from manycpu.pipeline.spec.errors import TrainingFailedError

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from cluster.space import Space
-from registry_images import files, pull
+from support.registry_images import files, pull
 
 from manycpu.pipeline.cli import cli
 from manycpu.pipeline.run_report import REPORT

@@ -11,7 +11,7 @@ from airflow.triggers.base import TriggerEvent
 from airflow.triggers.shared_stream import SharedStreamManager
 from cluster.command import wait_for
 from cluster.fixtures import TestCluster
-from kubernetes_jobs import Looker, Waiting, begin
+from support.handmade_jobs import Looker, Waiting, begin
 
 from manycpu.operators import access
 from manycpu.operators.job_trigger import JobTrigger
@@ -23,7 +23,7 @@ COUNT = "for n in range({n}): say(f'line {{n}}'); time.sleep(0.05)"
 
 
 @pytest.fixture
-def a_job(
+def job_of(
     target: dict[str, Any], cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Waiting]:
     """Begin a run by name; its connection is a kubeconfig's path here, and no connection of Airflow's."""
@@ -59,9 +59,9 @@ def lines(said: str) -> list[int]:
 
 
 def test_two_that_wait_share_one_watch_and_the_later_one_sees_what_is_there(
-    a_job: Callable[..., Waiting], capfd: pytest.CaptureFixture[str]
+    job_of: Callable[..., Waiting], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    one, other = a_job("one"), a_job("other")
+    one, other = job_of("one"), job_of("other")
     jobs = [one.create(COUNT.format(n=100)), other.create(COUNT.format(n=20))]
 
     keys = {trigger(handle).shared_stream_key() for handle in jobs}
@@ -92,9 +92,9 @@ def test_two_that_wait_share_one_watch_and_the_later_one_sees_what_is_there(
 
 
 def test_a_trigger_goes_on_where_a_triggerer_that_went_away_had_come_to(
-    a_job: Callable[..., Waiting], capfd: pytest.CaptureFixture[str]
+    job_of: Callable[..., Waiting], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    handle = a_job("moves").create(COUNT.format(n=200))
+    handle = job_of("moves").create(COUNT.format(n=200))
     told: list[int] = []
 
     def read() -> list[int]:
@@ -112,8 +112,8 @@ def test_a_trigger_goes_on_where_a_triggerer_that_went_away_had_come_to(
     assert read() == list(range(200))
 
 
-def test_a_person_ends_the_job_and_the_record_says_who(a_job: Callable[..., Waiting]) -> None:
-    waiting = a_job("killed")
+def test_a_person_ends_the_job_and_the_record_says_who(job_of: Callable[..., Waiting]) -> None:
+    waiting = job_of("killed")
     handle = waiting.create("time.sleep(600)")
 
     async def killed() -> TriggerEvent:
@@ -128,8 +128,8 @@ def test_a_person_ends_the_job_and_the_record_says_who(a_job: Callable[..., Wait
     assert waiting.ctx.cluster.get("PyTorchJob", handle.name) is None
 
 
-def test_a_deadline_that_is_met_ends_the_job(a_job: Callable[..., Waiting]) -> None:
-    waiting = a_job("late")
+def test_a_deadline_that_is_met_ends_the_job(job_of: Callable[..., Waiting]) -> None:
+    waiting = job_of("late")
     handle = waiting.create("time.sleep(600)")
     event = asyncio.run(first(trigger(handle, deadline=1.0).run()))
     assert event.payload["timed_out"] is True

@@ -10,8 +10,8 @@ from cluster.command import wait_for
 from cluster.fixtures import TestCluster
 from cluster.jobs import pod
 from cluster.space import Space
-from kubernetes_jobs import Looker
-from kubernetes_turns import ROOM, start
+from support.contending_runs import ROOM, start
+from support.handmade_jobs import Looker
 
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claims import no_pod_is_left, pods, quiet, shell, sums, sums_here
 from cluster.faults import Faults
 from cluster.space import Space
+from support.volume_shell import no_pod_is_left, pods, quiet, shell, sums, sums_here
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location

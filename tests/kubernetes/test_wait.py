@@ -12,7 +12,7 @@ from cluster.faults import Faults
 from cluster.fixtures import TestCluster
 from cluster.space import Space
 from kubernetes import client
-from kubernetes_jobs import Looker, Waiting, begin
+from support.handmade_jobs import Looker, Waiting, begin
 
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState

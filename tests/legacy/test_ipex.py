@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tiny_bert import tiny_checkpoint, tiny_data
+from support.tiny_bert import tiny_checkpoint, tiny_data
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ("-m", "manycpu.pipeline.recipes.question_answering")

@@ -5,13 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ccl_here
 import pytest
+from support import ccl_requirements
 
 pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).parents[2]
-MISSING = ccl_here.missing()
+MISSING = ccl_requirements.missing()
 
 
 @pytest.mark.parametrize("script", ["test_script", "test_ops", "test_sync"])

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import ccl_here
 import pytest
+from support import ccl_requirements
 
 pytest.importorskip("expecttest")
 
-MISSING = ccl_here.missing()
+MISSING = ccl_requirements.missing()
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(7200)]
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kubernetes_objects import T0, handle
+from support.api_objects import T0, handle
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.configmap import _data

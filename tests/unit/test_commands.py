@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from programs import Program
+from support.killable_programs import Program
 
 from manycpu.pipeline.adapters import commands, ssh, supervisor
 from manycpu.pipeline.spec.errors import LaunchError, StageError

@@ -4,9 +4,9 @@ from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
-from kubernetes_objects import T0, handle
-from nasty_lines import NASTY
 from rich.console import Console
+from support.api_objects import T0, handle
+from support.nasty_lines import NASTY
 
 from manycpu.pipeline.display import Display, summary
 from manycpu.pipeline.ledger import Entry

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kubernetes_objects import T0, handle, job, pod
+from support.api_objects import T0, handle, job, pod
 
 from manycpu.pipeline.adapters.cluster_watch import Changes
 from manycpu.pipeline.ledger import Entry

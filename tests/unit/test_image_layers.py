@@ -19,7 +19,7 @@ from manycpu.pipeline.targets.kubernetes.image.layers import Tree
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def tree(tmp_path: Path) -> Path:
     """Make a program's folder."""
     (tmp_path / "part").mkdir()
     (tmp_path / "train.py").write_text("print()")
@@ -40,8 +40,8 @@ def members(tree: Tree) -> list[tarfile.TarInfo]:
         return tar.getmembers()
 
 
-def test_folders_come_before_what_is_in_them_and_all_belongs_to_root(folder: Path) -> None:
-    found = members(pack(folder, "train.py", "run.sh", "part/b.py"))
+def test_folders_come_before_what_is_in_them_and_all_belongs_to_root(tree: Path) -> None:
+    found = members(pack(tree, "train.py", "run.sh", "part/b.py"))
     assert [(info.name, oct(info.mode)) for info in found] == [
         ("opt/manycpu", "0o755"),
         ("opt/manycpu/code", "0o755"),
@@ -53,42 +53,42 @@ def test_folders_come_before_what_is_in_them_and_all_belongs_to_root(folder: Pat
     assert {(info.uid, info.gid, info.mtime) for info in found} == {(0, 0, 0)}
 
 
-def test_an_empty_folder_is_one_in_the_image(folder: Path) -> None:
-    (folder / "logs").mkdir()
-    found = members(pack(folder, "logs/", "train.py"))
+def test_an_empty_folder_is_one_in_the_image(tree: Path) -> None:
+    (tree / "logs").mkdir()
+    found = members(pack(tree, "logs/", "train.py"))
     assert [(info.name, info.isdir()) for info in found][2:] == [
         ("opt/manycpu/code/logs", True),
         ("opt/manycpu/code/train.py", False),
     ]
 
 
-def test_order_times_and_groups_do_not_matter(folder: Path) -> None:
-    before = pack(folder, "train.py", "part/b.py")
-    os.utime(folder / "train.py", (1, 1))
-    (folder / "train.py").chmod(0o664)
-    after = pack(folder, "part/b.py", "train.py")
+def test_order_times_and_groups_do_not_matter(tree: Path) -> None:
+    before = pack(tree, "train.py", "part/b.py")
+    os.utime(tree / "train.py", (1, 1))
+    (tree / "train.py").chmod(0o664)
+    after = pack(tree, "part/b.py", "train.py")
     assert after.digest == before.digest
     assert after.layer.content == before.layer.content
 
 
-def test_content_names_and_the_right_to_execute_matter(folder: Path) -> None:
-    digests = {pack(folder, "train.py").digest, pack(folder, "run.sh").digest}
-    (folder / "train.py").chmod(0o700)
-    digests.add(pack(folder, "train.py").digest)
-    (folder / "train.py").write_text("print(1)")
-    digests.add(pack(folder, "train.py").digest)
+def test_content_names_and_the_right_to_execute_matter(tree: Path) -> None:
+    digests = {pack(tree, "train.py").digest, pack(tree, "run.sh").digest}
+    (tree / "train.py").chmod(0o700)
+    digests.add(pack(tree, "train.py").digest)
+    (tree / "train.py").write_text("print(1)")
+    digests.add(pack(tree, "train.py").digest)
     assert len(digests) == 4
 
 
-def test_a_layer_says_what_its_tar_is(folder: Path) -> None:
-    tree = pack(folder, "train.py")
-    assert tree.layer.diff_id == sha256(tree.tar) == f"sha256:{tree.digest}"
-    assert tree.layer.digest == sha256(tree.layer.content)
+def test_a_layer_says_what_its_tar_is(tree: Path) -> None:
+    made = pack(tree, "train.py")
+    assert made.layer.diff_id == sha256(made.tar) == f"sha256:{made.digest}"
+    assert made.layer.digest == sha256(made.layer.content)
 
 
-def test_a_file_that_cannot_be_read_is_named(folder: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(tree: Path) -> None:
     with pytest.raises(BuildError, match=r"run\.program: .*gone\.py"):
-        pack(folder, "gone.py")
+        pack(tree, "gone.py")
 
 
 def test_this_manycpu_can_be_imported_from_its_layer(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_this_manycpu_can_be_imported_from_its_layer(tmp_path: Path) -> None:
     assert all(file.startswith(root) for file in done.stdout.split())
 
 
-def test_a_tag_tells_base_and_every_tree(folder: Path) -> None:
-    one, two = pack(folder, "train.py"), pack(folder, "run.sh")
+def test_a_tag_tells_base_and_every_tree(tree: Path) -> None:
+    one, two = pack(tree, "train.py"), pack(tree, "run.sh")
     base = "sha256:" + "ab" * 32
     assert tag_of(base, [one, two]) == f"{'ab' * 6}-{one.digest[:12]}-{two.digest[:12]}"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kubernetes_objects import Object, at, container, event, job, pod, snapshot
+from support.api_objects import Object, at, container, event, job, pod, snapshot
 
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, remembered

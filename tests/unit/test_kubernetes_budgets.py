@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from kubernetes_objects import T0, Object, at, container, event, job, pod, snapshot
+from support.api_objects import T0, Object, at, container, event, job, pod, snapshot
 
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.training_run import TrainingRun

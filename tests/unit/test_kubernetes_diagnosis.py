@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from kubernetes_objects import Object, at, container, event, job, pod, snapshot
+from support.api_objects import Object, at, container, event, job, pod, snapshot
 
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Program
+from support.killable_programs import Program
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, mpijob, pytorchjob, refusals
 from manycpu.pipeline.launchers.ranks import Ranks, rank_template

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kubernetes_objects import T0, Object, at, container, job, pod, snapshot
+from support.api_objects import T0, Object, at, container, job, pod, snapshot
 
 from manycpu.pipeline.observed import Observed, Observer
 from manycpu.pipeline.spec import events

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from kubernetes_objects import T0, Object, at
+from support.api_objects import T0, Object, at
 
 from manycpu.pipeline.launchers.given_back import Note, patch
 from manycpu.pipeline.spec.job_kinds import MPIJOB, PYTORCHJOB, JobKind

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from kubernetes_objects import T0, Object, at, container, event, job, pod, snapshot
+from support.api_objects import T0, Object, at, container, event, job, pod, snapshot
 
 from manycpu.pipeline.launchers.given_back import Note, note_of, patch
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, PYTORCHJOB, JobKind

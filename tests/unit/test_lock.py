@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers import until
-from programs import Program
+from support.killable_programs import Program
+from support.waiting import until
 
 from manycpu.pipeline.adapters import lock as locks
 from manycpu.pipeline.adapters.lock import leased, locked

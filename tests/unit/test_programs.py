@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from programs import Program, end_programs
+from support.killable_programs import Program, end_programs
 
 TESTS = Path(__file__).parents[1]
 SPAWNS = "import subprocess, time; subprocess.Popen(['sleep', '600']); print(flush=True); time.sleep(600)"
@@ -33,7 +33,8 @@ def test_a_program_ends_with_its_test() -> None:
 
 @pytest.mark.parametrize(("first", "hears"), [("take_signals()", "True"), ("pass", "False")])
 def test_programs_hear_ctrl_c_also_where_the_tests_are_a_background_job(first: str, hears: str) -> None:
-    outer = f"import programs, subprocess, sys; {first.replace('take', 'programs.take')}"
+    outer = "import subprocess, sys; from support import killable_programs as programs; "
+    outer += first.replace("take", "programs.take")
     outer += "; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     deaf = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     done = subprocess.run(

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_bert import run, tiny_checkpoint, tiny_env
+from support.tiny_bert import run
 
 from manycpu.pipeline.spec import squad
 from manycpu.pipeline.spec.errors import BadInputError
@@ -14,17 +14,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def env(tmp_path: Path, model: Path) -> dict[str, str]:
-    """Give the environment of a run."""
-    return tiny_env(tmp_path, model)
 
 
 @pytest.mark.parametrize(

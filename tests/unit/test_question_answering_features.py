@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tiny_bert import tiny_tokenizer
+from support.tiny_bert import tiny_tokenizer
 
 from manycpu.pipeline.recipes.question_answering.features import (
     NO_OFFSET,

@@ -10,7 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from folders import contents, location
+from support.folder_contents import contents, location
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import storage

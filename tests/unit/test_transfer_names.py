@@ -8,8 +8,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from folders import contents, location
-from web_server import served
+from support.folder_contents import contents, location
+from support.web_server import served
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import contents, location
+from support.folder_contents import contents, location
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import lock as locks

@@ -1,12 +1,28 @@
 """The doors that the node watches."""
 
 import os
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+from torch.distributed.store import TCPStore
 
 _GROUPS = []
 
 
 def init_process_group(backend=None):
     _GROUPS.append(backend or "gloo")
+    if get_world_size() > 1:
+        with suppress(OSError, EOFError):  # rank 0, which serves, may leave when all have come
+            _wait_for_all()
+
+
+def _wait_for_all():
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
+    store.add("group", 1)
+    while store.add("group", 0) < get_world_size():
+        time.sleep(0.01)
 
 
 def is_initialized():

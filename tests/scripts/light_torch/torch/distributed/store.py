@@ -1,5 +1,6 @@
 """A store that rank 0 serves, by Python's own means."""
 
+import os
 import threading
 import time
 from multiprocessing.managers import BaseManager
@@ -69,7 +70,9 @@ class Store:
 class TCPStore(Store):
     """Served by the rank that is its master."""
 
-    def __init__(self, host, port, world_size=None, *, is_master, timeout, multi_tenant=False):  # noqa: ARG002
+    def __init__(self, host, port, _=None, *, is_master, timeout, master_listen_fd=None, **_more):
+        if master_listen_fd is not None:
+            os.close(master_listen_fd)
         if is_master:
             try:
                 server = _Manager(("", port), KEY).get_server()
@@ -92,7 +95,7 @@ def _connected(host, port, deadline):
         try:
             manager.connect()
             return manager.values()
-        except OSError as error:
+        except (OSError, EOFError) as error:
             if time.monotonic() > deadline:
                 raise DistError(str(error)) from error
             time.sleep(0.02)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import processes_of, until
+from support.waiting import processes_of, until
 
 from manycpu.operators import embedded
 from manycpu.operators.ui import free_port
@@ -20,7 +20,7 @@ from manycpu.operators.ui import free_port
 __all__ = ["Airflow", "airflow"]
 
 _START = 180  # seconds: three times what a busy machine of two cores took
-_TINY_DAGS = Path(__file__).parent / "e2e" / "dags"
+_TINY_DAGS = Path(__file__).parents[1] / "e2e" / "dags"
 _RUNNING = pytest.StashKey[ExitStack]()
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from cluster import cgroups, debian
 from cluster.command import MissingError, tail
-from helpers import until
+from support.waiting import until
 
 _CLIENT = {"trixie": ("docker-cli", "docker-buildx")}  # before, the client is with the daemon
 _PLUGINS = ("usr/libexec/docker/cli-plugins", "usr/lib/docker/cli-plugins")

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny_bert import NAMES, run, tiny_checkpoint, tiny_data, tiny_env
+from support.tiny_bert import NAMES, run, tiny_data
 
 from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.recipes.question_answering import ask, training
@@ -18,17 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def env(tmp_path: Path, model: Path) -> dict[str, str]:
-    """Give the environment of a run."""
-    return tiny_env(tmp_path, model)
 
 
 def test_a_run_trains_evaluates_and_leaves_a_model_that_answers(env: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from api_server import ApiServer
+from support.fake_api_server import ApiServer
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, JobLauncher, conditions, pods
 from manycpu.pipeline.launchers.ranks import Ranks

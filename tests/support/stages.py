@@ -18,13 +18,13 @@ STAGES: Final[dict[str, tuple[str, ...]]] = {
     "others": ("long", "legacy"),
 }
 """Name of a stage -> its folders, in the order in which they run."""
-_HERE: Final = Path(__file__).parent
+_TESTS: Final = Path(__file__).parents[1]
 _SECONDS: Final = pytest.StashKey[dict[str, float]]()
 
 
 def stage_of(path: Path) -> str:
     """Find the stage of a test by its file."""
-    folder = path.relative_to(_HERE).parts[0]
+    folder = path.relative_to(_TESTS).parts[0]
     return next(stage for stage, folders in STAGES.items() if folder in folders)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Program
+from support.killable_programs import Program
 
 from manycpu.pipeline.adapters import mpi
 from manycpu.pipeline.launchers import LAUNCHERS as MODULES
@@ -35,7 +35,7 @@ __all__ = [
 
 MPIRUNS = {"intel": f"{sys.prefix}/bin/mpirun", "openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
 LAUNCHERS = ["processes", "torchrun", *MPIRUNS]
-LIGHT = {"PYTHONPATH": str(Path(__file__).parent / "scripts" / "light_torch")}
+LIGHT = {"PYTHONPATH": str(Path(__file__).parents[1] / "scripts" / "light_torch")}
 """The environment of ranks that need no torch: they find a stand-in, and begin at once."""
 PLAIN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
 

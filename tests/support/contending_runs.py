@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Final
 
-from kubernetes_jobs import Looker, begin
+from support.handmade_jobs import Looker, begin
 
 from manycpu.pipeline.launchers.mpijob import PORT, await_workers
 from manycpu.pipeline.spec.kube_object import KubeObject

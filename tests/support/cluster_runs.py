@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from cluster.fixtures import TestCluster
 from cluster.space import Space
-from kubernetes_jobs import cluster_of
-from other_mpis import with_mpi
+from support.handmade_jobs import cluster_of
+from support.mpi_images import with_mpi
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location

@@ -22,8 +22,8 @@ from cluster import debian
 from cluster.command import MissingError
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from helpers import until
-from web_server import served
+from support.waiting import until
+from support.web_server import served
 
 USER, PASSWORD = "tester", "not-a-secret"
 _BCRYPT = "$2b$05$abcdefghijklmnopqrstuuVPNOToLP9MHdthRCXkVoiIF0qNKnk2G"

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from kubernetes import client
-from web_server import served
+from support.web_server import served
 
 from manycpu.pipeline.adapters.api_resources import CORE, resource_of
 from manycpu.pipeline.spec.job_kinds import resources

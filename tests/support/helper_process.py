@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from folders import location
-from programs import Program
+from support.folder_contents import location
+from support.killable_programs import Program
 
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel
