@@ -34,7 +34,11 @@ WORDS = {
     "figures": {
         'seconds: python -c "import torch"': ("Importing torch alone", "s", ""),
         "seconds: (.+)": (r"First line of a program, \1", "s", ""),
-        "over import torch: (.+)": (r"So many times an import of torch, \1", "x", "over import torch"),
+        "over import torch: (.+)": (
+            r"So many times an import of torch, \1",
+            "x",
+            "at most [target: over import torch]",
+        ),
         "least over least: (.+)": (r"The same, the quickest of each, \1", "x", ""),
     },
 }
