@@ -27,7 +27,6 @@ __all__ = [
     "cluster",
     "faults",
     "namespace",
-    "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_runtest_makereport",
 ]
@@ -179,10 +178,3 @@ def pytest_runtest_makereport(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pod_security(level): the level that the test's namespace enforces")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Limit the test alone: one of them pays for the start, whose steps have limits of their own."""
-    for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(func_only=True))

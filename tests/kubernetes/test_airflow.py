@@ -23,7 +23,8 @@ PROGRAM = Path(__file__).parents[1] / "e2e" / "programs" / "tiny.py"
 GO = "/tmp/go"  # noqa: S108 - inside a pod
 WAIT = 180  # seconds: many times what each step takes
 
-pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(400)]
+# Of the test alone: it pays for the start of Airflow and of the cluster.
+pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(400, func_only=True)]
 
 
 @dataclass(frozen=True)

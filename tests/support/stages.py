@@ -1,7 +1,7 @@
 """The stages of a session: what takes seconds comes first, and a stage with failures is the last one."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,15 +36,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_place)
+    for item in items:
+        if {"airflow", "cluster"} & set(_fixtures(item)) and not item.get_closest_marker("timeout"):
+            # Of the test alone: one of them pays for the start, whose steps have limits of their own.
+            item.add_marker(pytest.mark.timeout(func_only=True))
     config.stash[_SECONDS]["collection"] += time.monotonic()
 
 
 def _place(item: pytest.Item) -> tuple[int, ...]:
     """Order by stage; in one, what needs Airflow, which ends then; what needs no cluster; and what does."""
-    fixtures = getattr(item, "fixturenames", ())
+    fixtures = _fixtures(item)
     stage = list(STAGES).index(stage_of(item.path))
     last = [item.get_closest_marker(name) is not None for name in ("ends_cluster", "last")]
     return stage, *last, "airflow" not in fixtures, "cluster" in fixtures
+
+
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.rank_launches import free_port
 from support.waiting import processes_of, until
 
 from manycpu.operators import embedded
-from manycpu.operators.ui import free_port
 
 __all__ = ["Airflow", "airflow"]
 
@@ -97,7 +97,7 @@ def _uses(item: pytest.Item) -> bool:
 @contextmanager
 def _running(home: Path) -> Iterator[Airflow]:
     """Start Airflow as `make ui` does; end it as Ctrl-C does, and see that nothing of it is left."""
-    port = free_port(18080)
+    port = free_port()
     bundles = embedded.settings(home, port, {"manycpu": embedded.DAGS, "tiny": _TINY_DAGS})
     env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
     env |= {name: value for name, value in bundles.items() if name.endswith("BUNDLE_CONFIG_LIST")}
