@@ -57,9 +57,9 @@ def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -
     assert sorted((event["rank"], event["code"]) for event in ended.events("exit")) == [(0, 0), (1, 0)]
 
 
-@pytest.mark.parametrize("family", MPIRUNS)  # under torchrun: tests/dags
-def test_ranks_that_never_meet_are_no_success(family: str, write: Callable[[str], Path]) -> None:
-    ended = launch(family, write("print('each alone')"), light=True)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_that_never_meet_are_no_success(launcher: str, write: Callable[[str], Path]) -> None:
+    ended = launch(launcher, write("print('each alone')"), light=True)
     assert ended.code != 0
     assert any(event["code"] == 86 for event in ended.events("exit")), ended.out
     assert "without ever initialising torch.distributed" in ended.events("error")[0]["message"]
@@ -162,10 +162,8 @@ def test_a_rank_that_never_comes(write: Callable[[str], Path]) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("launcher", "how"),
-    [("processes", signal.SIGKILL), ("processes", signal.SIGTERM), ("torchrun", signal.SIGKILL)],
-)
+@pytest.mark.parametrize("launcher", ["processes", "torchrun"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_survives_the_launcher(
     launcher: str, how: signal.Signals, write: Callable[[str], Path], tmp_path: Path
 ) -> None:

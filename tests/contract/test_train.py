@@ -272,19 +272,21 @@ def test_the_next_attempt_uses_edited_fields_everywhere(script: Script, tmp_path
     first, _ = launch(ctx, *built)
     assert wait(ctx, first).state == "failed"
     program = script(
-        "import os, sys; open(os.environ['MANYCPU_OUTPUT'] + '/model.txt', 'w').write(sys.argv[1])"
+        "import os, sys, torch.distributed as dist\ndist.init_process_group()\n"
+        "open(os.environ['MANYCPU_OUTPUT'] + '/model.txt', 'w').write(sys.argv[1])\n"
     )
-    again = edited(ctx, program=program, args=["edited"], run_timeout=77)
+    again = edited(ctx, program=program, args=["edited"], nproc_per_node=2, run_timeout=77)
     second, attached = launch(again, stage(again), built_again := build(again))
     assert (second.attempt, attached) == (2, False)
     (known,) = on_this_machine(home())  # as a trigger and `manycpu status` find it
-    assert (known.run.args, known.run.run_timeout) == (("edited",), 77)
+    assert (known.run.args, known.run.nproc_per_node, known.run.run_timeout) == (("edited",), 2, 77)
     seen = wait(known, second)
     conclude(again, second, seen)
     export(again, second)
     found = cleanup(again)
     assert found is not None
     assert (found.state, found.run["args"], found.image) == ("succeeded", ["edited"], built_again.digest)
+    assert found.world_size == 2
     assert (tmp_path / "out" / "model.txt").read_text() == "edited"
 
 
