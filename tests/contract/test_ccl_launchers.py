@@ -24,7 +24,7 @@ except UnavailableError as error:
     MISSING = error.args[0]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 ON_HOSTS = pytest.mark.skipif(bool(made_hosts.reason()), reason=made_hosts.reason() or "")
-TRANSPORT = {"torchrun": "ofi", "intel": "mpi", "openmpi": "ofi", "mpich": "ofi"}
+TRANSPORT = {"processes": "ofi", "torchrun": "ofi", "intel": "mpi", "openmpi": "ofi", "mpich": "ofi"}
 
 SUM = """
 import os, time, torch, torch.distributed as dist
