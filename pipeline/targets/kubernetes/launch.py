@@ -26,7 +26,7 @@ from manycpu.pipeline.targets.results import Built, Staged
 
 __all__ = ["has_ended", "launch", "objects", "observe", "place", "present_handle", "status"]
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 _ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
 
 
@@ -75,15 +75,15 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     snapshot.replace(*observe(ctx, handle))
     snapshot.apply("Event", ctx.cluster.list("Event", fields="type=Warning"), [], complete=True)
     recorded = attempt_state(entry, handle)
-    seen = judgement.look(ctx.run, snapshot, recorded.activity)
-    if not seen.state.terminal:
-        return seen
-    seen = judgement.concluded(entry, handle, seen)
-    if seen.state is not RunState.SUCCEEDED:
-        return seen
+    job_status = judgement.look(ctx.run, snapshot, recorded.activity)
+    if not job_status.state.terminal:
+        return job_status
+    job_status = judgement.concluded(entry, handle, job_status)
+    if job_status.state is not RunState.SUCCEEDED:
+        return job_status
     if recorded.verdict is None or recorded.verdict.state is not RunState.SUCCEEDED:
-        return Status(state=seen.state, reason="nobody has read its log to the end yet")
-    return outcome(ctx, seen, recorded.observed)
+        return Status(state=job_status.state, reason="nobody has read its log to the end yet")
+    return outcome(ctx, job_status, recorded.observed)
 
 
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
@@ -101,9 +101,9 @@ def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, 
 
 def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
     """Find the present attempt, also where whoever created its job was killed before it could say so."""
-    known = entry.handle
-    if isinstance(known, JobHandle) and known.attempt == entry.attempt:
-        return known
+    handle = entry.handle
+    if isinstance(handle, JobHandle) and handle.attempt == entry.attempt:
+        return handle
     if entry.attempt == 0:
         return None
     kind = JOB_KINDS[entry.described().target["launch"]]
@@ -179,7 +179,7 @@ def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | 
     return _claiming(_record_attempt, ctx, described)
 
 
-def _claiming(act: Callable[..., Found], *given: object) -> Found:
+def _claiming(act: Callable[..., Result], *arguments: object) -> Result:
     """Do what claims the ledger, again where somebody else changed it at the same time."""
     retrying = Retrying(
         retry=retry_if_exception_type(ConflictError),
@@ -187,7 +187,7 @@ def _claiming(act: Callable[..., Found], *given: object) -> Found:
         wait=wait_random(0.05, 0.5),
         reraise=True,
     )
-    return retrying(act, *given)
+    return retrying(act, *arguments)
 
 
 def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
@@ -216,14 +216,15 @@ def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
         if int(label(job, "attempt")) < attempt:  # a later one is another launcher's
             ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
-    left = [
+    undeleted = [
         name
         for selector in earlier[-1:]
         for name in wait_until_gone(ctx, selector, _ENDED_TIMEOUT, but=is_companion)
     ]
-    if left:
+    if undeleted:
         raise LaunchError(
-            f"an earlier attempt does not end: {', '.join(left)} is still there after {_ENDED_TIMEOUT:g} s",
+            f"an earlier attempt does not end: {', '.join(undeleted)} is still there "
+            f"after {_ENDED_TIMEOUT:g} s",
             fix="See why it stays with `kubectl describe`, and run again",
         )
 

@@ -41,10 +41,10 @@ class JobWatch:
         self.cursor: Cursor = dict(cursor or {})
         """How far the logs were told: whoever goes on from here misses and repeats nothing."""
         self.spoken = False
-        self._told: deque[tuple[list[RankLine], Cursor]] = deque()
+        self._batches: deque[tuple[list[RankLine], Cursor]] = deque()
         self._status = Status(state=RunState.PENDING)
         self._recorder = AttemptRecorder(ctx, handle, cursor, by="")
-        self._following = _Following(ctx, handle, self._recorder, self._told)
+        self._following = _Following(ctx, handle, self._recorder, self._batches)
 
     @property
     def observed(self) -> Observed:
@@ -57,13 +57,13 @@ class JobWatch:
         Raises:
             ClusterError: The cluster refuses what is needed to record the end.
         """
-        seen = self._following.status()  # before the lines: the last ones come before the end does
+        status = self._following.status()  # before the lines: the last ones come before the end does
         lines: list[RankLine] = []
-        while self._told:
-            some, self.cursor = self._told.popleft()
+        while self._batches:
+            some, self.cursor = self._batches.popleft()
             lines += some
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
-        return lines, seen
+        return lines, status
 
     def close(self) -> None:
         """Stop following; a last look may still tell lines that came before."""
@@ -78,9 +78,9 @@ class _Following:
         ctx: ClusterContext,
         handle: JobHandle,
         recorder: AttemptRecorder,
-        told: deque[tuple[list[RankLine], Cursor]],
+        batches_read: deque[tuple[list[RankLine], Cursor]],
     ) -> None:
-        self._ctx, self._handle, self._recorder, self._told = ctx, handle, recorder, told
+        self._ctx, self._handle, self._recorder, self._batches = ctx, handle, recorder, batches_read
         self._follower: Follower | None = None
         self._error: BaseException | None = None
         self._end: Status | None = None
@@ -121,21 +121,21 @@ class _Following:
         watch = ClusterWatch(cluster.connect, self._handle.namespace)
         self._follower = Follower(self._ctx, self._handle, watch, self._recorder)
         try:
-            wanted = selections(self._handle.launch, labels(self._ctx.name))
-            return await self._follower.run(batches(watch.follow(wanted)), self._tell)
+            selected = selections(self._handle.launch, labels(self._ctx.name))
+            return await self._follower.run(batches(watch.follow(selected)), self._tell)
         finally:
             await watch.aclose()
 
     async def _tell(self, lines: list[RankLine]) -> None:
-        self._told.append((lines, dict(self._recorder.state.cursor)))
+        self._batches.append((lines, dict(self._recorder.state.cursor)))
 
 
 async def _end_tasks() -> None:
     """End what still runs in this loop, and let the connections close, which takes the loop some turns."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(_CLOSING)
 
 

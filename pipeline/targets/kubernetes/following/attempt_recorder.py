@@ -102,14 +102,14 @@ class AttemptRecorder:
 
     def hear(self, log_batches: Iterable[LogBatch]) -> list[RankLine]:
         """Take note of lines that are being told."""
-        told = []
+        lines = []
         for log_batch in log_batches:
             for line in log_batch.lines:
                 self._pressing |= self._observer.hear(line.line, line.time)
                 self._note(line)
-                told.append(line.line)
+                lines.append(line.line)
             self._note_position(log_batch)
-        return told
+        return lines
 
     def _note_position(self, log_batch: LogBatch) -> None:
         container, _, number = log_batch.log.rpartition("/")

@@ -65,15 +65,15 @@ class Ending(NamedTuple):
     def __str__(self) -> str:
         memory = ": it used more memory than its limit" if self.reason == "OOMKilled" else ""
         word = f" ({self.reason}{memory})" if self.reason not in ("", "Error") else ""
-        said = f": {self.message}" if self.message else ""
-        return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{word}{said}"
+        message = f": {self.message}" if self.message else ""
+        return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{word}{message}"
 
 
 @remembered
 def explain(snapshot: JobSnapshot) -> str:
     """Say in one message what keeps a job from running, a line for each reason; empty where nothing does."""
-    found = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
-    return "\n".join(dict.fromkeys(found))
+    lines = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
+    return "\n".join(dict.fromkeys(lines))
 
 
 def hopeless(snapshot: JobSnapshot) -> str:
@@ -84,12 +84,12 @@ def hopeless(snapshot: JobSnapshot) -> str:
 @remembered
 def pending(snapshot: JobSnapshot) -> list[Reason]:
     """List what the job, or any pod of it, waits for; pods with the same reason stand together."""
-    found: dict[PodReason, list[str]] = {}
+    pods_by_reason: dict[PodReason, list[str]] = {}
     waiting = () if snapshot.given_back else zip(snapshot.pods, snapshot.of_pods(reasons), strict=True)
     for pod, of_pod in waiting:
         for reason in of_pod:
-            found.setdefault(reason, []).append(pod["metadata"]["name"])
-    pods = [Reason(reason.text, tuple(names), reason.fatal) for reason, names in found.items()]
+            pods_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])
+    pods = [Reason(reason.text, tuple(names), reason.fatal) for reason, names in pods_by_reason.items()]
     return [*_of_job(snapshot), *_of_claims(snapshot), *pods]
 
 
@@ -128,18 +128,22 @@ def _of_claims(snapshot: JobSnapshot) -> Iterator[Reason]:
 @remembered
 def crashes(snapshot: JobSnapshot) -> list[str]:
     """Say which containers crash in a loop, whatever the job says of itself; launchers included."""
-    found = [text for texts in snapshot.of_pods(_crashes_of) for text in texts]
+    lines = [text for texts in snapshot.of_pods(_crashes_of) for text in texts]
     failed = _failed_launchers(snapshot)
     if len(failed) > 1:
-        found.append(
+        lines.append(
             f"the launcher crashes in a loop: {len(failed)} pods of it have failed ({', '.join(failed)})"
         )
-    return found
+    return lines
 
 
 def _crashes_of(pod: KubeObject, _: list[KubeObject]) -> list[str]:
-    crashed = [c for c in containers(pod) if c.restarts and c.last and c.last.get("exitCode")]
-    return [f"started {one.restarts + 1} times: {_ending(one)}" for one in crashed]
+    crashed = [
+        container
+        for container in containers(pod)
+        if container.restarts and container.last and container.last.get("exitCode")
+    ]
+    return [f"started {container.restarts + 1} times: {_ending(container)}" for container in crashed]
 
 
 def _failed_launchers(snapshot: JobSnapshot) -> list[str]:
@@ -180,8 +184,8 @@ def _loss_of(pod: KubeObject, _: list[KubeObject]) -> str:
 def endings(snapshot: JobSnapshot) -> list[Ending]:
     """List the containers that ended other than well, the first to end first."""
     pods = [*snapshot.pods, *snapshot.departed.values()]
-    found = [_ending(c) for pod in pods for c in containers(pod) if c.last and c.last.get("exitCode")]
-    return sorted(set(found))
+    ended = [_ending(c) for pod in pods for c in containers(pod) if c.last and c.last.get("exitCode")]
+    return sorted(set(ended))
 
 
 def _ending(container: Container) -> Ending:
@@ -209,10 +213,10 @@ def _latest(
     snapshot: JobSnapshot, reasons: AbstractSet[str] | None, kind: str | None = None
 ) -> Iterator[KubeObject]:
     """List the warnings for these reasons, about objects of this kind: of each object the last."""
-    found = {
+    latest = {
         (event["involvedObject"].get("uid"), event.get("reason")): event
         for event in snapshot.events
         if (reasons is None or event.get("reason") in reasons)
         and kind in (None, event["involvedObject"].get("kind"))
     }
-    yield from {event["message"]: event for event in found.values()}.values()
+    yield from {event["message"]: event for event in latest.values()}.values()

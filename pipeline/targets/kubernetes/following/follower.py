@@ -50,7 +50,7 @@ _AWAY_EVERY: Final = 60.0  # seconds between two notes that the cluster is away
 _SILENCE: Final = 3600.0  # seconds without a word of the job or its pods after which nobody waits any longer
 _RECORDED: Final = 600.0  # seconds in which how it ended must be recorded
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Tell = Callable[[list[RankLine]], Awaitable[None]]
 
 
@@ -87,7 +87,7 @@ class Follower:
         self._notes: list[RankLine] = []
         self._tell: Tell | None = None
         # By this machine's clock, whatever the cluster says or does not say.
-        self._told_of = dict.fromkeys((self._snapshot.kind, "Pod"), time.monotonic())
+        self._last_change = dict.fromkeys((self._snapshot.kind, "Pod"), time.monotonic())
         self._trouble = "no watch says anything"
         self.status = Status(state=RunState.PENDING)
         """How the job is doing."""
@@ -121,8 +121,8 @@ class Follower:
                 await feeding
 
     async def _feed(self, stream: AsyncIterator[list[Changes]]) -> None:
-        async for told in stream:
-            for change in told:
+        async for changes in stream:
+            for change in changes:
                 self._take(change)
 
     def _take(self, change: Changes) -> None:
@@ -132,7 +132,7 @@ class Follower:
             if change.kind == "Pod":
                 self._recorder.since = self._watch.now()  # silence counts while somebody listens
             return
-        self._told_of[change.kind] = time.monotonic()
+        self._last_change[change.kind] = time.monotonic()
         if self._snapshot.apply(change.kind, change.objects, change.deleted, complete=change.complete):
             self._readers.follow(self._snapshot)
             self._wake.set()
@@ -145,8 +145,8 @@ class Follower:
 
     def _check_silence(self) -> None:
         """Give up where nothing can be known: where nothing happens, lists still come every few minutes."""
-        kind = min((self._snapshot.kind, "Pod"), key=self._told_of.__getitem__)
-        if time.monotonic() - self._told_of[kind] < _SILENCE or self.status.state.terminal:
+        kind = min((self._snapshot.kind, "Pod"), key=self._last_change.__getitem__)
+        if time.monotonic() - self._last_change[kind] < _SILENCE or self.status.state.terminal:
             return
         raise ClusterError(
             f"nothing was heard of {kind} objects for {_SILENCE:g} s: {self._trouble}; "
@@ -190,24 +190,24 @@ class Follower:
         self._wake.set()
 
     async def _judge(self) -> Status:
-        seen = self._view()
-        if not seen.state.terminal:
-            return seen
+        status = self._view()
+        if not status.state.terminal:
+            return status
         # A watch may be half dead, and tell an old picture: an end is asked for before it is believed.
         try:
             self._snapshot.replace(*await asyncio.to_thread(observe, self._ctx, self._handle))
         except FAILURES as error:
-            return await self._unasked(seen, error)
+            return await self._unasked(status, error)
         self._unasked_since = 0.0
         self._readers.follow(self._snapshot)
         return self._view()
 
-    async def _unasked(self, seen: Status, error: BaseException) -> Status:
+    async def _unasked(self, status: Status, error: BaseException) -> Status:
         """Go on as before where an end cannot be asked for; a budget is used up by the clock all the same."""
         self._recorder.since = now = self._watch.now()
         self._unasked_since = self._unasked_since or now
-        if seen.budget and now - self._unasked_since > _UNASKED:
-            return seen
+        if status.budget and now - self._unasked_since > _UNASKED:
+            return status
         if now - self._unasked_since > _SILENCE:
             raise error
         self._away(f"whether it has ended cannot be asked at present: {error}")
@@ -220,16 +220,16 @@ class Follower:
             return self.status
         self._begin()
         now = self._watch.now()
-        seen = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
-        if not seen.state.terminal:
-            seen = self._await_turn(seen, now)
-            self._note_waiting(seen, now)
-        return seen
+        status = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
+        if not status.state.terminal:
+            status = self._await_turn(status, now)
+            self._note_waiting(status, now)
+        return status
 
-    def _await_turn(self, seen: Status, now: float) -> Status:
+    def _await_turn(self, status: Status, now: float) -> Status:
         """Take its turn where it waits for room, and say for what it waits."""
         lacking = self._turn.look(met=self._recorder.activity.met, now=now)
-        return seen.model_copy(update={"reason": f"{seen.reason}\n{lacking}"}) if lacking else seen
+        return status.model_copy(update={"reason": f"{status.reason}\n{lacking}"}) if lacking else status
 
     def _begin(self) -> None:
         capacity = self._snapshot.capacity(self._ctx.run.nodes[0])
@@ -238,12 +238,12 @@ class Follower:
         elif capacity and not self._recorder.state.began:
             self._recorder.state.began = capacity
 
-    def _note_waiting(self, seen: Status, now: float) -> None:
+    def _note_waiting(self, status: Status, now: float) -> None:
         """Say why the job waits, and what befell its pods: when that is new, and not all the time."""
-        if now < self._note_due or seen.reason == self._noted:
+        if now < self._note_due or status.reason == self._noted:
             return
-        self._noted, self._note_due = seen.reason, now + _NOTE_EVERY
-        for line in seen.reason.splitlines():
+        self._noted, self._note_due = status.reason, now + _NOTE_EVERY
+        for line in status.reason.splitlines():
             self._say(line)
 
     async def _put(self, log_batch: LogBatch) -> None:
@@ -260,22 +260,22 @@ class Follower:
             await self._pass_on(tell)
         await self._pass_on(tell)
 
-    async def _conclude(self, seen: Status) -> Status:
+    async def _conclude(self, status: Status) -> Status:
         """Complete a failure, write it down, and end what still runs of it."""
         entry = await self._surely(self._ctx.ledger.read)
-        seen = seen if entry is None else judgement.concluded(entry, self._handle, seen)
-        if seen.state is RunState.FAILED:
+        status = status if entry is None else judgement.concluded(entry, self._handle, status)
+        if status.state is RunState.FAILED:
             await self._read_tail()
-            seen = judgement.complete(self._snapshot, self._recorder, seen)
-        kept = self._recorder.state
-        judgement.note_ends(self._snapshot, kept.observed)
-        kept.ended, kept.verdict = judgement.ended_at(self._snapshot) or self._watch.now(), seen
+            status = judgement.complete(self._snapshot, self._recorder, status)
+        state = self._recorder.state
+        judgement.note_ends(self._snapshot, state.observed)
+        state.ended, state.verdict = judgement.ended_at(self._snapshot) or self._watch.now(), status
         if self._saving is not None:
             await self._saving
         await self._surely(self._recorder.write, self._recorder.fields())
-        if seen.state is RunState.FAILED and judgement.to_be_ended(self._ctx.run, self._snapshot, seen):
+        if status.state is RunState.FAILED and judgement.to_be_ended(self._ctx.run, self._snapshot, status):
             await self._surely(self._delete, lacking="what still runs of it could not be deleted")
-        return seen
+        return status
 
     async def _read_tail(self) -> None:
         """Read the last lines of what failed first, where nobody follows its log."""
@@ -286,14 +286,17 @@ class Follower:
             async with asyncio.timeout(_DRAIN):
                 part = LogPart(follow=False, previous=ending.previous, tail=TAIL)
                 log = self._watch.log(ending.pod, ending.container, part)
-                lines = [line async for block in log for line in block]
+                lines = [text async for block in log for text in block]
             self._recorder.tails[ending.pod] = [
-                one.text[:WIDTH] for one in map(parse, lines) if one is not None
+                line.text[:WIDTH] for line in map(parse, lines) if line is not None
             ]
 
     async def _surely(
-        self, act: Callable[..., Found], *given: object, lacking: str = "how it ended could not be recorded"
-    ) -> Found | None:
+        self,
+        act: Callable[..., Result],
+        *arguments: object,
+        lacking: str = "how it ended could not be recorded",
+    ) -> Result | None:
         """Do what is to be done before the end is told; what cannot be done is said, and changes no end.
 
         Returns:
@@ -302,7 +305,7 @@ class Follower:
         pauses, until = Backoff(), time.monotonic() + _RECORDED
         while True:
             try:
-                return await asyncio.to_thread(act, *given)
+                return await asyncio.to_thread(act, *arguments)
             except FileNotFoundError:
                 return None
             except FAILURES as error:
@@ -330,6 +333,6 @@ def _refused(error: BaseException) -> bool:
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:
     """Hand on changes as the shared stream does."""
-    async with aclosing(changes) as told:
-        async for change in told:
+    async with aclosing(changes) as stream:
+        async for change in stream:
             yield [change]

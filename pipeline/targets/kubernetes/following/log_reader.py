@@ -92,13 +92,13 @@ class LogReader:
         self._watch, self._cursor, self._put = watch, cursor, put
         self._container: Container | None = None
         self._gone = False
-        self._told = -1
+        self._finished = -1
         self._changed = asyncio.Event()
 
     @property
     def behind(self) -> bool:
         """Whether its container has ended and lines of it are still to come."""
-        return self._over(self._now.restarts) and self._told < self._now.restarts and not self._gone
+        return self._over(self._now.restarts) and self._finished < self._now.restarts and not self._gone
 
     def update(self, container: Container) -> None:
         """Hear how the container is, also after it was thought to be gone."""
@@ -116,7 +116,7 @@ class LogReader:
         number = max(0, self._now.restarts - 1)  # of those before the kubelet keeps the last one's log only
         while True:
             await self._read_one(number)
-            self._told = number
+            self._finished = number
             while self._now.restarts <= number:
                 if self._gone:
                     return
@@ -156,10 +156,10 @@ class LogReader:
         log = self._watch.log(*where, LogPart(follow=not over, previous=previous, since=position.since))
         async with aclosing(log) as blocks:
             async for block in blocks:
-                stamped = [one for one in map(parse, block) if one is not None]
+                stamped = [line for line in map(parse, block) if line is not None]
                 if stamped and position.doubts(stamped[0].time) and not await self._settled(number):
                     return False
-                lines = [self._line(one.time, one.text) for one in stamped if position.take(one.time)]
+                lines = [self._line(line.time, line.text) for line in stamped if position.take(line.time)]
                 if lines:
                     await self._put(LogBatch(self._key(number), lines, position.state))
         return True

@@ -146,15 +146,15 @@ class LogCursor:
 
     def _count(self, time: int) -> None:
         second = time // _NANO
-        newest = max((one.second for one in self._seconds), default=second)
-        for index, one in enumerate(self._seconds):
-            if one.second == second:
-                self._seconds[index] = one._replace(lines=one.lines + 1)
+        newest = max((entry.second for entry in self._seconds), default=second)
+        for index, entry in enumerate(self._seconds):
+            if entry.second == second:
+                self._seconds[index] = entry._replace(lines=entry.lines + 1)
                 return
         if second < newest - _KEPT:
             return  # too old to be read again
-        kept = [one for one in self._seconds if one.second >= second - _KEPT]
-        self._seconds = [*kept, _Second(second, 1, time)]
+        recent = [entry for entry in self._seconds if entry.second >= second - _KEPT]
+        self._seconds = [*recent, _Second(second, 1, time)]
 
 
 class RateLimiter:

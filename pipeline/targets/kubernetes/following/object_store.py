@@ -14,13 +14,13 @@ class ObjectStore:
 
     def apply(self, change: Changes) -> None:
         """Take note of a change; of a kind whose objects were not listed yet nothing is known."""
-        there = {found["metadata"]["uid"]: found for found in change.objects}
+        by_uid = {item["metadata"]["uid"]: item for item in change.objects}
         if change.complete:
-            self._objects[change.kind] = there
+            self._objects[change.kind] = by_uid
         elif change.kind in self._objects:
-            self._objects[change.kind] |= there
-            for found in change.deleted:
-                self._objects[change.kind].pop(found["metadata"]["uid"], None)
+            self._objects[change.kind] |= by_uid
+            for item in change.deleted:
+                self._objects[change.kind].pop(item["metadata"]["uid"], None)
 
     def changes(self) -> list[Changes]:
         """Tell all that is there, as a list would."""

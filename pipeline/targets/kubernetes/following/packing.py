@@ -50,13 +50,17 @@ def unpack(written: Mapping[str, Any]) -> Fields:
         return dict(written)
     try:
         fields: Fields = json.loads(zlib.decompress(base64.b64decode(written["packed"])))
-        return _with_rounds(fields, (one | {"ranks": [*_ranks(one["ranks"])]} for one in _rounds(fields)))
+        return _with_rounds(
+            fields, (meeting | {"ranks": [*_ranks(meeting["ranks"])]} for meeting in _rounds(fields))
+        )
     except (zlib.error, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"what the ledger holds of the ranks cannot be read: {error}") from error
 
 
 def _compressed(fields: Fields) -> str:
-    short = _with_rounds(fields, (one | {"ranks": _spans(one["ranks"])} for one in _rounds(fields)))
+    short = _with_rounds(
+        fields, (meeting | {"ranks": _spans(meeting["ranks"])} for meeting in _rounds(fields))
+    )
     return base64.b64encode(zlib.compress(json.dumps(short).encode(), 9)).decode()
 
 
@@ -69,22 +73,22 @@ def _without_the_oldest(fields: Fields) -> Fields:
     observed = fields.get("observed", {})
     last = {name: observed[name][-_ENTRIES:] for name in ("introduced", "warnings") if name in observed}
     cursor = dict([*fields.get("cursor", {}).items()][-_ENTRIES:])
-    made = fields | {"cursor": cursor, "observed": observed | last}
-    return _with_rounds(made, _rounds(made)[-_ROUNDS:])
+    shortened = fields | {"cursor": cursor, "observed": observed | last}
+    return _with_rounds(shortened, _rounds(shortened)[-_ROUNDS:])
 
 
 def _only_the_last_meeting(fields: Fields) -> Fields:
     observed = {name: value for name, value in fields.get("observed", {}).items() if name != "introduced"}
-    made = fields | {"cursor": {}, "parted": {}, "observed": observed}
-    return _with_rounds(made, _rounds(made)[-1:])
+    shortened = fields | {"cursor": {}, "parted": {}, "observed": observed}
+    return _with_rounds(shortened, _rounds(shortened)[-1:])
 
 
 def _only_the_end(fields: Fields) -> Fields:
     """Leave out what a script said, too: its metrics are in the output as well."""
     left_out = {"metrics", "warnings", "failure"}
-    made = _only_the_last_meeting(fields)
-    observed = {name: value for name, value in made["observed"].items() if name not in left_out}
-    return made | {"observed": observed}
+    shortened = _only_the_last_meeting(fields)
+    observed = {name: value for name, value in shortened["observed"].items() if name not in left_out}
+    return shortened | {"observed": observed}
 
 
 _LESS: Final[tuple[Callable[[Fields], Fields], ...]] = (
@@ -101,8 +105,8 @@ def _rounds(fields: Fields) -> list[Fields]:
 
 
 def _with_rounds(fields: Fields, rounds: Iterable[Fields]) -> Fields:
-    found = [*rounds]
-    return fields | {"observed": fields.get("observed", {}) | {"rounds": found}} if found else fields
+    meetings = [*rounds]
+    return fields | {"observed": fields.get("observed", {}) | {"rounds": meetings}} if meetings else fields
 
 
 def _spans(ranks: Iterable[int]) -> list[list[int]]:

@@ -87,10 +87,10 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
     pods = list(pods)
     meta, note = job["metadata"], note_of(job)
     over = is_being_deleted(job) or any(condition(job, end) for end in kind.ends)
-    asked = JOB_LAUNCHERS[kind.launch].ranks(job)
-    if over or asked is None or _left_to_others(job, kind, pods):
+    demand = JOB_LAUNCHERS[kind.launch].ranks(job)
+    if over or demand is None or _left_to_others(job, kind, pods):
         return None
-    need, spec = asked
+    need, spec = demand
     ranks = [pod for pod in pods if role(pod) == "rank"]
     launchers = [pod for pod in pods if role(pod) == "launcher"]
     placed = sum(scheduled(pod) is not None for pod in ranks)
@@ -125,11 +125,11 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
 
 def holding(pods: Iterable[KubeObject]) -> dict[str, int]:
     """Count, for each run, the pods of jobs that have a node and have not ended."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for pod in pods:
         if role(pod) and scheduled(pod) is not None and not ended(pod):
-            found[label(pod, "run")] = found.get(label(pod, "run"), 0) + 1
-    return found
+            counts[label(pod, "run")] = counts.get(label(pod, "run"), 0) + 1
+    return counts
 
 
 def on_claims(pods: Iterable[KubeObject], job: Job) -> dict[str, int]:
@@ -154,11 +154,13 @@ def resumed(job: Job, now: float) -> Note:
 
 def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str:
     """Name the claim that keeps a pod from starting, since it is mounted on another node; else empty."""
-    told = {event["involvedObject"].get("uid") for event in events if _is_multi_attach(event)}
+    warned = {event["involvedObject"].get("uid") for event in events if _is_multi_attach(event)}
     for pod in pods:
         statuses = pod.get("status", {}).get("containerStatuses") or ()
-        waits = not any("running" in one["state"] or "terminated" in one["state"] for one in statuses)
-        if pod["metadata"]["uid"] in told and waits:
+        waits = not any(
+            "running" in status["state"] or "terminated" in status["state"] for status in statuses
+        )
+        if pod["metadata"]["uid"] in warned and waits:
             return next(iter(claims_of(pod)), "")
     return ""
 
@@ -182,8 +184,8 @@ def _amounts(mine: Job) -> str:
     if number <= 0:
         return "a node for its launcher"
     short = note.short if mine.given_back and note is not None else mine.short
-    asked = [_amount(name, mine.ask[name] * number) for name in short if name in mine.ask]
-    return " and ".join(asked) or f"{number} node{'' if number == 1 else 's'}"
+    amounts = [_amount(name, mine.ask[name] * number) for name in short if name in mine.ask]
+    return " and ".join(amounts) or f"{number} node{'' if number == 1 else 's'}"
 
 
 def _amount(resource: str, total: Decimal) -> str:
@@ -210,11 +212,11 @@ def _is_multi_attach(event: KubeObject) -> bool:
 
 
 def _requests(spec: KubeObject) -> dict[str, Decimal]:
-    found: dict[str, Decimal] = {}
+    totals: dict[str, Decimal] = {}
     for inner in spec["containers"]:
         for name, quantity in inner.get("resources", {}).get("requests", {}).items():
-            found[name] = found.get(name, Decimal(0)) + amount(quantity)
-    return found
+            totals[name] = totals.get(name, Decimal(0)) + amount(quantity)
+    return totals
 
 
 def _place(spec: KubeObject) -> str:
@@ -225,9 +227,9 @@ def _place(spec: KubeObject) -> str:
 
 def _scheduled_by_others(pod: KubeObject) -> bool:
     spec, meta = pod["spec"], pod["metadata"]
-    known = {**meta.get("labels", {}), **meta.get("annotations", {})}
+    marks = {**meta.get("labels", {}), **meta.get("annotations", {})}
     own = spec.get("schedulerName", "default-scheduler") == "default-scheduler"
-    return not own or bool(spec.get("schedulingGates")) or any(name in known for name in _GROUPS)
+    return not own or bool(spec.get("schedulingGates")) or any(name in marks for name in _GROUPS)
 
 
 def _insufficient(words: Iterable[str]) -> tuple[str, ...]:

@@ -35,8 +35,8 @@ def append(
     source, target = opened.repository(base), opened.repository(ours)
     image = source.pull(base.version)
     tag = tag_of(image.digest, trees)
-    if there := target.digest(tag):
-        return str(ours.at(there)), True
+    if digest := target.digest(tag):
+        return str(ours.at(digest)), True
     if (base.registry, base.repository) != (ours.registry, ours.repository):
         _bring(image, source, target)
     new = change()

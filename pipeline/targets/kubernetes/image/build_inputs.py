@@ -125,12 +125,12 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
         arguments = tuple(sorted(target.build_args.items()))
         files = {**_below(context), "Dockerfile": file}
         return Recipe(stage, None, file.read_text(), arguments, tuple(sorted(files.items())))
-    known = {name for names in _ARGUMENTS.values() for name in names}
-    if not target.dockerfile and (unknown := set(target.build_args) - known):
+    own_arguments = {name for names in _ARGUMENTS.values() for name in names}
+    if not target.dockerfile and (unknown := set(target.build_args) - own_arguments):
         raise BadInputError(
             f"manycpu's Dockerfile has no argument {', '.join(sorted(unknown))}",
             field="target.build_args",
-            fix=f"Use {', '.join(sorted(known))}, or a Dockerfile of your own in target.dockerfile",
+            fix=f"Use {', '.join(sorted(own_arguments))}, or a Dockerfile of your own in target.dockerfile",
         )
     mine = {name: value for name, value in target.build_args.items() if name in _ARGUMENTS[stage]}
     theirs = _below(Path(target.context)) if target.context and not target.dockerfile else {}
@@ -148,11 +148,11 @@ def _ccl() -> dict[str, Path]:
 
 def _below(folder: Path) -> dict[str, Path]:
     _existing(str(folder), "target.context")
-    found: dict[str, Path] = {}
+    files_by_path: dict[str, Path] = {}
     for here, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in (".git", "__pycache__"))
-        found |= {Path(here, name).relative_to(folder).as_posix(): Path(here, name) for name in files}
-    return {path: file for path, file in found.items() if file.is_file()}
+        files_by_path |= {Path(here, name).relative_to(folder).as_posix(): Path(here, name) for name in files}
+    return {path: file for path, file in files_by_path.items() if file.is_file()}
 
 
 def _existing(path: str, field: str) -> Path:

@@ -34,13 +34,13 @@ class Place(NamedTuple):
     name: str
     """The image's name until it is pushed."""
     context: Path
-    known: Path
+    access_folder: Path
     """The folder with the files of :func:`access`."""
 
     @property
     def archive(self) -> Path:
         """The file that the image is left in."""
-        return self.known / "image.tar"
+        return self.access_folder / "image.tar"
 
 
 class OnWorker(NamedTuple):
@@ -100,8 +100,8 @@ def _of_buildah(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
 
 def _of_buildkit(plain: Sequence[str], trusted: Sequence[str]) -> dict[str, str]:
     secure = f'http = false\nca = ["{ACCESS}/{CERTIFICATE}"]'
-    known = dict.fromkeys(plain, "http = true") | dict.fromkeys(trusted, secure)
-    return {"buildkitd.toml": "".join(f'[registry."{host}"]\n{how}\n' for host, how in known.items())}
+    settings = dict.fromkeys(plain, "http = true") | dict.fromkeys(trusted, secure)
+    return {"buildkitd.toml": "".join(f'[registry."{host}"]\n{how}\n' for host, how in settings.items())}
 
 
 def _of_docker(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
@@ -122,19 +122,19 @@ def _buildkit_options(recipe: Recipe) -> list[str]:
 
 def _buildah(build: Build, place: Place) -> Commands:
     env = {
-        "REGISTRY_AUTH_FILE": str(place.known / "config.json"),
-        "CONTAINERS_REGISTRIES_CONF": str(place.known / "registries.conf"),
+        "REGISTRY_AUTH_FILE": str(place.access_folder / "config.json"),
+        "CONTAINERS_REGISTRIES_CONF": str(place.access_folder / "registries.conf"),
         "BUILDAH_ISOLATION": "chroot",
     }
-    trusted = ["--cert-dir", str(place.known)] if (place.known / CERTIFICATE).exists() else []
+    trusted = ["--cert-dir", str(place.access_folder)] if (place.access_folder / CERTIFICATE).exists() else []
     make = ["buildah", "bud", "--format", "oci", *trusted, *_options(build.recipe), "-t", place.name]
     save = ["buildah", "push", "--quiet", place.name, f"oci-archive:{place.archive}"]
     return [[*make, str(place.context)], save], env
 
 
 def _docker(build: Build, place: Place) -> Commands:
-    settings = place.known / "docker"
-    docker.write_settings(settings, json.loads((place.known / "config.json").read_text())["auths"])
+    settings = place.access_folder / "docker"
+    docker.write_settings(settings, json.loads((place.access_folder / "config.json").read_text())["auths"])
     # An attestation would make the image an index of several.
     env = {"DOCKER_CONFIG": str(settings), "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     if buildkit := docker.has_buildkit():

@@ -143,12 +143,12 @@ def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
     """The namespace takes a builder's pod, which is created as a dry run."""
     namespace = ctx.target.builds_in
-    there = ctx.cluster.in_namespace(namespace)
-    if namespace != ctx.target.namespace and (missing := list(_rights(there, namespace))):
+    cluster = ctx.cluster.in_namespace(namespace)
+    if namespace != ctx.target.namespace and (missing := list(_rights(cluster, namespace))):
         yield from missing
         return
     try:
-        there.create(manifest(ctx, Build(recipe(ctx, "train"), ours), "preflight", []), dry_run=True)
+        cluster.create(manifest(ctx, Build(recipe(ctx, "train"), ours), "preflight", []), dry_run=True)
     except ClusterError as error:
         level = PODS[ctx.target.builder].level
         yield Finding(
@@ -159,11 +159,11 @@ def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
         )
 
 
-def _rights(there: Cluster, namespace: str) -> Iterator[Finding]:
+def _rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
     for rule in yaml.safe_load(RIGHTS.read_text())["rules"]:
         for resource, verb in product(rule["resources"], rule["verbs"]):
             plural, _, subresource = resource.partition("/")
-            if not there.allowed(verb, plural, subresource=subresource):
+            if not cluster.allowed(verb, plural, subresource=subresource):
                 yield Finding(
                     "target.build_namespace",
                     f"this account may not {verb} {resource} in namespace {namespace}",
@@ -174,13 +174,13 @@ def _rights(there: Cluster, namespace: str) -> Iterator[Finding]:
 def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
     """Compare what an image says of its Python and torch with what the node part needs."""
     for what, (least, label, variable) in _SAID.items():
-        said = image.labels.get(label) or image.env.get(variable) or ""
-        found = tuple(int(part) for part in re.findall(r"\d+", said)[:2])
-        if found and found < least:
+        text = image.labels.get(label) or image.env.get(variable) or ""
+        version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+        if version and version < least:
             needed = ".".join(str(part) for part in least)
             yield Finding(
                 field,
-                f"{name} has {what} {said}; manycpu's node part needs {needed} or later",
+                f"{name} has {what} {text}; manycpu's node part needs {needed} or later",
                 f"Take an image with {what} {needed} or later, or leave target.image out to have one built",
             )
 

@@ -46,9 +46,9 @@ def save(ctx: "ClusterContext", file: Path) -> str:
 @contextmanager
 def _base(ctx: "ClusterContext", opened: Registries) -> Iterator[tuple[Image, Sequence[Content]]]:
     """Have the image with Python and the packages: the one given, or built on this machine."""
-    if given := base_image.given(ctx, "train"):
-        source = opened.repository(given)
-        image = source.pull(given.version)
+    if reference := base_image.given(ctx, "train"):
+        source = opened.repository(reference)
+        image = source.pull(reference.version)
         yield image, [of_blob(source, layer) for layer in image.layers]
         return
     if ctx.target.builder in PODS:

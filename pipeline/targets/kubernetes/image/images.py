@@ -65,14 +65,14 @@ def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[
 
 def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
     """Take an image as it is, if it has this very manycpu and code in it."""
-    wanted = {tree.digest[:_DIGITS] for tree in trees}
+    digests = {tree.digest[:_DIGITS] for tree in trees}
     if ctx.target.pull_policy == "Never":  # on the nodes, and nowhere else: only its tag can be asked
-        found, reference = set((base.tag or "").split("-")), base
+        present, reference = set((base.tag or "").split("-")), base
     else:
         image = opened.repository(base).pull(base.version)
         labels = (image.labels.get(name, "") for name in (_LIB_LABEL, _CODE_LABEL))
-        found, reference = {digest[:_DIGITS] for digest in labels}, base.at(image.digest)
-    if wanted <= found:
+        present, reference = {digest[:_DIGITS] for digest in labels}, base.at(image.digest)
+    if digests <= present:
         return str(reference)
     raise BadInputError(
         f"{base} does not have this manycpu {version('manycpu')} with the present code in it, and there is "

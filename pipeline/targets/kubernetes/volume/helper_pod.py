@@ -109,7 +109,7 @@ class Helper:
         # The last word on a run is written when its ledger is gone.
         owners = ctx.ledger.owner() if ctx.ledger.exists() else []
         self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
-        self._claim, self._owned, self._seen = claim, bool(owners), time.monotonic()
+        self._claim, self._owned, self._checked = claim, bool(owners), time.monotonic()
         self.name = str(self._manifest["metadata"]["name"])
         self._best, self._moved = 0, False
 
@@ -163,7 +163,7 @@ class Helper:
     def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
         running = cluster_exec.start(self._cluster, self.name, CONTAINER, [*PROGRAM, command])
         try:
-            with Channel(running, running, running.close, self._told) as channel:
+            with Channel(running, running, running.close, self._report_progress) as channel:
                 return talk(channel)
         except LostError as error:
             if running.exit_code is not None:
@@ -172,7 +172,7 @@ class Helper:
         finally:
             running.release()
 
-    def _told(self, done: int, total: int) -> None:
+    def _report_progress(self, done: int, total: int) -> None:
         if done > self._best:
             self._best, self._moved = done, True
         with suppress(ClusterError):  # it may be away while the pod is not
@@ -185,9 +185,9 @@ class Helper:
         Raises:
             RunGoneError: Its ledger or its claim was taken away.
         """
-        if not self._owned or time.monotonic() - self._seen < _SEE:
+        if not self._owned or time.monotonic() - self._checked < _SEE:
             return
-        self._seen = time.monotonic()
+        self._checked = time.monotonic()
         self._ctx.ledger.uid()
         if self._claim is not None:
             claims.see(self._ctx, self._claim)
@@ -217,13 +217,13 @@ class Helper:
             time.sleep(_LOOK)
 
     def _get_or_recreate(self) -> KubeObject:
-        found = self._cluster.get("Pod", self.name)
-        if found is None:
+        pod = self._cluster.get("Pod", self.name)
+        if pod is None:
             return self._cluster.create(self._manifest)
-        self._see_memory(found)
-        if found["status"].get("phase") in {"Succeeded", "Failed"} and not is_being_deleted(found):
-            self._cluster.delete("Pod", self.name, uid=found["metadata"]["uid"], grace=0)
-        return found
+        self._see_memory(pod)
+        if pod["status"].get("phase") in {"Succeeded", "Failed"} and not is_being_deleted(pod):
+            self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
+        return pod
 
     def _see_memory(self, pod: KubeObject | None) -> None:
         """Say so where a pod ran out of memory: the next one would do so too."""
