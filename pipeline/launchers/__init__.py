@@ -68,8 +68,8 @@ def refusals(run: TrainingRun, target: Target) -> list[Finding]:
     return [
         Finding(named, f"{target.launch!r} cannot do this: {why}", f"Leave {named} out.")
         for field, why in launcher.UNSUPPORTED.items()
-        for named, asked in [_find(run, target, field)]
-        if asked
+        for named, is_set in [_find(run, target, field)]
+        if is_set
     ]
 
 

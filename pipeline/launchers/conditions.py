@@ -31,9 +31,9 @@ def state(kind: JobKind, job: KubeObject | None) -> Status:
     if kind.succeeded in holds:
         return Status(state=RunState.SUCCEEDED)
     if FAILED in holds:
-        return Status(state=RunState.FAILED, reason=f"the {kind.kind} has failed: {_said(holds[FAILED])}")
+        return Status(state=RunState.FAILED, reason=f"the {kind.kind} has failed: {_message(holds[FAILED])}")
     if "Restarting" in holds:
-        return Status(state=RunState.RUNNING, reason=_said(holds["Restarting"]))
+        return Status(state=RunState.RUNNING, reason=_message(holds["Restarting"]))
     return Status(state=RunState.RUNNING if "Running" in holds else RunState.PENDING)
 
 
@@ -42,6 +42,6 @@ def completed(job: KubeObject) -> str | None:
     return (job.get("status") or {}).get("completionTime")
 
 
-def _said(condition: Mapping[str, Any]) -> str:
+def _message(condition: Mapping[str, Any]) -> str:
     words = (condition.get("message"), condition.get("reason"))
     return ": ".join(word.strip() for word in reversed(words) if word) or "without a reason"
