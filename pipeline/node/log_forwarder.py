@@ -13,11 +13,11 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from manycpu.pipeline.node.lines import Lines, pieces
-from manycpu.pipeline.node.orphan_killer import post
+from manycpu.pipeline.node.orphan_killer import start_orphan_killer
 from manycpu.pipeline.node.pipe_writer import OrphanedError, PipeWriter
 from manycpu.pipeline.spec import events, kernel
 
-__all__ = ["die_with_parent", "pump"]
+__all__ = ["die_with_parent", "forward_logs"]
 
 _FORWARDED: Final = (
     signal.SIGTERM,
@@ -43,7 +43,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def pump(child: int, stream: int, rank: int, host: str) -> NoReturn:
+def forward_logs(child: int, stream: int, rank: int, host: str) -> NoReturn:
     """Serve a rank until it ends, then end as it did.
 
     Args:
@@ -53,7 +53,7 @@ def pump(child: int, stream: int, rank: int, host: str) -> NoReturn:
         host: The name of this host, for the same.
     """
     launcher = os.getppid()
-    post(child)
+    start_orphan_killer(child)
     # What the script leaves behind becomes ours, so that it can be found and ended.
     kernel.adopt_orphans()
     wake = _wake_on_signals(child)

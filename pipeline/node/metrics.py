@@ -49,7 +49,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
     """
     if not _speaks():
         return
-    known = {
+    values = {
         "step": step,
         "total_steps": total_steps,
         "epoch": epoch,
@@ -59,7 +59,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
         "samples_per_second": samples_per_second,
         "seconds_left": seconds_left,
     }
-    say("progress", **{name: _plain(name, value) for name, value in known.items() if value is not None})
+    say("progress", **{name: _plain(name, value) for name, value in values.items() if value is not None})
 
 
 def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
@@ -104,12 +104,12 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _merge(path: Path, values: Mapping[str, Any]) -> None:
-    known: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-        known = json.loads(path.read_text())
+        recorded = json.loads(path.read_text())
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".metrics-", delete=False) as file:
-        json.dump(known | dict(values), file, indent=2, sort_keys=True, default=str)
+        json.dump(recorded | dict(values), file, indent=2, sort_keys=True, default=str)
         file.write("\n")
     # Never half written, and readable as other files are: a temporary file is its owner's alone.
     Path(file.name).chmod(0o644)

@@ -50,8 +50,8 @@ def translate(words: Sequence[str], backend: str | None) -> tuple[list[str], lis
         option, value = match[1].replace("-", "_"), match[2] or ""
         if not value and rest and _is_value(option, rest[0]):
             value = f"={rest.pop(0)}"
-        kept, note = _replacement(option, value, backend)
-        new.extend(kept)
+        arguments, note = _replacement(option, value, backend)
+        new.extend(arguments)
         notes.extend(note)
     return new, notes
 

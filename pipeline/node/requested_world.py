@@ -78,9 +78,9 @@ class RequestedWorld(NamedTuple):
         if len(backends) > 1:
             yield f"the ranks ask for different backends, {' and '.join(backends)} (run.backend)"
         hosts = sorted({record["machine"] for record in records})
-        wanted = self.nodes[0] if self.nodes else 1
-        if self.spread and len(hosts) < wanted:
-            yield f"they run on {', '.join(hosts)} alone, where run.spread requires {wanted} machines"
+        least = self.nodes[0] if self.nodes else 1
+        if self.spread and len(hosts) < least:
+            yield f"they run on {', '.join(hosts)} alone, where run.spread requires {least} machines"
 
     def __str__(self) -> str:
         if self.nodes is None:

@@ -60,14 +60,14 @@ def library(name: str) -> Path:
         UnavailableError: It is not installed.
     """
     try:
-        found = _of(importlib.metadata.distribution("impi-rt"), name)
+        path = _of(importlib.metadata.distribution("impi-rt"), name)
     except importlib.metadata.PackageNotFoundError:
-        found = None
-    if found is None:
+        path = None
+    if path is None:
         raise UnavailableError(
             f"there is no {name}, which oneCCL needs and impi-rt has; install it: {_INSTALL}"
         )
-    return found
+    return path
 
 
 def _of(wheel: importlib.metadata.Distribution, end: str) -> Path | None:
@@ -84,8 +84,8 @@ def find_compiler() -> Compiler | None:
         path = shutil.which(name) if name else None
         if path is None:
             continue
-        said = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
-        return Compiler(path, said.partition("\n")[0].strip())
+        version = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
+        return Compiler(path, version.partition("\n")[0].strip())
     return None
 
 
