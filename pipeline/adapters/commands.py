@@ -61,8 +61,10 @@ def run(
     except OSError as error:
         raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
     except subprocess.TimeoutExpired as error:
-        said = _text(error.stdout).strip()[-2000:]
-        raise LaunchError(f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {said}") from error
+        output = _text(error.stdout).strip()[-2000:]
+        raise LaunchError(
+            f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {output}"
+        ) from error
     return Completed(done.returncode, done.stdout.decode(errors="replace"))
 
 
