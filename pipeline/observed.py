@@ -153,11 +153,11 @@ class Observer:
 
 def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
     rank = Rank(rank=event.rank, host=event.host, cpus=event.cpus, hostname=event.hostname)
-    known = _known_meeting(observed, event, time)
-    if known is not None and rank.rank in known["ranks"]:
+    existing = _find_meeting(observed, event, time)
+    if existing is not None and rank.rank in existing["ranks"]:
         return  # a log that is read again
     observed.backend_reason = event.backend_reason or observed.backend_reason
-    meeting = known or _new_meeting(observed, event, time)
+    meeting = existing or _new_meeting(observed, event, time)
     meeting["ranks"].append(rank.rank)
     if rank.host not in meeting["hosts"]:
         meeting["hosts"].append(rank.host)
@@ -165,10 +165,10 @@ def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
         bisect.insort(observed.ranks, rank, key=_number)
 
 
-def _known_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any] | None:
+def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any] | None:
     """Find where a rank introduces itself; None where it is the first to be heard of."""
     if event.meeting is not None:
-        named = (one for one in observed.rounds if one.get("meeting") == event.meeting)
+        named = (meeting for meeting in observed.rounds if meeting.get("meeting") == event.meeting)
         return next(named, None)
     # Of an image with an older manycpu: a restart has a number, a meeting has no name.
     number, world, rank = event.round or 0, event.world_size, event.rank
@@ -176,7 +176,7 @@ def _known_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[s
         if (introduction := f"{rank}@{time}") in observed.introduced:
             return {"ranks": [rank]}
         observed.introduced.append(introduction)
-    return next((one for one in observed.rounds if _misses(one, number, world, rank)), None)
+    return next((meeting for meeting in observed.rounds if _misses(meeting, number, world, rank)), None)
 
 
 def _misses(meeting: dict[str, Any], number: int, world: int, rank: int) -> bool:
@@ -224,8 +224,8 @@ def _note_failure(
     observed: Observed, rank: int, event: ExitEvent, time: float, tails: Mapping[int, list[str]]
 ) -> None:
     # The first to fail is the one to look at: the launcher ends the others because of it.
-    known = observed.failure is not None and observed.failed_at <= time
-    if event.code == 0 or known:
+    earlier = observed.failure is not None and observed.failed_at <= time
+    if event.code == 0 or earlier:
         return
     lines = tuple(tails.get(rank, ()))
     observed.failure = RankFailure(rank=rank, host=event.host, exit_code=event.code, last_lines=lines)

@@ -44,7 +44,7 @@ class Report(BaseModel):
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:
     """Put together what is known before the run's folder is deleted."""
     ran = entry.described()
-    used = [path for one in (ran, entry) for path in (one.data, one.model, one.image or one.code) if path]
+    used = [path for by in (ran, entry) for path in (by.data, by.model, by.image or by.code) if path]
     return Report(
         key=entry.key,
         name=entry.name,
