@@ -1,4 +1,4 @@
-"""How a run becomes something running on a target: one file for each launch kind, and one line here.
+"""Launchers: how a run becomes something running, one file for each launch kind and one line here.
 
 A launcher is a module with pure functions, and the fields that it cannot express:
 

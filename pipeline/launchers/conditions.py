@@ -1,4 +1,4 @@
-"""What the conditions of a job say of a run's state: the same for all kinds of job.
+"""Derive a run's state from a job's conditions: the same for all kinds of job.
 
 A condition holds only where its ``status`` is ``"True"``: former ones stay in the list.
 """
@@ -14,7 +14,7 @@ __all__ = ["completed", "state"]
 
 
 def state(kind: JobKind, job: KubeObject | None) -> Status:
-    """Read the state of a job; of one that has succeeded, its pods may have another word to say.
+    """Derive a job's state from its conditions; of one that has succeeded, its pods may differ.
 
     Args:
         kind: Its kind.
@@ -38,7 +38,7 @@ def state(kind: JobKind, job: KubeObject | None) -> Status:
 
 
 def completed(job: KubeObject) -> str | None:
-    """When a job ended, as the API writes times; None where it does not say."""
+    """Read when a job ended, as the API writes times; None where it does not say."""
     return (job.get("status") or {}).get("completionTime")
 
 

@@ -1,4 +1,4 @@
-"""The environment and the command that every launcher gives to every rank."""
+"""Build the environment and the command that every launcher gives to every rank."""
 
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.training_run import TrainingRun

@@ -147,7 +147,7 @@ def _launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> dic
 
 
 def await_workers() -> list[str]:
-    """Build the words that stand before a command which needs the workers' sshd."""
+    """Build the start of a command that waits for the workers' sshd."""
     return ["python3", "-IS", "-c", AWAIT_WORKERS, f"{HOSTFILE_FOLDER}/{mpirun.HOSTFILE}", str(PORT)]
 
 

@@ -53,7 +53,7 @@ FILES: Final = "files"  # a volume of small files that come from the pod's own a
 
 
 def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
-    """Name, labels and owner of a job."""
+    """Build name, labels and owner of a job."""
     queue = {QUEUE: target.queue} if target.queue else {}
     fields: KubeObject = {
         "name": placement.job,
@@ -64,7 +64,7 @@ def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
 
 
 def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int) -> KubeObject:
-    """Say how the operator treats failures and the job's end; no time to live, which would delete the job."""
+    """Build the operator's policy for failures and the job's end; no time to live, which would delete it."""
     policy: KubeObject = {"cleanPodPolicy": clean, "backoffLimit": backoff, **latest_end(run)}
     # Its queue lets it go on: where there is no Kueue, nothing starts past the queue.
     return policy | ({"suspend": True} if target.queue else {})
@@ -85,7 +85,7 @@ def with_end(template: KubeObject, run: TrainingRun) -> KubeObject:
 
 
 def restart_policy(run: TrainingRun, target: Kubernetes) -> str:
-    """What becomes of a rank's container that failed."""
+    """Choose what becomes of a rank's container that failed."""
     return target.restart_policy or ("OnFailure" if run.max_restarts else "Never")
 
 
@@ -102,7 +102,7 @@ def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
 
 
 def _threads(run: TrainingRun) -> Mapping[str, str]:
-    """The CPU plan, as far as the run says what a node grants; each rank makes its own, from its cgroup."""
+    """Plan CPUs as far as the run says what a node grants; each rank plans again, from its cgroup."""
     cores = run.resources.cpu
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # or torchrun warns
@@ -112,7 +112,7 @@ def _threads(run: TrainingRun) -> Mapping[str, str]:
 
 
 def resources(cpu: float | None, memory: str | None) -> KubeObject:
-    """Limits equal to requests, so that the pod is of the class Guaranteed."""
+    """Build limits equal to requests, so that the pod is of the class Guaranteed."""
     amounts = {"cpu": quantity.of_cores(cpu) if cpu else None, "memory": memory}
     present = {name: amount for name, amount in amounts.items() if amount}
     return {"requests": present, "limits": dict(present)} if present else {}
@@ -148,7 +148,7 @@ def as_rank(container: KubeObject, run: TrainingRun) -> KubeObject:
 
 
 def with_fields(container: KubeObject, fields: Mapping[str, str]) -> KubeObject:
-    """Put fields of the pod into a container's environment: variable -> path of the field."""
+    """Add fields of the pod to a container's environment: variable -> path of the field."""
     sources = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
     variables = [{"name": name, "valueFrom": source} for name, source in sources.items()]
     return container | {"env": [*variables, *container["env"]]}

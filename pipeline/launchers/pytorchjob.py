@@ -144,7 +144,7 @@ def _rendezvous_variables(run: TrainingRun) -> dict[str, str]:
 
 
 def _own_place(run: TrainingRun) -> dict[str, str]:
-    """Say what a pod is told of itself: variable -> field of the pod."""
+    """List the variables that are fields of the pod itself: variable -> field."""
     if restarts(run):
         # Whoever is rank 0 next is met at its address: its name may not have reached DNS yet.
         return {"MANYCPU_ADDRESS": "status.podIP"}
@@ -163,7 +163,7 @@ def _works(pod: Mapping[str, Any], ended: str | None) -> bool:
 
 
 def _failed(pod: Mapping[str, Any]) -> bool:
-    """Whether the last that a pod's ranks did was to fail."""
+    """Whether a pod's ranks failed in the end."""
     phase = (pod.get("status") or {}).get("phase")
     last = _container(pod, "lastState").get("terminated") or {}
     return phase == "Failed" or (phase != "Succeeded" and last.get("exitCode", 0) != 0)
