@@ -1,4 +1,4 @@
-"""The backend asked for is the one used: what makes process groups is wrapped, and watched."""
+"""Use the backend that was asked for: what makes process groups is wrapped, and watched."""
 
 import functools
 import inspect
@@ -29,7 +29,7 @@ def require(backend: str) -> None:
 
 
 def lacking(backend: str) -> str:
-    """Make a backend available; why it cannot be had, empty where it can."""
+    """Make a backend available; the reason where it cannot be, empty where it can."""
     if backend not in BACKENDS:
         return f"one of {', '.join(BACKENDS)} is known"
     try:
@@ -116,7 +116,7 @@ def _override(bound: inspect.BoundArguments, backend: str) -> None:
 
 
 def _on_cpu(backend: str) -> str:
-    """Find what a backend's name means for tensors on the CPU: ``cpu:gloo,cuda:nccl`` is gloo."""
+    """Map a backend's name to the one for tensors on the CPU: ``cpu:gloo,cuda:nccl`` is gloo."""
     for part in backend.lower().split(","):
         device, separator, name = part.partition(":")
         if separator and device == "cpu":

@@ -1,4 +1,4 @@
-"""The CPU plan, put into effect on a rank: libraries before Python begins, cores before threads do."""
+"""Apply the CPU plan to a rank: libraries before Python begins, cores before threads do."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def preload(rank: Rank) -> None:
 
 
 def pin(plan: cpu_plan.CpuPlan, rank: Rank) -> None:
-    """Have this process, and all that it starts, run on its own processors."""
+    """Bind this process, and all that it starts, to its own processors."""
     if not plan.pins:
         return
     with contextlib.suppress(OSError):  # the cpuset has changed since: the kernel decides

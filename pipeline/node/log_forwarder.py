@@ -1,4 +1,4 @@
-"""The parent of a rank: passes on what it says, line by line, forwards signals, and ends as it ended."""
+"""The parent of a rank: forwards its lines and signals, and ends as it ended."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def forward_logs(child: int, stream: int, rank: int, host: str) -> NoReturn:
-    """Serve a rank until it ends, then end as it did.
+    """Forward a rank's lines and signals until it ends, then end as it did.
 
     Args:
         child: Its process id; leads a process group.
@@ -84,7 +84,7 @@ class _Writer:
         self._last = time.monotonic()
 
     def read(self, stream: int) -> bool:
-        """Pass on what can be read without waiting; False at the stream's end."""
+        """Forward what can be read without waiting; False at the stream's end."""
         for _ in range(_BLOCKS):
             try:
                 block = os.read(stream, _BLOCK)
@@ -115,7 +115,7 @@ class _Writer:
 
 
 def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -> int:
-    """Pass on lines until the rank has ended; its wait status."""
+    """Forward lines until the rank has ended; its wait status."""
     os.set_blocking(stream, False)
     readers = [stream, wake]
     while (status := _reap(child)) is None:

@@ -1,4 +1,4 @@
-"""What a training program tells of itself: its progress and its results.
+"""Report a training's progress and its results.
 
 Both functions speak on rank 0 only, and do nothing at all outside of a run: a script that calls them still
 runs alone.
@@ -35,7 +35,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
     samples_per_second: float | None = None,
     seconds_left: float | None = None,
 ) -> None:
-    """Tell how far the training is, in one line.
+    """Report how far the training is, in one line.
 
     Args:
         step: Steps done.
@@ -63,7 +63,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
 
 
 def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
-    """Tell results, and merge them into ``metrics.json`` of the output: a later value replaces an earlier.
+    """Report results, and merge them into ``metrics.json`` of the output: a later value replaces an earlier.
 
     Args:
         values: Name -> number, also of numpy or torch.
@@ -78,7 +78,7 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
 
 
 def _say(values: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Say values in as many events as it takes; one that fits into none is in the file only."""
+    """Write values in as many events as it takes; one that fits into none is in the file only."""
     try:
         say("metrics", values=values, **fields)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Options of older Hugging Face Trainers, as users have them written down, in today's words.
+"""Translate options of older Hugging Face Trainers to today's.
 
 >>> words, notes = translate(["--no_cuda", "--use_ipex", "True", "--ddp_backend=ccl", "--bf16"], "gloo")
 >>> words

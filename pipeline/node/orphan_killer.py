@@ -1,4 +1,4 @@
-"""A process that outlives a killed log forwarder just long enough to end what the rank had started."""
+"""A process that outlives a killed log forwarder just long enough to kill what the rank had started."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Which rank of which world this process is, by the environment that its launcher gave it."""
+"""Read which rank of which world this process is, from the environment that its launcher gave it."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple

@@ -1,4 +1,4 @@
-"""What oneCCL reads from the environment: set from here, so that nothing has to be sourced."""
+"""Set oneCCL's environment variables, so that nothing has to be sourced."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ _ALIKE: Final = "direct"
 
 
 def apply() -> None:
-    """Set what is not set; what the user set stays."""
+    """Set the variables that are not set; what the user set stays."""
     rank = ranks.of(os.environ)
     fabric, mpi = toolchain.library("libfabric.so.1"), toolchain.library("libmpi.so.12")
     system_has_fabric = find_library("fabric") is not None

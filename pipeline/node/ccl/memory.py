@@ -1,4 +1,4 @@
-"""Memory that all ranks of a group share, where they are processes of one host.
+"""Share memory among all ranks of a group, where they are processes of one host.
 
 It has no name in any file system: it needs no room in /dev/shm, and the kernel frees it when the last of its
 ranks ends, however they end.
@@ -86,7 +86,7 @@ def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | Non
 
 @cache
 def _warn(message: str) -> None:
-    """Say it once, for all groups."""
+    """Warn once, for all groups."""
     warn(message)
 
 

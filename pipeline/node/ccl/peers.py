@@ -1,4 +1,4 @@
-"""Connect rank 0 of a group with each other rank: the connections end with their process, and tell so."""
+"""Connect rank 0 of a group with each other rank: a connection ends with its process, which both notice."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ _AGAIN = 0.05  # seconds
 
 
 class Peers(NamedTuple):
-    """Connections, who is at each other end, and a word that only this meeting of the group has."""
+    """Connections, the names at their other ends, and a token that only this meeting of the group has."""
 
     connections: list[socket.socket]
     names: list[str]

@@ -1,4 +1,4 @@
-"""What the backend is built with: compiler, torch, oneCCL; found, or the message says what to install."""
+"""Find what the backend is built with: compiler, torch, oneCCL; or say what to install."""
 
 import importlib.metadata
 import os
@@ -26,7 +26,7 @@ class OneCcl(NamedTuple):
 
 
 class Compiler(NamedTuple):
-    """A C++ compiler, and what it says of itself."""
+    """A C++ compiler and its version."""
 
     path: str
     version: str
