@@ -1,4 +1,4 @@
-"""A command in a running container, with its streams, over one websocket.
+"""Run a command in a running container, with its streams, over one websocket.
 
 The websocket is opened as the client's own stream opens it. Its frames are read and written here, straight
 from and to the socket: masking and gathering them in Python costs more than the transfer itself.
@@ -117,7 +117,7 @@ class Exec:
         self._socket.abort()
 
     def release(self) -> None:
-        """Give the socket back, when no thread uses it any more."""
+        """Release the socket, when no thread uses it any more."""
         self._frames.close()
         self._socket.shutdown()
 
@@ -161,7 +161,7 @@ class Exec:
         return True
 
     def _head(self) -> tuple[int, int]:
-        """Read what the next frame is, and its length; servers do not mask."""
+        """Read the next frame's opcode and length; servers do not mask."""
         first, size = self._take(2)
         if size >= _IN_TWO:
             size = int.from_bytes(self._take(2 if size == _IN_TWO else 8))
@@ -181,7 +181,7 @@ class Exec:
 
 
 def _spelled(size: int) -> bytes:
-    """Spell a frame's head, with a mask of zeros: masks guard proxies against web pages, and this is none."""
+    """Build a frame's head, with a mask of zeros: masks guard proxies against web pages, and this is none."""
     if size < _IN_TWO:
         return struct.pack("!BB4x", _WHOLE, _MASKED | size)
     if size <= 0xFFFF:  # noqa: PLR2004 - what two bytes hold

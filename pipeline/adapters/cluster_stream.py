@@ -1,4 +1,4 @@
-"""Answers of a cluster's API server as they come, in an event loop.
+"""Stream the answers of a cluster's API server, in an event loop.
 
 The door to the package ``kubernetes_asyncio``.
 """
@@ -41,7 +41,7 @@ class ClusterStream:
         self._ahead = 0.0
 
     def now(self) -> float:
-        """Tell the time by the API server's clock, in seconds since the epoch."""
+        """Read the API server's clock, in seconds since the epoch."""
         return time.time() + self._ahead
 
     async def aclose(self) -> None:
@@ -133,7 +133,7 @@ class Lines:
 
 
 def _credentials(settings: Any) -> dict[str, str]:
-    """Make the headers that say who asks; may run a program or read a file."""
+    """Build the headers with the account's credentials; may run a program or read a file."""
     headers = [setting for setting in settings.auth_settings().values() if setting["in"] == "header"]
     return {header["key"]: header["value"] for header in headers if header["value"]}
 

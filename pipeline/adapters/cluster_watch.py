@@ -1,4 +1,4 @@
-"""A namespace of a Kubernetes cluster as it changes: objects and logs, for as long as anybody wants to know.
+"""Watch a namespace of a Kubernetes cluster: changes of objects, and logs.
 
 Nothing here gives up: whoever waits has a deadline.
 """
@@ -41,7 +41,7 @@ class NoLogError(Exception):
 
 
 class Changes(NamedTuple):
-    """What the cluster tells of objects of one kind."""
+    """Changes of objects of one kind."""
 
     kind: str
     objects: list[KubeObject]
@@ -78,7 +78,7 @@ class ClusterWatch:
         self._stream, self._namespace = ClusterStream(connect), namespace
 
     def now(self) -> float:
-        """Tell the time by the API server's clock, in seconds since the epoch."""
+        """Read the API server's clock, in seconds since the epoch."""
         return self._stream.now()
 
     async def aclose(self) -> None:
@@ -86,7 +86,7 @@ class ClusterWatch:
         await self._stream.aclose()
 
     async def follow(self, selections: Mapping[str, Mapping[str, str]]) -> AsyncGenerator[Changes]:
-        """Tell everything that happens to objects of several kinds, for ever.
+        """Yield all changes of objects of several kinds, for ever.
 
         Args:
             selections: Kind -> ``labelSelector`` and ``fieldSelector``.
@@ -106,7 +106,7 @@ class ClusterWatch:
             await _end(tasks)
 
     async def changes(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
-        """Tell all objects of a kind, then what changes; all of them again after every break, for ever."""
+        """Yield all objects of a kind, then what changes; all of them again after every break, for ever."""
         waits = Backoff()
         while True:
             try:
@@ -119,7 +119,7 @@ class ClusterWatch:
             await asyncio.sleep(waits.next())
 
     async def log(self, pod: str, container: str, part: LogPart) -> AsyncGenerator[list[bytes]]:
-        """Tell the lines of a container's log, each with its time before it, as they come.
+        """Yield the lines of a container's log as they come, each with its time before it.
 
         Raises:
             NoLogError: There is none.
@@ -213,19 +213,19 @@ class Backoff:
         self._failed, self._began = 0, time.monotonic()
 
     def worked(self) -> None:
-        """Take note that a try works: once it has done so for a while, all is well again."""
+        """Note that a try works: once it has done so for a while, pauses are short again."""
         if time.monotonic() - self._began > _WELL:
             self._failed = 0
 
     def next(self) -> float:
-        """Tell how long to wait before the next try, which begins then."""
+        """Compute the pause before the next try, which begins then."""
         seconds: float = min(0.2 * 2.0**self._failed, 5.0) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads many
         self._failed, self._began = min(self._failed + 1, 10), time.monotonic() + seconds
         return seconds
 
 
 def _change(kind: str, events: list[dict[str, Any]]) -> Changes | None:
-    """Put together what a watch told at once; None where nothing happened."""
+    """Merge the events that a watch reported at once; None where nothing happened."""
     latest: dict[str, tuple[str, KubeObject]] = {}
     for event in events:
         if event["type"] != "BOOKMARK":

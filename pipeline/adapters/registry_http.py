@@ -1,4 +1,4 @@
-"""Calls of a registry: https or http, logins by basic auth and bearer tokens, and what is tried again."""
+"""Call a registry: https or http, logins by basic auth and bearer tokens, and retries."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -123,7 +123,7 @@ class Connection:
         return None
 
     def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
-        """Do what the registry asks for; whether that is worth another call."""
+        """Answer the registry's challenge; whether that is worth another call."""
         scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
         if scheme.lower() == "bearer":
             self._tokens[scopes] = self._token(dict(_CHALLENGE.findall(rest)), scopes)
@@ -212,7 +212,7 @@ def _reason(response: requests.Response) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Find what is at the bottom of an error of requests."""
+    """Find the first cause of an error of requests."""
     inner = error.args[0] if error.args else None
     reason = getattr(inner, "reason", inner)
     return _cause(reason) if isinstance(reason, BaseException) else str(error)

@@ -1,4 +1,4 @@
-"""Who a registry is asked as: a login that was given, docker's own file, or a pull secret."""
+"""Find the login for a registry: one that was given, docker's own file, or a pull secret."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ class Login:
 
     @property
     def pair(self) -> str:
-        """Name and password as basic auth sends them."""
+        """Join name and password as basic auth sends them."""
         return base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
 
     def as_config(self, registry: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The process that stays with a training: ``python -m manycpu.pipeline.adapters.supervisor DIRECTORY``.
+"""Supervise a training: ``python -m manycpu.pipeline.adapters.supervisor DIRECTORY``.
 
 It outlives the worker that started it, keeps the time budgets, adopts and ends every process that the
 training leaves behind, and writes the exit record last.
@@ -161,7 +161,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _begin() -> None:
-    """Prepare the launcher: it hears signals again, and is told to end when this supervisor is killed."""
+    """Prepare the launcher: signals reach it again, and it is ended when this supervisor is killed."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     kernel.end_with_parent(signal.SIGTERM)
 
