@@ -67,7 +67,7 @@ def reopen(
 
 
 def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
-    """Go by the description that an attempt was started with: its end is judged by that one.
+    """Use the description that an attempt was started with: its end is judged by that one.
 
     Args:
         ctx: The run, perhaps with fields that were edited since.

@@ -1,4 +1,4 @@
-"""On Kubernetes the ledger owns what a run creates; on the volume a run has a folder."""
+"""Delete what a run created on Kubernetes: objects that its ledger owns, and a folder on the volume."""
 
 import random
 import threading
@@ -26,18 +26,18 @@ _LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; the claim goes wit
 
 
 def keep(ctx: ClusterContext, seconds: float | None) -> list[str]:
-    """Name what is kept, and note for how long; None: for ever."""
+    """Record for how long the run's objects are kept (None: for ever); their names."""
     ctx.ledger.keep(seconds)
     return named(ctx, present(ctx, labels(ctx.name)))
 
 
 def owns(ctx: ClusterContext, what: str) -> bool:
-    """Whether something goes with the run: on a claim that was made for it, all does."""
+    """Whether a path is deleted with the run: on a claim that was made for it, all are."""
     return ctx.target.makes_claim and what.startswith(f"{ctx.target.mount_path}/")
 
 
 def remove(ctx: ClusterContext) -> list[str]:
-    """Delete what the run owns, and wait until it is gone; what is left."""
+    """Delete what the run owns and wait until it is gone; the names of what is left."""
     uid = ctx.ledger.uid()
     another = partial(_is_of_another, uid)
     return _begin_removal(ctx, uid) + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT, but=another)
@@ -55,7 +55,7 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
 
 
 def _is_of_another(uid: str, item: KubeObject) -> bool:
-    """Whether it belongs to another ledger than the one with this uid: to a later run of the same name."""
+    """Whether an object belongs to another ledger than this one: to a later run of the same name."""
     owners = [item | item["metadata"], *(item["metadata"].get("ownerReferences") or ())]
     return any(owner["kind"] == "ConfigMap" and owner["uid"] != uid for owner in owners)
 

@@ -30,7 +30,7 @@ def wait_until_gone(
     timeout: float,
     but: Callable[[KubeObject], bool] = lambda _: False,
 ) -> list[str]:
-    """Wait until nothing in the run's namespace has the labels; what is left after so many seconds.
+    """Wait until no object in the run's namespace has the labels; what is left at the timeout.
 
     Args:
         ctx: The run.
@@ -73,5 +73,5 @@ def _is_of_another_launch(ctx: ClusterContext, kind: str) -> bool:
 
 
 def named(ctx: ClusterContext, items: Iterable[KubeObject]) -> list[str]:
-    """Name things as a report does."""
+    """Name objects as a report does."""
     return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in items]

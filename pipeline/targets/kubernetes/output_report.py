@@ -30,7 +30,7 @@ def write_report(ctx: ClusterContext, text: str) -> None:
 
 
 def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
-    """Write report.json by a pod that is there.
+    """Write report.json through a pod that runs.
 
     Raises:
         BadInputError: The output holds what the run did not make.

@@ -1,4 +1,4 @@
-"""What a pod says of itself: its containers, whether it has a node, how it ended, why it does not start."""
+"""Read a pod: its containers, whether it has a node, how it ended, why it does not start."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ class Container(NamedTuple):
         return int(self.status.get("restartCount", 0))
 
     def state(self, kind: Literal["waiting", "running", "terminated"]) -> KubeObject | None:
-        """Tell its present state, if it is of this kind."""
+        """Read its present state, if it is of this kind."""
         state: KubeObject | None = self.status.get("state", {}).get(kind)
         return state
 
@@ -95,7 +95,7 @@ def containers(pod: KubeObject) -> Iterator[Container]:
 
 
 def scheduled(pod: KubeObject) -> float | None:
-    """Tell when a pod was given a node, as seconds since the epoch; None before that."""
+    """Read when a pod was given a node, as seconds since the epoch; None before that."""
     placed = condition(pod, "PodScheduled")
     return epoch(placed["lastTransitionTime"]) if placed else None
 
@@ -107,14 +107,14 @@ def ended(pod: KubeObject) -> bool:
 
 
 def unschedulable(pod: KubeObject) -> str | None:
-    """Say in the scheduler's words why a pod has no node; None where it has one, or nothing was said."""
+    """Read the scheduler's reason why a pod has no node; None where it has one, or none was given."""
     placed = _scheduling(pod)
     refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
     return str(placed.get("message", "")) if refused else None
 
 
 def claims_of(pod: KubeObject) -> tuple[str, ...]:
-    """Name the claims that a pod mounts."""
+    """List the claims that a pod mounts."""
     volumes = pod["spec"].get("volumes") or ()
     return tuple(v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v)
 
@@ -168,7 +168,7 @@ def _waiting(container: Container, warnings: Sequence[KubeObject]) -> str:
 
 
 def _being_made(pod: KubeObject, warnings: Sequence[KubeObject]) -> str:
-    """Say what holds up a pod that has a node; empty where its containers run."""
+    """Describe what holds up a pod that has a node; empty where its containers run."""
     troubles = _among(warnings, _VOLUME)
     waits = [c for c in containers(pod) if not c.state("running") and not c.state("terminated")]
     if not waits:

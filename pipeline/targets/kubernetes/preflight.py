@@ -1,4 +1,4 @@
-"""Checks of a run against the cluster it is meant for."""
+"""Check a run against the cluster it is meant for."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
 
 
 def findings(ctx: ClusterContext) -> Findings:
-    """Check the cluster; where it cannot be spoken to, that is all there is to say."""
+    """Check the cluster; where it cannot be reached, nothing else."""
     try:
         ctx.cluster.call("GET", "/version", deadline=15)
     except ClusterError as error:
@@ -91,7 +91,7 @@ def missing_rights(ctx: ClusterContext) -> Findings:
 
 
 def _namespace(ctx: ClusterContext) -> Findings:
-    """Create the ledger, as a dry run: that names a namespace that is not there, or is about to go."""
+    """Create the ledger as a dry run: that fails where the namespace is missing, or is being deleted."""
     probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{ctx.name}-preflight"}}
     try:
         ctx.cluster.create(probe, dry_run=True)

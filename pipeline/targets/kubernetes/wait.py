@@ -1,4 +1,4 @@
-"""What the operator says of a job is its state; what its pods write is its log."""
+"""Watch a job on Kubernetes: its state from its operator, its lines from its pods' logs."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ _CLOSING = 0.1  # seconds: the transport has no word to say that TLS is closed
 
 
 class JobWatch:
-    """One look after another at a job, which a thread follows meanwhile.
+    """Watches a job, which a thread follows meanwhile.
 
     Args:
         ctx: The run.
@@ -52,7 +52,7 @@ class JobWatch:
         return self._recorder.state.observed
 
     def look(self) -> tuple[list[RankLine], Status]:
-        """Read what came since the last look. After a terminal state nothing more comes.
+        """Read the lines since the last look, and the status. After a terminal state nothing more comes.
 
         Raises:
             ClusterError: The cluster refuses what is needed to record the end.
@@ -66,7 +66,7 @@ class JobWatch:
         return lines, status
 
     def close(self) -> None:
-        """Stop following; a last look may still tell lines that came before."""
+        """Stop following; a last look may still give lines that came before."""
         self._following.stop()
 
 
@@ -90,7 +90,7 @@ class _Following:
         self._thread.start()
 
     def status(self) -> Status:
-        """Tell how the job is doing; a terminal state only once all its lines were told."""
+        """Read how the job is doing; a terminal state only once all its lines were passed on."""
         if self._error is not None:
             raise self._error
         if self._end is not None:
@@ -140,16 +140,16 @@ async def _end_tasks() -> None:
 
 
 def watch(ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> JobWatch:
-    """Begin to watch an attempt, or go on from where another watch has come to."""
+    """Watch an attempt from its beginning, or from where another watch has come to."""
     return JobWatch(ctx, handle, cursor)
 
 
 def observed_of(ctx: ClusterContext, handle: JobHandle) -> Observed:
-    """Tell what the ranks of an attempt have said, as whoever followed it wrote down."""
+    """Read what the ranks of an attempt reported, as whoever followed it recorded."""
     return attempt_state(ctx.ledger.read(), handle).observed
 
 
 def seconds(ctx: ClusterContext, handle: JobHandle) -> float:
-    """Tell how long an attempt took, from its creation to its end."""
+    """Compute how long an attempt took, from its creation to its end."""
     ended: Any = attempt_state(ctx.ledger.read(), handle).ended
     return max(0.0, ended - handle.created) if ended else 0.0

@@ -1,4 +1,4 @@
-"""What a job's ranks have said, and how far their logs were told: in the ledger, for logs do not stay."""
+"""Record what a job's ranks reported and how far its logs were read, in the ledger: logs do not stay."""
 
 import time
 from collections.abc import Iterable
@@ -71,7 +71,7 @@ class AttemptState(BaseModel):
 
 
 class AttemptRecorder:
-    """What is known of an attempt besides what the cluster says.
+    """Collects what the ranks of an attempt report, and writes it to the ledger.
 
     Args:
         ctx: The run.
@@ -101,7 +101,7 @@ class AttemptRecorder:
         return self.state.activity._replace(since=self.since)
 
     def hear(self, log_batches: Iterable[LogBatch]) -> list[RankLine]:
-        """Take note of lines that are being told."""
+        """Record the lines of log batches, and return them."""
         lines = []
         for log_batch in log_batches:
             for line in log_batch.lines:
@@ -130,7 +130,7 @@ class AttemptRecorder:
         del tail[:-TAIL]
 
     def fail(self, failure: RankFailure) -> None:
-        """Take note of the rank that failed first, where it could not say so itself."""
+        """Record the rank that failed first, where it could not report so itself."""
         self.state.observed.failure = failure
 
     @property
@@ -139,7 +139,7 @@ class AttemptRecorder:
         return self._pressing or time.monotonic() - self._saved > SAVE_EVERY
 
     def fields(self) -> dict[str, Any]:
-        """Make what is to be written."""
+        """Build the fields to write to the ledger."""
         self._saved, self._pressing = time.monotonic(), False
         return self.state.model_dump(mode="json", exclude_defaults=True)
 
@@ -164,7 +164,7 @@ class AttemptRecorder:
 
 
 def attempt_state(entry: Entry, handle: JobHandle) -> AttemptState:
-    """Read what the ledger keeps of an attempt; nothing where an older version wrote what it should not."""
+    """Read an attempt's state from the ledger; empty where an older version wrote what it should not."""
     if entry.observed is not None and entry.observed.get("attempt") == handle.attempt:
         with suppress(ValueError):
             return AttemptState.model_validate(packing.unpack(entry.observed))

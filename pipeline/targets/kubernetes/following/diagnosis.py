@@ -1,4 +1,4 @@
-"""Why a job does not go on, or how it failed: read off what the cluster says of it. Pure."""
+"""Explain why a job does not run, or how it failed, from its objects. Pure."""
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -44,7 +44,7 @@ class Reason(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a container ended other than well."""
+    """How a container failed."""
 
     time: float
     """Seconds since the epoch."""
@@ -71,19 +71,19 @@ class Ending(NamedTuple):
 
 @remembered
 def explain(snapshot: JobSnapshot) -> str:
-    """Say in one message what keeps a job from running, a line for each reason; empty where nothing does."""
+    """Explain what keeps a job from running, a line for each reason; empty where nothing does."""
     lines = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
     return "\n".join(dict.fromkeys(lines))
 
 
 def hopeless(snapshot: JobSnapshot) -> str:
-    """Say what will never pass by itself; empty where nothing is like that."""
+    """Describe the reasons that never pass by themselves; empty where there are none."""
     return "\n".join(str(reason) for reason in pending(snapshot) if reason.fatal)
 
 
 @remembered
 def pending(snapshot: JobSnapshot) -> list[Reason]:
-    """List what the job, or any pod of it, waits for; pods with the same reason stand together."""
+    """List what the job or its pods wait for; pods with the same reason are grouped."""
     pods_by_reason: dict[PodReason, list[str]] = {}
     waiting = () if snapshot.given_back else zip(snapshot.pods, snapshot.of_pods(reasons), strict=True)
     for pod, of_pod in waiting:
@@ -127,7 +127,7 @@ def _of_claims(snapshot: JobSnapshot) -> Iterator[Reason]:
 
 @remembered
 def crashes(snapshot: JobSnapshot) -> list[str]:
-    """Say which containers crash in a loop, whatever the job says of itself; launchers included."""
+    """List the containers that crash in a loop, launchers included, whatever the job's state."""
     lines = [text for texts in snapshot.of_pods(_crashes_of) for text in texts]
     failed = _failed_launchers(snapshot)
     if len(failed) > 1:
@@ -167,7 +167,7 @@ def _restarts_of(pod: KubeObject, _: list[KubeObject]) -> int:
 
 @remembered
 def losses(snapshot: JobSnapshot) -> list[str]:
-    """Say which pods were evicted, preempted, or lost with their node."""
+    """List the pods that were evicted, preempted, or lost with their node."""
     gone = [_loss_of(pod, []) for pod in snapshot.departed.values()]
     return [text for text in dict.fromkeys([*snapshot.of_pods(_loss_of), *gone]) if text]
 
@@ -182,7 +182,7 @@ def _loss_of(pod: KubeObject, _: list[KubeObject]) -> str:
 
 
 def endings(snapshot: JobSnapshot) -> list[Ending]:
-    """List the containers that ended other than well, the first to end first."""
+    """List the containers that failed, the first to end first."""
     pods = [*snapshot.pods, *snapshot.departed.values()]
     ended = [_ending(c) for pod in pods for c in containers(pod) if c.last and c.last.get("exitCode")]
     return sorted(set(ended))
@@ -204,7 +204,7 @@ def _ending(container: Container) -> Ending:
 
 
 def exit_code(terminated: KubeObject) -> int:
-    """Read how a container ended: its exit code, negative for a signal."""
+    """Read a container's exit code, negative for a signal."""
     code = int(terminated.get("exitCode", 0))
     return _SIGNALS - code if code > _SIGNALS else code
 
@@ -212,7 +212,7 @@ def exit_code(terminated: KubeObject) -> int:
 def _latest(
     snapshot: JobSnapshot, reasons: AbstractSet[str] | None, kind: str | None = None
 ) -> Iterator[KubeObject]:
-    """List the warnings for these reasons, about objects of this kind: of each object the last."""
+    """List the last warning for these reasons about each object of this kind."""
     latest = {
         (event["involvedObject"].get("uid"), event.get("reason")): event
         for event in snapshot.events

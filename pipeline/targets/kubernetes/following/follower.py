@@ -1,4 +1,4 @@
-"""Follow a job to its end: what the cluster says of it and what its ranks say, in one event loop."""
+"""Follow a job to its end: watch its objects and read its ranks' logs, in one event loop."""
 
 import asyncio
 import time
@@ -55,19 +55,19 @@ Tell = Callable[[list[RankLine]], Awaitable[None]]
 
 
 def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Select what is to be known of jobs of a launch kind that have these labels."""
+    """Build the selectors to watch jobs of a launch kind that have these labels."""
     selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())}
     return {JOB_KINDS[launch].kind: selector, "Pod": selector, "Event": {"fieldSelector": "type=Warning"}}
 
 
 class Follower:
-    """Follows one job.
+    """Follows one job: passes on its lines, and derives its status.
 
     Args:
         ctx: The run.
         handle: The job.
         watch: The namespace.
-        recorder: Takes note of what is told.
+        recorder: Records the lines that are passed on.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Follower:
             self._say(text)
 
     def _check_silence(self) -> None:
-        """Give up where nothing can be known: where nothing happens, lists still come every few minutes."""
+        """Raise after an hour without news: where nothing happens, lists still come every few minutes."""
         kind = min((self._snapshot.kind, "Pod"), key=self._last_change.__getitem__)
         if time.monotonic() - self._last_change[kind] < _SILENCE or self.status.state.terminal:
             return
@@ -156,7 +156,7 @@ class Follower:
         )
 
     async def _pause(self, feeding: "asyncio.Task[None]") -> None:
-        """Wait until something happens, or something is due."""
+        """Wait for a change, or until a budget, a note or the next look is due."""
         now = self._watch.now()
         due = [budget.due for budget in budgets(self._ctx.run, self._snapshot, self._recorder.activity)[:1]]
         note = [self._note_due] if self.status.reason != self._noted else []
@@ -203,7 +203,7 @@ class Follower:
         return self._view()
 
     async def _unasked(self, status: Status, error: BaseException) -> Status:
-        """Go on as before where an end cannot be asked for; a budget is used up by the clock all the same."""
+        """Keep the status where the cluster cannot confirm an end; a budget ends by the clock anyway."""
         self._recorder.since = now = self._watch.now()
         self._unasked_since = self._unasked_since or now
         if status.budget and now - self._unasked_since > _UNASKED:
@@ -215,8 +215,8 @@ class Follower:
         return self.status
 
     def _view(self) -> Status:
-        """Judge by what is known."""
-        if not {self._snapshot.kind, "Pod"} <= self._snapshot.known:
+        """Derive the status from job, pods and budgets."""
+        if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:
             return self.status
         self._begin()
         now = self._watch.now()
@@ -227,7 +227,7 @@ class Follower:
         return status
 
     def _await_turn(self, status: Status, now: float) -> Status:
-        """Take its turn where it waits for room, and say for what it waits."""
+        """Take the job's turn where it waits for room, and add to its reason what it waits for."""
         lacking = self._turn.look(met=self._recorder.activity.met, now=now)
         return status.model_copy(update={"reason": f"{status.reason}\n{lacking}"}) if lacking else status
 
@@ -239,7 +239,7 @@ class Follower:
             self._recorder.state.began = capacity
 
     def _note_waiting(self, status: Status, now: float) -> None:
-        """Say why the job waits, and what befell its pods: when that is new, and not all the time."""
+        """Report why the job waits and what befell its pods: when that is new, and not all the time."""
         if now < self._note_due or status.reason == self._noted:
             return
         self._noted, self._note_due = status.reason, now + _NOTE_EVERY
@@ -251,7 +251,7 @@ class Follower:
         self._wake.set()
 
     async def _drain(self, tell: Tell) -> None:
-        """Tell the last lines: those of containers that have ended are complete."""
+        """Pass on the last lines: the logs of containers that have ended are complete."""
         until = self._watch.now() + _DRAIN
         while self._readers.behind and self._watch.now() < until:
             self._wake.clear()
@@ -261,7 +261,7 @@ class Follower:
         await self._pass_on(tell)
 
     async def _conclude(self, status: Status) -> Status:
-        """Complete a failure, write it down, and end what still runs of it."""
+        """Complete a failure, record it, and delete what still runs."""
         entry = await self._surely(self._ctx.ledger.read)
         status = status if entry is None else judgement.concluded(entry, self._handle, status)
         if status.state is RunState.FAILED:
@@ -297,7 +297,7 @@ class Follower:
         *arguments: object,
         lacking: str = "how it ended could not be recorded",
     ) -> Result | None:
-        """Do what is to be done before the end is told; what cannot be done is said, and changes no end.
+        """Retry a call that must precede the end; where it cannot be done, report that and go on.
 
         Returns:
             What it returns; None where the run was cleaned up already, or where it cannot be done.
@@ -332,7 +332,7 @@ def _refused(error: BaseException) -> bool:
 
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:
-    """Hand on changes as the shared stream does."""
+    """Turn changes into batches of one, as the shared stream has them."""
     async with aclosing(changes) as stream:
         async for change in stream:
             yield [change]

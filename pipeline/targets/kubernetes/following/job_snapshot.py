@@ -1,4 +1,4 @@
-"""A job and what belongs to it, as the cluster last told it: plain objects, and what can be read off them."""
+"""A snapshot of a job, its pods and its warnings, as the cluster last reported them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 def remembered(
     read: "Callable[Concatenate[JobSnapshot, Params], Value]",
 ) -> "Callable[Concatenate[JobSnapshot, Params], Value]":
-    """Have what is read off a job remembered until the job changes: most that wakes a follower is lines."""
+    """Cache what is derived from a snapshot until it changes: most that wakes a follower is lines."""
 
     @wraps(read)
     def cached(snapshot: "JobSnapshot", /, *args: Params.args, **kwargs: Params.kwargs) -> Value:
@@ -39,7 +39,7 @@ def remembered(
 
 
 class JobSnapshot:
-    """What is known of one job.
+    """The objects of one job: the job, its pods and the warnings about them.
 
     Args:
         handle: The job's handle.
@@ -52,8 +52,8 @@ class JobSnapshot:
         self.name, self.uid = handle.name, handle.uid
         self._key = (handle.run, str(handle.attempt))
         self._claims = frozenset(claims)
-        self.known: set[str] = set()
-        """Kinds of which everything is known."""
+        self.listed_kinds: set[str] = set()
+        """Kinds whose objects were all listed."""
         self.note: Note | None = None
         """What was so when it last gave back what it held; None where it never did."""
         self.memory: dict[Any, Any] = {}
@@ -66,7 +66,7 @@ class JobSnapshot:
     def apply(
         self, kind: str, objects: Iterable[KubeObject], deleted: Iterable[KubeObject], complete: bool
     ) -> bool:
-        """Take note of what the cluster told.
+        """Apply a change that a watch reported.
 
         Args:
             kind: Of which kind.
@@ -87,21 +87,21 @@ class JobSnapshot:
             self._departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
             self._changed |= {uid: pod for uid, pod in mine.items() if pod is not before.get(uid)}
         self.note = note_of(self.job) or self.note
-        first = complete and kind not in self.known
+        first = complete and kind not in self.listed_kinds
         if complete:
-            self.known.add(kind)
+            self.listed_kinds.add(kind)
         changed = first or before != after
         if changed:
             self.memory.clear()
         return changed
 
     def take_changed(self) -> list[KubeObject]:
-        """List the pods that are new, or other than they were, since this was asked last."""
+        """List the pods that are new or have changed since the last call."""
         changed, self._changed = self._changed, {}
         return [pod for pod in self.pods if pod["metadata"]["uid"] in changed] if changed else []
 
     def of_pods(self, read: Callable[[KubeObject, list[KubeObject]], Value]) -> list[Value]:
-        """Read something off each of :attr:`pods` and the warnings about it, where either has changed."""
+        """Derive a value from each of :attr:`pods` and its warnings, again only where either has changed."""
         before, after, warnings = self._of_pods.get(read, {}), {}, self._warnings()
         for pod in self.pods:
             uid = pod["metadata"]["uid"]
@@ -112,7 +112,7 @@ class JobSnapshot:
         return [value for _, _, value in after.values()]
 
     def replace(self, job: KubeObject | None, pods: Iterable[KubeObject]) -> None:
-        """Take note of the job and all of its pods, as somebody asked for them."""
+        """Replace the job and all of its pods, as read on request."""
         self.apply(self.kind, [job] if job else [], [], complete=True)
         self.apply("Pod", pods, [], complete=True)
 
@@ -163,7 +163,7 @@ class JobSnapshot:
 
     @property
     def departed(self) -> dict[str, KubeObject]:
-        """Pods that are gone, as they were seen last, by uid; but not those that were given back."""
+        """Pods that are gone, as last reported, by uid; but not those that were given back."""
         since = self.note.at if self.note else 0.0
         return {uid: pod for uid, pod in self._departed.items() if _born(pod) > since}
 
@@ -192,7 +192,7 @@ class JobSnapshot:
 
     @property
     def ranks(self) -> Iterator[Container]:
-        """The containers that have ranks, also of pods that are gone: as they were seen last."""
+        """The containers that have ranks, also of pods that are gone: as last reported."""
         pods = [*self.departed.values(), *self.members]
         return (
             container
@@ -204,7 +204,7 @@ class JobSnapshot:
 
     @property
     def launchable(self) -> bool:
-        """Whether no launcher is there that has no node."""
+        """Whether every launcher pod has a node."""
         return all(scheduled(pod) is not None for pod in self.pods if role(pod) == "launcher")
 
     @remembered
@@ -215,12 +215,12 @@ class JobSnapshot:
 
 
 def role(pod: KubeObject) -> str:
-    """Tell what a pod is in its job: ``launcher`` or ``rank``; empty where it has no job of ours."""
+    """Read a pod's role in its job: ``launcher`` or ``rank``; empty where it has no job of ours."""
     return label(pod, "role")
 
 
 def event_time(event: KubeObject) -> float:
-    """Tell when something was seen last."""
+    """Read when an event was observed last."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     last = next((time for time in times if time), event["metadata"].get("creationTimestamp"))

@@ -1,4 +1,4 @@
-"""What a job's state is, and how it ended."""
+"""Derive a status from job, pods and budgets."""
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Entry
@@ -21,7 +21,7 @@ _CRASHES = 3  # restarts that need no explanation: a peer that is late, say
 
 
 def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: float) -> Status:
-    """Tell how a job is doing, and whether there is any use in waiting for it: its time budgets count.
+    """Derive a job's status; a time budget that is used up fails it.
 
     Args:
         run: The run.
@@ -40,7 +40,7 @@ def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: 
 
 
 def look(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Status:
-    """Tell how a job is doing, at whatever time: what its operator says, and what its ranks have said."""
+    """Derive a job's status from its operator, its pods and its ranks, without time budgets."""
     status = JOB_LAUNCHERS[snapshot.job_kind.launch].state(snapshot.job, snapshot.pods)
     if status.state.terminal:
         return status
@@ -72,7 +72,7 @@ def _hopeless(run: TrainingRun, snapshot: JobSnapshot) -> str:
 
 
 def concluded(entry: Entry, handle: JobHandle, status: Status) -> Status:
-    """Say how an attempt ended, where the ledger knows better: who cancelled it, or why it was ended."""
+    """Derive an attempt's final status: the ledger knows who cancelled it, or why it was ended."""
     if (by := entry.cancelled.get(handle.attempt)) is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
     if status.state is RunState.SUCCEEDED:
@@ -81,7 +81,7 @@ def concluded(entry: Entry, handle: JobHandle, status: Status) -> Status:
 
 
 def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -> Status:
-    """Add to a failure what failed first, with its last lines: the rank, or the container."""
+    """Add the rank or the container that failed first, with its last lines, to a failed status."""
     if status.failure is not None or (snapshot.job is None and status.budget):
         return status
     observed = recorder.state.observed
@@ -103,7 +103,7 @@ def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -
 
 
 def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
-    """Note how ranks ended that could not say so: as their containers did, where those are the ranks' own."""
+    """Record exit codes that ranks could not report, from their containers where those are the ranks' own."""
     if snapshot.job_kind.launcher:
         return  # the ranks' containers run sshd
     began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
@@ -115,7 +115,7 @@ def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
 
 
 def _endings(snapshot: JobSnapshot, failure: RankFailure | None) -> list[str]:
-    """Say how containers ended: the first, unless a rank tells more, and all that ran out of memory."""
+    """Describe how containers failed: the first, unless a rank reported more, and all out of memory."""
     failed = diagnosis.endings(snapshot)
     first = failed[:1] if failure is None else []
     return [
@@ -124,7 +124,7 @@ def _endings(snapshot: JobSnapshot, failure: RankFailure | None) -> list[str]:
 
 
 def _spoke_of(recorder: AttemptRecorder, ending: Ending) -> bool:
-    """Whether a rank of the container has told of its own end."""
+    """Whether a rank of the container has reported its own end."""
     parted = recorder.state.parted.get(ending.pod)
     return parted is not None and parted >= ending.began
 

@@ -23,7 +23,7 @@ _STATE: Final = 4  # parts of that state
 
 
 class LogReaders:
-    """Read every container of a job that has something to say.
+    """Reads the logs of all containers of a job that have ranks or a launcher.
 
     Args:
         watch: The namespace.
@@ -80,7 +80,7 @@ class LogReaders:
 
 
 class LogReader:
-    """Reads one container of a pod.
+    """Reads the log of one container of a pod.
 
     Args:
         watch: The namespace.
@@ -101,17 +101,17 @@ class LogReader:
         return self._over(self._now.restarts) and self._finished < self._now.restarts and not self._gone
 
     def update(self, container: Container) -> None:
-        """Hear how the container is, also after it was thought to be gone."""
+        """Update the container, also after it was thought to be gone."""
         self._container, self._gone = container, False
         self._changed.set()
 
     def leave(self) -> None:
-        """Hear that its pod is gone."""
+        """Note that its pod is gone."""
         self._gone = True
         self._changed.set()
 
     async def read(self, container: Container) -> None:
-        """Read until the container has ended for good and every line is told."""
+        """Read until the container has ended for good and every line was passed on."""
         self.update(container)
         number = max(0, self._now.restarts - 1)  # of those before the kubelet keeps the last one's log only
         while True:
@@ -149,7 +149,7 @@ class LogReader:
         await self._put(LogBatch(key, [], [*position.state, _DONE]))
 
     async def _pass(self, number: int, position: LogCursor, *, over: bool) -> bool:
-        """Read what there is to read at once; whether that was the log which was meant."""
+        """Read what the log has now; whether that was the log which was meant."""
         position.reopen()
         previous = self._now.restarts > number
         where = self._now.pod["metadata"]["name"], self._now.name

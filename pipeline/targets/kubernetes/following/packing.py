@@ -1,4 +1,4 @@
-"""What the ledger keeps of an attempt, small enough for a ConfigMap, which takes 1 MiB with all its keys.
+"""Pack what the ledger keeps of an attempt into a ConfigMap, which takes 1 MiB with all its keys.
 
 A few ranks are kept as they are, for people to read; many as compressed JSON, ranks of a meeting as spans.
 Where even that is too much, what only matters for older meetings and logs goes first: its end never does.
@@ -20,7 +20,7 @@ _ENTRIES: Final = 4096  # of other lists, the same
 
 
 def pack(fields: Fields) -> Fields:
-    """Make what is written to the ledger of what there is; the oldest is left out where it is too much.
+    """Pack an attempt's fields for the ledger; the oldest are left out where it is too much.
 
     Args:
         fields: Of a ``Kept``: ``attempt``, ``cursor``, ``observed`` and more.
@@ -36,12 +36,12 @@ def pack(fields: Fields) -> Fields:
 
 
 def least(fields: Fields) -> Fields:
-    """Make the least that says how an attempt went: for a ledger that takes no more."""
+    """Pack the least that shows how an attempt went: for a ledger that takes no more."""
     return {"attempt": fields["attempt"], "packed": _compressed(_only_the_end(fields))}
 
 
 def unpack(written: Mapping[str, Any]) -> Fields:
-    """Read what :func:`pack` made.
+    """Unpack fields that :func:`pack` made.
 
     Raises:
         ValueError: It is nothing of ours.
@@ -84,7 +84,7 @@ def _only_the_last_meeting(fields: Fields) -> Fields:
 
 
 def _only_the_end(fields: Fields) -> Fields:
-    """Leave out what a script said, too: its metrics are in the output as well."""
+    """Leave out what a script reported, too: its metrics are in the output as well."""
     left_out = {"metrics", "warnings", "failure"}
     shortened = _only_the_last_meeting(fields)
     observed = {name: value for name, value in shortened["observed"].items() if name not in left_out}

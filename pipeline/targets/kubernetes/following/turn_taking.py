@@ -35,7 +35,7 @@ _SETTLE: Final = 0.3  # seconds in which changes are put together
 
 
 class TurnTaking:
-    """Acts for one job.
+    """Gives back nodes and tries again, for one job.
 
     Args:
         snapshot: The job.
@@ -60,7 +60,7 @@ class TurnTaking:
         return self._others is not None
 
     def look(self, *, met: bool, now: float) -> str:
-        """Do what it is time for; say what the job waits for, empty where it does not.
+        """Act where it is the job's turn; say what the job waits for, empty where it does not.
 
         Args:
             met: Whether its ranks have ever met: then it keeps what it has.
@@ -150,7 +150,7 @@ class _Others:
         return bool(self._kinds) and self._kinds <= self._complete
 
     def join(self, wake: Callable[[], None]) -> None:
-        """Be woken when something changes."""
+        """Call ``wake`` on every change."""
         self._wakes.append(wake)
         if self._task is None:
             self._present, self._kinds, self._complete = ObjectStore(), frozenset[str](), set[str]()
@@ -158,7 +158,7 @@ class _Others:
             self._task = asyncio.create_task(self._follow())
 
     def leave(self, wake: Callable[[], None]) -> None:
-        """Be woken no more; when nobody is, nothing is watched."""
+        """Stop to call ``wake``; nothing is watched once nobody is left to call."""
         self._wakes.remove(wake)
         if not self._wakes and self._task is not None:
             self._task.cancel()

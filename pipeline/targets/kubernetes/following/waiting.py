@@ -1,4 +1,4 @@
-"""What can be seen of a job that may wait for room, by whoever follows it and by all others. Pure."""
+"""Read off jobs and pods who waits for room, and for how much. Pure."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def _left_to_others(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject]) 
 
 
 def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
-    """Read a job and its pods; None where nothing is to be decided: it has ended, or others decide.
+    """Read a job and its pods; None where it has ended, or a queue or another scheduler decides.
 
     Args:
         job: The job.
@@ -139,7 +139,7 @@ def on_claims(pods: Iterable[KubeObject], job: Job) -> dict[str, int]:
 
 
 def given_back(job: Job, pods: Iterable[KubeObject], now: float) -> Note:
-    """Make the note of a job that gives back what it holds."""
+    """Build the note of a job that gives back what it holds."""
     tries = job.note.tries + 1 if job.note else 1
     if job.stuck:
         return Note(at=now, tries=tries, held=on_claims(pods, job), claim=job.stuck)
@@ -148,7 +148,7 @@ def given_back(job: Job, pods: Iterable[KubeObject], now: float) -> Note:
 
 
 def resumed(job: Job, now: float) -> Note:
-    """Make the note of a job that tries again."""
+    """Build the note of a job that tries again."""
     return (job.note or Note(at=now)).model_copy(update={"resumed": now})
 
 
@@ -166,7 +166,7 @@ def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str
 
 
 def lacking(mine: Job, jobs: Iterable[Job], held: Mapping[str, int]) -> str:
-    """Say what a job waits for, and who has it, as far as can be seen; empty where it lacks no room."""
+    """Describe what a job waits for, and which runs hold it; empty where it lacks no room."""
     if claim := mine.stuck or (mine.given_back and mine.note and mine.note.claim):
         return f"waits for claim {claim}, which is mounted on another node"
     if mine.trying and not mine.short:
@@ -179,7 +179,7 @@ def lacking(mine: Job, jobs: Iterable[Job], held: Mapping[str, int]) -> str:
 
 
 def _amounts(mine: Job) -> str:
-    """Say how much the ranks need that have no node."""
+    """Describe how much the ranks without a node need."""
     note, number = mine.note, mine.need - (0 if mine.given_back else mine.placed)
     if number <= 0:
         return "a node for its launcher"

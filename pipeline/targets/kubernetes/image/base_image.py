@@ -1,4 +1,4 @@
-"""The image that a run's own layers go upon: the one given, or one that is built from a Dockerfile."""
+"""Find or build the image that a run's own layers go upon: the one given, or from a Dockerfile."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -12,13 +12,13 @@ from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import ClusterContext
 
-__all__ = ["given", "image", "plan"]
+__all__ = ["finished_image", "image", "plan"]
 
 _LOOK: Final = 5.0  # seconds to ask for the digest of an image that a Dockerfile starts from
 
 
-def given(ctx: "ClusterContext", stage: Stage) -> Reference | None:
-    """Name the image that the target gives; helper pods take the training's where there is no other."""
+def finished_image(ctx: "ClusterContext", stage: Stage) -> Reference | None:
+    """Name the target's finished image; helper pods take the training's where there is no other."""
     target = ctx.target
     if stage == "helper" and target.helper_image:
         return Reference.parse(target.helper_image, "target.helper_image")
@@ -34,7 +34,7 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
         BadInputError: None is given, and there is no registry to build one for.
         BuildError: It cannot be built.
     """
-    if reference := given(ctx, stage):
+    if reference := finished_image(ctx, stage):
         return reference
     ours = own_repository(ctx)
     if ours is None:
@@ -57,14 +57,14 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
 
 
 def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
-    """Say what would be built, and name it by all that goes into it."""
+    """Plan the build of an image, named by the hash of its inputs."""
     inputs = recipe(ctx, stage)
     digests = _digests(ctx, inputs)
     return Build(inputs, ours.at(inputs.tag(digests)), all(digests.get(base) for base in inputs.bases))
 
 
 def _digests(ctx: "ClusterContext", inputs: Recipe) -> dict[str, str]:
-    """Look up what the Dockerfile starts from now, where that can be seen from here."""
+    """Look up the current digests of the Dockerfile's base images, where a registry answers."""
     digests = {}
     with registries(ctx, _LOOK) as opened:
         for base in inputs.bases:

@@ -1,4 +1,4 @@
-"""Building in a pod without privileges, in a namespace of its own if need be.
+"""Build images in a pod without privileges, in a namespace of its own if need be.
 
 The context is a layer upon the builder's image, pushed as the code is; the pod pushes what it built. Owners
 do not reach into another namespace: there the ledger knows the pod and its Secret, and both are deleted here.
@@ -35,7 +35,7 @@ _LOOK: Final = 1.0  # seconds
 
 
 def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:
-    """Build in a pod, which pushes.
+    """Build an image in a pod, which pushes it.
 
     Raises:
         BuildError: It failed; the message has its last lines.
@@ -53,7 +53,7 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
 
 
 def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list[KubeObject]) -> KubeObject:
-    """Make the builder's pod, within the builder's Pod Security level.
+    """Build the manifest of the builder's pod, within the builder's Pod Security level.
 
     Args:
         ctx: The run.
@@ -98,7 +98,7 @@ def _metadata(ctx: "ClusterContext", name: str, owners: list[KubeObject]) -> Kub
 def _secret(
     ctx: "ClusterContext", name: str, files: Mapping[str, str], owners: list[KubeObject]
 ) -> KubeObject:
-    """Make the Secret that the pod pulls, reads and pushes with."""
+    """Build the Secret that the pod pulls, reads and pushes with."""
     contents = {".dockerconfigjson": files["config.json"], **files}
     return {
         "apiVersion": "v1",
@@ -110,7 +110,7 @@ def _secret(
 
 
 def _image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str:
-    """Put the context upon the builder's image."""
+    """Append the context to the builder's image."""
     files = image_build.recipe.files
     if sum(file.stat().st_size for _, file in files) > _LARGEST:
         raise BadInputError(

@@ -1,4 +1,4 @@
-"""Building on the worker, with buildah or docker: the image is left in a file, and pushed from there."""
+"""Build images on the worker, with buildah or docker: into a file, which is pushed from there."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +21,7 @@ __all__ = ["archived", "build"]
 
 
 def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:
-    """Build with a program on this machine, and push.
+    """Build an image with a program on this machine, and push it.
 
     Raises:
         BadInputError: The builder does not build such a Dockerfile.
@@ -38,7 +38,7 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
 
 @contextmanager
 def archived(ctx: "ClusterContext", image_build: Build, opened: Registries) -> Iterator[Archive]:
-    """Build with a program on this machine, and have the image as a file.
+    """Build an image with a program on this machine, and open it as a file.
 
     Raises:
         BadInputError: The builder does not build such a Dockerfile.
@@ -52,7 +52,7 @@ def archived(ctx: "ClusterContext", image_build: Build, opened: Registries) -> I
 
 @contextmanager
 def _files(ctx: "ClusterContext", image_build: Build, opened: Registries) -> Iterator[Path]:
-    """Have what a builder must know in a folder that only this user can read."""
+    """Write logins and settings of registries to a folder that only this user can read."""
     with TemporaryDirectory(prefix="manycpu-build-") as folder:
         for name, content in access(ctx, image_build, opened).items():
             Path(folder, name).write_text(content)

@@ -1,4 +1,4 @@
-"""What builds images, by the names of `target.builder`: all in which one builder differs from another."""
+"""The builders of images, by the names of `target.builder`: all in which one differs from another."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ Settings = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
 
 
 class Place(NamedTuple):
-    """Where a worker builds."""
+    """Where a worker builds: the image's name, its context, and the folder of logins."""
 
     name: str
     """The image's name until it is pushed."""
@@ -39,12 +39,12 @@ class Place(NamedTuple):
 
     @property
     def archive(self) -> Path:
-        """The file that the image is left in."""
+        """The file with the built image."""
         return self.access_folder / "image.tar"
 
 
 class OnWorker(NamedTuple):
-    """A program of the worker, which leaves the image in a file."""
+    """A builder on the worker, which leaves the image in a file."""
 
     settings: Settings
     commands: Callable[[Build, Place], Commands]
@@ -53,7 +53,7 @@ class OnWorker(NamedTuple):
 
 
 class InPod(NamedTuple):
-    """What a pod builds with, and pushes itself."""
+    """A builder in a pod, which pushes the image itself."""
 
     image: str
     """The image with the builder, where the target gives none."""
@@ -73,7 +73,7 @@ class InPod(NamedTuple):
 
 
 def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str, str]:
-    """Write what a builder must know to reach the registries of a build: file name -> content.
+    """Build the files that a builder reaches registries with: file name -> content.
 
     `config.json` has the logins, `ca.crt` is the authority; a file of the builder's own says how to ask whom.
     """
@@ -109,7 +109,7 @@ def _of_docker(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
 
 
 def _options(recipe: Recipe) -> list[str]:
-    """What docker and buildah alike are told of a recipe."""
+    """Build the options that docker and buildah have in common."""
     arguments = [word for name, value in recipe.arguments for word in ("--build-arg", f"{name}={value}")]
     return [*(("--target", recipe.target) if recipe.target else ()), *arguments]
 

@@ -64,7 +64,7 @@ def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[
 
 
 def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
-    """Take an image as it is, if it has this very manycpu and code in it."""
+    """Check that a finished image has this very manycpu and code in it; its name."""
     digests = {tree.digest[:_DIGITS] for tree in trees}
     if ctx.target.pull_policy == "Never":  # on the nodes, and nowhere else: only its tag can be asked
         present, reference = set((base.tag or "").split("-")), base
@@ -83,7 +83,7 @@ def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], ope
 
 
 def change(trees: Sequence[Tree]) -> Change:
-    """Say what is put upon an image: manycpu, and the code where there is one."""
+    """Build what is put upon an image: manycpu, and the code where there is one."""
     labels = dict(zip((_LIB_LABEL, _CODE_LABEL), (tree.digest for tree in trees), strict=False))
     return Change(
         layers=[tree.layer for tree in trees],

@@ -80,7 +80,7 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
 
 
 def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
-    """Make the folders above a file, but not those that the image has anyway."""
+    """Add the folders above a file, but not those that the image has anyway."""
     above = Path(name.rpartition("/")[0])
     for folder in reversed((above, *above.parents)):
         path = folder.as_posix()

@@ -41,7 +41,7 @@ class Registries:
         return Repository(self._open[host], reference.repository)
 
     def login(self, host: str) -> Login | None:
-        """Find who to be: the connection's login, docker's own, the pull secret's.
+        """Find the login for a registry: the connection's, docker's own, or the pull secret's.
 
         Raises:
             BadInputError: What the target names cannot be read.

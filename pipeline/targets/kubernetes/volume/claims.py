@@ -54,7 +54,7 @@ def ensure_claim(ctx: ClusterContext) -> str:
 
 
 def see(ctx: ClusterContext, name: str) -> None:
-    """See that a claim that the run works with is still there.
+    """Check that a claim that the run works with still exists.
 
     Raises:
         RunGoneError: It was taken away.
