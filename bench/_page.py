@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md from what the benchmarks saw, in the words that each has for its figures.
+"""Write docs/benchmarks.md from the results of the benchmarks, in the words that each has for its figures.
 
 Each module has a constant ``WORDS``, read without importing the module: ``title``, ``meaning`` (one
 sentence, for users), and ``figures``: a pattern for the names of figures -> words, unit and goal.

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt report: the events in their lines, reduced to what is worth keeping."""
+"""Reduce the events that the ranks of an attempt report in their lines to what is worth keeping."""
 
 import bisect
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ class Rank(BaseModel):
 
 
 class Observed(BaseModel):
-    """What the lines of a training tell."""
+    """What the ranks of a training reported."""
 
     world_size: int | None = None
     ranks: list[Rank] = Field(default_factory=list)
@@ -70,7 +70,7 @@ class Observed(BaseModel):
 
 
 def observe(lines: Iterable[str]) -> Observed:
-    """Read everything that the ranks said of themselves from a training's log."""
+    """Read everything that the ranks reported from a training's log."""
     observer = Observer()
     for line in lines:
         observer.hear(split(line))
@@ -90,7 +90,7 @@ class Observer:
         self.tails = tails or {}
 
     def hear(self, line: RankLine, time: float = 0.0) -> bool:
-        """Take note of a line; whether it tells anything that is worth writing down at once.
+        """Read a line; whether it has something to be written down at once.
 
         Args:
             line: The line.
@@ -105,7 +105,7 @@ class Observer:
 
     @singledispatchmethod
     def _reduce(self, event: Event, *_: object) -> bool:  # noqa: ARG002 - chooses by it
-        """Take note of an event of a rank, written at a time; whether it is worth writing down at once."""
+        """Record an event of a rank, written at a time; whether it is to be written down at once."""
         return False
 
     @_reduce.register
@@ -166,7 +166,7 @@ def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
 
 
 def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any] | None:
-    """Find where a rank introduces itself; None where it is the first to be heard of."""
+    """Find the meeting that a rank belongs to; None for the first rank of one."""
     if event.meeting is not None:
         named = (meeting for meeting in observed.rounds if meeting.get("meeting") == event.meeting)
         return next(named, None)
@@ -197,7 +197,7 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
 
 
 def _began(meeting: dict[str, Any]) -> float:
-    """Tell when a meeting was first heard of; 0 where lines have no times, and come in order."""
+    """Read when a meeting began; 0 where lines have no times, and come in order."""
     return float(meeting.get("began", 0.0))
 
 
@@ -233,7 +233,7 @@ def _note_failure(
 
 
 def _note_end(observed: Observed, number: int, event: ExitEvent, time: float) -> None:
-    """Note how a rank of the last meeting ended: not one of the same number that ended before it."""
+    """Record how a rank of the last meeting ended: not one of the same number that ended before it."""
     place = bisect.bisect_left(observed.ranks, number, key=_number)
     for rank in observed.ranks[place : place + 1]:
         same = rank.rank == number and rank.host == event.host

@@ -46,7 +46,7 @@ class Lease(BaseModel):
 
 
 def from_annotations(meta: Mapping[str, Any]) -> Lease:
-    """Read the lease off a ledger's metadata; what nobody of ours wrote counts for nothing."""
+    """Read the lease from a ledger's metadata; what nobody of ours wrote is ignored."""
     annotations = meta.get("annotations") or {}
     try:
         holder = annotations.get(_HOLDER)
