@@ -29,8 +29,8 @@ __all__ = ["Exec", "start"]
 _STDIN, _STDOUT, _STDERR, _STATUS = range(4)
 _PROTOCOLS: Final = f"{ws_client.V5_CHANNEL_PROTOCOL},{ws_client.V4_CHANNEL_PROTOCOL}"
 _OPEN: Final = 30.0  # seconds
-_LAST: Final = 4000  # bytes of what it said on stderr
-_KEPT: Final = 1 << 16  # bytes of what is said beside stdout
+_LAST: Final = 4000  # bytes of its last output on stderr
+_KEPT: Final = 1 << 16  # bytes of output beside stdout
 _BUFFER: Final = 1 << 16  # bytes
 _DATA: Final = (ABNF.OPCODE_CONT, ABNF.OPCODE_BINARY)
 # RFC 6455, 5.2: the first byte of a frame that is a whole message, and what the second may be.

@@ -50,14 +50,14 @@ class Changes(NamedTuple):
     complete: bool
     """Whether the objects are all that there are."""
     trouble: str = ""
-    """Why nothing can be told at the moment."""
+    """Why no changes are known at the moment."""
 
 
 class LogPart(NamedTuple):
     """Which part of a container's log is meant."""
 
     follow: bool
-    """Whether to stay until the container ends. Else a last line without an end is told too."""
+    """Whether to stay until the container ends. Else a last line without an end counts too."""
     previous: bool = False
     """Whether that of the container before its last restart is meant."""
     since: int | None = None

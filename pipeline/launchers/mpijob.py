@@ -134,13 +134,13 @@ def ranks(job: KubeObject) -> Ranks | None:
 
 def _launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
     launcher_placement = _launcher_placement(run, target, placement)
-    [spoken] = mpirun.objects(pods.with_library(run), _hosts(), launcher_placement)
+    [command] = mpirun.objects(pods.with_library(run), _hosts(), launcher_placement)
     launcher = pods.container(
         "launcher",
         target,
         placement,
-        command=map(literal, [*await_workers(), *spoken["argv"]]),
-        variables={"HOME": HOME} | spoken["env"],
+        command=map(literal, [*await_workers(), *command["argv"]]),
+        variables={"HOME": HOME} | command["env"],
         limits=_launcher_resources(run),
     )
     return pods.with_end(pods.template(target, placement, "launcher", launcher, SSH_FILES), run)

@@ -29,17 +29,17 @@ def main(argv: list[str]) -> int:
         sys.stdout.write(events.encode("error", kind="RankError", message=message) + "\n")
         return 87
     cpus.preload(rank)
-    stream, spoken = os.pipe()
+    stream, output = os.pipe()
     forwarder = os.getpid()
     if child := os.fork():
         _lead_group(child)
-        os.close(spoken)
+        os.close(output)
         if listener is not None:
             listener.close()
         forward_logs(child, stream, rank.rank, host)
     die_with_parent(forwarder)
     os.close(stream)
-    _speak_into(spoken)
+    _redirect_output(output)
     # Late: the forwarding process stays small without it.
     from manycpu.pipeline.node.rank import run
 
@@ -53,11 +53,11 @@ def _lead_group(process: int) -> None:
         os.setpgid(process, process)
 
 
-def _speak_into(spoken: int) -> None:
+def _redirect_output(output: int) -> None:
     _lead_group(0)
-    os.dup2(spoken, 1)
-    os.dup2(spoken, 2)
-    os.close(spoken)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 

@@ -30,7 +30,7 @@ class JobWatch:
     Args:
         ctx: The run.
         handle: The job.
-        cursor: How far its logs were told; None: nothing was.
+        cursor: How far its logs were passed on; None: nothing was.
     """
 
     behind = False
@@ -39,7 +39,7 @@ class JobWatch:
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> None:
         self.ctx, self.handle = ctx, handle
         self.cursor: Cursor = dict(cursor or {})
-        """How far the logs were told: whoever goes on from here misses and repeats nothing."""
+        """How far the logs were passed on: whoever goes on from here misses and repeats nothing."""
         self.spoken = False
         self._batches: deque[tuple[list[RankLine], Cursor]] = deque()
         self._status = Status(state=RunState.PENDING)
@@ -48,7 +48,7 @@ class JobWatch:
 
     @property
     def observed(self) -> Observed:
-        """What the ranks have said so far, whether or not it could be recorded."""
+        """What the ranks have reported so far, whether or not it could be recorded."""
         return self._recorder.state.observed
 
     def look(self) -> tuple[list[RankLine], Status]:

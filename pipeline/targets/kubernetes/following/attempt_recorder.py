@@ -22,7 +22,7 @@ __all__ = ["TAIL", "WIDTH", "AttemptRecorder", "AttemptState", "Cursor", "Line",
 
 Cursor = dict[str, list[Any]]
 """``pod uid/container/number of its restart`` -> state of a Position."""
-SAVE_EVERY = 30.0  # seconds: at most so much is told twice after a kill
+SAVE_EVERY = 30.0  # seconds: at most so much is passed on twice after a kill
 TAIL = 20  # lines
 WIDTH = 2000  # characters of each
 _STARTS = 3  # of a container, whose positions are kept: the log of the last but one can still be read
@@ -51,7 +51,7 @@ class AttemptState(BaseModel):
 
     attempt: int
     by: str = ""
-    """Who has told the lines up to the cursor."""
+    """Who has passed on the lines up to the cursor."""
     cursor: Cursor = Field(default_factory=dict)
     observed: Observed = Field(default_factory=Observed)
     began: float = 0.0
@@ -59,7 +59,7 @@ class AttemptState(BaseModel):
     spoke: float = 0.0
     """When any rank spoke last."""
     parted: dict[str, float] = Field(default_factory=dict)
-    """Pod -> when a rank of it last told of its own end."""
+    """Pod -> when a rank of it last reported its own end."""
     ended: float = 0.0
     verdict: Status | None = None
     """How it ended, as whoever followed it to its end saw it."""
@@ -76,8 +76,8 @@ class AttemptRecorder:
     Args:
         ctx: The run.
         handle: The attempt's handle.
-        cursor: How far its logs were told; None: nothing was.
-        by: Who tells them. Whoever told them before under the same name is followed.
+        cursor: How far its logs were read; None: nothing was.
+        by: Who passes them on. Whoever did before under the same name is followed.
     """
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None, by: str) -> None:

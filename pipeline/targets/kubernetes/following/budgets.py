@@ -34,7 +34,7 @@ class Budget(NamedTuple):
     due: float
     """Seconds since the epoch at which it is used up."""
     message: str
-    """What is said when it is."""
+    """The message when it is."""
 
 
 def budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> list[Budget]:

@@ -38,13 +38,13 @@ from manycpu.pipeline.targets.kubernetes.launch import observe
 __all__ = ["Follower", "batches", "selections"]
 
 LINES_PER_SECOND: Final = 1000
-_BATCHES: Final = 256  # heaps of lines that wait to be told; more, and the cluster waits
+_BATCHES: Final = 256  # batches of lines that wait to be passed on; more, and the cluster waits
 _TICK: Final = 30.0  # seconds between looks at what has not changed
 _TURN: Final = 5.0  # the same, while it waits for room
 _NOTE_EVERY: Final = 10.0  # seconds between two notes on why a job waits
 _DRAIN: Final = 5.0  # seconds that the last lines have to come
 _STEP: Final = 0.1  # seconds between looks whether they have
-_PATIENCE: Final = 5.0  # seconds that a job may wait before it is said why
+_PATIENCE: Final = 5.0  # seconds that a job may wait before it is reported why
 _UNASKED: Final = 300.0  # seconds after which a budget ends the wait though nobody answers
 _AWAY_EVERY: Final = 60.0  # seconds between two notes that the cluster is away
 _SILENCE: Final = 3600.0  # seconds without a word of the job or its pods after which nobody waits any longer

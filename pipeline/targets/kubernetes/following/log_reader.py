@@ -18,7 +18,7 @@ Put = Callable[[LogBatch], Awaitable[None]]
 """Is given the lines, and waits where nobody takes them."""
 
 _SETTLE: Final = 3.0  # seconds in which the kubelet surely tells that a container was started again
-_DONE: Final = "done"  # follows the state of a position in a log that is told to its end
+_DONE: Final = "done"  # follows the state of a position in a log that was read to its end
 _STATE: Final = 4  # parts of that state
 
 
@@ -27,7 +27,7 @@ class LogReaders:
 
     Args:
         watch: The namespace.
-        cursor: How far logs were told.
+        cursor: How far logs were read.
         put: Is given the lines.
     """
 
@@ -84,7 +84,7 @@ class LogReader:
 
     Args:
         watch: The namespace.
-        cursor: How far logs were told, also this one's.
+        cursor: How far logs were read, also this one's.
         put: Is given the lines.
     """
 
@@ -145,7 +145,7 @@ class LogReader:
             await self._wait(pauses.next())
         else:
             if self._gone:
-                return  # an old picture may have said so
+                return  # an old snapshot may show so
         await self._put(LogBatch(key, [], [*position.state, _DONE]))
 
     async def _pass(self, number: int, position: LogCursor, *, over: bool) -> bool:

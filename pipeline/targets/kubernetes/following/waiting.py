@@ -57,7 +57,7 @@ class Job(NamedTuple):
     trying: bool
     """Whether some of its ranks, or their launcher, have no node, and are on their way to one."""
     refused: bool
-    """Whether the cluster has said that there is no room for one of them."""
+    """Whether the cluster has reported that there is no room for one of them."""
     short: tuple[str, ...]
     """Of what there is too little, resources or quota; empty where something else is in the way."""
     underway: bool
