@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md from what the benchmarks saw, in the words that each has for its figures.
+"""Write docs/benchmarks.md from the results of the benchmarks, in the words that each has for its figures.
 
 Each module has a constant ``WORDS``, read without importing the module: ``title``, ``meaning`` (one
 sentence, for users), and ``figures``: a pattern for the names of figures -> words, unit and goal.
@@ -56,8 +56,8 @@ def words(name: str) -> Words:
     """
     for node in ast.parse((_draw.RESULTS.parent / f"{name}.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "WORDS":
-            found: Words = ast.literal_eval(node.value)
-            return found
+            literal: Words = ast.literal_eval(node.value)
+            return literal
     raise LookupError(f"bench/{name}.py has no WORDS: title, meaning and figures")
 
 
@@ -70,18 +70,18 @@ def rows(figures: Mapping[str, Any], words: Words) -> Iterator[str]:
     flat = dict(_flat(figures))
     for name, value in flat.items():
         if not BESIDE.fullmatch(name):
-            text, unit, goal = _said(name, words["figures"] | COMMON)
+            text, unit, goal = _figure_words(name, words["figures"] | COMMON)
             yield f"| {text} | {_shown(value, unit)} | {_goal(goal, flat)} |"
 
 
 def _part(result: Path) -> Iterator[str]:
-    name, known = result.stem, words(result.stem)
-    yield f"## {known['title']}\n\n{known['meaning']}\n"
+    name, page = result.stem, words(result.stem)
+    yield f"## {page['title']}\n\n{page['meaning']}\n"
     yield f"`python -m bench {name}`: {_first_line(name)}\n"
     if name in _draw.DRAWINGS:
-        yield f"![{known['title']}](images/{_draw.picture(name).name})\n"
+        yield f"![{page['title']}](images/{_draw.picture(name).name})\n"
     yield TABLE
-    yield from rows(json.loads(result.read_text())["figures"], known)
+    yield from rows(json.loads(result.read_text())["figures"], page)
     yield ""
 
 
@@ -98,7 +98,7 @@ def _flat(figures: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, Any]]
             yield f"{of}{name}", value
 
 
-def _said(name: str, patterns: Words) -> tuple[str, str, str]:
+def _figure_words(name: str, patterns: Words) -> tuple[str, str, str]:
     for pattern, (text, unit, goal) in patterns.items():
         if match := re.fullmatch(pattern, name):
             return match.expand(text), unit, match.expand(goal)
@@ -137,7 +137,7 @@ def _machines(results: list[Path]) -> Iterator[str]:
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    known = {
+    facts = {
         "": machine.get("processor"),
         "cores": f"{machine['cores']:g}",
         "instructions": ", ".join(machine.get("instructions", ())),
@@ -145,7 +145,7 @@ def _machine(machine: Mapping[str, Any]) -> str:
         "torch": machine.get("torch"),
         "oneCCL": machine.get("oneccl-devel"),
     }
-    return "; ".join(f"{name} {value}".strip() for name, value in known.items() if value)
+    return "; ".join(f"{name} {value}".strip() for name, value in facts.items() if value)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt report: the events in their lines, reduced to what is worth keeping."""
+"""Reduce the events that the ranks of an attempt report in their lines to what is worth keeping."""
 
 import bisect
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ class Rank(BaseModel):
 
 
 class Observed(BaseModel):
-    """What the lines of a training tell."""
+    """What the ranks of a training reported."""
 
     world_size: int | None = None
     ranks: list[Rank] = Field(default_factory=list)
@@ -70,7 +70,7 @@ class Observed(BaseModel):
 
 
 def observe(lines: Iterable[str]) -> Observed:
-    """Read everything that the ranks said of themselves from a training's log."""
+    """Read everything that the ranks reported from a training's log."""
     observer = Observer()
     for line in lines:
         observer.hear(split(line))
@@ -90,7 +90,7 @@ class Observer:
         self.tails = tails or {}
 
     def hear(self, line: RankLine, time: float = 0.0) -> bool:
-        """Take note of a line; whether it tells anything that is worth writing down at once.
+        """Read a line; whether it has something to be written down at once.
 
         Args:
             line: The line.
@@ -105,7 +105,7 @@ class Observer:
 
     @singledispatchmethod
     def _reduce(self, event: Event, *_: object) -> bool:  # noqa: ARG002 - chooses by it
-        """Take note of an event of a rank, written at a time; whether it is worth writing down at once."""
+        """Record an event of a rank, written at a time; whether it is to be written down at once."""
         return False
 
     @_reduce.register
@@ -153,11 +153,11 @@ class Observer:
 
 def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
     rank = Rank(rank=event.rank, host=event.host, cpus=event.cpus, hostname=event.hostname)
-    known = _known_meeting(observed, event, time)
-    if known is not None and rank.rank in known["ranks"]:
+    existing = _find_meeting(observed, event, time)
+    if existing is not None and rank.rank in existing["ranks"]:
         return  # a log that is read again
     observed.backend_reason = event.backend_reason or observed.backend_reason
-    meeting = known or _new_meeting(observed, event, time)
+    meeting = existing or _new_meeting(observed, event, time)
     meeting["ranks"].append(rank.rank)
     if rank.host not in meeting["hosts"]:
         meeting["hosts"].append(rank.host)
@@ -165,10 +165,10 @@ def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
         bisect.insort(observed.ranks, rank, key=_number)
 
 
-def _known_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any] | None:
-    """Find where a rank introduces itself; None where it is the first to be heard of."""
+def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any] | None:
+    """Find the meeting that a rank belongs to; None for the first rank of one."""
     if event.meeting is not None:
-        named = (one for one in observed.rounds if one.get("meeting") == event.meeting)
+        named = (meeting for meeting in observed.rounds if meeting.get("meeting") == event.meeting)
         return next(named, None)
     # Of an image with an older manycpu: a restart has a number, a meeting has no name.
     number, world, rank = event.round or 0, event.world_size, event.rank
@@ -176,7 +176,7 @@ def _known_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[s
         if (introduction := f"{rank}@{time}") in observed.introduced:
             return {"ranks": [rank]}
         observed.introduced.append(introduction)
-    return next((one for one in observed.rounds if _misses(one, number, world, rank)), None)
+    return next((meeting for meeting in observed.rounds if _misses(meeting, number, world, rank)), None)
 
 
 def _misses(meeting: dict[str, Any], number: int, world: int, rank: int) -> bool:
@@ -197,7 +197,7 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
 
 
 def _began(meeting: dict[str, Any]) -> float:
-    """Tell when a meeting was first heard of; 0 where lines have no times, and come in order."""
+    """Read when a meeting began; 0 where lines have no times, and come in order."""
     return float(meeting.get("began", 0.0))
 
 
@@ -224,8 +224,8 @@ def _note_failure(
     observed: Observed, rank: int, event: ExitEvent, time: float, tails: Mapping[int, list[str]]
 ) -> None:
     # The first to fail is the one to look at: the launcher ends the others because of it.
-    known = observed.failure is not None and observed.failed_at <= time
-    if event.code == 0 or known:
+    earlier = observed.failure is not None and observed.failed_at <= time
+    if event.code == 0 or earlier:
         return
     lines = tuple(tails.get(rank, ()))
     observed.failure = RankFailure(rank=rank, host=event.host, exit_code=event.code, last_lines=lines)
@@ -233,7 +233,7 @@ def _note_failure(
 
 
 def _note_end(observed: Observed, number: int, event: ExitEvent, time: float) -> None:
-    """Note how a rank of the last meeting ended: not one of the same number that ended before it."""
+    """Record how a rank of the last meeting ended: not one of the same number that ended before it."""
     place = bisect.bisect_left(observed.ranks, number, key=_number)
     for rank in observed.ranks[place : place + 1]:
         same = rank.rank == number and rank.host == event.host

@@ -1,4 +1,4 @@
-"""What a run did, as report.json has it: put together from its ledger and from what its ranks reported."""
+"""Build report.json from a run's ledger and from what its ranks reported."""
 
 from typing import Any
 
@@ -42,9 +42,9 @@ class Report(BaseModel):
 
 
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:
-    """Put together what is known before the run's folder is deleted."""
+    """Build the report from what is known before the run's folder is deleted."""
     ran = entry.described()
-    used = [path for one in (ran, entry) for path in (one.data, one.model, one.image or one.code) if path]
+    used = [path for by in (ran, entry) for path in (by.data, by.model, by.image or by.code) if path]
     return Report(
         key=entry.key,
         name=entry.name,
@@ -63,12 +63,12 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
 
 
 def as_json(report: Report) -> str:
-    """Give the content of report.json."""
+    """Format a report as the content of report.json."""
     return report.model_dump_json(indent=1) + "\n"
 
 
 def parse(text: str | None) -> Report | None:
-    """Understand a report.json; None where there is none, or it is not one of ours."""
+    """Parse a report.json; None where there is none, or it is not one of ours."""
     try:
         return Report.model_validate_json(text) if text else None
     except ValueError:

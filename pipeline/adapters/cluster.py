@@ -105,8 +105,8 @@ class Cluster:
             "labelSelector": ",".join(f"{key}={value}" for key, value in (labels or {}).items()),
             "fieldSelector": fields,
         }
-        found = self.call("GET", self.path(kind), query={name: text for name, text in query.items() if text})
-        return [{"kind": kind, **item} for item in found.get("items", [])]
+        answer = self.call("GET", self.path(kind), query={name: text for name, text in query.items() if text})
+        return [{"kind": kind, **item} for item in answer.get("items", [])]
 
     def create(self, manifest: KubeObject, *, dry_run: bool = False) -> KubeObject:
         """Create an object, or return the one that has its name: names are a run's own.
@@ -119,10 +119,10 @@ class Cluster:
         try:
             return self.call("POST", self.path(kind), query=query, body=manifest)
         except ConflictError:
-            there = self.get(kind, name)
-            if there is None:
+            existing = self.get(kind, name)
+            if existing is None:
                 raise
-            return there
+            return existing
 
     def patch(self, kind: str, name: str, body: KubeObject, *, deadline: float = DEADLINE) -> KubeObject:
         """Change an object by a JSON merge patch; a uid and a resourceVersion in it must be the present ones.
@@ -160,7 +160,7 @@ class Cluster:
 
     def allowed(self, verb: str, resource: str, *, group: str = "", subresource: str = "") -> bool:
         """Ask whether this account may do something in this namespace."""
-        asked = {
+        attributes = {
             "namespace": self.namespace,
             "verb": verb,
             "group": group,
@@ -170,7 +170,7 @@ class Cluster:
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": asked},
+            "spec": {"resourceAttributes": attributes},
         }
         review = self.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=body)
         return bool(review["status"]["allowed"])
@@ -196,8 +196,8 @@ class Cluster:
         Raises:
             ClusterError: The cluster refuses the call, or does not answer in time.
         """
-        found: KubeObject = json.loads(self._ask(method, path, dict(query or {}), body, deadline))
-        return found
+        answer: KubeObject = json.loads(self._ask(method, path, dict(query or {}), body, deadline))
+        return answer
 
     def log(self, pod: str) -> str:
         """Read the log of a pod's only container, so far.

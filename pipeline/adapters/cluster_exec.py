@@ -1,4 +1,4 @@
-"""A command in a running container, with its streams, over one websocket.
+"""Run a command in a running container, with its streams, over one websocket.
 
 The websocket is opened as the client's own stream opens it. Its frames are read and written here, straight
 from and to the socket: masking and gathering them in Python costs more than the transfer itself.
@@ -29,8 +29,8 @@ __all__ = ["Exec", "start"]
 _STDIN, _STDOUT, _STDERR, _STATUS = range(4)
 _PROTOCOLS: Final = f"{ws_client.V5_CHANNEL_PROTOCOL},{ws_client.V4_CHANNEL_PROTOCOL}"
 _OPEN: Final = 30.0  # seconds
-_LAST: Final = 4000  # bytes of what it said on stderr
-_KEPT: Final = 1 << 16  # bytes of what is said beside stdout
+_LAST: Final = 4000  # bytes of its last output on stderr
+_KEPT: Final = 1 << 16  # bytes of output beside stdout
 _BUFFER: Final = 1 << 16  # bytes
 _DATA: Final = (ABNF.OPCODE_CONT, ABNF.OPCODE_BINARY)
 # RFC 6455, 5.2: the first byte of a frame that is a whole message, and what the second may be.
@@ -65,8 +65,8 @@ def start(cluster: Cluster, pod: str, container: str, argv: Sequence[str]) -> "E
 def _options(settings: Any, url: str, headers: dict[str, str]) -> dict[str, Any]:
     lines = [f"{name}: {value}" for name, value in headers.items()]
     options = {"header": [*lines, f"Sec-WebSocket-Protocol: {_PROTOCOLS}"], "timeout": _OPEN}
-    found: dict[str, Any] = ws_client.websocket_proxycare(options, settings, url, headers)
-    return found
+    proxied: dict[str, Any] = ws_client.websocket_proxycare(options, settings, url, headers)
+    return proxied
 
 
 def _tls(settings: Any) -> dict[str, Any]:
@@ -96,8 +96,8 @@ class Exec:
         self._socket = socket
         self._connection = cast("ssl.SSLSocket", socket.sock)
         self._frames = cast("BufferedReader", self._connection.makefile("rb", _BUFFER))
-        self._channel, self._left = _STDOUT, 0  # of the frame that is read: bytes that were not read yet
-        self._said: dict[int, bytes] = {}  # by channel
+        self._channel, self._unread = _STDOUT, 0  # of the frame that is read: bytes that were not read yet
+        self._output: dict[int, bytes] = {}  # by channel
 
     def writelines(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """Write to its stdin, in one frame.
@@ -117,14 +117,14 @@ class Exec:
         self._socket.abort()
 
     def release(self) -> None:
-        """Give the socket back, when no thread uses it any more."""
+        """Release the socket, when no thread uses it any more."""
         self._frames.close()
         self._socket.shutdown()
 
     @property
     def exit_code(self) -> int | None:
         """The command's exit code; None while it runs, and when nobody knows."""
-        status = json.loads(self._said.get(_STATUS) or b"{}")
+        status = json.loads(self._output.get(_STATUS) or b"{}")
         if status.get("status") == "Success":
             return 0
         causes = (status.get("details") or {}).get("causes") or []
@@ -133,35 +133,35 @@ class Exec:
     @property
     def last_words(self) -> str:
         """The end of what it wrote to stderr."""
-        return self._said.get(_STDERR, b"")[-_LAST:].decode(errors="replace").strip()
+        return self._output.get(_STDERR, b"")[-_LAST:].decode(errors="replace").strip()
 
     def read(self, size: int) -> memoryview:
         """Read from its stdout: exactly this much, less only at the end."""
         content, done = memoryview(bytearray(size)), 0
         with suppress(OSError, EOFError, ValueError, WebSocketException):  # ValueError: the socket was closed
-            while done < size and (self._left or self._await()):
-                count = self._frames.readinto(content[done : done + self._left])
+            while done < size and (self._unread or self._await()):
+                count = self._frames.readinto(content[done : done + self._unread])
                 if not count:
                     break
-                done, self._left = done + count, self._left - count
+                done, self._unread = done + count, self._unread - count
         return content[:done]
 
     def _await(self) -> bool:
         """Wait for the next bytes of its stdout; False at the end."""
-        while not self._left:
+        while not self._unread:
             opcode, size = self._head()
             if opcode == ABNF.OPCODE_CLOSE:
                 return False
             if opcode == ABNF.OPCODE_BINARY and size:
                 self._channel, size = self._take(1)[0], size - 1
             if opcode in _DATA and self._channel == _STDOUT:
-                self._left = size
+                self._unread = size
             else:
                 self._note(opcode, self._take(size))
         return True
 
     def _head(self) -> tuple[int, int]:
-        """Read what the next frame is, and its length; servers do not mask."""
+        """Read the next frame's opcode and length; servers do not mask."""
         first, size = self._take(2)
         if size >= _IN_TWO:
             size = int.from_bytes(self._take(2 if size == _IN_TWO else 8))
@@ -171,17 +171,17 @@ class Exec:
         if opcode == ABNF.OPCODE_PING:
             self._socket.pong(content)
         elif opcode in _DATA:
-            self._said[self._channel] = (self._said.get(self._channel, b"") + content)[-_KEPT:]
+            self._output[self._channel] = (self._output.get(self._channel, b"") + content)[-_KEPT:]
 
     def _take(self, size: int) -> bytes:
-        found: bytes = self._frames.read(size)
-        if len(found) < size:
+        content: bytes = self._frames.read(size)
+        if len(content) < size:
             raise EOFError
-        return found
+        return content
 
 
 def _spelled(size: int) -> bytes:
-    """Spell a frame's head, with a mask of zeros: masks guard proxies against web pages, and this is none."""
+    """Build a frame's head, with a mask of zeros: masks guard proxies against web pages, and this is none."""
     if size < _IN_TWO:
         return struct.pack("!BB4x", _WHOLE, _MASKED | size)
     if size <= 0xFFFF:  # noqa: PLR2004 - what two bytes hold

@@ -1,4 +1,4 @@
-"""Answers of a cluster's API server as they come, in an event loop.
+"""Stream the answers of a cluster's API server, in an event loop.
 
 The door to the package ``kubernetes_asyncio``.
 """
@@ -41,13 +41,13 @@ class ClusterStream:
         self._ahead = 0.0
 
     def now(self) -> float:
-        """Tell the time by the API server's clock, in seconds since the epoch."""
+        """Read the API server's clock, in seconds since the epoch."""
         return time.time() + self._ahead
 
     async def aclose(self) -> None:
         """Close every connection."""
-        for made in self._clients.values():
-            await made.close()
+        for client in self._clients.values():
+            await client.close()
         self._clients.clear()
 
     @asynccontextmanager
@@ -101,19 +101,19 @@ class ClusterStream:
         """Read the credentials anew, unless somebody has done so meanwhile."""
         async with self._connecting:
             if self._settings is used:
-                made = await asyncio.to_thread(self._connect)
-                self._settings = made.configuration
+                client = await asyncio.to_thread(self._connect)
+                self._settings = client.configuration
             return self._settings
 
     def _client(self, settings: Any) -> RESTClientObject:
         names = ("ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name")
-        wanted = {name: getattr(settings, name, None) for name in names}
+        options = {name: getattr(settings, name, None) for name in names}
         # What comes from the environment aiohttp reads there itself, with its exceptions (NO_PROXY).
-        wanted["proxy"] = None if settings.proxy in map(os.environ.get, _PROXIES) else settings.proxy
-        key = tuple(wanted.values())
+        options["proxy"] = None if settings.proxy in map(os.environ.get, _PROXIES) else settings.proxy
+        key = tuple(options.values())
         if key not in self._clients:
             own = Configuration()
-            for name, value in wanted.items():
+            for name, value in options.items():
                 setattr(own, name, value)
             own.connection_pool_maxsize = 0  # each log that is followed keeps a connection
             self._clients[key] = RESTClientObject(own)
@@ -133,9 +133,9 @@ class Lines:
 
 
 def _credentials(settings: Any) -> dict[str, str]:
-    """Make the headers that say who asks; may run a program or read a file."""
-    found = settings.auth_settings().values()
-    return {one["key"]: one["value"] for one in found if one["in"] == "header" and one["value"]}
+    """Build the headers with the account's credentials; may run a program or read a file."""
+    headers = [setting for setting in settings.auth_settings().values() if setting["in"] == "header"]
+    return {header["key"]: header["value"] for header in headers if header["value"]}
 
 
 def _abort_unread(answer: aiohttp.ClientResponse) -> None:

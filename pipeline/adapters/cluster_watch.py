@@ -1,4 +1,4 @@
-"""A namespace of a Kubernetes cluster as it changes: objects and logs, for as long as anybody wants to know.
+"""Watch a namespace of a Kubernetes cluster: changes of objects, and logs.
 
 Nothing here gives up: whoever waits has a deadline.
 """
@@ -41,7 +41,7 @@ class NoLogError(Exception):
 
 
 class Changes(NamedTuple):
-    """What the cluster tells of objects of one kind."""
+    """Changes of objects of one kind."""
 
     kind: str
     objects: list[KubeObject]
@@ -50,14 +50,14 @@ class Changes(NamedTuple):
     complete: bool
     """Whether the objects are all that there are."""
     trouble: str = ""
-    """Why nothing can be told at the moment."""
+    """Why no changes are known at the moment."""
 
 
 class LogPart(NamedTuple):
     """Which part of a container's log is meant."""
 
     follow: bool
-    """Whether to stay until the container ends. Else a last line without an end is told too."""
+    """Whether to stay until the container ends. Else a last line without an end counts too."""
     previous: bool = False
     """Whether that of the container before its last restart is meant."""
     since: int | None = None
@@ -78,7 +78,7 @@ class ClusterWatch:
         self._stream, self._namespace = ClusterStream(connect), namespace
 
     def now(self) -> float:
-        """Tell the time by the API server's clock, in seconds since the epoch."""
+        """Read the API server's clock, in seconds since the epoch."""
         return self._stream.now()
 
     async def aclose(self) -> None:
@@ -86,27 +86,27 @@ class ClusterWatch:
         await self._stream.aclose()
 
     async def follow(self, selections: Mapping[str, Mapping[str, str]]) -> AsyncGenerator[Changes]:
-        """Tell everything that happens to objects of several kinds, for ever.
+        """Yield all changes of objects of several kinds, for ever.
 
         Args:
             selections: Kind -> ``labelSelector`` and ``fieldSelector``.
         """
         queue: asyncio.Queue[Changes] = asyncio.Queue(maxsize=64)
 
-        async def pump(kind: str, query: Mapping[str, str]) -> None:
+        async def put_changes(kind: str, query: Mapping[str, str]) -> None:
             async with aclosing(self.changes(kind, query)) as changes:
                 async for change in changes:
                     await queue.put(change)
 
-        pumps = [asyncio.create_task(pump(kind, query)) for kind, query in selections.items()]
+        tasks = [asyncio.create_task(put_changes(kind, query)) for kind, query in selections.items()]
         try:
             while True:
-                yield await _next(queue, pumps)
+                yield await _next(queue, tasks)
         finally:
-            await _end(pumps)
+            await _end(tasks)
 
     async def changes(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
-        """Tell all objects of a kind, then what changes; all of them again after every break, for ever."""
+        """Yield all objects of a kind, then what changes; all of them again after every break, for ever."""
         waits = Backoff()
         while True:
             try:
@@ -119,7 +119,7 @@ class ClusterWatch:
             await asyncio.sleep(waits.next())
 
     async def log(self, pod: str, container: str, part: LogPart) -> AsyncGenerator[list[bytes]]:
-        """Tell the lines of a container's log, each with its time before it, as they come.
+        """Yield the lines of a container's log as they come, each with its time before it.
 
         Raises:
             NoLogError: There is none.
@@ -136,18 +136,18 @@ class ClusterWatch:
         try:
             async with self._answer(f"{self._path('Pod')}/{pod}/log", query) as answer:
                 async for block in answer.content.iter_any():
-                    if found := lines.feed(block):
-                        yield found
+                    if complete := lines.feed(block):
+                        yield complete
         except (InvalidError, NotFoundError) as error:
             raise NoLogError(error.message) from error
         if not part.follow and lines.rest:
             yield [lines.rest]
 
     async def _until_broken(self, kind: str, query: Mapping[str, str]) -> AsyncGenerator[Changes]:
-        found, version = await self._list(kind, query)
-        yield Changes(kind, found, [], complete=True)
+        objects, version = await self._list(kind, query)
+        yield Changes(kind, objects, [], complete=True)
         seconds = random.uniform(RELIST, RELIST * 1.25)  # noqa: S311 - spreads the lists of many
-        asked = {
+        parameters = {
             **query,
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -156,27 +156,27 @@ class ClusterWatch:
         }
         lines = Lines(None)
         silence = _SILENCE + (seconds if kind in _UNMARKED else 0.0)
-        async with self._answer(self._path(kind), asked, silence) as answer:
+        async with self._answer(self._path(kind), parameters, silence) as answer:
             # A break is no trouble yet, nor is silence: whether nothing is known, the next list tells.
             with suppress(*_BROKEN):
                 async for block in answer.content.iter_any():
-                    told = [json.loads(line) for line in lines.feed(block)]
-                    if any(one["type"] == "ERROR" for one in told):
+                    events = [json.loads(line) for line in lines.feed(block)]
+                    if any(event["type"] == "ERROR" for event in events):
                         return  # mostly 410: what is asked for is too old
-                    if change := _change(kind, told):
+                    if change := _change(kind, events):
                         yield change
 
     async def _list(self, kind: str, query: Mapping[str, str]) -> tuple[list[KubeObject], str]:
-        found: list[KubeObject] = []
+        objects: list[KubeObject] = []
         more = ""
         while True:
-            asked = {**query, "limit": str(_PAGE)} | ({"continue": more} if more else {})
-            async with self._answer(self._path(kind), asked) as answer:
+            parameters = {**query, "limit": str(_PAGE)} | ({"continue": more} if more else {})
+            async with self._answer(self._path(kind), parameters) as answer:
                 page = json.loads(await answer.read())
-            found += [_light(item) for item in page["items"]]
+            objects += [_light(item) for item in page["items"]]
             more = page["metadata"].get("continue", "")
             if not more:
-                return found, page["metadata"]["resourceVersion"]
+                return objects, page["metadata"]["resourceVersion"]
 
     def _answer(
         self, path: str, query: Mapping[str, str], silence: float | None = None
@@ -213,44 +213,44 @@ class Backoff:
         self._failed, self._began = 0, time.monotonic()
 
     def worked(self) -> None:
-        """Take note that a try works: once it has done so for a while, all is well again."""
+        """Note that a try works: once it has done so for a while, pauses are short again."""
         if time.monotonic() - self._began > _WELL:
             self._failed = 0
 
     def next(self) -> float:
-        """Tell how long to wait before the next try, which begins then."""
+        """Compute the pause before the next try, which begins then."""
         seconds: float = min(0.2 * 2.0**self._failed, 5.0) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads many
         self._failed, self._began = min(self._failed + 1, 10), time.monotonic() + seconds
         return seconds
 
 
-def _change(kind: str, told: list[dict[str, Any]]) -> Changes | None:
-    """Put together what a watch told at once; None where nothing happened."""
+def _change(kind: str, events: list[dict[str, Any]]) -> Changes | None:
+    """Merge the events that a watch reported at once; None where nothing happened."""
     latest: dict[str, tuple[str, KubeObject]] = {}
-    for one in told:
-        if one["type"] != "BOOKMARK":
-            latest[one["object"]["metadata"]["uid"]] = (one["type"], _light(one["object"]))
+    for event in events:
+        if event["type"] != "BOOKMARK":
+            latest[event["object"]["metadata"]["uid"]] = (event["type"], _light(event["object"]))
     if not latest:
         return None
-    gone = [found for what, found in latest.values() if what == "DELETED"]
-    there = [found for what, found in latest.values() if what != "DELETED"]
-    return Changes(kind, there, gone, complete=False)
+    gone = [item for action, item in latest.values() if action == "DELETED"]
+    changed = [item for action, item in latest.values() if action != "DELETED"]
+    return Changes(kind, changed, gone, complete=False)
 
 
-def _light(found: KubeObject) -> KubeObject:
-    found["metadata"].pop("managedFields", None)
-    return found
+def _light(item: KubeObject) -> KubeObject:
+    item["metadata"].pop("managedFields", None)
+    return item
 
 
-async def _next(queue: "asyncio.Queue[Changes]", pumps: "list[asyncio.Task[None]]") -> Changes:
+async def _next(queue: "asyncio.Queue[Changes]", tasks: "list[asyncio.Task[None]]") -> Changes:
     getting = asyncio.ensure_future(queue.get())
     try:
-        await asyncio.wait([getting, *pumps], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([getting, *tasks], return_when=asyncio.FIRST_COMPLETED)
         if getting.done():
             return getting.result()
-        for pump in pumps:
-            if pump.done():
-                pump.result()
+        for task in tasks:
+            if task.done():
+                task.result()
         raise RuntimeError("a watch ended, which none should")
     finally:
         getting.cancel()

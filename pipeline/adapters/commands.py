@@ -1,4 +1,4 @@
-"""Commands that run to their end and are gone with all they started. The door to :mod:`subprocess`."""
+"""Run commands to their end, gone with all they started. The door to :mod:`subprocess`."""
 
 import os
 import selectors
@@ -61,8 +61,10 @@ def run(
     except OSError as error:
         raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
     except subprocess.TimeoutExpired as error:
-        said = _text(error.stdout).strip()[-2000:]
-        raise LaunchError(f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {said}") from error
+        output = _text(error.stdout).strip()[-2000:]
+        raise LaunchError(
+            f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {output}"
+        ) from error
     return Completed(done.returncode, done.stdout.decode(errors="replace"))
 
 
@@ -73,7 +75,7 @@ def follow(
     timeout: float,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a command to its end, and tell each of its lines as it comes; its exit code.
+    """Run a command to its end, and pass on each of its lines as it comes; its exit code.
 
     Raises:
         LaunchError: There is no such program, or the time was used up: it and all it started is killed.
@@ -104,7 +106,7 @@ def follow(
 
 
 def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
-    """Tell lines as they come, up to a time: what a program leaves behind may keep its stdout open."""
+    """Yield lines as they come, up to a time: what a program leaves behind may keep its stdout open."""
     rest = b""
     with process.stdout as stream, selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)

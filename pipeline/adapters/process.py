@@ -1,4 +1,4 @@
-"""Supervised trainings, which outlive whoever started them."""
+"""Start and observe supervised trainings, which outlive whoever started them."""
 
 import json
 import os
@@ -35,7 +35,7 @@ _PRIVATE = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")
 
 
 class Job(NamedTuple):
-    """What a supervisor must know of the attempt that it is given."""
+    """The command of an attempt, and what else its supervisor must know."""
 
     run: str
     """Name of the run."""
@@ -142,7 +142,7 @@ def cancel(handle: ProcessHandle) -> None:
 
 
 def boot_id() -> str:
-    """Tell this boot of this machine from every other."""
+    """Identify this boot of this machine."""
     linux = _read(Path("/proc/sys/kernel/random/boot_id"))
     return linux.strip() if linux else str(int(psutil.boot_time()))
 

@@ -48,8 +48,8 @@ class Repository:
         answer = self._ask("HEAD", f"manifests/{version}", self._pull, fine=(_NOT_FOUND,), headers=_ACCEPTED)
         if answer.status_code == _NOT_FOUND:
             return None
-        found = answer.headers.get("Docker-Content-Digest")
-        return found or sha256(self._manifest(version).content)
+        digest = answer.headers.get("Docker-Content-Digest")
+        return digest or sha256(self._manifest(version).content)
 
     def pull(self, version: str) -> Image:
         """Read an image's manifest and config: for linux/amd64, where it is for several platforms.
@@ -112,9 +112,9 @@ class Repository:
         headers = {"Content-Type": image.media_type}
         body = image.manifest_bytes
         answer = self._ask("PUT", f"manifests/{tag}", self._push, data=body, headers=headers)
-        found = answer.headers.get("Docker-Content-Digest", image.digest)
-        if found != image.digest:
-            raise RegistryError(f"{self.connection.host} keeps {image.digest} as {found}")
+        digest = answer.headers.get("Docker-Content-Digest", image.digest)
+        if digest != image.digest:
+            raise RegistryError(f"{self.connection.host} keeps {image.digest} as {digest}")
         return image.digest
 
     def check_push(self) -> None:

@@ -1,4 +1,4 @@
-"""Calls of a registry: https or http, logins by basic auth and bearer tokens, and what is tried again."""
+"""Call a registry: https or http, logins by basic auth and bearer tokens, and retries."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -107,9 +107,9 @@ class Connection:
         raise self._refused(response, method)
 
     def _send(self, method: str, url: str, scopes: Scopes, options: Mapping[str, Any]) -> requests.Response:
-        known: dict[str, Any] = {"auth": _Header(self._address, self._header(scopes)), "verify": self._verify}
+        fixed: dict[str, Any] = {"auth": _Header(self._address, self._header(scopes)), "verify": self._verify}
         try:
-            return self._session.request(method, url, timeout=_TIMEOUT, **known, **options)
+            return self._session.request(method, url, timeout=_TIMEOUT, **fixed, **options)
         except requests.exceptions.SSLError as error:
             raise self._untrusted(error) from error
         except (requests.ConnectionError, requests.Timeout) as error:
@@ -123,7 +123,7 @@ class Connection:
         return None
 
     def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
-        """Do what the registry asks for; whether that is worth another call."""
+        """Answer the registry's challenge; whether that is worth another call."""
         scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
         if scheme.lower() == "bearer":
             self._tokens[scopes] = self._token(dict(_CHALLENGE.findall(rest)), scopes)
@@ -142,28 +142,28 @@ class Connection:
         response = self._fetch(realm, challenge.get("service", self.host), scopes)
         if not response.ok:
             raise self._refused(response, "token")
-        found = response.json()
-        return str(found.get("token") or found.get("access_token"))
+        body = response.json()
+        return str(body.get("token") or body.get("access_token"))
 
     def _fetch(self, realm: str, service: str, scopes: Scopes) -> requests.Response:
         login = self._login
-        known: dict[str, Any] = {"timeout": _TIMEOUT, "verify": self._verify}
+        common: dict[str, Any] = {"timeout": _TIMEOUT, "verify": self._verify}
         try:
             if login and login.identity_token:
                 form = {"grant_type": "refresh_token", "service": service, "client_id": "manycpu"}
                 form |= {"scope": " ".join(scopes), "refresh_token": login.identity_token}
-                return self._session.post(realm, data=form, auth=_NOBODY, **known)
+                return self._session.post(realm, data=form, auth=_NOBODY, **common)
             query = [("service", service), *(("scope", scope) for scope in scopes)]
             auth = (login.username, login.password) if login else _NOBODY
-            return self._session.get(realm, params=query, auth=auth, **known)
+            return self._session.get(realm, params=query, auth=auth, **common)
         except (requests.ConnectionError, requests.Timeout) as error:
             raise self._away(error) from error
 
     def _refused(self, response: requests.Response, method: str) -> RegistryError:
         status = response.status_code
         who = f"as {self._login.username or 'a token'}" if self._login else "without a login"
-        said = f"registry {self.host} answers {method} {urlsplit(response.url).path} {who} with {status}"
-        message, fix = f"{said}{_reason(response)}", self._fix(status)
+        summary = f"registry {self.host} answers {method} {urlsplit(response.url).path} {who} with {status}"
+        message, fix = f"{summary}{_reason(response)}", self._fix(status)
         return RegistryError.of_status(status, message, field="target.registry", fix=fix)
 
     def _fix(self, status: int) -> str | None:
@@ -212,7 +212,7 @@ def _reason(response: requests.Response) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Find what is at the bottom of an error of requests."""
+    """Find the first cause of an error of requests."""
     inner = error.args[0] if error.args else None
     reason = getattr(inner, "reason", inner)
     return _cause(reason) if isinstance(reason, BaseException) else str(error)

@@ -1,4 +1,4 @@
-"""Who a registry is asked as: a login that was given, docker's own file, or a pull secret."""
+"""Find the login for a registry: one that was given, docker's own file, or a pull secret."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ class Login:
 
     @property
     def pair(self) -> str:
-        """Name and password as basic auth sends them."""
+        """Join name and password as basic auth sends them."""
         return base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
 
     def as_config(self, registry: str) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def docker_config(path: str | None = None) -> dict[str, Any]:
     """
     file = Path(path).expanduser() if path else docker_folder() / "config.json"
     try:
-        found: dict[str, Any] = json.loads(file.read_text())
+        config: dict[str, Any] = json.loads(file.read_text())
     except FileNotFoundError:
         if path is None:
             return {}
         raise _unreadable(file, "there is no such file") from None
     except (OSError, ValueError) as error:
         raise _unreadable(file, str(error)) from error
-    return found
+    return config
 
 
 def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
@@ -128,10 +128,10 @@ def _from_helper(helper: str, key: str) -> Login | None:
         ) from error
     if done.code:  # it has no login for this registry
         return None
-    found = json.loads(done.out)
-    if found["Username"] == "<token>":
-        return Login("", identity_token=found["Secret"])
-    return Login(found["Username"], found["Secret"])
+    credentials = json.loads(done.out)
+    if credentials["Username"] == "<token>":
+        return Login("", identity_token=credentials["Secret"])
+    return Login(credentials["Username"], credentials["Secret"])
 
 
 def _unreadable(file: Path, why: str) -> BadInputError:

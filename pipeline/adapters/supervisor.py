@@ -1,4 +1,4 @@
-"""The process that stays with a training: ``python -m manycpu.pipeline.adapters.supervisor DIRECTORY``.
+"""Supervise a training: ``python -m manycpu.pipeline.adapters.supervisor DIRECTORY``.
 
 It outlives the worker that started it, keeps the time budgets, adopts and ends every process that the
 training leaves behind, and writes the exit record last.
@@ -28,22 +28,22 @@ _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 def main(directory: str) -> None:
     """Fork, so that whoever starts this has nothing to reap; return once the child can be found."""
-    ready, told = os.pipe()
+    ready, announce = os.pipe()
     if os.fork():
-        os.close(told)
+        os.close(announce)
         os._exit(0 if os.read(ready, 1) else 1)
     os.close(ready)
-    _become_findable(Path(directory), told)
+    _become_findable(Path(directory), announce)
     supervise(Path(directory))
 
 
-def _become_findable(directory: Path, told: int) -> None:
+def _become_findable(directory: Path, announce: int) -> None:
     os.setsid()
     command = json.loads((directory / process.COMMAND).read_text())
     handle = process.handle_of_this_process(directory, command["run"], command["attempt"])
     process.write_json(directory / process.HANDLE, handle.model_dump())
     # The ledger's lock was inherited to get here: let go of it, and of every other file but the log.
-    os.write(told, b"1")
+    os.write(announce, b"1")
     os.closerange(3, 1024)
 
 
@@ -74,12 +74,12 @@ def _run(command: dict[str, Any], log: Path) -> tuple[int, str]:
 def _wait(pid: int, command: dict[str, Any], log: Path) -> tuple[int | None, str]:
     deadline = time.monotonic() + command["run_timeout"]
     watch = _LogWatch(log, command)
-    while (left := deadline - time.monotonic()) > 0:
+    while (seconds := deadline - time.monotonic()) > 0:
         code = _reap(pid)
         if code is not None:
             return code, ""
-        seen = signal.sigtimedwait(_SIGNALS, min(left, _TICK))
-        if seen is not None and seen.si_signo != signal.SIGCHLD:
+        received = signal.sigtimedwait(_SIGNALS, min(seconds, _TICK))
+        if received is not None and received.si_signo != signal.SIGCHLD:
             return None, "cancelled"
         if silence := watch.silence():
             return None, silence
@@ -119,9 +119,9 @@ def end_tree(pid: int | None = None) -> int:
             _signal(orphan.pid, signal.SIGKILL)
         code = _drain(pid, time.monotonic() + _GRACE, code)
         if time.monotonic() > until:
-            left = ", ".join(str(orphan.pid) for orphan in living)
+            pids = ", ".join(str(orphan.pid) for orphan in living)
             sys.stdout.write(
-                f"manycpu: killed, and still there: {left}; what they wait for does not answer\n"
+                f"manycpu: killed, and still there: {pids}; what they wait for does not answer\n"
             )
             sys.stdout.flush()
             break
@@ -131,16 +131,16 @@ def end_tree(pid: int | None = None) -> int:
 def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | None:
     """Reap until no descendant is left, or the deadline; the exit code of ``pid`` where it was among them."""
     while True:
-        found = _reap(pid)
-        code = found if found is not None else code
-        left = deadline - time.monotonic()
-        if left <= 0 or not psutil.Process().children(recursive=True):
+        status = _reap(pid)
+        code = status if status is not None else code
+        seconds = deadline - time.monotonic()
+        if seconds <= 0 or not psutil.Process().children(recursive=True):
             return code
-        signal.sigtimedwait({signal.SIGCHLD}, min(left, 0.1))
+        signal.sigtimedwait({signal.SIGCHLD}, min(seconds, 0.1))
 
 
-def _reap(wanted: int | None) -> int | None:
-    """Reap every child that has ended; the exit code of ``wanted`` where it is among them."""
+def _reap(awaited: int | None) -> int | None:
+    """Reap every child that has ended; the exit code of ``awaited`` where it is among them."""
     code = None
     while True:
         try:
@@ -149,7 +149,7 @@ def _reap(wanted: int | None) -> int | None:
             return code
         if pid == 0:
             return code
-        if pid == wanted:
+        if pid == awaited:
             code = os.waitstatus_to_exitcode(status)
 
 
@@ -161,7 +161,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _begin() -> None:
-    """Prepare the launcher: it hears signals again, and is told to end when this supervisor is killed."""
+    """Prepare the launcher: signals reach it again, and it is ended when this supervisor is killed."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     kernel.end_with_parent(signal.SIGTERM)
 

@@ -65,13 +65,15 @@ def _flag(part: str, name: str) -> str:
 def _choices(part: str, name: str) -> list[str]:
     """List the values that a field takes, of all targets that have it; none where one takes any."""
     fields = [model.model_fields[name] for model in _MODELS[part] if name in model.model_fields]
-    found = [_literals(field.annotation) for field in fields]
-    return list(dict.fromkeys(chain(*found))) if all(found) else []
+    values = [_literals(field.annotation) for field in fields]
+    return list(dict.fromkeys(chain(*values))) if all(values) else []
 
 
 def _literals(kind: Any) -> list[str]:
     inner = get_args(kind)
-    return list(inner) if get_origin(kind) is Literal else [one for each in inner for one in _literals(each)]
+    return (
+        list(inner) if get_origin(kind) is Literal else [value for each in inner for value in _literals(each)]
+    )
 
 
 def _shape(field: FieldInfo) -> Shape:

@@ -1,4 +1,4 @@
-"""How a run becomes something running on a target: one file for each launch kind, and one line here.
+"""Launchers: how a run becomes something running, one file for each launch kind and one line here.
 
 A launcher is a module with pure functions, and the fields that it cannot express:
 
@@ -68,8 +68,8 @@ def refusals(run: TrainingRun, target: Target) -> list[Finding]:
     return [
         Finding(named, f"{target.launch!r} cannot do this: {why}", f"Leave {named} out.")
         for field, why in launcher.UNSUPPORTED.items()
-        for named, asked in [_find(run, target, field)]
-        if asked
+        for named, is_set in [_find(run, target, field)]
+        if is_set
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the conditions of a job say of a run's state: the same for all kinds of job.
+"""Derive a run's state from a job's conditions: the same for all kinds of job.
 
 A condition holds only where its ``status`` is ``"True"``: former ones stay in the list.
 """
@@ -14,7 +14,7 @@ __all__ = ["completed", "state"]
 
 
 def state(kind: JobKind, job: KubeObject | None) -> Status:
-    """Read the state of a job; of one that has succeeded, its pods may have another word to say.
+    """Derive a job's state from its conditions; of one that has succeeded, its pods may differ.
 
     Args:
         kind: Its kind.
@@ -31,17 +31,17 @@ def state(kind: JobKind, job: KubeObject | None) -> Status:
     if kind.succeeded in holds:
         return Status(state=RunState.SUCCEEDED)
     if FAILED in holds:
-        return Status(state=RunState.FAILED, reason=f"the {kind.kind} has failed: {_said(holds[FAILED])}")
+        return Status(state=RunState.FAILED, reason=f"the {kind.kind} has failed: {_message(holds[FAILED])}")
     if "Restarting" in holds:
-        return Status(state=RunState.RUNNING, reason=_said(holds["Restarting"]))
+        return Status(state=RunState.RUNNING, reason=_message(holds["Restarting"]))
     return Status(state=RunState.RUNNING if "Running" in holds else RunState.PENDING)
 
 
 def completed(job: KubeObject) -> str | None:
-    """When a job ended, as the API writes times; None where it does not say."""
+    """Read when a job ended, as the API writes times; None where it does not say."""
     return (job.get("status") or {}).get("completionTime")
 
 
-def _said(condition: Mapping[str, Any]) -> str:
+def _message(condition: Mapping[str, Any]) -> str:
     words = (condition.get("message"), condition.get("reason"))
     return ": ".join(word.strip() for word in reversed(words) if word) or "without a reason"

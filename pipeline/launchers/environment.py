@@ -1,4 +1,4 @@
-"""The environment and the command that every launcher gives to every rank."""
+"""Build the environment and the command that every launcher gives to every rank."""
 
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -9,7 +9,7 @@ __all__ = ["arguments", "environment", "node_command"]
 def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
     """Build the environment of a rank, without what differs between ranks; the user's ``env`` wins."""
     low, high = run.nodes
-    known = {
+    variables = {
         "MANYCPU_RUN": placement.name,
         "MANYCPU_ATTEMPT": str(placement.attempt),
         "MANYCPU_NNODES": str(run.nnodes) if low != high else str(high),
@@ -31,7 +31,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "HF_DATASETS_CACHE": f"{placement.caches}/datasets",
         "PYTHONUNBUFFERED": "1",
     }
-    return {name: value for name, value in known.items() if value} | run.env
+    return {name: value for name, value in variables.items() if value} | run.env
 
 
 def node_command(run: TrainingRun, placement: Placement) -> list[str]:
@@ -41,13 +41,13 @@ def node_command(run: TrainingRun, placement: Placement) -> list[str]:
 
 def arguments(run: TrainingRun, placement: Placement) -> list[str]:
     """Replace ``{data}`` and its like, literally; no other braces are touched."""
-    known = {
+    values = {
         "{data}": placement.data,
         "{model}": placement.model,
         "{output}": placement.output,
         "{checkpoints}": placement.checkpoints,
     }
     words = list(run.args)
-    for brace, value in known.items():
+    for brace, value in values.items():
         words = [word.replace(brace, value) if value else word for word in words]
     return words

@@ -133,20 +133,21 @@ def ranks(job: KubeObject) -> Ranks | None:
 
 
 def _launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
-    [spoken] = mpirun.objects(pods.with_library(run), _hosts(), _seen_from_launcher(run, target, placement))
-    made = pods.container(
+    launcher_placement = _launcher_placement(run, target, placement)
+    [command] = mpirun.objects(pods.with_library(run), _hosts(), launcher_placement)
+    launcher = pods.container(
         "launcher",
         target,
         placement,
-        command=map(literal, [*await_workers(), *spoken["argv"]]),
-        variables={"HOME": HOME} | spoken["env"],
+        command=map(literal, [*await_workers(), *command["argv"]]),
+        variables={"HOME": HOME} | command["env"],
         limits=_launcher_resources(run),
     )
-    return pods.with_end(pods.template(target, placement, "launcher", made, SSH_FILES), run)
+    return pods.with_end(pods.template(target, placement, "launcher", launcher, SSH_FILES), run)
 
 
 def await_workers() -> list[str]:
-    """Build the words that stand before a command which needs the workers' sshd."""
+    """Build the start of a command that waits for the workers' sshd."""
     return ["python3", "-IS", "-c", AWAIT_WORKERS, f"{HOSTFILE_FOLDER}/{mpirun.HOSTFILE}", str(PORT)]
 
 
@@ -156,7 +157,7 @@ def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
 
 
 def _worker(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[str, Any]:
-    made = pods.container(
+    worker = pods.container(
         "worker",
         target,
         placement,
@@ -166,8 +167,8 @@ def _worker(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[
     )
     # Not ready before sshd answers; unlike a readiness probe this one does not go on through the training.
     probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
-    made = pods.as_rank(made, run) | {"startupProbe": probe}
-    template = pods.template(target, placement, "rank", made, SSHD_FILES | SSH_FILES)
+    worker = pods.as_rank(worker, run) | {"startupProbe": probe}
+    template = pods.template(target, placement, "rank", worker, SSHD_FILES | SSH_FILES)
     template = pods.spread(pods.with_end(template, run), run)
     template = pods.with_volumes(template, target, placement, run.resources.memory)
     own = {"name": "own", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
@@ -178,12 +179,12 @@ def _hosts() -> BareMetal:
     return BareMetal(hostfile=f"{HOSTFILE_FOLDER}/{mpirun.HOSTFILE}", ssh=("ssh",))
 
 
-def _seen_from_launcher(run: TrainingRun, target: Kubernetes, placement: Placement) -> Placement:
+def _launcher_placement(run: TrainingRun, target: Kubernetes, placement: Placement) -> Placement:
     hosts = [
         f"{placement.job}-worker-{number}.{placement.job}.{target.namespace}.svc"
         for number in range(run.nodes[1])
     ]
-    seen = {
+    fields = {
         "attempt_directory": HOSTFILE_FOLDER,
         "mpi": Mpi(family=target.mpi, version="", mpirun=PROGRAMS[target.mpi]),
         "hosts": tuple(Host(name) for name in hosts),
@@ -193,4 +194,4 @@ def _seen_from_launcher(run: TrainingRun, target: Kubernetes, placement: Placeme
         "launcher_interface": INTERFACE,
         "launcher_address": None,
     }
-    return placement.model_copy(update=seen)
+    return placement.model_copy(update=fields)

@@ -25,8 +25,8 @@ UNSUPPORTED = {
 HOSTFILE: Final = "hostfile"
 
 
-class _Spoken(NamedTuple):
-    """One dialect's way to say it."""
+class _Dialect(NamedTuple):
+    """The options of one MPI for a launch."""
 
     options: list[str]
     env: dict[str, str]
@@ -50,20 +50,20 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
             fix="Give one number",
         )
     env = environment(run, placement) | _meeting_point(target, placement) | mpi.env
-    spoken = _DIALECTS[mpi.family](run, target, placement, sorted(env))
+    dialect = _DIALECTS[mpi.family](run, target, placement, sorted(env))
     # The dialect's own variables are for mpirun, not for the ranks; the user's win over both.
-    env = spoken.env | env | run.env
+    env = dialect.env | env | run.env
     if mpi.family == "mpich":
         # Its -genvlist loses the last variable of its environment (4.0.2): let that be one that nobody needs.
         env["MANYCPU_LAST"] = "1"
     processes = run.nproc_per_node * (len(placement.hosts) or 1)
-    words = [*spoken.options, "-n", str(processes), placement.python, *node_command(run, placement)]
+    words = [*dialect.options, "-n", str(processes), placement.python, *node_command(run, placement)]
     return [
         {
             "argv": [mpi.mpirun, *words],
             "env": env,
             "cwd": placement.code,
-            "files": {HOSTFILE: spoken.hostfile} if spoken.hostfile else {},
+            "files": {HOSTFILE: dialect.hostfile} if dialect.hostfile else {},
         }
     ]
 
@@ -75,10 +75,10 @@ def _meeting_point(target: Local | BareMetal, placement: Placement) -> dict[str,
     return point
 
 
-def _intel(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Spoken:
+def _intel(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Dialect:
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
     if not isinstance(target, BareMetal):
-        return _Spoken([], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
+        return _Dialect([], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
     program, rest = _ssh(target)
     env |= {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
@@ -88,13 +88,13 @@ def _intel(run: TrainingRun, target: Local | BareMetal, placement: Placement, na
     interface = target.interface or placement.launcher_interface
     # The hosts connect back to an address: this machine's name often is not known to them.
     back = ["-iface", interface] if interface else []
-    return _Spoken([*_hydra_options(run, placement, names), *back], env, _hydra_hosts(run, placement))
+    return _Dialect([*_hydra_options(run, placement, names), *back], env, _hydra_hosts(run, placement))
 
 
-def _mpich(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Spoken:
+def _mpich(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Dialect:
     binding = ["-bind-to", "none"]
     if not isinstance(target, BareMetal):
-        return _Spoken([*binding, "-launcher", "fork"], {})
+        return _Dialect([*binding, "-launcher", "fork"], {})
     program, rest = _ssh(target)
     # Renamed between versions 3 and 4; the name that is not known is not read.
     env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), rest)
@@ -103,15 +103,15 @@ def _mpich(run: TrainingRun, target: Local | BareMetal, placement: Placement, na
     if placement.launcher_address:
         back = ["-localhost", placement.launcher_address]
     options = [*_hydra_options(run, placement, names), *binding, *launcher, *back]
-    return _Spoken(options, env, _hydra_hosts(run, placement))
+    return _Dialect(options, env, _hydra_hosts(run, placement))
 
 
-def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Spoken:
+def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Dialect:
     # Version 5 reads PRTE_* where version 4 reads OMPI_*; each ignores the other's.
     env = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     binding = ["--bind-to", "none"]
     if not isinstance(target, BareMetal):
-        return _Spoken([*binding, "--host", f"localhost:{run.nproc_per_node}"], env)
+        return _Dialect([*binding, "--host", f"localhost:{run.nproc_per_node}"], env)
     agent = " ".join(_ssh(target)).strip()
     env |= {
         "OMPI_MCA_plm_rsh_agent": agent,
@@ -139,10 +139,10 @@ def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, 
         *(word for name in names for word in ("-x", name)),
     ]
     hosts = "".join(f"{host.name} slots={count}\n" for host in placement.hosts)
-    return _Spoken([*binding, *options], env, hosts)
+    return _Dialect([*binding, *options], env, hosts)
 
 
-_DIALECTS: Final[Mapping[str, Callable[[TrainingRun, Local | BareMetal, Placement, list[str]], _Spoken]]] = {
+_DIALECTS: Final[Mapping[str, Callable[[TrainingRun, Local | BareMetal, Placement, list[str]], _Dialect]]] = {
     "intel": _intel,
     "mpich": _mpich,
     "openmpi": _openmpi,

@@ -65,14 +65,14 @@ def security() -> KubeObject:
 
 def on_nodes(target: Kubernetes) -> KubeObject:
     """Say which nodes a pod may run on, as whom, and from where its image comes."""
-    given = {
+    fields = {
         "nodeSelector": target.node_selector,
         "tolerations": list(target.tolerations),
         "priorityClassName": target.priority_class,
         "serviceAccountName": target.service_account,
         "imagePullSecrets": [{"name": target.pull_secret}] if target.pull_secret else None,
     }
-    return {name: value for name, value in given.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
 def env_list(values: Mapping[str, str]) -> list[KubeObject]:

@@ -53,18 +53,18 @@ FILES: Final = "files"  # a volume of small files that come from the pod's own a
 
 
 def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
-    """Name, labels and owner of a job."""
+    """Build name, labels and owner of a job."""
     queue = {QUEUE: target.queue} if target.queue else {}
-    made: KubeObject = {
+    fields: KubeObject = {
         "name": placement.job,
         "namespace": target.namespace,
         "labels": labels(placement.name, attempt=str(placement.attempt)) | queue,
     }
-    return made | ({"ownerReferences": list(placement.owners)} if placement.owners else {})
+    return fields | ({"ownerReferences": list(placement.owners)} if placement.owners else {})
 
 
 def run_policy(run: TrainingRun, target: Kubernetes, *, clean: str, backoff: int) -> KubeObject:
-    """Say how the operator treats failures and the job's end; no time to live, which would delete the job."""
+    """Build the operator's policy for failures and the job's end; no time to live, which would delete it."""
     policy: KubeObject = {"cleanPodPolicy": clean, "backoffLimit": backoff, **latest_end(run)}
     # Its queue lets it go on: where there is no Kueue, nothing starts past the queue.
     return policy | ({"suspend": True} if target.queue else {})
@@ -79,13 +79,13 @@ def latest_end(run: TrainingRun) -> KubeObject:
     return {"activeDeadlineSeconds": min(run.longest, _LONGEST)}
 
 
-def with_end(made: KubeObject, run: TrainingRun) -> KubeObject:
+def with_end(template: KubeObject, run: TrainingRun) -> KubeObject:
     """Have the kubelet end a template's pods at the latest end of the run."""
-    return made | {"spec": made["spec"] | latest_end(run)}
+    return template | {"spec": template["spec"] | latest_end(run)}
 
 
 def restart_policy(run: TrainingRun, target: Kubernetes) -> str:
-    """What becomes of a rank's container that failed."""
+    """Choose what becomes of a rank's container that failed."""
     return target.restart_policy or ("OnFailure" if run.max_restarts else "Never")
 
 
@@ -102,20 +102,20 @@ def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
 
 
 def _threads(run: TrainingRun) -> Mapping[str, str]:
-    """The CPU plan, as far as the run says what a node grants; each rank makes its own, from its cgroup."""
+    """Plan CPUs as far as the run says what a node grants; each rank plans again, from its cgroup."""
     cores = run.resources.cpu
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # or torchrun warns
-    described = node_spec.describe(f"cores={math.ceil(cores)}")
-    wanted = CpuRequest(processes=run.nproc_per_node, cpus=cores, env=run.env)
-    return cpu_plan.plan(described, wanted).env
+    machine = node_spec.describe(f"cores={math.ceil(cores)}")
+    request = CpuRequest(processes=run.nproc_per_node, cpus=cores, env=run.env)
+    return cpu_plan.plan(machine, request).env
 
 
 def resources(cpu: float | None, memory: str | None) -> KubeObject:
-    """Limits equal to requests, so that the pod is of the class Guaranteed."""
+    """Build limits equal to requests, so that the pod is of the class Guaranteed."""
     amounts = {"cpu": quantity.of_cores(cpu) if cpu else None, "memory": memory}
-    given = {name: amount for name, amount in amounts.items() if amount}
-    return {"requests": given, "limits": dict(given)} if given else {}
+    present = {name: amount for name, amount in amounts.items() if amount}
+    return {"requests": present, "limits": dict(present)} if present else {}
 
 
 def container(  # noqa: PLR0913 - what makes up a container
@@ -128,7 +128,7 @@ def container(  # noqa: PLR0913 - what makes up a container
     limits: KubeObject,
 ) -> KubeObject:
     """Build a container with no privileges; the command is taken as Kubernetes reads it."""
-    made: KubeObject = {
+    fields: KubeObject = {
         "name": name,
         "image": placement.image,
         "command": list(command),
@@ -137,24 +137,25 @@ def container(  # noqa: PLR0913 - what makes up a container
         "resources": limits,
         "securityContext": unprivileged(),
     }
-    return made | ({"imagePullPolicy": target.pull_policy} if target.pull_policy else {})
+    return fields | ({"imagePullPolicy": target.pull_policy} if target.pull_policy else {})
 
 
-def as_rank(made: KubeObject, run: TrainingRun) -> KubeObject:
+def as_rank(container: KubeObject, run: TrainingRun) -> KubeObject:
     """Add to a container what only ranks have: the name of their machine, and secrets."""
-    made = with_fields(made, {"MANYCPU_HOST": "spec.nodeName"})
+    container = with_fields(container, {"MANYCPU_HOST": "spec.nodeName"})
     secrets = [{"secretRef": {"name": name}} for name in run.env_from]
-    return made | ({"envFrom": secrets} if secrets else {})
+    return container | ({"envFrom": secrets} if secrets else {})
 
 
-def with_fields(made: KubeObject, fields: Mapping[str, str]) -> KubeObject:
-    """Put fields of the pod into a container's environment: variable -> path of the field."""
-    told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
-    return made | {"env": [*told, *made["env"]]}
+def with_fields(container: KubeObject, fields: Mapping[str, str]) -> KubeObject:
+    """Add fields of the pod to a container's environment: variable -> path of the field."""
+    sources = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
+    variables = [{"name": name, "valueFrom": source} for name, source in sources.items()]
+    return container | {"env": [*variables, *container["env"]]}
 
 
 def template(
-    target: Kubernetes, placement: Placement, role: Role, made: KubeObject, files: Mapping[str, str]
+    target: Kubernetes, placement: Placement, role: Role, container: KubeObject, files: Mapping[str, str]
 ) -> KubeObject:
     """Build a pod template around a container.
 
@@ -162,15 +163,15 @@ def template(
         target: Where it runs.
         placement: What the attempt is called.
         role: What the pods are in their job.
-        made: The container.
+        container: The container.
         files: Absolute path -> content of small files that the container finds.
     """
     files = {"/etc/passwd": PASSWD, **files}
     mounts = [
         {"name": FILES, "mountPath": path, "subPath": _key(path), "readOnly": True} for path in sorted(files)
     ]
-    made = made | {"volumeMounts": mounts}
-    spec = pod_spec(made, [_files_volume(files)], securityContext=security(), **on_nodes(target))
+    container = container | {"volumeMounts": mounts}
+    spec = pod_spec(container, [_files_volume(files)], securityContext=security(), **on_nodes(target))
     named = labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role)
     annotations = {f"manycpu/{_key(path)}": content for path, content in files.items()}
     return {
@@ -180,7 +181,7 @@ def template(
 
 
 def with_volumes(
-    made: KubeObject, target: Kubernetes, placement: Placement, memory: str | None
+    template: KubeObject, target: Kubernetes, placement: Placement, memory: str | None
 ) -> KubeObject:
     """Add to a rank's template the claim, and a /dev/shm in memory: half of the limit.
 
@@ -192,8 +193,8 @@ def with_volumes(
         {"name": "shm", "emptyDir": shm},
     ]
     mounts = {"volume": target.mount_path, "shm": "/dev/shm"}  # noqa: S108 - inside a pod
-    made = add_volumes(made, volumes, mounts)
-    return _with_mounts(made, [_read_only(target, name) for name in _staged(placement)])
+    template = add_volumes(template, volumes, mounts)
+    return _with_mounts(template, [_read_only(target, name) for name in _staged(placement)])
 
 
 def _staged(placement: Placement) -> list[str]:
@@ -207,30 +208,30 @@ def _read_only(target: Kubernetes, name: str) -> KubeObject:
     return {"name": "volume", "mountPath": path, "subPath": below, "readOnly": True}
 
 
-def add_volumes(made: KubeObject, volumes: list[KubeObject], mounts: Mapping[str, str]) -> KubeObject:
+def add_volumes(template: KubeObject, volumes: list[KubeObject], mounts: Mapping[str, str]) -> KubeObject:
     """Add volumes to a template, mounted in its container: name -> path."""
-    made = made | {"spec": made["spec"] | {"volumes": [*made["spec"]["volumes"], *volumes]}}
-    return _with_mounts(made, [{"name": name, "mountPath": path} for name, path in mounts.items()])
+    template = template | {"spec": template["spec"] | {"volumes": [*template["spec"]["volumes"], *volumes]}}
+    return _with_mounts(template, [{"name": name, "mountPath": path} for name, path in mounts.items()])
 
 
-def _with_mounts(made: KubeObject, mounts: list[KubeObject]) -> KubeObject:
-    spec = made["spec"]
+def _with_mounts(template: KubeObject, mounts: list[KubeObject]) -> KubeObject:
+    spec = template["spec"]
     (inner,) = spec["containers"]
     inner = inner | {"volumeMounts": [*inner["volumeMounts"], *mounts]}
-    return made | {"spec": spec | {"containers": [inner]}}
+    return template | {"spec": spec | {"containers": [inner]}}
 
 
-def spread(made: KubeObject, run: TrainingRun) -> KubeObject:
+def spread(template: KubeObject, run: TrainingRun) -> KubeObject:
     """Keep the ranks' pods of an attempt on machines of their own, or try to."""
-    known = made["metadata"]["labels"]
-    like = {name: known[name] for name in ("manycpu/run", "manycpu/attempt", "manycpu/role")}
+    template_labels = template["metadata"]["labels"]
+    like = {name: template_labels[name] for name in ("manycpu/run", "manycpu/attempt", "manycpu/role")}
     term = {"labelSelector": {"matchLabels": like}, "topologyKey": "kubernetes.io/hostname"}
     rule: KubeObject = (
         {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
         if run.spread == "require"
         else {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
     )
-    return made | {"spec": made["spec"] | {"affinity": {"podAntiAffinity": rule}}}
+    return template | {"spec": template["spec"] | {"affinity": {"podAntiAffinity": rule}}}
 
 
 def _files_volume(files: Mapping[str, str]) -> KubeObject:

@@ -1,4 +1,4 @@
-"""What a supervised process says of a run's state: the same for every launch kind of machines."""
+"""Derive a run's state from a supervised process: the same for every launch kind of machines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _STARTING = Status(state=RunState.PENDING, reason="starting")
 
 
 def state(observed: Mapping[str, Any]) -> Status:
-    """Read the state from what was observed of a supervised process.
+    """Derive the state from what was observed of a supervised process.
 
     Args:
         observed: ``alive`` (the supervisor lives), ``met`` (all ranks have), ``exit`` (the supervisor's exit

@@ -33,7 +33,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     """Describe the PyTorchJob."""
     command = [*_torchrun(run, placement), *map(literal, ["--no-python", placement.python])]
     command += map(literal, node_command(run, placement))
-    made = pods.container(
+    container = pods.container(
         CONTAINER,
         target,
         placement,
@@ -41,8 +41,8 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         variables=pods.rank_variables(run, placement) | _rendezvous_variables(run),
         limits=pods.resources(run.resources.cpu, run.resources.memory),
     )
-    made = pods.with_fields(pods.as_rank(made, run), _own_place(run))
-    template = pods.with_end(pods.template(target, placement, "rank", made, {}), run)
+    container = pods.with_fields(pods.as_rank(container, run), _own_place(run))
+    template = pods.with_end(pods.template(target, placement, "rank", container, {}), run)
     template = pods.with_volumes(pods.spread(template, run), target, placement, run.resources.memory)
     workers = {
         "replicas": run.nodes[1],
@@ -76,9 +76,9 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
 
     A job with a rendezvous is called a success when the first pod is; the others may still write, or fail.
     """
-    seen = conditions.state(PYTORCHJOB, job)
-    if job is None or seen.state is not RunState.SUCCEEDED:
-        return seen
+    status = conditions.state(PYTORCHJOB, job)
+    if job is None or status.state is not RunState.SUCCEEDED:
+        return status
     ended = conditions.completed(job)
     if working := _names(pod for pod in pods if _works(pod, ended)):
         return Status(state=RunState.RUNNING, reason=f"waiting for {working} to end")
@@ -86,7 +86,7 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
     if failed and not _may_shrink(job):
         reason = f"the PyTorchJob is called a success, but {failed} failed"
         return Status(state=RunState.FAILED, reason=reason)
-    return seen
+    return status
 
 
 def ranks(job: KubeObject) -> Ranks | None:
@@ -144,7 +144,7 @@ def _rendezvous_variables(run: TrainingRun) -> dict[str, str]:
 
 
 def _own_place(run: TrainingRun) -> dict[str, str]:
-    """Say what a pod is told of itself: variable -> field of the pod."""
+    """List the variables that are fields of the pod itself: variable -> field."""
     if restarts(run):
         # Whoever is rank 0 next is met at its address: its name may not have reached DNS yet.
         return {"MANYCPU_ADDRESS": "status.podIP"}
@@ -152,8 +152,8 @@ def _own_place(run: TrainingRun) -> dict[str, str]:
     return {"MANYCPU_NODE_RANK": "metadata.labels['training.kubeflow.org/replica-index']"}
 
 
-def _names(found: Iterable[Mapping[str, Any]]) -> str:
-    return ", ".join(sorted(pod["metadata"]["name"] for pod in found))
+def _names(pods: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(sorted(pod["metadata"]["name"] for pod in pods))
 
 
 def _works(pod: Mapping[str, Any], ended: str | None) -> bool:
@@ -163,7 +163,7 @@ def _works(pod: Mapping[str, Any], ended: str | None) -> bool:
 
 
 def _failed(pod: Mapping[str, Any]) -> bool:
-    """Whether the last that a pod's ranks did was to fail."""
+    """Whether a pod's ranks failed in the end."""
     phase = (pod.get("status") or {}).get("phase")
     last = _container(pod, "lastState").get("terminated") or {}
     return phase == "Failed" or (phase != "Succeeded" and last.get("exitCode", 0) != 0)

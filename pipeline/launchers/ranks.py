@@ -19,7 +19,7 @@ class Ranks(NamedTuple):
 
 def rank_template(objects: Iterable[KubeObject]) -> KubeObject:
     """Find the template of a rank's pod among what a launcher describes, by its label."""
-    return next(one for one in _inside(objects) if _is_rank(one))
+    return next(template for template in _inside(objects) if _is_rank(template))
 
 
 def _inside(node: Any) -> Iterator[Any]:

@@ -46,13 +46,13 @@ class Lease(BaseModel):
 
 
 def from_annotations(meta: Mapping[str, Any]) -> Lease:
-    """Read the lease off a ledger's metadata; what nobody of ours wrote counts for nothing."""
-    known = meta.get("annotations") or {}
+    """Read the lease from a ledger's metadata; what nobody of ours wrote is ignored."""
+    annotations = meta.get("annotations") or {}
     try:
-        holder = known.get(_HOLDER)
+        holder = annotations.get(_HOLDER)
         return Lease(
-            until=known.get(_UNTIL),
-            ended=_ENDED in known,
+            until=annotations.get(_UNTIL),
+            ended=_ENDED in annotations,
             holder=ProcessHandle.model_validate_json(holder) if holder else None,
         )
     except ValueError:
@@ -62,9 +62,9 @@ def from_annotations(meta: Mapping[str, Any]) -> Lease:
 def to_annotations(**fields: Any) -> dict[str, str | None]:
     """Write fields of a lease as annotations; None takes one away."""
     lease = Lease(**fields)
-    known = {
+    annotations = {
         "until": (_UNTIL, None if lease.until is None else f"{lease.until:.0f}"),
         "ended": (_ENDED, "true" if lease.ended else None),
         "holder": (_HOLDER, lease.holder.model_dump_json() if lease.holder else None),
     }
-    return dict(known[name] for name in fields)
+    return dict(annotations[name] for name in fields)

@@ -1,4 +1,4 @@
-"""Start a rank, or all of this machine: a process becomes the rank's pump, a child of it the rank."""
+"""Start a rank, or all ranks of this machine: a process forwards the rank's logs, its child is the rank."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 from manycpu.pipeline.node import cpus, local_world, ranks
-from manycpu.pipeline.node.log_forwarder import die_with_parent, pump
+from manycpu.pipeline.node.log_forwarder import die_with_parent, forward_logs
 from manycpu.pipeline.spec import events
 
 USAGE = "usage: python -m manycpu.pipeline.node [--nproc-per-node=COUNT] [-m MODULE | SCRIPT] ARGS..."
@@ -29,35 +29,35 @@ def main(argv: list[str]) -> int:
         sys.stdout.write(events.encode("error", kind="RankError", message=message) + "\n")
         return 87
     cpus.preload(rank)
-    stream, spoken = os.pipe()
-    pumping = os.getpid()
+    stream, output = os.pipe()
+    forwarder = os.getpid()
     if child := os.fork():
         _lead_group(child)
-        os.close(spoken)
+        os.close(output)
         if listener is not None:
             listener.close()
-        pump(child, stream, rank.rank, host)
-    die_with_parent(pumping)
+        forward_logs(child, stream, rank.rank, host)
+    die_with_parent(forwarder)
     os.close(stream)
-    _speak_into(spoken)
-    # Late: the pump stays small without it.
+    _redirect_output(output)
+    # Late: the forwarding process stays small without it.
     from manycpu.pipeline.node.rank import run
 
     return run(rank, argv, listener)
 
 
 def _lead_group(process: int) -> None:
-    # A signal sent to the launcher's group then reaches the rank once, through the pump. Parent and child
-    # both do this, as shells do: whoever comes first.
+    # A signal sent to the launcher's group then reaches the rank once, through the log forwarder.
+    # Parent and child both do this, as shells do: whoever comes first.
     with contextlib.suppress(OSError):
         os.setpgid(process, process)
 
 
-def _speak_into(spoken: int) -> None:
+def _redirect_output(output: int) -> None:
     _lead_group(0)
-    os.dup2(spoken, 1)
-    os.dup2(spoken, 2)
-    os.close(spoken)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""The backend asked for is the one used: what makes process groups is wrapped, and watched."""
+"""Use the backend that was asked for: what makes process groups is wrapped, and watched."""
 
 import functools
 import inspect
@@ -29,7 +29,7 @@ def require(backend: str) -> None:
 
 
 def lacking(backend: str) -> str:
-    """Make a backend available; why it cannot be had, empty where it can."""
+    """Make a backend available; the reason where it cannot be, empty where it can."""
     if backend not in BACKENDS:
         return f"one of {', '.join(BACKENDS)} is known"
     try:
@@ -82,29 +82,30 @@ def _alike(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
         # The default group has no list of ranks; whoever is no member has no rank; torch's mpi has no store.
-        if given["global_ranks_in_group"] and given["group_rank"] is not None and given["store"] is not None:
-            _compare(given)
+        has_place = arguments["group_rank"] is not None and arguments["store"] is not None
+        if has_place and arguments["global_ranks_in_group"]:
+            _compare(arguments)
         return original(*args, **kwargs)
 
     return make
 
 
-def _compare(given: dict[str, Any]) -> None:
-    members = given["global_ranks_in_group"]
-    place = PrefixStore(f"manycpu/backend/{given['group_name']}", given["store"])
-    place.set(str(given["group_rank"]), _on_cpu(str(given["backend"])))
+def _compare(arguments: dict[str, Any]) -> None:
+    members = arguments["global_ranks_in_group"]
+    place = PrefixStore(f"manycpu/backend/{arguments['group_name']}", arguments["store"])
+    place.set(str(arguments["group_rank"]), _on_cpu(str(arguments["backend"])))
     seats = [str(number) for number in range(len(members))]
     try:
-        place.wait(seats, given.get("timeout") or distributed_c10d.default_pg_timeout)
+        place.wait(seats, arguments.get("timeout") or distributed_c10d.default_pg_timeout)
     except DistError as error:
         missing = [rank for rank, seat in zip(members, seats, strict=True) if not place.check([seat])]
         raise DistError(f"ranks {missing} did not come to make the group of ranks {members}") from error
-    seen = [place.get(seat).decode() for seat in seats]
-    if len(set(seen)) > 1:
-        said = ", ".join(f"rank {rank} {name}" for rank, name in zip(members, seen, strict=True))
-        raise NodeExit(BACKEND, f"the ranks of a group ask for different backends: {said}.")
+    backends = [place.get(seat).decode() for seat in seats]
+    if len(set(backends)) > 1:
+        choices = ", ".join(f"rank {rank} {name}" for rank, name in zip(members, backends, strict=True))
+        raise NodeExit(BACKEND, f"the ranks of a group ask for different backends: {choices}.")
 
 
 def _override(bound: inspect.BoundArguments, backend: str) -> None:
@@ -115,7 +116,7 @@ def _override(bound: inspect.BoundArguments, backend: str) -> None:
 
 
 def _on_cpu(backend: str) -> str:
-    """Find what a backend's name means for tensors on the CPU: ``cpu:gloo,cuda:nccl`` is gloo."""
+    """Map a backend's name to the one for tensors on the CPU: ``cpu:gloo,cuda:nccl`` is gloo."""
     for part in backend.lower().split(","):
         device, separator, name = part.partition(":")
         if separator and device == "cpu":
@@ -124,16 +125,16 @@ def _on_cpu(backend: str) -> str:
 
 
 def _check(backend: str | None, world_size: int) -> None:
-    seen, size = _on_cpu(distributed_c10d.get_backend_config()), torch.distributed.get_world_size()
-    if backend is not None and seen != backend:
+    observed, size = _on_cpu(distributed_c10d.get_backend_config()), torch.distributed.get_world_size()
+    if backend is not None and observed != backend:
         raise NodeExit(
-            BACKEND, f"run.backend: {backend!r} was asked for, and torch.distributed uses {seen!r}."
+            BACKEND, f"run.backend: {backend!r} was asked for, and torch.distributed uses {observed!r}."
         )
     if size != world_size:
         raise NodeExit(
             PROOF,
-            f"proof of scale failed: {world_size} ranks met, and the process group of backend {seen!r} has "
-            f"{size}: two MPIs that do not match?",
+            f"proof of scale failed: {world_size} ranks met, and the process group of backend {observed!r} "
+            f"has {size}: two MPIs that do not match?",
         )
-    _INITIALISED.append(seen)
-    say("backend", requested=backend, observed=seen, world_size=size)
+    _INITIALISED.append(observed)
+    say("backend", requested=backend, observed=observed, world_size=size)

@@ -1,4 +1,4 @@
-"""The CPU plan, put into effect on a rank: libraries before Python begins, cores before threads do."""
+"""Apply the CPU plan to a rank: libraries before Python begins, cores before threads do."""
 
 import contextlib
 import os
@@ -17,14 +17,14 @@ def plan(rank: Rank, environ: Mapping[str, str]) -> cpu_plan.CpuPlan:
     """Plan for this node and its ranks, from what the launcher passed on of the run."""
     cpus = environ.get("MANYCPU_CPUS")
     named = environ.get("MANYCPU_USER_ENV", "").split(",")
-    wanted = CpuRequest(
+    request = CpuRequest(
         processes=rank.local_world_size,
         cpus=float(cpus) if cpus else None,
         dtype=environ.get("MANYCPU_DTYPE") or "fp32",
         backend=environ.get("MANYCPU_BACKEND"),
         env={name: environ[name] for name in named if name in environ},
     )
-    return cpu_plan.plan(Machine.observe(), wanted)
+    return cpu_plan.plan(Machine.observe(), request)
 
 
 def preload(rank: Rank) -> None:
@@ -40,9 +40,9 @@ def preload(rank: Rank) -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - it is this very command
 
 
-def pin(made: cpu_plan.CpuPlan, rank: Rank) -> None:
-    """Have this process, and all that it starts, run on its own processors."""
-    if not made.pins:
+def pin(plan: cpu_plan.CpuPlan, rank: Rank) -> None:
+    """Bind this process, and all that it starts, to its own processors."""
+    if not plan.pins:
         return
     with contextlib.suppress(OSError):  # the cpuset has changed since: the kernel decides
-        os.sched_setaffinity(0, {cpu.number for cpu in made.pins[rank.local_rank]})
+        os.sched_setaffinity(0, {cpu.number for cpu in plan.pins[rank.local_rank]})

@@ -1,4 +1,4 @@
-"""Say an event on stdout: one write for each line."""
+"""Write events on stdout, each line in one write."""
 
 import json
 import sys
@@ -28,5 +28,5 @@ def say(event: str, *, message: str | None = None, **fields: Any) -> None:
 
 
 def warn(message: str) -> None:
-    """Say what is not as the user may expect."""
+    """Write a warning: something is not as the user may expect."""
     say("warning", message=message)

@@ -103,8 +103,8 @@ def _next_signal(deadline: float | None) -> int | None:
     """Wait for a signal; None when the deadline comes first."""
     if deadline is None:
         return signal.sigwaitinfo(_SIGNALS).si_signo
-    known = signal.sigtimedwait(_SIGNALS, max(0.0, deadline - time.monotonic()))
-    return known.si_signo if known else None
+    received = signal.sigtimedwait(_SIGNALS, max(0.0, deadline - time.monotonic()))
+    return received.si_signo if received else None
 
 
 def _reap(ranks: dict[int, int]) -> tuple[int, int] | None:

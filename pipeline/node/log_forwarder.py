@@ -1,4 +1,4 @@
-"""The parent of a rank: passes on what it says, line by line, forwards signals, and ends as it ended."""
+"""The parent of a rank: forwards its lines and signals, and ends as it ended."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from manycpu.pipeline.node.lines import Lines, pieces
-from manycpu.pipeline.node.orphan_killer import post
+from manycpu.pipeline.node.orphan_killer import start_orphan_killer
 from manycpu.pipeline.node.pipe_writer import OrphanedError, PipeWriter
 from manycpu.pipeline.spec import events, kernel
 
-__all__ = ["die_with_parent", "pump"]
+__all__ = ["die_with_parent", "forward_logs"]
 
 _FORWARDED: Final = (
     signal.SIGTERM,
@@ -43,8 +43,8 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def pump(child: int, stream: int, rank: int, host: str) -> NoReturn:
-    """Serve a rank until it ends, then end as it did.
+def forward_logs(child: int, stream: int, rank: int, host: str) -> NoReturn:
+    """Forward a rank's lines and signals until it ends, then end as it did.
 
     Args:
         child: Its process id; leads a process group.
@@ -53,7 +53,7 @@ def pump(child: int, stream: int, rank: int, host: str) -> NoReturn:
         host: The name of this host, for the same.
     """
     launcher = os.getppid()
-    post(child)
+    start_orphan_killer(child)
     # What the script leaves behind becomes ours, so that it can be found and ended.
     kernel.adopt_orphans()
     wake = _wake_on_signals(child)
@@ -84,7 +84,7 @@ class _Writer:
         self._last = time.monotonic()
 
     def read(self, stream: int) -> bool:
-        """Pass on what can be read without waiting; False at the stream's end."""
+        """Forward what can be read without waiting; False at the stream's end."""
         for _ in range(_BLOCKS):
             try:
                 block = os.read(stream, _BLOCK)
@@ -115,7 +115,7 @@ class _Writer:
 
 
 def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -> int:
-    """Pass on lines until the rank has ended; its wait status."""
+    """Forward lines until the rank has ended; its wait status."""
     os.set_blocking(stream, False)
     readers = [stream, wake]
     while (status := _reap(child)) is None:

@@ -1,4 +1,4 @@
-"""Where the ranks of one machine meet: a port that is taken before anybody is told of it."""
+"""Choose where the ranks of one machine meet: a port that is taken before anybody knows of it."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What a training program tells of itself: its progress and its results.
+"""Report a training's progress and its results.
 
 Both functions speak on rank 0 only, and do nothing at all outside of a run: a script that calls them still
 runs alone.
@@ -35,7 +35,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
     samples_per_second: float | None = None,
     seconds_left: float | None = None,
 ) -> None:
-    """Tell how far the training is, in one line.
+    """Report how far the training is, in one line.
 
     Args:
         step: Steps done.
@@ -49,7 +49,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
     """
     if not _speaks():
         return
-    known = {
+    values = {
         "step": step,
         "total_steps": total_steps,
         "epoch": epoch,
@@ -59,11 +59,11 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
         "samples_per_second": samples_per_second,
         "seconds_left": seconds_left,
     }
-    say("progress", **{name: _plain(name, value) for name, value in known.items() if value is not None})
+    say("progress", **{name: _plain(name, value) for name, value in values.items() if value is not None})
 
 
 def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
-    """Tell results, and merge them into ``metrics.json`` of the output: a later value replaces an earlier.
+    """Report results, and merge them into ``metrics.json`` of the output: a later value replaces an earlier.
 
     Args:
         values: Name -> number, also of numpy or torch.
@@ -78,7 +78,7 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
 
 
 def _say(values: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Say values in as many events as it takes; one that fits into none is in the file only."""
+    """Write values in as many events as it takes; one that fits into none is in the file only."""
     try:
         say("metrics", values=values, **fields)
     except ValueError:
@@ -104,12 +104,12 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _merge(path: Path, values: Mapping[str, Any]) -> None:
-    known: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-        known = json.loads(path.read_text())
+        recorded = json.loads(path.read_text())
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".metrics-", delete=False) as file:
-        json.dump(known | dict(values), file, indent=2, sort_keys=True, default=str)
+        json.dump(recorded | dict(values), file, indent=2, sort_keys=True, default=str)
         file.write("\n")
     # Never half written, and readable as other files are: a temporary file is its owner's alone.
     Path(file.name).chmod(0o644)

@@ -1,4 +1,4 @@
-"""Which network interface the ranks talk over."""
+"""Choose the network interface that the ranks use."""
 
 import ipaddress
 import os

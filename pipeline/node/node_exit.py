@@ -1,4 +1,4 @@
-"""The ends of a rank that are ours and not the script's."""
+"""The exit codes of a rank that are ours and not the script's."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Options of older Hugging Face Trainers, as users have them written down, in today's words.
+"""Translate options of older Hugging Face Trainers to today's.
 
 >>> words, notes = translate(["--no_cuda", "--use_ipex", "True", "--ddp_backend=ccl", "--bf16"], "gloo")
 >>> words
@@ -50,8 +50,8 @@ def translate(words: Sequence[str], backend: str | None) -> tuple[list[str], lis
         option, value = match[1].replace("-", "_"), match[2] or ""
         if not value and rest and _is_value(option, rest[0]):
             value = f"={rest.pop(0)}"
-        kept, note = _replacement(option, value, backend)
-        new.extend(kept)
+        arguments, note = _replacement(option, value, backend)
+        new.extend(arguments)
         notes.extend(note)
     return new, notes
 

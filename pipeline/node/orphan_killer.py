@@ -1,17 +1,17 @@
-"""A process that outlives a killed pump just long enough to end what the rank had started."""
+"""A process that outlives a killed log forwarder just long enough to kill what the rank had started."""
 
 import contextlib
 import os
 import signal
 from pathlib import Path
 
-__all__ = ["post"]
+__all__ = ["start_orphan_killer"]
 
 
-def post(group: int) -> None:
-    """Fork a sentinel: once this process is gone, however it went, it kills the process group ``group``.
+def start_orphan_killer(group: int) -> None:
+    """Fork a process that kills the process group ``group`` once this one is gone, however it went.
 
-    The kernel kills the rank itself with its pump (``die_with_parent``), but not the rank's own children.
+    The kernel kills the rank with its forwarder (``die_with_parent``), but not the rank's own children.
     """
     watched, _held = os.pipe()  # the other end stays open for as long as this process lives, and in no other
     if os.fork():
@@ -27,8 +27,8 @@ def post(group: int) -> None:
         os._exit(0)
 
 
-def _close_all_but(kept: int) -> None:
+def _close_all_but(descriptor: int) -> None:
     for name in [entry.name for entry in Path("/proc/self/fd").iterdir()]:
-        if int(name) != kept:
+        if int(name) != descriptor:
             with contextlib.suppress(OSError):
                 os.close(int(name))

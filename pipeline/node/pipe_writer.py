@@ -1,4 +1,4 @@
-"""Where a rank's lines go, in a way that whoever forwards them cannot tear them."""
+"""Write a rank's lines in a way that a forwarder cannot tear them."""
 
 import array
 import fcntl

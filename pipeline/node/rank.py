@@ -1,4 +1,4 @@
-"""What a rank does: plan, meet, wrap the backend, run the script, and say how it ended."""
+"""Run a rank: plan CPUs, meet, wrap the backend, run the script, and report how it ended."""
 
 import os
 import socket
@@ -68,16 +68,16 @@ def _run(rank: ranks.Rank, program: script.Program, listener: socket.socket | No
 
 
 def plan_cpus(rank: ranks.Rank) -> cpu_plan.CpuPlan:
-    """Put the CPU plan into effect, and say where the user's own choices win."""
-    made = cpus.plan(rank, os.environ)
+    """Apply the CPU plan, and warn where the user's own choices win."""
+    plan = cpus.plan(rank, os.environ)
     # torchrun has set OMP_NUM_THREADS=1 by itself; only what the run itself names is the user's.
-    os.environ.update(made.env)
-    os.environ["MANYCPU_THREADS"] = str(made.threads)
-    cpus.pin(made, rank)
+    os.environ.update(plan.env)
+    os.environ["MANYCPU_THREADS"] = str(plan.threads)
+    cpus.pin(plan, rank)
     if rank.local_rank == 0:
-        for warning in made.warnings:
+        for warning in plan.warnings:
             warn(warning)
-    return made
+    return plan
 
 
 def _make_folders() -> None:

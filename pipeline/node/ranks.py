@@ -1,4 +1,4 @@
-"""Which rank of which world this process is, by the environment that its launcher gave it."""
+"""Read which rank of which world this process is, from the environment that its launcher gave it."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -72,6 +72,6 @@ def _numbers(environ: Mapping[str, str], names: list[str]) -> tuple[int, int, in
 
 def _checked(rank: Rank, names: list[str]) -> Rank:
     if not (rank.rank < rank.world_size and rank.local_rank < rank.local_world_size <= rank.world_size):
-        seen = ", ".join(f"{name}={value}" for name, value in zip(names, rank, strict=False))
-        raise RankError(f"this is no rank of any world: {seen}")
+        values = ", ".join(f"{name}={value}" for name, value in zip(names, rank, strict=False))
+        raise RankError(f"this is no rank of any world: {values}")
     return rank

@@ -1,4 +1,4 @@
-"""What the run asked for, by the environment that the launcher passed on; and whether it is what there is."""
+"""Compare the world that the run asked for, read from the environment, with the one there is."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -41,7 +41,7 @@ class RequestedWorld(NamedTuple):
         )
 
     def check_meeting(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Judge what the ranks said of themselves; every rank comes to the same verdict.
+        """Compare the ranks' records with the requested world; every rank comes to the same verdict.
 
         Raises:
             NodeExit: 87, with everything that is wrong.
@@ -78,9 +78,9 @@ class RequestedWorld(NamedTuple):
         if len(backends) > 1:
             yield f"the ranks ask for different backends, {' and '.join(backends)} (run.backend)"
         hosts = sorted({record["machine"] for record in records})
-        wanted = self.nodes[0] if self.nodes else 1
-        if self.spread and len(hosts) < wanted:
-            yield f"they run on {', '.join(hosts)} alone, where run.spread requires {wanted} machines"
+        least = self.nodes[0] if self.nodes else 1
+        if self.spread and len(hosts) < least:
+            yield f"they run on {', '.join(hosts)} alone, where run.spread requires {least} machines"
 
     def __str__(self) -> str:
         if self.nodes is None:
@@ -90,7 +90,7 @@ class RequestedWorld(NamedTuple):
 
 
 def of(environ: Mapping[str, str]) -> RequestedWorld:
-    """Read what was asked for; outside of a run nothing in particular was."""
+    """Read the requested world; outside of a run nothing in particular was asked for."""
     nodes, processes = environ.get("MANYCPU_NNODES"), environ.get("MANYCPU_NPROC_PER_NODE")
     low, _, high = (nodes or "1").partition(":")
     return RequestedWorld(

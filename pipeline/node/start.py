@@ -1,4 +1,4 @@
-"""What the start waits for, and for how long: said once for the run, before the program's own first line."""
+"""Report what the start waits for, and for how long: once for the run, before the program's first line."""
 
 import time
 
@@ -16,12 +16,12 @@ class Start:
         self._since = time.monotonic()
 
     def waits_for(self, what: str) -> None:
-        """Say what comes next; it takes until the next call."""
+        """Report what comes next; it takes until the next call."""
         self._say(f"waits for {what}")
         self._took, self._since = what, time.monotonic()
 
     def ends(self) -> None:
-        """Say that the program begins."""
+        """Report that the program begins."""
         self._say("the program begins")
 
     def _say(self, next_: str) -> None:

@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ManycpuError(Exception):
-    """The base of all: says what was asked, what was seen, and what to do next; of URLs without credentials.
+    """The base of all: what was asked, what was observed, what to do next; of URLs without credentials.
 
     Args:
         message: What was asked and what was seen.
@@ -213,7 +213,7 @@ def raise_findings(findings: Iterable[Finding]) -> None:
 
 
 def as_error(findings: Sequence[Finding]) -> BadInputError:
-    """Tell findings as one error: one line for each."""
+    """Turn findings into one error: one line for each."""
     if len(findings) == 1:
         return BadInputError(findings[0].message, field=findings[0].field, fix=findings[0].fix)
     lines = "\n".join(["several things need a change:", *(f"- {finding}" for finding in findings)])

@@ -221,7 +221,7 @@ def _is_shallow(value: object, levels: int) -> bool:
     if not isinstance(value, dict | list):
         return True
     inner = value.values() if isinstance(value, dict) else value
-    return levels > 0 and all(_is_shallow(one, levels - 1) for one in inner)
+    return levels > 0 and all(_is_shallow(item, levels - 1) for item in inner)
 
 
 def _listed(fields: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ def interface_of(address: str) -> str | None:
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
+        if any(entry.address.partition("%")[0] == address for entry in addresses):
             return name
     return None
 

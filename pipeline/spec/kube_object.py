@@ -8,14 +8,14 @@ __all__ = ["KubeObject", "condition", "epoch", "is_being_deleted"]
 KubeObject = dict[str, Any]
 
 
-def is_being_deleted(found: KubeObject) -> bool:
+def is_being_deleted(item: KubeObject) -> bool:
     """Whether an object's deletion has begun: it is there until its finalizers, or its pods, have ended."""
-    return "deletionTimestamp" in found["metadata"]
+    return "deletionTimestamp" in item["metadata"]
 
 
-def condition(found: KubeObject | None, kind: str) -> KubeObject | None:
+def condition(item: KubeObject | None, kind: str) -> KubeObject | None:
     """Find a condition of an object that is true."""
-    conditions = ((found or {}).get("status") or {}).get("conditions") or ()
+    conditions = ((item or {}).get("status") or {}).get("conditions") or ()
     return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
 
 

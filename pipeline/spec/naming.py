@@ -42,8 +42,8 @@ def labels(name: str, **more: str) -> dict[str, str]:
     >>> labels("qa-1a2b3c4d5e", verb="stage")["manycpu/run"]
     'qa-1a2b3c4d5e'
     """
-    known = {"app.kubernetes.io/managed-by": "manycpu", "manycpu/run": name}
-    return known | {f"manycpu/{key}": value for key, value in more.items()}
+    common = {"app.kubernetes.io/managed-by": "manycpu", "manycpu/run": name}
+    return common | {f"manycpu/{key}": value for key, value in more.items()}
 
 
 def label(item: KubeObject, key: str) -> str:

@@ -172,8 +172,8 @@ class ClusterContext(RunContext):
             return shared
         cluster = _cluster_adapter()
         connect = self.access.connect or partial(cluster.connect, self.target.connection)
-        found: Cluster = cluster.Cluster(connect, self.target.namespace)
-        return found
+        namespace: Cluster = cluster.Cluster(connect, self.target.namespace)
+        return namespace
 
     @property
     def run_fields(self) -> dict[str, Any]:

@@ -39,12 +39,12 @@ def open_context(
     Raises:
         BadInputError: A field is wrong.
     """
-    asked, where = read_run(run), read_target(target)
-    where = _with_launch(where, asked)
-    found = _anchored(_sized(asked, where), where, base)
+    requested, where = read_run(run), read_target(target)
+    where = _with_launch(where, requested)
+    anchored = _anchored(_sized(requested, where), where, base)
     key = run_key(*identity)
-    known = {"name": run_name(found.label, key), "key": key, "base": base.absolute()}
-    return _context(found, _anchored_target(where, base), access, **known)
+    identified = {"name": run_name(anchored.label, key), "key": key, "base": base.absolute()}
+    return _context(anchored, _anchored_target(where, base), access, **identified)
 
 
 def reopen(
@@ -62,25 +62,25 @@ def reopen(
     target = read_target(described.target)
     if directory is not None:
         target = target.model_copy(update={"directory": directory})
-    known = {"name": entry.name, "key": entry.key, "base": Path(directory or Path.cwd())}
-    return _context(read_run(described.run), target, access, **known)
+    identified = {"name": entry.name, "key": entry.key, "base": Path(directory or Path.cwd())}
+    return _context(read_run(described.run), target, access, **identified)
 
 
 def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
-    """Go by the description that an attempt was started with: its end is judged by that one.
+    """Use the description that an attempt was started with: its end is judged by that one.
 
     Args:
         ctx: The run, perhaps with fields that were edited since.
         entry: Its ledger's entry.
         attempt: The attempt; one that an older version started is judged by what there is.
     """
-    known = entry.attempts.get(attempt)
-    if known is None or (known.run, known.target) == (ctx.run_fields, ctx.target_fields):
+    started = entry.attempts.get(attempt)
+    if started is None or (started.run, started.target) == (ctx.run_fields, ctx.target_fields):
         return ctx
     way = {name: getattr(ctx.target, name) for name in WAY if hasattr(ctx.target, name)}
-    target = read_target(known.target).model_copy(update=way)
+    target = read_target(started.target).model_copy(update=way)
     present = {name: getattr(ctx.run, name) for name in ("output", "keep", "keep_for")}
-    return changed(ctx, run=read_run(known.run).model_copy(update=present), target=target)
+    return changed(ctx, run=read_run(started.run).model_copy(update=present), target=target)
 
 
 def changed(ctx: RunContext, **fields: Any) -> RunContext:
@@ -90,10 +90,10 @@ def changed(ctx: RunContext, **fields: Any) -> RunContext:
     return replace(ctx, **fields)
 
 
-def _context(run: TrainingRun, target: Target, access: Access | None, **known: Any) -> RunContext:
+def _context(run: TrainingRun, target: Target, access: Access | None, **identity: Any) -> RunContext:
     if isinstance(target, Kubernetes):
-        return ClusterContext(run, target, access=access or Access(), **known)
-    return MachineContext(run, target, **known)
+        return ClusterContext(run, target, access=access or Access(), **identity)
+    return MachineContext(run, target, **identity)
 
 
 def _with_launch(target: Target, run: TrainingRun) -> Target:
@@ -107,23 +107,23 @@ def _sized(run: TrainingRun, target: Target) -> TrainingRun:
     """Choose the processes of this machine where the run leaves them open."""
     if not isinstance(target, Local) or "nproc_per_node" in run.model_fields_set:
         return run
-    made = cpu_plan.plan(Machine.observe(), run.cpu_request)
-    return run.model_copy(update={"nproc_per_node": made.processes})
+    plan = cpu_plan.plan(Machine.observe(), run.cpu_request)
+    return run.model_copy(update={"nproc_per_node": plan.processes})
 
 
 def _anchored(run: TrainingRun, target: Target, base: Path) -> TrainingRun:
-    found = {field: _absolute(getattr(run, field), base) for field in ("data", "model", "output")}
+    paths = {field: _absolute(getattr(run, field), base) for field in ("data", "model", "output")}
     # These are on the nodes: relative to the volume where there is one.
     on_nodes = Path(target.mount_path) if isinstance(target, Kubernetes) else base
-    found |= {field: _absolute(getattr(run, field), on_nodes) for field in ("checkpoints", "resume_from")}
+    paths |= {field: _absolute(getattr(run, field), on_nodes) for field in ("checkpoints", "resume_from")}
     if program.parse(run.program).kind == "script":
-        found["program"] = _absolute(run.program, base)
-    return run.model_copy(update=found)
+        paths["program"] = _absolute(run.program, base)
+    return run.model_copy(update=paths)
 
 
 def _anchored_target(target: Target, base: Path) -> Target:
-    given = {name: getattr(target, name, None) for name in _PATHS}
-    return target.model_copy(update={name: _absolute(path, base) for name, path in given.items() if path})
+    paths = {name: getattr(target, name, None) for name in _PATHS}
+    return target.model_copy(update={name: _absolute(path, base) for name, path in paths.items() if path})
 
 
 def _absolute(path: str | None, base: Path) -> str | None:

@@ -13,7 +13,7 @@ FABRIC, MPI = Path("/env/lib/libfabric.so.1"), Path("/env/lib/libmpi.so.12")
 
 
 def told(rank: Rank, environ: dict[str, str]) -> dict[str, str]:
-    return settings(rank, environ, FABRIC, MPI, "eth0", there=False)
+    return settings(rank, environ, FABRIC, MPI, "eth0", system_has_fabric=False)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,11 @@ def test_intel_mpi_is_told_of_the_libfabric_beside_it(tmp_path: Path) -> None:
     for name in (MPI.name, FABRIC.name):
         (tmp_path / name).touch()
     intel = Rank(0, 1, 0, 1, "hydra"), {"I_MPI_HYDRA_UUID": "1"}
-    found = settings(*intel, FABRIC, tmp_path / MPI.name, "eth0", there=False)
+    found = settings(*intel, FABRIC, tmp_path / MPI.name, "eth0", system_has_fabric=False)
     assert found["I_MPI_OFI_LIBRARY"] == str(tmp_path / FABRIC.name)
-    assert "I_MPI_OFI_LIBRARY" not in settings(*intel, FABRIC, tmp_path / MPI.name, "eth0", there=True)
+    assert "I_MPI_OFI_LIBRARY" not in settings(
+        *intel, FABRIC, tmp_path / MPI.name, "eth0", system_has_fabric=True
+    )
 
 
 def test_it_talks_over_the_interface_of_the_run() -> None:

@@ -112,7 +112,7 @@ class Breaking(helper_pod.Helper):
             return command
         seconds, done = self._breaks.pop(0)
         self._clock[0] += seconds
-        self._told(done, 10**12)
+        self._report_progress(done, 10**12)
         raise LostError("gone")
 
 

@@ -79,8 +79,8 @@ def built() -> Path:
 
 def cache() -> Path:
     """Name the folder of everything that is built."""
-    given = os.environ.get("MANYCPU_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "manycpu"
+    folder = os.environ.get("MANYCPU_CACHE")
+    return Path(folder) if folder else Path.home() / ".cache" / "manycpu"
 
 
 def folder_of(base: Path, oneccl: OneCcl, compiler: Compiler | None) -> Path:
@@ -96,8 +96,8 @@ def _digest(words: list[str]) -> str:
 
 def _built_elsewhere(folder: Path) -> Path:
     """Find what another compiler built for the same torch and oneCCL, for there is none here."""
-    wanted = folder.name.partition("-")[0]
-    for library in sorted(folder.parent.glob(f"{wanted}-*/{NAME}.so")):
+    versions = folder.name.partition("-")[0]
+    for library in sorted(folder.parent.glob(f"{versions}-*/{NAME}.so")):
         return library
     raise UnavailableError(
         f"it was not built for torch {torch.__version__} yet, and there is no C++ compiler to do it; "
@@ -127,9 +127,9 @@ def _build(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:
     start = time.monotonic()
     folder = Path(tempfile.mkdtemp(dir=library.parent))
     try:
-        made = folder / library.name
-        _compile(_command(made, oneccl, compiler))
-        made.replace(library)  # at once: nobody sees half of it
+        built = folder / library.name
+        _compile(_command(built, oneccl, compiler))
+        built.replace(library)  # at once: nobody sees half of it
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.write(f"manycpu: built the ccl backend in {time.monotonic() - start:.0f} s: {library}\n")

@@ -1,4 +1,4 @@
-"""What oneCCL reads from the environment: set from here, so that nothing has to be sourced."""
+"""Set oneCCL's environment variables, so that nothing has to be sourced."""
 
 import os
 import socket
@@ -29,16 +29,23 @@ _ALIKE: Final = "direct"
 
 
 def apply() -> None:
-    """Set what is not set; what the user set stays."""
+    """Set the variables that are not set; what the user set stays."""
     rank = ranks.of(os.environ)
     fabric, mpi = toolchain.library("libfabric.so.1"), toolchain.library("libmpi.so.12")
-    there = find_library("fabric") is not None
-    for name, value in settings(rank, os.environ, fabric, mpi, interface(), there=there).items():
+    system_has_fabric = find_library("fabric") is not None
+    own = settings(rank, os.environ, fabric, mpi, interface(), system_has_fabric=system_has_fabric)
+    for name, value in own.items():
         os.environ.setdefault(name, value)
 
 
 def settings(  # noqa: PLR0913 - all that they depend on
-    rank: ranks.Rank, environ: Mapping[str, str], fabric: Path, mpi: Path, interface: str, *, there: bool
+    rank: ranks.Rank,
+    environ: Mapping[str, str],
+    fabric: Path,
+    mpi: Path,
+    interface: str,
+    *,
+    system_has_fabric: bool,
 ) -> dict[str, str]:
     """Build oneCCL's variables for a rank.
 
@@ -48,10 +55,10 @@ def settings(  # noqa: PLR0913 - all that they depend on
         fabric: libfabric, with its providers in the same folder.
         mpi: Intel MPI's library.
         interface: The network interface to talk over.
-        there: Whether the system has a libfabric, which Intel MPI then takes.
+        system_has_fabric: Whether the system has a libfabric, which Intel MPI then takes.
     """
     used = _of_launcher(environ, mpi)
-    known = _FIXED | {
+    variables = _FIXED | {
         "CCL_OFI_LIBRARY_PATH": str(fabric),
         "CCL_MPI_LIBRARY_PATH": str(used),
         "FI_PROVIDER_PATH": str(fabric.parent),
@@ -61,9 +68,9 @@ def settings(  # noqa: PLR0913 - all that they depend on
     if is_intel_mpi(rank, environ):
         # Intel MPI looks for libfabric where the system's libraries are, and impi-rt has it beside MPI's own.
         beside = used.with_name(fabric.name)
-        of_mpi = {"I_MPI_OFI_LIBRARY": str(beside)} if beside.exists() and not there else {}
-        return known | of_mpi | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALIKE}
-    return known | {
+        of_mpi = {"I_MPI_OFI_LIBRARY": str(beside)} if beside.exists() and not system_has_fabric else {}
+        return variables | of_mpi | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALIKE}
+    return variables | {
         "CCL_ATL_TRANSPORT": "ofi",
         "CCL_PROCESS_LAUNCHER": "none",
         "CCL_LOCAL_RANK": str(rank.local_rank),
@@ -83,17 +90,17 @@ def _of_launcher(environ: Mapping[str, str], mpi: Path) -> Path:
 
 def interface() -> str:
     """Name the network interface that gloo was told to use, or the one towards the meeting point."""
-    given = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    return given or interface_of(_towards_master()) or "lo"
+    configured = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    return configured or interface_of(_towards_master()) or "lo"
 
 
 def address() -> str:
     """Find this host's address on that interface."""
-    found = psutil.net_if_addrs().get(interface(), [])
+    addresses = psutil.net_if_addrs().get(interface(), [])
     for kind in (socket.AF_INET, socket.AF_INET6):
-        for one in found:
-            if one.family == kind:
-                return one.address.partition("%")[0]
+        for candidate in addresses:
+            if candidate.family == kind:
+                return candidate.address.partition("%")[0]
     return _towards_master()
 
 

@@ -1,4 +1,4 @@
-"""What libfabric leaves in /dev/shm when its process is killed: swept by whoever comes next."""
+"""Delete what libfabric leaves in /dev/shm when its process is killed."""
 
 import os
 import re

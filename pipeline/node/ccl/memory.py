@@ -1,4 +1,4 @@
-"""Memory that all ranks of a group share, where they are processes of one host.
+"""Share memory among all ranks of a group, where they are processes of one host.
 
 It has no name in any file system: it needs no room in /dev/shm, and the kernel frees it when the last of its
 ranks ends, however they end.
@@ -49,7 +49,7 @@ def share(store: Store, rank: int, size: int, timeout: timedelta, part: int) -> 
 
 
 def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None:
-    memory, said = None, _YES
+    memory, answer = None, _YES
     try:
         memory = _nameless(f"manycpu-{secrets.token_hex(8)}")
         os.ftruncate(memory, size * part)
@@ -57,36 +57,36 @@ def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None
         place = Path(f"/proc/{os.getpid()}/fd/{memory}")
         store.set(_OFFER, f"{_host()}\n{place}\n{place.readlink()}")
     except OSError as error:
-        said = str(error)
+        answer = str(error)
         store.set(_OFFER, _ELSEWHERE)
     answers = [str(rank) for rank in range(1, size)]
     store.wait(answers, timeout)
-    heard = {said, *(store.get(rank).decode() for rank in answers)}
-    store.set(_VERDICT, _YES if heard == {_YES} else _ELSEWHERE)
-    faults = heard - {_YES, _ELSEWHERE}
+    all_answers = {answer, *(store.get(rank).decode() for rank in answers)}
+    store.set(_VERDICT, _YES if all_answers == {_YES} else _ELSEWHERE)
+    faults = all_answers - {_YES, _ELSEWHERE}
     if faults:
         _warn(f"ccl: the ranks of this host share no memory, so that allreduce is slower: {min(faults)}")
     return _agreed(store, memory)
 
 
 def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | None:
-    memory, said = None, _ELSEWHERE
+    memory, answer = None, _ELSEWHERE
     store.wait([_OFFER], timeout)
     offer = store.get(_OFFER).decode().split("\n")
     if offer[0] == _host():
         try:
-            memory, said = _opened(Path(offer[1]), offer[2]), _YES
+            memory, answer = _opened(Path(offer[1]), offer[2]), _YES
             _reserve(memory, rank * part, part)
         except OSError as error:
-            said = str(error)
-    store.set(str(rank), said)
+            answer = str(error)
+    store.set(str(rank), answer)
     store.wait([_VERDICT], timeout)
     return _agreed(store, memory)
 
 
 @cache
 def _warn(message: str) -> None:
-    """Say it once, for all groups."""
+    """Warn once, for all groups."""
     warn(message)
 
 

@@ -1,4 +1,4 @@
-"""Connect rank 0 of a group with each other rank: the connections end with their process, and tell so."""
+"""Connect rank 0 of a group with each other rank: a connection ends with its process, which both notice."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ _AGAIN = 0.05  # seconds
 
 
 class Peers(NamedTuple):
-    """Connections, who is at each other end, and a word that only this meeting of the group has."""
+    """Connections, the names at their other ends, and a token that only this meeting of the group has."""
 
     connections: list[socket.socket]
     names: list[str]
@@ -58,7 +58,7 @@ def _serve(store: Store, size: int, deadline: float, address: str) -> Peers:
     with socket.create_server((address, 0), family=family, backlog=size) as server:
         store.set(_KEY, f"{address} {server.getsockname()[1]} {token} {_name()}")
         while len(came) < size - 1:
-            server.settimeout(_left(deadline, f"{_missing(came, size)} of the group did not come"))
+            server.settimeout(_seconds_left(deadline, f"{_missing(came, size)} of the group did not come"))
             try:
                 link, _ = server.accept()
                 rank, name = _greeting(link, token, deadline)
@@ -77,18 +77,18 @@ def _missing(came: dict[int, tuple[socket.socket, str]], size: int) -> str:
     return f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
 
 
-def _left(deadline: float, why: str) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+def _seconds_left(deadline: float, why: str) -> float:
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
         raise TimeoutError(f"ccl: {why} in time")
-    return left
+    return seconds
 
 
 def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, str]:
-    link.settimeout(_left(deadline, "a rank of the group connected and did not say which it is"))
+    link.settimeout(_seconds_left(deadline, "a rank of the group connected and did not say which it is"))
     with link.makefile("r", encoding="utf-8", newline="\n") as stream:
-        given, rank, name = stream.readline(512).rstrip("\n").split(" ", 2)
-    if not secrets.compare_digest(given, token):
+        greeting, rank, name = stream.readline(512).rstrip("\n").split(" ", 2)
+    if not secrets.compare_digest(greeting, token):
         raise ValueError("not one of the group")
     link.sendall(_WELCOME)
     _tune(link)
@@ -96,12 +96,12 @@ def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, st
 
 
 def _join(store: Store, rank: int, deadline: float) -> Peers:
-    store.wait([_KEY], timedelta(seconds=_left(deadline, "rank 0 of the group did not come")))
+    store.wait([_KEY], timedelta(seconds=_seconds_left(deadline, "rank 0 of the group did not come")))
     while True:
         # The store may have outlived another rank 0, whom torchrun has replaced.
         address, port, token, name = store.get(_KEY).decode().split(" ", 3)
-        left = _left(deadline, f"{name}, rank 0 of the group, did not answer at {address}:{port}")
-        link = _welcomed((address, int(port)), f"{token} {rank} {_name()}\n", left)
+        seconds = _seconds_left(deadline, f"{name}, rank 0 of the group, did not answer at {address}:{port}")
+        link = _welcomed((address, int(port)), f"{token} {rank} {_name()}\n", seconds)
         if link is not None:
             _tune(link)
             return Peers([link], [name], token)

@@ -49,8 +49,8 @@ def _named(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[st
 
     @functools.wraps(original)
     def records(model: Any) -> dict[str, Any]:
-        found = original(model)
-        return found | ({"backend_name": "ccl"} if dist.get_backend(model.process_group) == "ccl" else {})
+        record = original(model)
+        return record | ({"backend_name": "ccl"} if dist.get_backend(model.process_group) == "ccl" else {})
 
     return records
 

@@ -1,4 +1,4 @@
-"""What the backend is built with: compiler, torch, oneCCL; found, or the message says what to install."""
+"""Find what the backend is built with: compiler, torch, oneCCL; or say what to install."""
 
 import importlib.metadata
 import os
@@ -26,7 +26,7 @@ class OneCcl(NamedTuple):
 
 
 class Compiler(NamedTuple):
-    """A C++ compiler, and what it says of itself."""
+    """A C++ compiler and its version."""
 
     path: str
     version: str
@@ -60,14 +60,14 @@ def library(name: str) -> Path:
         UnavailableError: It is not installed.
     """
     try:
-        found = _of(importlib.metadata.distribution("impi-rt"), name)
+        path = _of(importlib.metadata.distribution("impi-rt"), name)
     except importlib.metadata.PackageNotFoundError:
-        found = None
-    if found is None:
+        path = None
+    if path is None:
         raise UnavailableError(
             f"there is no {name}, which oneCCL needs and impi-rt has; install it: {_INSTALL}"
         )
-    return found
+    return path
 
 
 def _of(wheel: importlib.metadata.Distribution, end: str) -> Path | None:
@@ -84,8 +84,8 @@ def find_compiler() -> Compiler | None:
         path = shutil.which(name) if name else None
         if path is None:
             continue
-        said = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
-        return Compiler(path, said.partition("\n")[0].strip())
+        version = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
+        return Compiler(path, version.partition("\n")[0].strip())
     return None
 
 

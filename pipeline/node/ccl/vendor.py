@@ -1,6 +1,6 @@
 """Intel's own binding, for torch 2.8 and earlier: which version fits which torch, and how it is used.
 
->>> wanted("1.12.0"), wanted("1.12.1+cpu"), wanted("2.8.0")
+>>> matching_version("1.12.0"), matching_version("1.12.1+cpu"), matching_version("2.8.0")
 ('1.12.0', '1.12.100', '2.8.0')
 >>> fits("2.8.0", "2.8.0+cpu"), fits("2.8.1", "2.8.0"), fits("1.12.1", "1.12.100")
 (True, False, True)
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from manycpu.pipeline.node.backends import UnavailableError
 
-__all__ = ["Binding", "find", "fits", "use", "wanted"]
+__all__ = ["Binding", "find", "fits", "matching_version", "use"]
 
 _LAST: Final = (2, 8)
 _NAMES: Final = (
@@ -40,7 +40,7 @@ def _release(version: str) -> str:
     return re.split(r"[+a-z]", version, maxsplit=1)[0].rstrip(".")
 
 
-def wanted(torch_version: str) -> str:
+def matching_version(torch_version: str) -> str:
     """Name the binding's version that was made for a torch."""
     release = _release(torch_version)
     return _ODD.get(release, release)
@@ -48,7 +48,7 @@ def wanted(torch_version: str) -> str:
 
 def fits(torch_version: str, binding_version: str) -> bool:
     """Whether a binding was made for this torch: the same version, but for torch 1.12.1 it is 1.12.100."""
-    return _release(binding_version) == wanted(torch_version)
+    return _release(binding_version) == matching_version(torch_version)
 
 
 def is_served(torch_version: str) -> bool:
@@ -84,7 +84,7 @@ def checked(torch_version: str, binding: Binding) -> Binding:
         return binding
     raise UnavailableError(
         f"{binding.package} {binding.version} was not made for torch {torch_version}; install "
-        f"{binding.package}=={wanted(torch_version)}, or uninstall it to use manycpu's own"
+        f"{binding.package}=={matching_version(torch_version)}, or uninstall it to use manycpu's own"
     )
 
 

@@ -41,6 +41,6 @@ def code_tree(ctx: "ClusterContext", root: Path, program: tuple[str, ...]) -> la
         BadInputError: The folder holds more than code.
         BuildError: A file of it cannot be read.
     """
-    found = code_of(ctx, root, program)
-    _log.info("the code: %s", found)
-    return layers.code(found.location)
+    code = code_of(ctx, root, program)
+    _log.info("the code: %s", code)
+    return layers.code(code.location)

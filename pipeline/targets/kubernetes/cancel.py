@@ -28,10 +28,10 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
         entry.cancelled.setdefault(entry.attempt, by)
     ctx.cluster.delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
     attempt_labels = labels(ctx.name, attempt=str(handle.attempt))
-    left = wait_until_gone(ctx, attempt_labels, _TIMEOUT, but=is_companion)
-    if left:
+    undeleted = wait_until_gone(ctx, attempt_labels, _TIMEOUT, but=is_companion)
+    if undeleted:
         raise LaunchError(
-            f"{', '.join(left)} is still there {_TIMEOUT:g} s after the run was cancelled",
+            f"{', '.join(undeleted)} is still there {_TIMEOUT:g} s after the run was cancelled",
             fix="See why it stays with `kubectl describe`; its node may be lost",
         )
     return True

@@ -1,4 +1,4 @@
-"""On Kubernetes the ledger owns what a run creates; on the volume a run has a folder."""
+"""Delete what a run created on Kubernetes: objects that its ledger owns, and a folder on the volume."""
 
 import random
 import threading
@@ -26,18 +26,18 @@ _LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; the claim goes wit
 
 
 def keep(ctx: ClusterContext, seconds: float | None) -> list[str]:
-    """Name what is kept, and note for how long; None: for ever."""
+    """Record for how long the run's objects are kept (None: for ever); their names."""
     ctx.ledger.keep(seconds)
     return named(ctx, present(ctx, labels(ctx.name)))
 
 
 def owns(ctx: ClusterContext, what: str) -> bool:
-    """Whether something goes with the run: on a claim that was made for it, all does."""
+    """Whether a path is deleted with the run: on a claim that was made for it, all are."""
     return ctx.target.makes_claim and what.startswith(f"{ctx.target.mount_path}/")
 
 
 def remove(ctx: ClusterContext) -> list[str]:
-    """Delete what the run owns, and wait until it is gone; what is left."""
+    """Delete what the run owns and wait until it is gone; the names of what is left."""
     uid = ctx.ledger.uid()
     another = partial(_is_of_another, uid)
     return _begin_removal(ctx, uid) + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT, but=another)
@@ -45,17 +45,17 @@ def remove(ctx: ClusterContext) -> list[str]:
 
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     """Delete what the run with this ledger owns, the ledger last; what cannot be deleted."""
-    left = _remove_elsewhere(ctx)
+    undeleted = _remove_elsewhere(ctx)
     for item in present(ctx, labels(ctx.name)):
         if item["kind"] not in _LAST and not _is_of_another(uid, item):
             ctx.cluster.delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
-    left += _remove_folder(ctx)
+    undeleted += _remove_folder(ctx)
     ctx.ledger.remove()
-    return left
+    return undeleted
 
 
 def _is_of_another(uid: str, item: KubeObject) -> bool:
-    """Whether it belongs to another ledger than the one with this uid: to a later run of the same name."""
+    """Whether an object belongs to another ledger than this one: to a later run of the same name."""
     owners = [item | item["metadata"], *(item["metadata"].get("ownerReferences") or ())]
     return any(owner["kind"] == "ConfigMap" and owner["uid"] != uid for owner in owners)
 
@@ -88,21 +88,21 @@ def _remove_all(
     ctx: ClusterContext, now: float, undelivered: Callable[[RunContext], bool], troubles: list[Finding]
 ) -> None:
     try:
-        found = expired(ctx.cluster, now)
+        ledgers = expired(ctx.cluster, now)
         remove_forgotten(ctx.cluster)
     except ManycpuError as error:
         troubles.append(_trouble(f"older runs cannot be looked for: {error}"))
         return
-    random.shuffle(found)  # one that takes long must not stand before the others every time
-    for ledger in found:
+    random.shuffle(ledgers)  # one that takes long must not stand before the others every time
+    for ledger in ledgers:
         try:
-            left = _remove_one(ctx, ledger, now, undelivered)
+            undeleted = _remove_one(ctx, ledger, now, undelivered)
         except RunGoneError:
             continue  # somebody else was faster
         except ManycpuError as error:
-            left = [str(error)]
+            undeleted = [str(error)]
         troubles += [
-            _trouble(f"run {ledger.name}, whose time is over, is not removed: {what}") for what in left
+            _trouble(f"run {ledger.name}, whose time is over, is not removed: {what}") for what in undeleted
         ]
 
 
@@ -137,19 +137,19 @@ def _remove_folder(ctx: ClusterContext) -> list[str]:
 
 def _remove_elsewhere(ctx: ClusterContext) -> list[str]:
     """Delete what is in another namespace: owners do not reach there; what cannot be deleted."""
-    return [left for name in ctx.ledger.read().elsewhere for left in _remove_there(ctx, name)]
+    return [item for name in ctx.ledger.read().elsewhere for item in _remove_there(ctx, name)]
 
 
 def _remove_there(ctx: ClusterContext, name: str) -> list[str]:
     namespace, kind, item = name.split("/")
     try:
-        there = ctx.cluster.in_namespace(namespace)
-        there.delete(kind, item)
-        return [name] if there.get(kind, item) and not _goes(there, kind, item) else []
+        cluster = ctx.cluster.in_namespace(namespace)
+        cluster.delete(kind, item)
+        return [name] if cluster.get(kind, item) and not _goes(cluster, kind, item) else []
     except ManycpuError as error:
         return [f"{name}: {error}"]
 
 
 def _goes(cluster: Cluster, kind: str, name: str) -> bool:
-    found = cluster.get(kind, name)
-    return found is None or is_being_deleted(found)
+    item = cluster.get(kind, name)
+    return item is None or is_being_deleted(item)

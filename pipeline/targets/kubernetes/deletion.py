@@ -30,7 +30,7 @@ def wait_until_gone(
     timeout: float,
     but: Callable[[KubeObject], bool] = lambda _: False,
 ) -> list[str]:
-    """Wait until nothing in the run's namespace has the labels; what is left after so many seconds.
+    """Wait until no object in the run's namespace has the labels; what is left at the timeout.
 
     Args:
         ctx: The run.
@@ -39,7 +39,7 @@ def wait_until_gone(
         but: What is not waited for.
     """
 
-    def left() -> list[str]:
+    def undeleted() -> list[str]:
         return named(ctx, (item for item in present(ctx, selector) if not but(item)))
 
     retrying = Retrying(
@@ -48,8 +48,8 @@ def wait_until_gone(
         wait=wait_fixed(_EVERY),
         retry_error_callback=lambda state: state.outcome.result() if state.outcome else [],
     )
-    found: list[str] = retrying(left)
-    return found
+    names: list[str] = retrying(undeleted)
+    return names
 
 
 def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject]:
@@ -72,6 +72,6 @@ def _is_of_another_launch(ctx: ClusterContext, kind: str) -> bool:
     return kind in resources() and resources()[kind] not in (own.resource, *own.companions)
 
 
-def named(ctx: ClusterContext, there: Iterable[KubeObject]) -> list[str]:
-    """Name things as a report does."""
-    return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in there]
+def named(ctx: ClusterContext, items: Iterable[KubeObject]) -> list[str]:
+    """Name objects as a report does."""
+    return [f"{item['kind']} {ctx.target.namespace}/{item['metadata']['name']}" for item in items]

@@ -43,10 +43,10 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
 
 def _beside(ctx: ClusterContext, handle: JobHandle) -> ClusterContext:
     """Go to the volume that the attempt wrote to; all else is as it is given now."""
-    there = as_started(ctx, ctx.ledger.read(), handle.attempt).target
-    if not isinstance(there, Kubernetes) or there == ctx.target:
+    target = as_started(ctx, ctx.ledger.read(), handle.attempt).target
+    if not isinstance(target, Kubernetes) or target == ctx.target:
         return ctx
-    volume = {"claim": there.claim, "mount_path": there.mount_path}
+    volume = {"claim": target.claim, "mount_path": target.mount_path}
     return cast("ClusterContext", changed(ctx, target=ctx.target.model_copy(update=volume)))
 
 

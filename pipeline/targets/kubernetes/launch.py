@@ -1,4 +1,4 @@
-"""On Kubernetes a training is a job of one of Kubeflow's operators."""
+"""Launch a training on Kubernetes: as a job of one of Kubeflow's operators."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -26,7 +26,7 @@ from manycpu.pipeline.targets.results import Built, Staged
 
 __all__ = ["has_ended", "launch", "objects", "observe", "place", "present_handle", "status"]
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 _ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
 
 
@@ -70,20 +70,20 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
 
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
-    """Look at an attempt, as whoever waits for it does; time budgets count only while somebody waits."""
+    """Derive an attempt's status, as whoever waits does; budgets count only while somebody waits."""
     snapshot = JobSnapshot(handle, (ctx.claim,))
     snapshot.replace(*observe(ctx, handle))
     snapshot.apply("Event", ctx.cluster.list("Event", fields="type=Warning"), [], complete=True)
     recorded = attempt_state(entry, handle)
-    seen = judgement.look(ctx.run, snapshot, recorded.activity)
-    if not seen.state.terminal:
-        return seen
-    seen = judgement.concluded(entry, handle, seen)
-    if seen.state is not RunState.SUCCEEDED:
-        return seen
+    job_status = judgement.look(ctx.run, snapshot, recorded.activity)
+    if not job_status.state.terminal:
+        return job_status
+    job_status = judgement.concluded(entry, handle, job_status)
+    if job_status.state is not RunState.SUCCEEDED:
+        return job_status
     if recorded.verdict is None or recorded.verdict.state is not RunState.SUCCEEDED:
-        return Status(state=seen.state, reason="nobody has read its log to the end yet")
-    return outcome(ctx, seen, recorded.observed)
+        return Status(state=job_status.state, reason="nobody has read its log to the end yet")
+    return outcome(ctx, job_status, recorded.observed)
 
 
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
@@ -93,17 +93,17 @@ def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
 
 
 def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, list[KubeObject]]:
-    """Ask for an attempt's job (None when it is gone) and its pods."""
+    """Read an attempt's job (None when it is gone) and its pods from the cluster."""
     job = ctx.cluster.get(JOB_KINDS[handle.launch].kind, handle.name)
     pods = ctx.cluster.list("Pod", labels(handle.run, attempt=str(handle.attempt)))
     return (job if job and job["metadata"]["uid"] == handle.uid else None), pods
 
 
 def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
-    """Find the present attempt, also where whoever created its job was killed before it could say so."""
-    known = entry.handle
-    if isinstance(known, JobHandle) and known.attempt == entry.attempt:
-        return known
+    """Find the current attempt's handle, also where its creator was killed before recording it."""
+    handle = entry.handle
+    if isinstance(handle, JobHandle) and handle.attempt == entry.attempt:
+        return handle
     if entry.attempt == 0:
         return None
     kind = JOB_KINDS[entry.described().target["launch"]]
@@ -112,7 +112,7 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
 
 
 def objects(ctx: ClusterContext) -> list[KubeObject]:
-    """Describe what would be created, with nothing staged or built yet; the job is the last."""
+    """Describe the objects of an attempt, with nothing staged or built yet; the job is the last."""
     _, arguments = program_of(ctx)
     staged = Staged(data=_example(ctx, "data"), model=_example(ctx, "model"))
     image = (ctx.target.image or "IMAGE").removeprefix("http://")  # which is for manycpu, not for nodes
@@ -147,7 +147,7 @@ def place(
 
 
 def _admitted(ctx: ClusterContext, handle: JobHandle) -> bool:
-    """Note the job that was created; one that comes too late is deleted: another attempt has begun meanwhile.
+    """Record the job that was created; delete it where another attempt has begun meanwhile.
 
     Whoever is suspended between recording an attempt and creating its job may wake up after that attempt was
     made up for, has failed, and was followed: both jobs would write to the same checkpoints.
@@ -179,15 +179,15 @@ def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | 
     return _claiming(_record_attempt, ctx, described)
 
 
-def _claiming(act: Callable[..., Found], *given: object) -> Found:
-    """Do what claims the ledger, again where somebody else changed it at the same time."""
+def _claiming(act: Callable[..., Result], *arguments: object) -> Result:
+    """Retry an update of the ledger that somebody else changed at the same time."""
     retrying = Retrying(
         retry=retry_if_exception_type(ConflictError),
         stop=stop_after_attempt(10),
         wait=wait_random(0.05, 0.5),
         reraise=True,
     )
-    return retrying(act, *given)
+    return retrying(act, *arguments)
 
 
 def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
@@ -209,21 +209,22 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
 
 
 def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
-    """Delete an earlier attempt's job, and see its pods go: they would write to the same checkpoints."""
+    """Delete an earlier attempt's job and wait for its pods: they would write to the same checkpoints."""
     entry = ctx.ledger.read()
     kinds = {JOB_KINDS[entry.described(number).target["launch"]].kind for number in range(1, attempt + 1)}
     for job in [job for kind in sorted(kinds) for job in ctx.cluster.list(kind, labels(ctx.name))]:
         if int(label(job, "attempt")) < attempt:  # a later one is another launcher's
             ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
-    left = [
+    undeleted = [
         name
         for selector in earlier[-1:]
         for name in wait_until_gone(ctx, selector, _ENDED_TIMEOUT, but=is_companion)
     ]
-    if left:
+    if undeleted:
         raise LaunchError(
-            f"an earlier attempt does not end: {', '.join(left)} is still there after {_ENDED_TIMEOUT:g} s",
+            f"an earlier attempt does not end: {', '.join(undeleted)} is still there "
+            f"after {_ENDED_TIMEOUT:g} s",
             fix="See why it stays with `kubectl describe`, and run again",
         )
 

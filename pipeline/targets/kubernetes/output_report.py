@@ -30,16 +30,16 @@ def write_report(ctx: ClusterContext, text: str) -> None:
 
 
 def put(ctx: ClusterContext, pod: Helper, text: str) -> None:
-    """Write report.json by a pod that is there.
+    """Write report.json through a pod that runs.
 
     Raises:
         BadInputError: The output holds what the run did not make.
         RemoteError: The output cannot be read or written.
     """
     where = {"url": ctx.destination, "name": run_report.REPORT}
-    there = pod.ask("read", **where)
-    found = output.occupied(ctx, there["names"], there["text"])
-    raise_findings([found] if found else [])
+    answer = pod.ask("read", **where)
+    finding = output.occupied(ctx, answer["names"], answer["text"])
+    raise_findings([finding] if finding else [])
     pod.ask("write", **where, text=text)
 
 

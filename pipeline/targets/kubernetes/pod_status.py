@@ -1,4 +1,4 @@
-"""What a pod says of itself: its containers, whether it has a node, how it ended, why it does not start."""
+"""Read a pod: its containers, whether it has a node, how it ended, why it does not start."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -48,8 +48,8 @@ class PodReason(NamedTuple):
     @property
     def missing_secret(self) -> str:
         """Name the secret that a container waits for; empty where it waits for something else."""
-        found = _NO_SECRET.search(self.text) if self.waiting == "CreateContainerConfigError" else None
-        return found[1] if found else ""
+        match = _NO_SECRET.search(self.text) if self.waiting == "CreateContainerConfigError" else None
+        return match[1] if match else ""
 
 
 class Container(NamedTuple):
@@ -71,9 +71,9 @@ class Container(NamedTuple):
         return int(self.status.get("restartCount", 0))
 
     def state(self, kind: Literal["waiting", "running", "terminated"]) -> KubeObject | None:
-        """Tell its present state, if it is of this kind."""
-        found: KubeObject | None = self.status.get("state", {}).get(kind)
-        return found
+        """Read its present state, if it is of this kind."""
+        state: KubeObject | None = self.status.get("state", {}).get(kind)
+        return state
 
     @property
     def last(self) -> KubeObject | None:
@@ -89,15 +89,15 @@ def containers(pod: KubeObject) -> Iterator[Container]:
         (True, "initContainers", "initContainerStatuses"),
         (False, "containers", "containerStatuses"),
     ):
-        told = {one["name"]: one for one in status.get(statuses) or ()}
+        by_name = {status["name"]: status for status in status.get(statuses) or ()}
         for spec in pod["spec"].get(group) or ():
-            yield Container(pod, spec["name"], init, told.get(spec["name"], {}))
+            yield Container(pod, spec["name"], init, by_name.get(spec["name"], {}))
 
 
 def scheduled(pod: KubeObject) -> float | None:
-    """Tell when a pod was given a node, as seconds since the epoch; None before that."""
-    found = condition(pod, "PodScheduled")
-    return epoch(found["lastTransitionTime"]) if found else None
+    """Read when a pod was given a node, as seconds since the epoch; None before that."""
+    placed = condition(pod, "PodScheduled")
+    return epoch(placed["lastTransitionTime"]) if placed else None
 
 
 def ended(pod: KubeObject) -> bool:
@@ -107,14 +107,14 @@ def ended(pod: KubeObject) -> bool:
 
 
 def unschedulable(pod: KubeObject) -> str | None:
-    """Say in the scheduler's words why a pod has no node; None where it has one, or nothing was said."""
-    found = _scheduling(pod)
-    refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
-    return str(found.get("message", "")) if refused else None
+    """Read the scheduler's reason why a pod has no node; None where it has one, or none was given."""
+    placed = _scheduling(pod)
+    refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
+    return str(placed.get("message", "")) if refused else None
 
 
 def claims_of(pod: KubeObject) -> tuple[str, ...]:
-    """Name the claims that a pod mounts."""
+    """List the claims that a pod mounts."""
     volumes = pod["spec"].get("volumes") or ()
     return tuple(v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v)
 
@@ -130,14 +130,14 @@ def reasons(pod: KubeObject, warnings: Sequence[KubeObject] = ()) -> list[PodRea
         return []
     if scheduled(pod) is None:
         return [PodReason(_unscheduled(pod))]
-    found = []
+    pod_reasons = []
     for container in containers(pod):
         waiting = (container.state("waiting") or {}).get("reason", "")
         if waiting not in _BEING_MADE:
-            found.append(PodReason(_waiting(container, warnings), waiting))
-    if not found and (text := _being_made(pod, warnings)):
-        found.append(PodReason(text))
-    return found
+            pod_reasons.append(PodReason(_waiting(container, warnings), waiting))
+    if not pod_reasons and (text := _being_made(pod, warnings)):
+        pod_reasons.append(PodReason(text))
+    return pod_reasons
 
 
 def _scheduling(pod: KubeObject) -> KubeObject:
@@ -160,15 +160,15 @@ def _waiting(container: Container, warnings: Sequence[KubeObject]) -> str:
     if reason in _IMAGE:
         specs = [*(container.pod["spec"].get("initContainers") or ()), *container.pod["spec"]["containers"]]
         image = next(spec.get("image") for spec in specs if spec["name"] == container.name)
-        said = [e["message"] for e in _among(warnings, {"Failed"}) if str(image) in e["message"]]
-        return f"image {image} of {what} cannot be pulled ({reason}): {said[-1] if said else message}"
+        messages = [e["message"] for e in _among(warnings, {"Failed"}) if str(image) in e["message"]]
+        return f"image {image} of {what} cannot be pulled ({reason}): {messages[-1] if messages else message}"
     if reason == "CrashLoopBackOff":
         return f"{what} crashes in a loop"
     return f"{what} cannot start ({reason}): {message}"
 
 
 def _being_made(pod: KubeObject, warnings: Sequence[KubeObject]) -> str:
-    """Say what holds up a pod that has a node; empty where its containers run."""
+    """Describe what holds up a pod that has a node; empty where its containers run."""
     troubles = _among(warnings, _VOLUME)
     waits = [c for c in containers(pod) if not c.state("running") and not c.state("terminated")]
     if not waits:

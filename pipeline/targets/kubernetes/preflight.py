@@ -1,4 +1,4 @@
-"""Checks of a run against the cluster it is meant for."""
+"""Check a run against the cluster it is meant for."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
 
 
 def findings(ctx: ClusterContext) -> Findings:
-    """Check the cluster; where it cannot be spoken to, that is all there is to say."""
+    """Check the cluster; where it cannot be reached, nothing else."""
     try:
         ctx.cluster.call("GET", "/version", deadline=15)
     except ClusterError as error:
@@ -91,7 +91,7 @@ def missing_rights(ctx: ClusterContext) -> Findings:
 
 
 def _namespace(ctx: ClusterContext) -> Findings:
-    """Create the ledger, as a dry run: that names a namespace that is not there, or is about to go."""
+    """Create the ledger as a dry run: that fails where the namespace is missing, or is being deleted."""
     probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{ctx.name}-preflight"}}
     try:
         ctx.cluster.create(probe, dry_run=True)
@@ -102,17 +102,17 @@ def _namespace(ctx: ClusterContext) -> Findings:
 def _claim(ctx: ClusterContext) -> Findings:
     modes, field = [ctx.target.claim_access], "target.claim_access"
     if not ctx.target.makes_claim:
-        found = ctx.cluster.get("PersistentVolumeClaim", ctx.claim)
+        claim = ctx.cluster.get("PersistentVolumeClaim", ctx.claim)
         field = "target.claim"
-        if found is None:
+        if claim is None:
             yield Finding(
                 field,
                 f"there is no claim {ctx.claim!r} in namespace {ctx.target.namespace}",
                 "Create it, name another, or leave it out to have one made for the run",
             )
             return
-        modes = found["spec"]["accessModes"]
-        if (found.get("status") or {}).get("phase") == "Lost":
+        modes = claim["spec"]["accessModes"]
+        if (claim.get("status") or {}).get("phase") == "Lost":
             yield Finding(field, f"claim {ctx.claim!r} has lost its volume", "Name another claim")
     if ctx.run.nodes[1] > 1 and "ReadWriteMany" not in modes:
         yield Finding(
@@ -133,19 +133,23 @@ def _secrets(ctx: ClusterContext) -> Findings:
 
 
 def _resources(ctx: ClusterContext) -> Findings:
-    asked = ctx.run.resources
-    if asked.cpu is None or asked.memory is None:
+    resources = ctx.run.resources
+    if resources.cpu is None or resources.memory is None:
         yield Finding(
             "run.resources",
             "without cpu and memory the pods are not of the class Guaranteed: others may take their cores",
             "Set run.resources.cpu and run.resources.memory below what a node can allocate",
             fatal=False,
         )
-    if asked.cpu is not None and ctx.run.nproc_per_node > max(1, asked.cpu) and not ctx.run.oversubscribe:
+    if (
+        resources.cpu is not None
+        and ctx.run.nproc_per_node > max(1, resources.cpu)
+        and not ctx.run.oversubscribe
+    ):
         yield Finding(
             "run.nproc_per_node",
-            f"{ctx.run.nproc_per_node} processes on {asked.cpu:g} cores",
-            f"Set it to {max(1, int(asked.cpu))} or less, or set run.oversubscribe to true",
+            f"{ctx.run.nproc_per_node} processes on {resources.cpu:g} cores",
+            f"Set it to {max(1, int(resources.cpu))} or less, or set run.oversubscribe to true",
         )
     yield from _allocatable(ctx)
 
@@ -153,13 +157,13 @@ def _resources(ctx: ClusterContext) -> Findings:
 def _allocatable(ctx: ClusterContext) -> Findings:
     """Compare with what nodes can allocate, where this account may see nodes."""
     nodes = _nodes(ctx)
-    asked = {"cpu": str(ctx.run.resources.cpu or 0), "memory": ctx.run.resources.memory or "0"}
-    for resource, wanted in asked.items():
+    requests = {"cpu": str(ctx.run.resources.cpu or 0), "memory": ctx.run.resources.memory or "0"}
+    for resource, request in requests.items():
         most = max((amount(node["status"]["allocatable"][resource]) for node in nodes), default=None)
-        if most is not None and amount(wanted) > most:
+        if most is not None and amount(request) > most:
             yield Finding(
                 f"run.resources.{resource}",
-                f"{wanted} was asked for, and no node that fits target.node_selector can allocate more than "
+                f"{request} was asked for, and no node that fits target.node_selector can allocate more than "
                 f"{most:f}",
                 "Ask for less",
             )
@@ -169,10 +173,10 @@ def _nodes(ctx: ClusterContext) -> list[dict[str, Any]]:
     selector = ",".join(f"{key}={value}" for key, value in ctx.target.node_selector.items())
     try:
         query = {"labelSelector": selector} if selector else {}
-        found = ctx.cluster.call("GET", "/api/v1/nodes", query=query, deadline=15)
+        nodes = ctx.cluster.call("GET", "/api/v1/nodes", query=query, deadline=15)
     except ClusterError:
         return []
-    return list(found["items"])
+    return list(nodes["items"])
 
 
 def _admission(ctx: ClusterContext) -> Findings:
@@ -205,18 +209,18 @@ _ADMISSION: Final = {
 
 def _quota(ctx: ClusterContext) -> Findings:
     """Compare the demand of all pods with what the namespace's quotas have left; the dry run sees one pod."""
-    asked, pods = ctx.run.resources, ctx.run.nodes[0]
-    demand = {"cpu": str(asked.cpu or 0), "memory": asked.memory or "0", "pods": "1"}
+    resources, pods = ctx.run.resources, ctx.run.nodes[0]
+    demand = {"cpu": str(resources.cpu or 0), "memory": resources.memory or "0", "pods": "1"}
     for quota in ctx.cluster.list("ResourceQuota"):
         used = quota["status"].get("used", {})
         for name, hard in quota["status"].get("hard", {}).items():
             resource = name.removeprefix("requests.").removeprefix("limits.")
-            left = amount(hard) - amount(used.get(name, "0"))
-            if resource in demand and pods * amount(demand[resource]) > left:
+            free = amount(hard) - amount(used.get(name, "0"))
+            if resource in demand and pods * amount(demand[resource]) > free:
                 yield Finding(
                     "run.nnodes" if resource == "pods" else f"run.resources.{resource}",
                     f"{pods} pods with {resource} {demand[resource]} each exceed the quota "
-                    f"{quota['metadata']['name']!r}: {name} has {left:f} left",
+                    f"{quota['metadata']['name']!r}: {name} has {free:f} left",
                     "Ask for less, or wait until others are done",
                 )
 

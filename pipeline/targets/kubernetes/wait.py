@@ -1,4 +1,4 @@
-"""What the operator says of a job is its state; what its pods write is its log."""
+"""Watch a job on Kubernetes: its state from its operator, its lines from its pods' logs."""
 
 import asyncio
 import threading
@@ -25,12 +25,12 @@ _CLOSING = 0.1  # seconds: the transport has no word to say that TLS is closed
 
 
 class JobWatch:
-    """One look after another at a job, which a thread follows meanwhile.
+    """Watches a job, which a thread follows meanwhile.
 
     Args:
         ctx: The run.
         handle: The job.
-        cursor: How far its logs were told; None: nothing was.
+        cursor: How far its logs were passed on; None: nothing was.
     """
 
     behind = False
@@ -39,34 +39,34 @@ class JobWatch:
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> None:
         self.ctx, self.handle = ctx, handle
         self.cursor: Cursor = dict(cursor or {})
-        """How far the logs were told: whoever goes on from here misses and repeats nothing."""
+        """How far the logs were passed on: whoever goes on from here misses and repeats nothing."""
         self.spoken = False
-        self._told: deque[tuple[list[RankLine], Cursor]] = deque()
+        self._batches: deque[tuple[list[RankLine], Cursor]] = deque()
         self._status = Status(state=RunState.PENDING)
         self._recorder = AttemptRecorder(ctx, handle, cursor, by="")
-        self._following = _Following(ctx, handle, self._recorder, self._told)
+        self._following = _Following(ctx, handle, self._recorder, self._batches)
 
     @property
     def observed(self) -> Observed:
-        """What the ranks have said so far, whether or not it could be recorded."""
+        """What the ranks have reported so far, whether or not it could be recorded."""
         return self._recorder.state.observed
 
     def look(self) -> tuple[list[RankLine], Status]:
-        """Read what came since the last look. After a terminal state nothing more comes.
+        """Read the lines since the last look, and the status. After a terminal state nothing more comes.
 
         Raises:
             ClusterError: The cluster refuses what is needed to record the end.
         """
-        seen = self._following.status()  # before the lines: the last ones come before the end does
+        status = self._following.status()  # before the lines: the last ones come before the end does
         lines: list[RankLine] = []
-        while self._told:
-            some, self.cursor = self._told.popleft()
+        while self._batches:
+            some, self.cursor = self._batches.popleft()
             lines += some
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
-        return lines, seen
+        return lines, status
 
     def close(self) -> None:
-        """Stop following; a last look may still tell lines that came before."""
+        """Stop following; a last look may still give lines that came before."""
         self._following.stop()
 
 
@@ -78,9 +78,9 @@ class _Following:
         ctx: ClusterContext,
         handle: JobHandle,
         recorder: AttemptRecorder,
-        told: deque[tuple[list[RankLine], Cursor]],
+        batches_read: deque[tuple[list[RankLine], Cursor]],
     ) -> None:
-        self._ctx, self._handle, self._recorder, self._told = ctx, handle, recorder, told
+        self._ctx, self._handle, self._recorder, self._batches = ctx, handle, recorder, batches_read
         self._follower: Follower | None = None
         self._error: BaseException | None = None
         self._end: Status | None = None
@@ -90,7 +90,7 @@ class _Following:
         self._thread.start()
 
     def status(self) -> Status:
-        """Tell how the job is doing; a terminal state only once all its lines were told."""
+        """Read how the job is doing; a terminal state only once all its lines were passed on."""
         if self._error is not None:
             raise self._error
         if self._end is not None:
@@ -121,35 +121,35 @@ class _Following:
         watch = ClusterWatch(cluster.connect, self._handle.namespace)
         self._follower = Follower(self._ctx, self._handle, watch, self._recorder)
         try:
-            wanted = selections(self._handle.launch, labels(self._ctx.name))
-            return await self._follower.run(batches(watch.follow(wanted)), self._tell)
+            selected = selections(self._handle.launch, labels(self._ctx.name))
+            return await self._follower.run(batches(watch.follow(selected)), self._tell)
         finally:
             await watch.aclose()
 
     async def _tell(self, lines: list[RankLine]) -> None:
-        self._told.append((lines, dict(self._recorder.state.cursor)))
+        self._batches.append((lines, dict(self._recorder.state.cursor)))
 
 
 async def _end_tasks() -> None:
     """End what still runs in this loop, and let the connections close, which takes the loop some turns."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(_CLOSING)
 
 
 def watch(ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> JobWatch:
-    """Begin to watch an attempt, or go on from where another watch has come to."""
+    """Watch an attempt from its beginning, or from where another watch has come to."""
     return JobWatch(ctx, handle, cursor)
 
 
 def observed_of(ctx: ClusterContext, handle: JobHandle) -> Observed:
-    """Tell what the ranks of an attempt have said, as whoever followed it wrote down."""
+    """Read what the ranks of an attempt reported, as whoever followed it recorded."""
     return attempt_state(ctx.ledger.read(), handle).observed
 
 
 def seconds(ctx: ClusterContext, handle: JobHandle) -> float:
-    """Tell how long an attempt took, from its creation to its end."""
+    """Compute how long an attempt took, from its creation to its end."""
     ended: Any = attempt_state(ctx.ledger.read(), handle).ended
     return max(0.0, ended - handle.created) if ended else 0.0

@@ -1,4 +1,4 @@
-"""What a job's ranks have said, and how far their logs were told: in the ledger, for logs do not stay."""
+"""Record what a job's ranks reported and how far its logs were read, in the ledger: logs do not stay."""
 
 import time
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ __all__ = ["TAIL", "WIDTH", "AttemptRecorder", "AttemptState", "Cursor", "Line",
 
 Cursor = dict[str, list[Any]]
 """``pod uid/container/number of its restart`` -> state of a Position."""
-SAVE_EVERY = 30.0  # seconds: at most so much is told twice after a kill
+SAVE_EVERY = 30.0  # seconds: at most so much is passed on twice after a kill
 TAIL = 20  # lines
 WIDTH = 2000  # characters of each
 _STARTS = 3  # of a container, whose positions are kept: the log of the last but one can still be read
@@ -51,7 +51,7 @@ class AttemptState(BaseModel):
 
     attempt: int
     by: str = ""
-    """Who has told the lines up to the cursor."""
+    """Who has passed on the lines up to the cursor."""
     cursor: Cursor = Field(default_factory=dict)
     observed: Observed = Field(default_factory=Observed)
     began: float = 0.0
@@ -59,7 +59,7 @@ class AttemptState(BaseModel):
     spoke: float = 0.0
     """When any rank spoke last."""
     parted: dict[str, float] = Field(default_factory=dict)
-    """Pod -> when a rank of it last told of its own end."""
+    """Pod -> when a rank of it last reported its own end."""
     ended: float = 0.0
     verdict: Status | None = None
     """How it ended, as whoever followed it to its end saw it."""
@@ -71,13 +71,13 @@ class AttemptState(BaseModel):
 
 
 class AttemptRecorder:
-    """What is known of an attempt besides what the cluster says.
+    """Collects what the ranks of an attempt report, and writes it to the ledger.
 
     Args:
         ctx: The run.
         handle: The attempt's handle.
-        cursor: How far its logs were told; None: nothing was.
-        by: Who tells them. Whoever told them before under the same name is followed.
+        cursor: How far its logs were read; None: nothing was.
+        by: Who passes them on. Whoever did before under the same name is followed.
     """
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None, by: str) -> None:
@@ -101,15 +101,15 @@ class AttemptRecorder:
         return self.state.activity._replace(since=self.since)
 
     def hear(self, log_batches: Iterable[LogBatch]) -> list[RankLine]:
-        """Take note of lines that are being told."""
-        told = []
+        """Record the lines of log batches, and return them."""
+        lines = []
         for log_batch in log_batches:
             for line in log_batch.lines:
                 self._pressing |= self._observer.hear(line.line, line.time)
                 self._note(line)
-                told.append(line.line)
+                lines.append(line.line)
             self._note_position(log_batch)
-        return told
+        return lines
 
     def _note_position(self, log_batch: LogBatch) -> None:
         container, _, number = log_batch.log.rpartition("/")
@@ -130,7 +130,7 @@ class AttemptRecorder:
         del tail[:-TAIL]
 
     def fail(self, failure: RankFailure) -> None:
-        """Take note of the rank that failed first, where it could not say so itself."""
+        """Record the rank that failed first, where it could not report so itself."""
         self.state.observed.failure = failure
 
     @property
@@ -139,7 +139,7 @@ class AttemptRecorder:
         return self._pressing or time.monotonic() - self._saved > SAVE_EVERY
 
     def fields(self) -> dict[str, Any]:
-        """Make what is to be written."""
+        """Build the fields to write to the ledger."""
         self._saved, self._pressing = time.monotonic(), False
         return self.state.model_dump(mode="json", exclude_defaults=True)
 
@@ -164,7 +164,7 @@ class AttemptRecorder:
 
 
 def attempt_state(entry: Entry, handle: JobHandle) -> AttemptState:
-    """Read what the ledger keeps of an attempt; nothing where an older version wrote what it should not."""
+    """Read an attempt's state from the ledger; empty where an older version wrote what it should not."""
     if entry.observed is not None and entry.observed.get("attempt") == handle.attempt:
         with suppress(ValueError):
             return AttemptState.model_validate(packing.unpack(entry.observed))

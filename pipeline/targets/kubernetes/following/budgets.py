@@ -1,4 +1,4 @@
-"""The time budgets of a run on Kubernetes: which of them runs now, and when it is used up. Pure."""
+"""Find the time budgets of a run on Kubernetes that run now, and when they are used up. Pure."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,7 +14,7 @@ __all__ = ["Budget", "RankActivity", "budgets", "phase"]
 
 
 class RankActivity(NamedTuple):
-    """What the ranks have said so far. Times are seconds since the epoch, by the cluster's clocks."""
+    """What the ranks have reported so far. Times are seconds since the epoch, by the cluster's clocks."""
 
     met: bool = False
     """Whether the ranks have proved their scale."""
@@ -34,7 +34,7 @@ class Budget(NamedTuple):
     due: float
     """Seconds since the epoch at which it is used up."""
     message: str
-    """What is said when it is."""
+    """The message when it is."""
 
 
 def budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> list[Budget]:

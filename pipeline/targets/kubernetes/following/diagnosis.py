@@ -1,4 +1,4 @@
-"""Why a job does not go on, or how it failed: read off what the cluster says of it. Pure."""
+"""Explain why a job does not run, or how it failed, from its objects. Pure."""
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -44,7 +44,7 @@ class Reason(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a container ended other than well."""
+    """How a container failed."""
 
     time: float
     """Seconds since the epoch."""
@@ -65,31 +65,31 @@ class Ending(NamedTuple):
     def __str__(self) -> str:
         memory = ": it used more memory than its limit" if self.reason == "OOMKilled" else ""
         word = f" ({self.reason}{memory})" if self.reason not in ("", "Error") else ""
-        said = f": {self.message}" if self.message else ""
-        return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{word}{said}"
+        message = f": {self.message}" if self.message else ""
+        return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{word}{message}"
 
 
 @remembered
 def explain(snapshot: JobSnapshot) -> str:
-    """Say in one message what keeps a job from running, a line for each reason; empty where nothing does."""
-    found = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
-    return "\n".join(dict.fromkeys(found))
+    """Explain what keeps a job from running, a line for each reason; empty where nothing does."""
+    lines = [*map(str, pending(snapshot)), *crashes(snapshot), *losses(snapshot)]
+    return "\n".join(dict.fromkeys(lines))
 
 
 def hopeless(snapshot: JobSnapshot) -> str:
-    """Say what will never pass by itself; empty where nothing is like that."""
+    """Describe the reasons that never pass by themselves; empty where there are none."""
     return "\n".join(str(reason) for reason in pending(snapshot) if reason.fatal)
 
 
 @remembered
 def pending(snapshot: JobSnapshot) -> list[Reason]:
-    """List what the job, or any pod of it, waits for; pods with the same reason stand together."""
-    found: dict[PodReason, list[str]] = {}
+    """List what the job or its pods wait for; pods with the same reason are grouped."""
+    pods_by_reason: dict[PodReason, list[str]] = {}
     waiting = () if snapshot.given_back else zip(snapshot.pods, snapshot.of_pods(reasons), strict=True)
     for pod, of_pod in waiting:
         for reason in of_pod:
-            found.setdefault(reason, []).append(pod["metadata"]["name"])
-    pods = [Reason(reason.text, tuple(names), reason.fatal) for reason, names in found.items()]
+            pods_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])
+    pods = [Reason(reason.text, tuple(names), reason.fatal) for reason, names in pods_by_reason.items()]
     return [*_of_job(snapshot), *_of_claims(snapshot), *pods]
 
 
@@ -127,19 +127,23 @@ def _of_claims(snapshot: JobSnapshot) -> Iterator[Reason]:
 
 @remembered
 def crashes(snapshot: JobSnapshot) -> list[str]:
-    """Say which containers crash in a loop, whatever the job says of itself; launchers included."""
-    found = [text for texts in snapshot.of_pods(_crashes_of) for text in texts]
+    """List the containers that crash in a loop, launchers included, whatever the job's state."""
+    lines = [text for texts in snapshot.of_pods(_crashes_of) for text in texts]
     failed = _failed_launchers(snapshot)
     if len(failed) > 1:
-        found.append(
+        lines.append(
             f"the launcher crashes in a loop: {len(failed)} pods of it have failed ({', '.join(failed)})"
         )
-    return found
+    return lines
 
 
 def _crashes_of(pod: KubeObject, _: list[KubeObject]) -> list[str]:
-    crashed = [c for c in containers(pod) if c.restarts and c.last and c.last.get("exitCode")]
-    return [f"started {one.restarts + 1} times: {_ending(one)}" for one in crashed]
+    crashed = [
+        container
+        for container in containers(pod)
+        if container.restarts and container.last and container.last.get("exitCode")
+    ]
+    return [f"started {container.restarts + 1} times: {_ending(container)}" for container in crashed]
 
 
 def _failed_launchers(snapshot: JobSnapshot) -> list[str]:
@@ -163,7 +167,7 @@ def _restarts_of(pod: KubeObject, _: list[KubeObject]) -> int:
 
 @remembered
 def losses(snapshot: JobSnapshot) -> list[str]:
-    """Say which pods were evicted, preempted, or lost with their node."""
+    """List the pods that were evicted, preempted, or lost with their node."""
     gone = [_loss_of(pod, []) for pod in snapshot.departed.values()]
     return [text for text in dict.fromkeys([*snapshot.of_pods(_loss_of), *gone]) if text]
 
@@ -178,10 +182,10 @@ def _loss_of(pod: KubeObject, _: list[KubeObject]) -> str:
 
 
 def endings(snapshot: JobSnapshot) -> list[Ending]:
-    """List the containers that ended other than well, the first to end first."""
+    """List the containers that failed, the first to end first."""
     pods = [*snapshot.pods, *snapshot.departed.values()]
-    found = [_ending(c) for pod in pods for c in containers(pod) if c.last and c.last.get("exitCode")]
-    return sorted(set(found))
+    ended = [_ending(c) for pod in pods for c in containers(pod) if c.last and c.last.get("exitCode")]
+    return sorted(set(ended))
 
 
 def _ending(container: Container) -> Ending:
@@ -200,7 +204,7 @@ def _ending(container: Container) -> Ending:
 
 
 def exit_code(terminated: KubeObject) -> int:
-    """Read how a container ended: its exit code, negative for a signal."""
+    """Read a container's exit code, negative for a signal."""
     code = int(terminated.get("exitCode", 0))
     return _SIGNALS - code if code > _SIGNALS else code
 
@@ -208,11 +212,11 @@ def exit_code(terminated: KubeObject) -> int:
 def _latest(
     snapshot: JobSnapshot, reasons: AbstractSet[str] | None, kind: str | None = None
 ) -> Iterator[KubeObject]:
-    """List the warnings for these reasons, about objects of this kind: of each object the last."""
-    found = {
+    """List the last warning for these reasons about each object of this kind."""
+    latest = {
         (event["involvedObject"].get("uid"), event.get("reason")): event
         for event in snapshot.events
         if (reasons is None or event.get("reason") in reasons)
         and kind in (None, event["involvedObject"].get("kind"))
     }
-    yield from {event["message"]: event for event in found.values()}.values()
+    yield from {event["message"]: event for event in latest.values()}.values()

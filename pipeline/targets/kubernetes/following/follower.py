@@ -1,4 +1,4 @@
-"""Follow a job to its end: what the cluster says of it and what its ranks say, in one event loop."""
+"""Follow a job to its end: watch its objects and read its ranks' logs, in one event loop."""
 
 import asyncio
 import time
@@ -38,36 +38,36 @@ from manycpu.pipeline.targets.kubernetes.launch import observe
 __all__ = ["Follower", "batches", "selections"]
 
 LINES_PER_SECOND: Final = 1000
-_BATCHES: Final = 256  # heaps of lines that wait to be told; more, and the cluster waits
+_BATCHES: Final = 256  # batches of lines that wait to be passed on; more, and the cluster waits
 _TICK: Final = 30.0  # seconds between looks at what has not changed
 _TURN: Final = 5.0  # the same, while it waits for room
 _NOTE_EVERY: Final = 10.0  # seconds between two notes on why a job waits
 _DRAIN: Final = 5.0  # seconds that the last lines have to come
 _STEP: Final = 0.1  # seconds between looks whether they have
-_PATIENCE: Final = 5.0  # seconds that a job may wait before it is said why
+_PATIENCE: Final = 5.0  # seconds that a job may wait before it is reported why
 _UNASKED: Final = 300.0  # seconds after which a budget ends the wait though nobody answers
 _AWAY_EVERY: Final = 60.0  # seconds between two notes that the cluster is away
 _SILENCE: Final = 3600.0  # seconds without a word of the job or its pods after which nobody waits any longer
 _RECORDED: Final = 600.0  # seconds in which how it ended must be recorded
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Tell = Callable[[list[RankLine]], Awaitable[None]]
 
 
 def selections(launch: str, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Select what is to be known of jobs of a launch kind that have these labels."""
+    """Build the selectors to watch jobs of a launch kind that have these labels."""
     selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())}
     return {JOB_KINDS[launch].kind: selector, "Pod": selector, "Event": {"fieldSelector": "type=Warning"}}
 
 
 class Follower:
-    """Follows one job.
+    """Follows one job: passes on its lines, and derives its status.
 
     Args:
         ctx: The run.
         handle: The job.
         watch: The namespace.
-        recorder: Takes note of what is told.
+        recorder: Records the lines that are passed on.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Follower:
         self._notes: list[RankLine] = []
         self._tell: Tell | None = None
         # By this machine's clock, whatever the cluster says or does not say.
-        self._told_of = dict.fromkeys((self._snapshot.kind, "Pod"), time.monotonic())
+        self._last_change = dict.fromkeys((self._snapshot.kind, "Pod"), time.monotonic())
         self._trouble = "no watch says anything"
         self.status = Status(state=RunState.PENDING)
         """How the job is doing."""
@@ -121,8 +121,8 @@ class Follower:
                 await feeding
 
     async def _feed(self, stream: AsyncIterator[list[Changes]]) -> None:
-        async for told in stream:
-            for change in told:
+        async for changes in stream:
+            for change in changes:
                 self._take(change)
 
     def _take(self, change: Changes) -> None:
@@ -132,7 +132,7 @@ class Follower:
             if change.kind == "Pod":
                 self._recorder.since = self._watch.now()  # silence counts while somebody listens
             return
-        self._told_of[change.kind] = time.monotonic()
+        self._last_change[change.kind] = time.monotonic()
         if self._snapshot.apply(change.kind, change.objects, change.deleted, complete=change.complete):
             self._readers.follow(self._snapshot)
             self._wake.set()
@@ -144,9 +144,9 @@ class Follower:
             self._say(text)
 
     def _check_silence(self) -> None:
-        """Give up where nothing can be known: where nothing happens, lists still come every few minutes."""
-        kind = min((self._snapshot.kind, "Pod"), key=self._told_of.__getitem__)
-        if time.monotonic() - self._told_of[kind] < _SILENCE or self.status.state.terminal:
+        """Raise after an hour without news: where nothing happens, lists still come every few minutes."""
+        kind = min((self._snapshot.kind, "Pod"), key=self._last_change.__getitem__)
+        if time.monotonic() - self._last_change[kind] < _SILENCE or self.status.state.terminal:
             return
         raise ClusterError(
             f"nothing was heard of {kind} objects for {_SILENCE:g} s: {self._trouble}; "
@@ -156,7 +156,7 @@ class Follower:
         )
 
     async def _pause(self, feeding: "asyncio.Task[None]") -> None:
-        """Wait until something happens, or something is due."""
+        """Wait for a change, or until a budget, a note or the next look is due."""
         now = self._watch.now()
         due = [budget.due for budget in budgets(self._ctx.run, self._snapshot, self._recorder.activity)[:1]]
         note = [self._note_due] if self.status.reason != self._noted else []
@@ -190,24 +190,24 @@ class Follower:
         self._wake.set()
 
     async def _judge(self) -> Status:
-        seen = self._view()
-        if not seen.state.terminal:
-            return seen
+        status = self._view()
+        if not status.state.terminal:
+            return status
         # A watch may be half dead, and tell an old picture: an end is asked for before it is believed.
         try:
             self._snapshot.replace(*await asyncio.to_thread(observe, self._ctx, self._handle))
         except FAILURES as error:
-            return await self._unasked(seen, error)
+            return await self._unasked(status, error)
         self._unasked_since = 0.0
         self._readers.follow(self._snapshot)
         return self._view()
 
-    async def _unasked(self, seen: Status, error: BaseException) -> Status:
-        """Go on as before where an end cannot be asked for; a budget is used up by the clock all the same."""
+    async def _unasked(self, status: Status, error: BaseException) -> Status:
+        """Keep the status where the cluster cannot confirm an end; a budget ends by the clock anyway."""
         self._recorder.since = now = self._watch.now()
         self._unasked_since = self._unasked_since or now
-        if seen.budget and now - self._unasked_since > _UNASKED:
-            return seen
+        if status.budget and now - self._unasked_since > _UNASKED:
+            return status
         if now - self._unasked_since > _SILENCE:
             raise error
         self._away(f"whether it has ended cannot be asked at present: {error}")
@@ -215,21 +215,21 @@ class Follower:
         return self.status
 
     def _view(self) -> Status:
-        """Judge by what is known."""
-        if not {self._snapshot.kind, "Pod"} <= self._snapshot.known:
+        """Derive the status from job, pods and budgets."""
+        if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:
             return self.status
         self._begin()
         now = self._watch.now()
-        seen = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
-        if not seen.state.terminal:
-            seen = self._await_turn(seen, now)
-            self._note_waiting(seen, now)
-        return seen
+        status = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
+        if not status.state.terminal:
+            status = self._await_turn(status, now)
+            self._note_waiting(status, now)
+        return status
 
-    def _await_turn(self, seen: Status, now: float) -> Status:
-        """Take its turn where it waits for room, and say for what it waits."""
+    def _await_turn(self, status: Status, now: float) -> Status:
+        """Take the job's turn where it waits for room, and add to its reason what it waits for."""
         lacking = self._turn.look(met=self._recorder.activity.met, now=now)
-        return seen.model_copy(update={"reason": f"{seen.reason}\n{lacking}"}) if lacking else seen
+        return status.model_copy(update={"reason": f"{status.reason}\n{lacking}"}) if lacking else status
 
     def _begin(self) -> None:
         capacity = self._snapshot.capacity(self._ctx.run.nodes[0])
@@ -238,12 +238,12 @@ class Follower:
         elif capacity and not self._recorder.state.began:
             self._recorder.state.began = capacity
 
-    def _note_waiting(self, seen: Status, now: float) -> None:
-        """Say why the job waits, and what befell its pods: when that is new, and not all the time."""
-        if now < self._note_due or seen.reason == self._noted:
+    def _note_waiting(self, status: Status, now: float) -> None:
+        """Report why the job waits and what befell its pods: when that is new, and not all the time."""
+        if now < self._note_due or status.reason == self._noted:
             return
-        self._noted, self._note_due = seen.reason, now + _NOTE_EVERY
-        for line in seen.reason.splitlines():
+        self._noted, self._note_due = status.reason, now + _NOTE_EVERY
+        for line in status.reason.splitlines():
             self._say(line)
 
     async def _put(self, log_batch: LogBatch) -> None:
@@ -251,7 +251,7 @@ class Follower:
         self._wake.set()
 
     async def _drain(self, tell: Tell) -> None:
-        """Tell the last lines: those of containers that have ended are complete."""
+        """Pass on the last lines: the logs of containers that have ended are complete."""
         until = self._watch.now() + _DRAIN
         while self._readers.behind and self._watch.now() < until:
             self._wake.clear()
@@ -260,22 +260,22 @@ class Follower:
             await self._pass_on(tell)
         await self._pass_on(tell)
 
-    async def _conclude(self, seen: Status) -> Status:
-        """Complete a failure, write it down, and end what still runs of it."""
+    async def _conclude(self, status: Status) -> Status:
+        """Complete a failure, record it, and delete what still runs."""
         entry = await self._surely(self._ctx.ledger.read)
-        seen = seen if entry is None else judgement.concluded(entry, self._handle, seen)
-        if seen.state is RunState.FAILED:
+        status = status if entry is None else judgement.concluded(entry, self._handle, status)
+        if status.state is RunState.FAILED:
             await self._read_tail()
-            seen = judgement.complete(self._snapshot, self._recorder, seen)
-        kept = self._recorder.state
-        judgement.note_ends(self._snapshot, kept.observed)
-        kept.ended, kept.verdict = judgement.ended_at(self._snapshot) or self._watch.now(), seen
+            status = judgement.complete(self._snapshot, self._recorder, status)
+        state = self._recorder.state
+        judgement.note_ends(self._snapshot, state.observed)
+        state.ended, state.verdict = judgement.ended_at(self._snapshot) or self._watch.now(), status
         if self._saving is not None:
             await self._saving
         await self._surely(self._recorder.write, self._recorder.fields())
-        if seen.state is RunState.FAILED and judgement.to_be_ended(self._ctx.run, self._snapshot, seen):
+        if status.state is RunState.FAILED and judgement.to_be_ended(self._ctx.run, self._snapshot, status):
             await self._surely(self._delete, lacking="what still runs of it could not be deleted")
-        return seen
+        return status
 
     async def _read_tail(self) -> None:
         """Read the last lines of what failed first, where nobody follows its log."""
@@ -286,15 +286,18 @@ class Follower:
             async with asyncio.timeout(_DRAIN):
                 part = LogPart(follow=False, previous=ending.previous, tail=TAIL)
                 log = self._watch.log(ending.pod, ending.container, part)
-                lines = [line async for block in log for line in block]
+                lines = [text async for block in log for text in block]
             self._recorder.tails[ending.pod] = [
-                one.text[:WIDTH] for one in map(parse, lines) if one is not None
+                line.text[:WIDTH] for line in map(parse, lines) if line is not None
             ]
 
     async def _surely(
-        self, act: Callable[..., Found], *given: object, lacking: str = "how it ended could not be recorded"
-    ) -> Found | None:
-        """Do what is to be done before the end is told; what cannot be done is said, and changes no end.
+        self,
+        act: Callable[..., Result],
+        *arguments: object,
+        lacking: str = "how it ended could not be recorded",
+    ) -> Result | None:
+        """Retry a call that must precede the end; where it cannot be done, report that and go on.
 
         Returns:
             What it returns; None where the run was cleaned up already, or where it cannot be done.
@@ -302,7 +305,7 @@ class Follower:
         pauses, until = Backoff(), time.monotonic() + _RECORDED
         while True:
             try:
-                return await asyncio.to_thread(act, *given)
+                return await asyncio.to_thread(act, *arguments)
             except FileNotFoundError:
                 return None
             except FAILURES as error:
@@ -329,7 +332,7 @@ def _refused(error: BaseException) -> bool:
 
 
 async def batches(changes: AsyncGenerator[Changes]) -> AsyncGenerator[list[Changes]]:
-    """Hand on changes as the shared stream does."""
-    async with aclosing(changes) as told:
-        async for change in told:
+    """Turn changes into batches of one, as the shared stream has them."""
+    async with aclosing(changes) as stream:
+        async for change in stream:
             yield [change]

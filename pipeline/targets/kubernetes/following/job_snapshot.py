@@ -1,4 +1,4 @@
-"""A job and what belongs to it, as the cluster last told it: plain objects, and what can be read off them."""
+"""A snapshot of a job, its pods and its warnings, as the cluster last reported them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
@@ -18,28 +18,28 @@ __all__ = [
     "role",
 ]
 
-Given = ParamSpec("Given")
-Found = TypeVar("Found")
+Params = ParamSpec("Params")
+Value = TypeVar("Value")
 
 
 def remembered(
-    read: "Callable[Concatenate[JobSnapshot, Given], Found]",
-) -> "Callable[Concatenate[JobSnapshot, Given], Found]":
-    """Have what is read off a job remembered until the job changes: most that wakes a follower is lines."""
+    read: "Callable[Concatenate[JobSnapshot, Params], Value]",
+) -> "Callable[Concatenate[JobSnapshot, Params], Value]":
+    """Cache what is derived from a snapshot until it changes: most that wakes a follower is lines."""
 
     @wraps(read)
-    def known(snapshot: "JobSnapshot", /, *given: Given.args, **named: Given.kwargs) -> Found:
-        key = (read, given, *named.items())
+    def cached(snapshot: "JobSnapshot", /, *args: Params.args, **kwargs: Params.kwargs) -> Value:
+        key = (read, args, *kwargs.items())
         if key not in snapshot.memory:
-            snapshot.memory[key] = read(snapshot, *given, **named)
-        found: Found = snapshot.memory[key]
-        return found
+            snapshot.memory[key] = read(snapshot, *args, **kwargs)
+        value: Value = snapshot.memory[key]
+        return value
 
-    return known
+    return cached
 
 
 class JobSnapshot:
-    """What is known of one job.
+    """The objects of one job: the job, its pods and the warnings about them.
 
     Args:
         handle: The job's handle.
@@ -52,8 +52,8 @@ class JobSnapshot:
         self.name, self.uid = handle.name, handle.uid
         self._key = (handle.run, str(handle.attempt))
         self._claims = frozenset(claims)
-        self.known: set[str] = set()
-        """Kinds of which everything is known."""
+        self.listed_kinds: set[str] = set()
+        """Kinds whose objects were all listed."""
         self.note: Note | None = None
         """What was so when it last gave back what it held; None where it never did."""
         self.memory: dict[Any, Any] = {}
@@ -66,7 +66,7 @@ class JobSnapshot:
     def apply(
         self, kind: str, objects: Iterable[KubeObject], deleted: Iterable[KubeObject], complete: bool
     ) -> bool:
-        """Take note of what the cluster told.
+        """Apply a change that a watch reported.
 
         Args:
             kind: Of which kind.
@@ -77,53 +77,53 @@ class JobSnapshot:
         Returns:
             Whether any of it concerns this job.
         """
-        mine = {found["metadata"]["uid"]: found for found in objects if self.concerns(kind, found)}
-        last = {found["metadata"]["uid"]: found for found in deleted if self.concerns(kind, found)}
+        mine = {item["metadata"]["uid"]: item for item in objects if self.concerns(kind, item)}
+        last = {item["metadata"]["uid"]: item for item in deleted if self.concerns(kind, item)}
         before = self._objects.get(kind, {})
-        mine |= {uid: before[uid] for uid, one in mine.items() if _same(before.get(uid), one)}
+        mine |= {uid: before[uid] for uid, item in mine.items() if _same(before.get(uid), item)}
         after = mine if complete else {uid: o for uid, o in (before | mine).items() if uid not in last}
         self._objects[kind] = after
         if kind == "Pod":
             self._departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
             self._changed |= {uid: pod for uid, pod in mine.items() if pod is not before.get(uid)}
         self.note = note_of(self.job) or self.note
-        first = complete and kind not in self.known
+        first = complete and kind not in self.listed_kinds
         if complete:
-            self.known.add(kind)
+            self.listed_kinds.add(kind)
         changed = first or before != after
         if changed:
             self.memory.clear()
         return changed
 
     def take_changed(self) -> list[KubeObject]:
-        """List the pods that are new, or other than they were, since this was asked last."""
+        """List the pods that are new or have changed since the last call."""
         changed, self._changed = self._changed, {}
         return [pod for pod in self.pods if pod["metadata"]["uid"] in changed] if changed else []
 
-    def of_pods(self, read: Callable[[KubeObject, list[KubeObject]], Found]) -> list[Found]:
-        """Read something off each of :attr:`pods` and the warnings about it, where either has changed."""
+    def of_pods(self, read: Callable[[KubeObject, list[KubeObject]], Value]) -> list[Value]:
+        """Derive a value from each of :attr:`pods` and its warnings, again only where either has changed."""
         before, after, warnings = self._of_pods.get(read, {}), {}, self._warnings()
         for pod in self.pods:
             uid = pod["metadata"]["uid"]
-            told, known = warnings.get(uid, []), before.get(uid)
-            same = known is not None and known[0] is pod and known[1] == told
-            after[uid] = known if known is not None and same else (pod, told, read(pod, told))
+            warned, previous = warnings.get(uid, []), before.get(uid)
+            same = previous is not None and previous[0] is pod and previous[1] == warned
+            after[uid] = previous if previous is not None and same else (pod, warned, read(pod, warned))
         self._of_pods[read] = after
-        return [found for _, _, found in after.values()]
+        return [value for _, _, value in after.values()]
 
     def replace(self, job: KubeObject | None, pods: Iterable[KubeObject]) -> None:
-        """Take note of the job and all of its pods, as somebody asked for them."""
+        """Replace the job and all of its pods, as read on request."""
         self.apply(self.kind, [job] if job else [], [], complete=True)
         self.apply("Pod", pods, [], complete=True)
 
-    def concerns(self, kind: str, found: KubeObject) -> bool:
+    def concerns(self, kind: str, item: KubeObject) -> bool:
         """Whether an object belongs to this job."""
-        meta = found["metadata"]
+        meta = item["metadata"]
         if kind == self.kind:
             return bool(meta["uid"] == self.uid)
         if kind == "Pod":
-            return bool(role(found)) and attempt_key(found) == self._key
-        about = found.get("involvedObject", {})
+            return bool(role(item)) and attempt_key(item) == self._key
+        about = item.get("involvedObject", {})
         name = about.get("name", "")
         if about.get("kind") == "PersistentVolumeClaim":
             return name in self._claims
@@ -138,8 +138,8 @@ class JobSnapshot:
     @remembered
     def pods(self) -> list[KubeObject]:
         """Its pods, by name; of pods of the same name the latest."""
-        found = sorted(self._objects.get("Pod", {}).values(), key=_born)
-        return sorted({pod["metadata"]["name"]: pod for pod in found}.values(), key=_name)
+        by_age = sorted(self._objects.get("Pod", {}).values(), key=_born)
+        return sorted({pod["metadata"]["name"]: pod for pod in by_age}.values(), key=_name)
 
     @property
     @remembered
@@ -147,8 +147,8 @@ class JobSnapshot:
         """Warnings about it, its pods and its claims, the latest last."""
         job = self.job
         since = _born(job) if job else 0.0
-        found = [(event_time(event), event) for event in self._objects.get("Event", {}).values()]
-        return [event for time, event in sorted(found, key=lambda pair: pair[0]) if time >= since]
+        timed = [(event_time(event), event) for event in self._objects.get("Event", {}).values()]
+        return [event for time, event in sorted(timed, key=lambda pair: pair[0]) if time >= since]
 
     def about(self, uid: str) -> list[KubeObject]:
         """List the warnings about one object, the latest last."""
@@ -156,14 +156,14 @@ class JobSnapshot:
 
     @remembered
     def _warnings(self) -> dict[str, list[KubeObject]]:
-        found: dict[str, list[KubeObject]] = {}
+        by_uid: dict[str, list[KubeObject]] = {}
         for event in self.events:
-            found.setdefault(event["involvedObject"].get("uid", ""), []).append(event)
-        return found
+            by_uid.setdefault(event["involvedObject"].get("uid", ""), []).append(event)
+        return by_uid
 
     @property
     def departed(self) -> dict[str, KubeObject]:
-        """Pods that are gone, as they were seen last, by uid; but not those that were given back."""
+        """Pods that are gone, as last reported, by uid; but not those that were given back."""
         since = self.note.at if self.note else 0.0
         return {uid: pod for uid, pod in self._departed.items() if _born(pod) > since}
 
@@ -192,13 +192,19 @@ class JobSnapshot:
 
     @property
     def ranks(self) -> Iterator[Container]:
-        """The containers that have ranks, also of pods that are gone: as they were seen last."""
+        """The containers that have ranks, also of pods that are gone: as last reported."""
         pods = [*self.departed.values(), *self.members]
-        return (one for pod in pods if role(pod) == "rank" for one in containers(pod) if not one.init)
+        return (
+            container
+            for pod in pods
+            if role(pod) == "rank"
+            for container in containers(pod)
+            if not container.init
+        )
 
     @property
     def launchable(self) -> bool:
-        """Whether no launcher is there that has no node."""
+        """Whether every launcher pod has a node."""
         return all(scheduled(pod) is not None for pod in self.pods if role(pod) == "launcher")
 
     @remembered
@@ -209,16 +215,16 @@ class JobSnapshot:
 
 
 def role(pod: KubeObject) -> str:
-    """Tell what a pod is in its job: ``launcher`` or ``rank``; empty where it has no job of ours."""
+    """Read a pod's role in its job: ``launcher`` or ``rank``; empty where it has no job of ours."""
     return label(pod, "role")
 
 
 def event_time(event: KubeObject) -> float:
-    """Tell when something was seen last."""
+    """Read when an event was observed last."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    found = next((time for time in times if time), event["metadata"].get("creationTimestamp"))
-    return epoch(found)
+    last = next((time for time in times if time), event["metadata"].get("creationTimestamp"))
+    return epoch(last)
 
 
 def _member_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
@@ -233,9 +239,9 @@ def _same(before: KubeObject | None, now: KubeObject) -> bool:
     return before == now if version is None else version == before["metadata"].get("resourceVersion")
 
 
-def _born(found: KubeObject) -> float:
-    return epoch(found["metadata"].get("creationTimestamp"))
+def _born(item: KubeObject) -> float:
+    return epoch(item["metadata"].get("creationTimestamp"))
 
 
-def _name(found: KubeObject) -> str:
-    return str(found["metadata"]["name"])
+def _name(item: KubeObject) -> str:
+    return str(item["metadata"]["name"])

@@ -1,4 +1,4 @@
-"""What a job's state is, and how it ended."""
+"""Derive a status from job, pods and budgets."""
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Entry
@@ -21,7 +21,7 @@ _CRASHES = 3  # restarts that need no explanation: a peer that is late, say
 
 
 def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: float) -> Status:
-    """Tell how a job is doing, and whether there is any use in waiting for it: its time budgets count.
+    """Derive a job's status; a time budget that is used up fails it.
 
     Args:
         run: The run.
@@ -29,36 +29,36 @@ def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: 
         activity: What its ranks have done so far.
         now: Seconds since the epoch, by the cluster's clock.
     """
-    seen = look(run, snapshot, activity)
-    if seen.state.terminal:
-        return seen
+    status = look(run, snapshot, activity)
+    if status.state.terminal:
+        return status
     first = next(iter(budgets(run, snapshot, activity)), None)
     if first is None or now < first.due:
-        return seen
+        return status
     reason = "\n".join(part for part in (first.message, diagnosis.explain(snapshot)) if part)
     return Status(state=RunState.FAILED, reason=reason, budget=f"run.{first.field}")
 
 
 def look(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Status:
-    """Tell how a job is doing, at whatever time: what its operator says, and what its ranks have said."""
-    seen = JOB_LAUNCHERS[snapshot.job_kind.launch].state(snapshot.job, snapshot.pods)
-    if seen.state.terminal:
-        return seen
+    """Derive a job's status from its operator, its pods and its ranks, without time budgets."""
+    status = JOB_LAUNCHERS[snapshot.job_kind.launch].state(snapshot.job, snapshot.pods)
+    if status.state.terminal:
+        return status
     if text := _hopeless(run, snapshot):
         return Status(state=RunState.FAILED, reason=text)
     where = phase(run, snapshot, activity)
     if where == "running":
-        told = [seen.reason, *diagnosis.crashes(snapshot), *diagnosis.losses(snapshot)]
-        return Status(state=RunState.RUNNING, reason="\n".join(line for line in told if line))
+        lines = [status.reason, *diagnosis.crashes(snapshot), *diagnosis.losses(snapshot)]
+        return Status(state=RunState.RUNNING, reason="\n".join(line for line in lines if line))
     why = diagnosis.explain(snapshot)
     return Status(state=RunState.PENDING, reason=f"{where}: {why}" if why else where)
 
 
-def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, seen: Status) -> bool:
+def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> bool:
     """Whether a failed job has to be deleted: it was given up, or its pods would go on for nobody."""
     if snapshot.job is None:
         return False
-    given_up = seen.budget is not None or condition(snapshot.job, FAILED) is None
+    given_up = status.budget is not None or condition(snapshot.job, FAILED) is None
     return given_up or (run.keep == "never" and any(not ended(pod) for pod in snapshot.pods))
 
 
@@ -71,39 +71,39 @@ def _hopeless(run: TrainingRun, snapshot: JobSnapshot) -> str:
     return ""
 
 
-def concluded(entry: Entry, handle: JobHandle, seen: Status) -> Status:
-    """Say how an attempt ended, where the ledger knows better: who cancelled it, or why it was ended."""
+def concluded(entry: Entry, handle: JobHandle, status: Status) -> Status:
+    """Derive an attempt's final status: the ledger knows who cancelled it, or why it was ended."""
     if (by := entry.cancelled.get(handle.attempt)) is not None:
         return Status(state=RunState.CANCELLED, reason=f"ended by {by}")
-    if seen.state is RunState.SUCCEEDED:
-        return seen
-    return attempt_state(entry, handle).verdict or seen
+    if status.state is RunState.SUCCEEDED:
+        return status
+    return attempt_state(entry, handle).verdict or status
 
 
-def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, seen: Status) -> Status:
-    """Add to a failure what failed first, with its last lines: the rank, or the container."""
-    if seen.failure is not None or (snapshot.job is None and seen.budget):
-        return seen
+def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -> Status:
+    """Add the rank or the container that failed first, with its last lines, to a failed status."""
+    if status.failure is not None or (snapshot.job is None and status.budget):
+        return status
     observed = recorder.state.observed
-    silent = next((one for one in diagnosis.endings(snapshot) if not _spoke_of(recorder, one)), None)
+    silent = next((ending for ending in diagnosis.endings(snapshot) if not _spoke_of(recorder, ending)), None)
     first = silent is not None and (observed.failure is None or silent.time <= int(observed.failed_at))
-    told = [*_endings(snapshot, observed.failure), *diagnosis.losses(snapshot)]
-    reason = "\n".join(dict.fromkeys([seen.reason, *told]))
+    causes = [*_endings(snapshot, observed.failure), *diagnosis.losses(snapshot)]
+    reason = "\n".join(dict.fromkeys([status.reason, *causes]))
     if not first or silent is None:
-        return seen.model_copy(update={"reason": reason, "failure": observed.failure})
+        return status.model_copy(update={"reason": reason, "failure": observed.failure})
     lines = tuple(recorder.tails.get(silent.pod, ()))
     rank = next((rank for rank in observed.ranks if rank.hostname == silent.hostname), None)
     if rank is None:
         last = "\n".join(["its last lines:", *lines]) if lines else ""
         text = "\n".join(part for part in (reason, last) if part)
-        return seen.model_copy(update={"reason": text, "failure": observed.failure})
+        return status.model_copy(update={"reason": text, "failure": observed.failure})
     failure = RankFailure(rank=rank.rank, host=rank.host, exit_code=silent.code, last_lines=lines)
     recorder.fail(failure)
-    return seen.model_copy(update={"reason": reason, "failure": failure})
+    return status.model_copy(update={"reason": reason, "failure": failure})
 
 
 def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
-    """Note how ranks ended that could not say so: as their containers did, where those are the ranks' own."""
+    """Record exit codes that ranks could not report, from their containers where those are the ranks' own."""
     if snapshot.job_kind.launcher:
         return  # the ranks' containers run sshd
     began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
@@ -115,21 +115,23 @@ def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
 
 
 def _endings(snapshot: JobSnapshot, failure: RankFailure | None) -> list[str]:
-    """Say how containers ended: the first, unless a rank tells more, and all that ran out of memory."""
-    found = diagnosis.endings(snapshot)
-    first = found[:1] if failure is None else []
-    return [str(one) for one in [*first, *(one for one in found if one.reason == "OOMKilled")]]
+    """Describe how containers failed: the first, unless a rank reported more, and all out of memory."""
+    failed = diagnosis.endings(snapshot)
+    first = failed[:1] if failure is None else []
+    return [
+        str(ending) for ending in [*first, *(ending for ending in failed if ending.reason == "OOMKilled")]
+    ]
 
 
 def _spoke_of(recorder: AttemptRecorder, ending: Ending) -> bool:
-    """Whether a rank of the container has told of its own end."""
-    told = recorder.state.parted.get(ending.pod)
-    return told is not None and told >= ending.began
+    """Whether a rank of the container has reported its own end."""
+    parted = recorder.state.parted.get(ending.pod)
+    return parted is not None and parted >= ending.began
 
 
 def ended_at(snapshot: JobSnapshot) -> float:
     """Tell when the job ended, in seconds since the epoch; 0 where it does not say."""
     for kind in snapshot.job_kind.ends:
-        if found := condition(snapshot.job, kind):
-            return epoch(found.get("lastTransitionTime"))
+        if end := condition(snapshot.job, kind):
+            return epoch(end.get("lastTransitionTime"))
     return 0.0

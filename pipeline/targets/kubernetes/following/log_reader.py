@@ -18,16 +18,16 @@ Put = Callable[[LogBatch], Awaitable[None]]
 """Is given the lines, and waits where nobody takes them."""
 
 _SETTLE: Final = 3.0  # seconds in which the kubelet surely tells that a container was started again
-_DONE: Final = "done"  # follows the state of a position in a log that is told to its end
+_DONE: Final = "done"  # follows the state of a position in a log that was read to its end
 _STATE: Final = 4  # parts of that state
 
 
 class LogReaders:
-    """Read every container of a job that has something to say.
+    """Reads the logs of all containers of a job that have ranks or a launcher.
 
     Args:
         watch: The namespace.
-        cursor: How far logs were told.
+        cursor: How far logs were read.
         put: Is given the lines.
     """
 
@@ -80,11 +80,11 @@ class LogReaders:
 
 
 class LogReader:
-    """Reads one container of a pod.
+    """Reads the log of one container of a pod.
 
     Args:
         watch: The namespace.
-        cursor: How far logs were told, also this one's.
+        cursor: How far logs were read, also this one's.
         put: Is given the lines.
     """
 
@@ -92,31 +92,31 @@ class LogReader:
         self._watch, self._cursor, self._put = watch, cursor, put
         self._container: Container | None = None
         self._gone = False
-        self._told = -1
+        self._finished = -1
         self._changed = asyncio.Event()
 
     @property
     def behind(self) -> bool:
         """Whether its container has ended and lines of it are still to come."""
-        return self._over(self._now.restarts) and self._told < self._now.restarts and not self._gone
+        return self._over(self._now.restarts) and self._finished < self._now.restarts and not self._gone
 
     def update(self, container: Container) -> None:
-        """Hear how the container is, also after it was thought to be gone."""
+        """Update the container, also after it was thought to be gone."""
         self._container, self._gone = container, False
         self._changed.set()
 
     def leave(self) -> None:
-        """Hear that its pod is gone."""
+        """Note that its pod is gone."""
         self._gone = True
         self._changed.set()
 
     async def read(self, container: Container) -> None:
-        """Read until the container has ended for good and every line is told."""
+        """Read until the container has ended for good and every line was passed on."""
         self.update(container)
         number = max(0, self._now.restarts - 1)  # of those before the kubelet keeps the last one's log only
         while True:
             await self._read_one(number)
-            self._told = number
+            self._finished = number
             while self._now.restarts <= number:
                 if self._gone:
                     return
@@ -145,21 +145,21 @@ class LogReader:
             await self._wait(pauses.next())
         else:
             if self._gone:
-                return  # an old picture may have said so
+                return  # an old snapshot may show so
         await self._put(LogBatch(key, [], [*position.state, _DONE]))
 
     async def _pass(self, number: int, position: LogCursor, *, over: bool) -> bool:
-        """Read what there is to read at once; whether that was the log which was meant."""
+        """Read what the log has now; whether that was the log which was meant."""
         position.reopen()
         previous = self._now.restarts > number
         where = self._now.pod["metadata"]["name"], self._now.name
         log = self._watch.log(*where, LogPart(follow=not over, previous=previous, since=position.since))
         async with aclosing(log) as blocks:
             async for block in blocks:
-                stamped = [one for one in map(parse, block) if one is not None]
+                stamped = [line for line in map(parse, block) if line is not None]
                 if stamped and position.doubts(stamped[0].time) and not await self._settled(number):
                     return False
-                lines = [self._line(one.time, one.text) for one in stamped if position.take(one.time)]
+                lines = [self._line(line.time, line.text) for line in stamped if position.take(line.time)]
                 if lines:
                     await self._put(LogBatch(self._key(number), lines, position.state))
         return True

@@ -1,4 +1,4 @@
-"""Where a container's log was read to, exactly, so that it can be read on after any break. Pure.
+"""How far a container's log was read, exactly, so that reading goes on after any break. Pure.
 
 The API gives lines from a whole second on. What was told already of those is the beginning of what it
 gives, in the log's own order: it is skipped by count, which no equal times and no times out of order can
@@ -32,7 +32,7 @@ class Stamped(NamedTuple):
 
 
 def parse(line: bytes) -> Stamped | None:
-    """Read a line as the API gives it with times; None for what is none, such as a word of the kubelet's."""
+    """Parse a log line with its time; None for any other, such as a message of the kubelet."""
     stamp, _, text = line.partition(b" ")
     try:
         return Stamped(_nanoseconds(stamp.decode("ascii")), text.decode(errors="replace").rstrip("\r"))
@@ -67,7 +67,7 @@ class _Second(NamedTuple):
 
 
 class LogCursor:
-    """How far a log was told.
+    """How far a log was read.
 
     Args:
         state: What ``state`` of another position was, to go on from there.
@@ -88,7 +88,7 @@ class LogCursor:
 
     @property
     def state(self) -> list[Any]:
-        """All that another position needs to go on from here, as JSON."""
+        """The position as JSON, from which another cursor goes on."""
         return [[list(second) for second in self._seconds], self._last, self._equal, self._first]
 
     @property
@@ -101,11 +101,11 @@ class LogCursor:
         self._skip, self._by_count = sum(second.lines for second in self._seconds), None
 
     def doubts(self, time: int) -> bool:
-        """Whether the next line, the first since ``reopen``, is another than it was: is this the same log?"""
+        """Whether the first line since ``reopen`` differs from what it was: is this another log?"""
         return self._by_count is None and bool(self._seconds) and time != self._seconds[0].first
 
     def take(self, time: int) -> bool:
-        """Take note of the next line; whether it is a new one."""
+        """Advance by a line; whether it is a new one."""
         if self._by_count is None:
             self._begin(time)
         if not self._by_count:
@@ -146,19 +146,19 @@ class LogCursor:
 
     def _count(self, time: int) -> None:
         second = time // _NANO
-        newest = max((one.second for one in self._seconds), default=second)
-        for index, one in enumerate(self._seconds):
-            if one.second == second:
-                self._seconds[index] = one._replace(lines=one.lines + 1)
+        newest = max((entry.second for entry in self._seconds), default=second)
+        for index, entry in enumerate(self._seconds):
+            if entry.second == second:
+                self._seconds[index] = entry._replace(lines=entry.lines + 1)
                 return
         if second < newest - _KEPT:
             return  # too old to be read again
-        kept = [one for one in self._seconds if one.second >= second - _KEPT]
-        self._seconds = [*kept, _Second(second, 1, time)]
+        recent = [entry for entry in self._seconds if entry.second >= second - _KEPT]
+        self._seconds = [*recent, _Second(second, 1, time)]
 
 
 class RateLimiter:
-    """Admits so many ordinary lines a second, and as many events of progress; says how many it dropped.
+    """Rate-limit lines, and events of progress alike; report how many were dropped.
 
     Args:
         per_second: How many.
@@ -171,7 +171,7 @@ class RateLimiter:
         """None: ordinary lines."""
 
     def admit(self, lines: Iterable[RankLine], now: float) -> list[RankLine]:
-        """Choose what to pass on: a rank's events other than progress always."""
+        """Choose the lines to pass on: a rank's events other than progress always."""
         notices = self._turn(int(now))
         admitted = [line for line in lines if self._admits(line)]
         return notices + admitted

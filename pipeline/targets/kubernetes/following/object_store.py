@@ -1,4 +1,4 @@
-"""What is there at present, put together from what changed: for those who begin to follow later."""
+"""Keep the current objects, put together from changes: for those who begin to follow later."""
 
 from manycpu.pipeline.adapters.cluster_watch import Changes
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -7,23 +7,23 @@ __all__ = ["ObjectStore"]
 
 
 class ObjectStore:
-    """The objects of some kinds, as they are."""
+    """The current objects of some kinds."""
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[str, KubeObject]] = {}
 
     def apply(self, change: Changes) -> None:
-        """Take note of a change; of a kind whose objects were not listed yet nothing is known."""
-        there = {found["metadata"]["uid"]: found for found in change.objects}
+        """Apply a change; one of a kind that was not listed yet is dropped."""
+        by_uid = {item["metadata"]["uid"]: item for item in change.objects}
         if change.complete:
-            self._objects[change.kind] = there
+            self._objects[change.kind] = by_uid
         elif change.kind in self._objects:
-            self._objects[change.kind] |= there
-            for found in change.deleted:
-                self._objects[change.kind].pop(found["metadata"]["uid"], None)
+            self._objects[change.kind] |= by_uid
+            for item in change.deleted:
+                self._objects[change.kind].pop(item["metadata"]["uid"], None)
 
     def changes(self) -> list[Changes]:
-        """Tell all that is there, as a list would."""
+        """List all current objects as changes, as a first list would."""
         return [
             Changes(kind, list(objects.values()), [], complete=True)
             for kind, objects in self._objects.items()

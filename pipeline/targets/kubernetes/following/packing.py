@@ -1,4 +1,4 @@
-"""What the ledger keeps of an attempt, small enough for a ConfigMap, which takes 1 MiB with all its keys.
+"""Pack what the ledger keeps of an attempt into a ConfigMap, which takes 1 MiB with all its keys.
 
 A few ranks are kept as they are, for people to read; many as compressed JSON, ranks of a meeting as spans.
 Where even that is too much, what only matters for older meetings and logs goes first: its end never does.
@@ -20,7 +20,7 @@ _ENTRIES: Final = 4096  # of other lists, the same
 
 
 def pack(fields: Fields) -> Fields:
-    """Make what is written to the ledger of what there is; the oldest is left out where it is too much.
+    """Pack an attempt's fields for the ledger; the oldest are left out where it is too much.
 
     Args:
         fields: Of a ``Kept``: ``attempt``, ``cursor``, ``observed`` and more.
@@ -36,12 +36,12 @@ def pack(fields: Fields) -> Fields:
 
 
 def least(fields: Fields) -> Fields:
-    """Make the least that says how an attempt went: for a ledger that takes no more."""
+    """Pack the least that shows how an attempt went: for a ledger that takes no more."""
     return {"attempt": fields["attempt"], "packed": _compressed(_only_the_end(fields))}
 
 
 def unpack(written: Mapping[str, Any]) -> Fields:
-    """Read what :func:`pack` made.
+    """Unpack fields that :func:`pack` made.
 
     Raises:
         ValueError: It is nothing of ours.
@@ -50,13 +50,17 @@ def unpack(written: Mapping[str, Any]) -> Fields:
         return dict(written)
     try:
         fields: Fields = json.loads(zlib.decompress(base64.b64decode(written["packed"])))
-        return _with_rounds(fields, (one | {"ranks": [*_ranks(one["ranks"])]} for one in _rounds(fields)))
+        return _with_rounds(
+            fields, (meeting | {"ranks": [*_ranks(meeting["ranks"])]} for meeting in _rounds(fields))
+        )
     except (zlib.error, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"what the ledger holds of the ranks cannot be read: {error}") from error
 
 
 def _compressed(fields: Fields) -> str:
-    short = _with_rounds(fields, (one | {"ranks": _spans(one["ranks"])} for one in _rounds(fields)))
+    short = _with_rounds(
+        fields, (meeting | {"ranks": _spans(meeting["ranks"])} for meeting in _rounds(fields))
+    )
     return base64.b64encode(zlib.compress(json.dumps(short).encode(), 9)).decode()
 
 
@@ -69,22 +73,22 @@ def _without_the_oldest(fields: Fields) -> Fields:
     observed = fields.get("observed", {})
     last = {name: observed[name][-_ENTRIES:] for name in ("introduced", "warnings") if name in observed}
     cursor = dict([*fields.get("cursor", {}).items()][-_ENTRIES:])
-    made = fields | {"cursor": cursor, "observed": observed | last}
-    return _with_rounds(made, _rounds(made)[-_ROUNDS:])
+    shortened = fields | {"cursor": cursor, "observed": observed | last}
+    return _with_rounds(shortened, _rounds(shortened)[-_ROUNDS:])
 
 
 def _only_the_last_meeting(fields: Fields) -> Fields:
     observed = {name: value for name, value in fields.get("observed", {}).items() if name != "introduced"}
-    made = fields | {"cursor": {}, "parted": {}, "observed": observed}
-    return _with_rounds(made, _rounds(made)[-1:])
+    shortened = fields | {"cursor": {}, "parted": {}, "observed": observed}
+    return _with_rounds(shortened, _rounds(shortened)[-1:])
 
 
 def _only_the_end(fields: Fields) -> Fields:
-    """Leave out what a script said, too: its metrics are in the output as well."""
+    """Leave out what a script reported, too: its metrics are in the output as well."""
     left_out = {"metrics", "warnings", "failure"}
-    made = _only_the_last_meeting(fields)
-    observed = {name: value for name, value in made["observed"].items() if name not in left_out}
-    return made | {"observed": observed}
+    shortened = _only_the_last_meeting(fields)
+    observed = {name: value for name, value in shortened["observed"].items() if name not in left_out}
+    return shortened | {"observed": observed}
 
 
 _LESS: Final[tuple[Callable[[Fields], Fields], ...]] = (
@@ -101,8 +105,8 @@ def _rounds(fields: Fields) -> list[Fields]:
 
 
 def _with_rounds(fields: Fields, rounds: Iterable[Fields]) -> Fields:
-    found = [*rounds]
-    return fields | {"observed": fields.get("observed", {}) | {"rounds": found}} if found else fields
+    meetings = [*rounds]
+    return fields | {"observed": fields.get("observed", {}) | {"rounds": meetings}} if meetings else fields
 
 
 def _spans(ranks: Iterable[int]) -> list[list[int]]:

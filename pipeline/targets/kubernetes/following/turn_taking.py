@@ -35,7 +35,7 @@ _SETTLE: Final = 0.3  # seconds in which changes are put together
 
 
 class TurnTaking:
-    """Acts for one job.
+    """Gives back nodes and tries again, for one job.
 
     Args:
         snapshot: The job.
@@ -60,7 +60,7 @@ class TurnTaking:
         return self._others is not None
 
     def look(self, *, met: bool, now: float) -> str:
-        """Do what it is time for; say what the job waits for, empty where it does not.
+        """Act where it is the job's turn; say what the job waits for, empty where it does not.
 
         Args:
             met: Whether its ranks have ever met: then it keeps what it has.
@@ -71,13 +71,13 @@ class TurnTaking:
             self._leave()
             return ""
         others = self._join()
-        if not others.known:
+        if not others.is_complete:
             return ""
-        seen = others.look(now)
-        decision = self._decide(mine, seen, now)
+        jobs = others.look(now)
+        decision = self._decide(mine, jobs, now)
         if decision.job is not None and (self._acting is None or self._acting.done()):
-            self._act(decision, decision.job, seen.pods, now)
-        return "\n".join(filter(None, [lacking(mine, seen.jobs, seen.held), self._trouble]))
+            self._act(decision, decision.job, jobs.pods, now)
+        return "\n".join(filter(None, [lacking(mine, jobs.jobs, jobs.held), self._trouble]))
 
     def close(self) -> None:
         """Stop looking; a change that is on its way is made, or not: whoever follows next sees which."""
@@ -87,14 +87,14 @@ class TurnTaking:
 
     def _mine(self, now: float) -> Job | None:
         job = self._snapshot.job
-        found = job_of(job, self._snapshot.job_kind, self._snapshot.pods, now) if job else None
-        return found and found._replace(stuck=unmountable(self._snapshot.pods, self._snapshot.events))
+        mine = job_of(job, self._snapshot.job_kind, self._snapshot.pods, now) if job else None
+        return mine and mine._replace(stuck=unmountable(self._snapshot.pods, self._snapshot.events))
 
-    def _decide(self, mine: Job, seen: "_Seen", now: float) -> Decision:
-        if mine.stuck and on_claims(seen.pods, mine):
+    def _decide(self, mine: Job, jobs: "_Jobs", now: float) -> Decision:
+        if mine.stuck and on_claims(jobs.pods, mine):
             return Decision("give back", mine)
-        others = [job for job in seen.jobs if job.uid != mine.uid]
-        return self._turns.decide(mine, others, seen.held, now)
+        others = [job for job in jobs.jobs if job.uid != mine.uid]
+        return self._turns.decide(mine, others, jobs.held, now)
 
     def _act(self, decision: Decision, job: Job, pods: list[KubeObject], now: float) -> None:
         if job.version == self._acted:
@@ -127,7 +127,7 @@ class TurnTaking:
             self._others = None
 
 
-class _Seen(NamedTuple):
+class _Jobs(NamedTuple):
     """The jobs that wait or run, their pods, and which run has how many of them on nodes."""
 
     jobs: list[Job]
@@ -145,32 +145,32 @@ class _Others:
         self._waking: asyncio.TimerHandle | None = None
 
     @property
-    def known(self) -> bool:
-        """Whether all is known."""
+    def is_complete(self) -> bool:
+        """Whether all jobs and pods were listed."""
         return bool(self._kinds) and self._kinds <= self._complete
 
     def join(self, wake: Callable[[], None]) -> None:
-        """Be woken when something changes."""
+        """Call ``wake`` on every change."""
         self._wakes.append(wake)
         if self._task is None:
             self._present, self._kinds, self._complete = ObjectStore(), frozenset[str](), set[str]()
-            self._seen, self._looked = _Seen([], [], {}), 0.0
+            self._jobs, self._looked = _Jobs([], [], {}), 0.0
             self._task = asyncio.create_task(self._follow())
 
     def leave(self, wake: Callable[[], None]) -> None:
-        """Be woken no more; when nobody is, nothing is watched."""
+        """Stop to call ``wake``; nothing is watched once nobody is left to call."""
         self._wakes.remove(wake)
         if not self._wakes and self._task is not None:
             self._task.cancel()
             self._task = None
             _ALL.pop(self._watch, None)
 
-    def look(self, now: float) -> _Seen:
+    def look(self, now: float) -> _Jobs:
         """Read all jobs and their pods, once for all who look."""
         if now - self._looked > _AGAIN:
             self._looked = now
-            self._seen = _read({change.kind: change.objects for change in self._present.changes()}, now)
-        return self._seen
+            self._jobs = _read({change.kind: change.objects for change in self._present.changes()}, now)
+        return self._jobs
 
     async def _follow(self) -> None:
         while True:
@@ -213,7 +213,7 @@ def _is_served(cluster: Cluster, kind: str) -> bool:
     return True
 
 
-def _read(objects: dict[str, list[KubeObject]], now: float) -> _Seen:
+def _read(objects: dict[str, list[KubeObject]], now: float) -> _Jobs:
     pods = objects.pop("Pod")
     by_job: dict[tuple[str, str], list[KubeObject]] = {}
     for pod in filter(role, pods):
@@ -223,4 +223,4 @@ def _read(objects: dict[str, list[KubeObject]], now: float) -> _Seen:
         for kind in JOB_KINDS.values()
         for job in objects.get(kind.kind, ())
     )
-    return _Seen([job for job in jobs if job is not None], pods, holding(pods))
+    return _Jobs([job for job in jobs if job is not None], pods, holding(pods))

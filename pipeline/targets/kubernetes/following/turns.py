@@ -47,7 +47,7 @@ class Turns:
             now: Seconds since the epoch, by the cluster's clock.
         """
         states = {job.uid: _state(job) for job in others}
-        self._owing = {uid: kept for uid, kept in self._owing.items() if states.get(uid) == kept[0]}
+        self._owing = {uid: debt for uid, debt in self._owing.items() if states.get(uid) == debt[0]}
         absent = {uid for uid, (_, since) in self._owing.items() if now - since > _PATIENCE}
         decision = _decide(mine, [job for job in others if job.uid not in absent], holding, now)
         if (owing := decision.owing) is None:
@@ -115,10 +115,10 @@ def _candidate(waiting: Sequence[Job], holding: Holding, now: float) -> Job | No
     Of all who wait, the oldest first, the first is passed over.
     """
     for number, job in enumerate(waiting[1:], start=1):
-        known = any(
+        blocked = any(
             _covers(q, job) and not (q.given_back and _may_fit(q, holding, now)) for q in waiting[:number]
         )
-        if job.given_back and not job.kind.launcher and not known and _may_fit(job, holding, now):
+        if job.given_back and not job.kind.launcher and not blocked and _may_fit(job, holding, now):
             return job
     return None
 

@@ -1,4 +1,4 @@
-"""What can be seen of a job that may wait for room, by whoever follows it and by all others. Pure."""
+"""Read off jobs and pods who waits for room, and for how much. Pure."""
 
 import json
 import re
@@ -57,7 +57,7 @@ class Job(NamedTuple):
     trying: bool
     """Whether some of its ranks, or their launcher, have no node, and are on their way to one."""
     refused: bool
-    """Whether the cluster has said that there is no room for one of them."""
+    """Whether the cluster has reported that there is no room for one of them."""
     short: tuple[str, ...]
     """Of what there is too little, resources or quota; empty where something else is in the way."""
     underway: bool
@@ -76,7 +76,7 @@ def _left_to_others(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject]) 
 
 
 def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
-    """Read a job and its pods; None where nothing is to be decided: it has ended, or others decide.
+    """Read a job and its pods; None where it has ended, or a queue or another scheduler decides.
 
     Args:
         job: The job.
@@ -87,10 +87,10 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
     pods = list(pods)
     meta, note = job["metadata"], note_of(job)
     over = is_being_deleted(job) or any(condition(job, end) for end in kind.ends)
-    asked = JOB_LAUNCHERS[kind.launch].ranks(job)
-    if over or asked is None or _left_to_others(job, kind, pods):
+    demand = JOB_LAUNCHERS[kind.launch].ranks(job)
+    if over or demand is None or _left_to_others(job, kind, pods):
         return None
-    need, spec = asked
+    need, spec = demand
     ranks = [pod for pod in pods if role(pod) == "rank"]
     launchers = [pod for pod in pods if role(pod) == "launcher"]
     placed = sum(scheduled(pod) is not None for pod in ranks)
@@ -125,11 +125,11 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
 
 def holding(pods: Iterable[KubeObject]) -> dict[str, int]:
     """Count, for each run, the pods of jobs that have a node and have not ended."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for pod in pods:
         if role(pod) and scheduled(pod) is not None and not ended(pod):
-            found[label(pod, "run")] = found.get(label(pod, "run"), 0) + 1
-    return found
+            counts[label(pod, "run")] = counts.get(label(pod, "run"), 0) + 1
+    return counts
 
 
 def on_claims(pods: Iterable[KubeObject], job: Job) -> dict[str, int]:
@@ -139,7 +139,7 @@ def on_claims(pods: Iterable[KubeObject], job: Job) -> dict[str, int]:
 
 
 def given_back(job: Job, pods: Iterable[KubeObject], now: float) -> Note:
-    """Make the note of a job that gives back what it holds."""
+    """Build the note of a job that gives back what it holds."""
     tries = job.note.tries + 1 if job.note else 1
     if job.stuck:
         return Note(at=now, tries=tries, held=on_claims(pods, job), claim=job.stuck)
@@ -148,23 +148,25 @@ def given_back(job: Job, pods: Iterable[KubeObject], now: float) -> Note:
 
 
 def resumed(job: Job, now: float) -> Note:
-    """Make the note of a job that tries again."""
+    """Build the note of a job that tries again."""
     return (job.note or Note(at=now)).model_copy(update={"resumed": now})
 
 
 def unmountable(pods: Iterable[KubeObject], events: Iterable[KubeObject]) -> str:
     """Name the claim that keeps a pod from starting, since it is mounted on another node; else empty."""
-    told = {event["involvedObject"].get("uid") for event in events if _is_multi_attach(event)}
+    warned = {event["involvedObject"].get("uid") for event in events if _is_multi_attach(event)}
     for pod in pods:
         statuses = pod.get("status", {}).get("containerStatuses") or ()
-        waits = not any("running" in one["state"] or "terminated" in one["state"] for one in statuses)
-        if pod["metadata"]["uid"] in told and waits:
+        waits = not any(
+            "running" in status["state"] or "terminated" in status["state"] for status in statuses
+        )
+        if pod["metadata"]["uid"] in warned and waits:
             return next(iter(claims_of(pod)), "")
     return ""
 
 
 def lacking(mine: Job, jobs: Iterable[Job], held: Mapping[str, int]) -> str:
-    """Say what a job waits for, and who has it, as far as can be seen; empty where it lacks no room."""
+    """Describe what a job waits for, and which runs hold it; empty where it lacks no room."""
     if claim := mine.stuck or (mine.given_back and mine.note and mine.note.claim):
         return f"waits for claim {claim}, which is mounted on another node"
     if mine.trying and not mine.short:
@@ -177,13 +179,13 @@ def lacking(mine: Job, jobs: Iterable[Job], held: Mapping[str, int]) -> str:
 
 
 def _amounts(mine: Job) -> str:
-    """Say how much the ranks need that have no node."""
+    """Describe how much the ranks without a node need."""
     note, number = mine.note, mine.need - (0 if mine.given_back else mine.placed)
     if number <= 0:
         return "a node for its launcher"
     short = note.short if mine.given_back and note is not None else mine.short
-    asked = [_amount(name, mine.ask[name] * number) for name in short if name in mine.ask]
-    return " and ".join(asked) or f"{number} node{'' if number == 1 else 's'}"
+    amounts = [_amount(name, mine.ask[name] * number) for name in short if name in mine.ask]
+    return " and ".join(amounts) or f"{number} node{'' if number == 1 else 's'}"
 
 
 def _amount(resource: str, total: Decimal) -> str:
@@ -210,11 +212,11 @@ def _is_multi_attach(event: KubeObject) -> bool:
 
 
 def _requests(spec: KubeObject) -> dict[str, Decimal]:
-    found: dict[str, Decimal] = {}
+    totals: dict[str, Decimal] = {}
     for inner in spec["containers"]:
         for name, quantity in inner.get("resources", {}).get("requests", {}).items():
-            found[name] = found.get(name, Decimal(0)) + amount(quantity)
-    return found
+            totals[name] = totals.get(name, Decimal(0)) + amount(quantity)
+    return totals
 
 
 def _place(spec: KubeObject) -> str:
@@ -225,9 +227,9 @@ def _place(spec: KubeObject) -> str:
 
 def _scheduled_by_others(pod: KubeObject) -> bool:
     spec, meta = pod["spec"], pod["metadata"]
-    known = {**meta.get("labels", {}), **meta.get("annotations", {})}
+    marks = {**meta.get("labels", {}), **meta.get("annotations", {})}
     own = spec.get("schedulerName", "default-scheduler") == "default-scheduler"
-    return not own or bool(spec.get("schedulingGates")) or any(name in known for name in _GROUPS)
+    return not own or bool(spec.get("schedulingGates")) or any(name in marks for name in _GROUPS)
 
 
 def _insufficient(words: Iterable[str]) -> tuple[str, ...]:

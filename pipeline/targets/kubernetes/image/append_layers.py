@@ -1,4 +1,4 @@
-"""Putting layers upon an image, in a repository of ours: nothing is built, and only what is new is sent."""
+"""Append layers to an image in our repository: nothing is built, and only what is new is sent."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -20,7 +20,7 @@ def append(
     change: Callable[[], Change],
     opened: Registries,
 ) -> tuple[str, bool]:
-    """Put trees upon an image and push it, unless it is there; its name by digest, and whether it was there.
+    """Append trees to an image and push it if it is missing; its name by digest, and whether it existed.
 
     Args:
         base: The image.
@@ -35,8 +35,8 @@ def append(
     source, target = opened.repository(base), opened.repository(ours)
     image = source.pull(base.version)
     tag = tag_of(image.digest, trees)
-    if there := target.digest(tag):
-        return str(ours.at(there)), True
+    if digest := target.digest(tag):
+        return str(ours.at(digest)), True
     if (base.registry, base.repository) != (ours.registry, ours.repository):
         _bring(image, source, target)
     new = change()
@@ -46,13 +46,13 @@ def append(
 
 
 def tag_of(base: str, trees: Sequence[Tree]) -> str:
-    """Name an image by what it is made of: its base's digest, and those of the trees upon it."""
+    """Hash the digests of a base image and of the trees upon it into a tag."""
     parts = (base.removeprefix("sha256:"), *(tree.digest for tree in trees))
     return "-".join(part[:_DIGITS] for part in parts)
 
 
 def _bring(image: Image, source: Repository, target: Repository) -> None:
-    """Have the base in our repository, whole: under a tag of its own, which is pushed last."""
+    """Copy the base image into our repository, whole: under a tag of its own, which is pushed last."""
     tag = f"base-{image.digest.removeprefix('sha256:')[:_DIGITS]}"
     if target.digest(tag):
         return

@@ -1,4 +1,4 @@
-"""The image that a run's own layers go upon: the one given, or one that is built from a Dockerfile."""
+"""Find or build the image that a run's own layers go upon: the one given, or from a Dockerfile."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -12,13 +12,13 @@ from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own
 if TYPE_CHECKING:
     from manycpu.pipeline.targets.context import ClusterContext
 
-__all__ = ["given", "image", "plan"]
+__all__ = ["finished_image", "image", "plan"]
 
 _LOOK: Final = 5.0  # seconds to ask for the digest of an image that a Dockerfile starts from
 
 
-def given(ctx: "ClusterContext", stage: Stage) -> Reference | None:
-    """Name the image that the target gives; helper pods take the training's where there is no other."""
+def finished_image(ctx: "ClusterContext", stage: Stage) -> Reference | None:
+    """Name the target's finished image; helper pods take the training's where there is no other."""
     target = ctx.target
     if stage == "helper" and target.helper_image:
         return Reference.parse(target.helper_image, "target.helper_image")
@@ -34,8 +34,8 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
         BadInputError: None is given, and there is no registry to build one for.
         BuildError: It cannot be built.
     """
-    if found := given(ctx, stage):
-        return found
+    if reference := finished_image(ctx, stage):
+        return reference
     ours = own_repository(ctx)
     if ours is None:
         raise BadInputError(
@@ -43,34 +43,36 @@ def image(ctx: "ClusterContext", stage: Stage, opened: Registries) -> Reference:
             field="target.registry",
             fix="Name a registry in target.registry, or an image in target.image",
         )
-    wanted = plan(ctx, stage, ours)
+    build = plan(ctx, stage, ours)
     repository = opened.repository(ours)
-    if repository.digest(wanted.reference.version) is None:
-        log.info("building %s", wanted.reference)
+    if repository.digest(build.reference.version) is None:
+        log.info("building %s", build.reference)
         where = builder_pod if ctx.target.builder in PODS else builder_worker
-        where.build(ctx, wanted, opened)
-        if repository.digest(wanted.reference.version) is None:
+        where.build(ctx, build, opened)
+        if repository.digest(build.reference.version) is None:
             raise BuildError(
-                f"{wanted.reference} was built, and the registry does not have it", field="target.builder"
+                f"{build.reference} was built, and the registry does not have it", field="target.builder"
             )
-    return wanted.reference
+    return build.reference
 
 
 def plan(ctx: "ClusterContext", stage: Stage, ours: Reference) -> Build:
-    """Say what would be built, and name it by all that goes into it."""
-    made = recipe(ctx, stage)
-    digests = _digests(ctx, made)
-    return Build(made, ours.at(made.tag(digests)), all(digests.get(base) for base in made.bases))
+    """Plan the build of an image, named by the hash of its inputs."""
+    inputs = recipe(ctx, stage)
+    digests = _digests(ctx, inputs)
+    return Build(inputs, ours.at(inputs.tag(digests)), all(digests.get(base) for base in inputs.bases))
 
 
-def _digests(ctx: "ClusterContext", made: Recipe) -> dict[str, str]:
-    """Look up what the Dockerfile starts from now, where that can be seen from here."""
-    found = {}
+def _digests(ctx: "ClusterContext", inputs: Recipe) -> dict[str, str]:
+    """Look up the current digests of the Dockerfile's base images, where a registry answers."""
+    digests = {}
     with registries(ctx, _LOOK) as opened:
-        for base in made.bases:
+        for base in inputs.bases:
             reference = Reference.parse(base, "target.build_args")
             try:
-                found[base] = reference.digest or opened.repository(reference).digest(reference.version) or ""
+                digests[base] = (
+                    reference.digest or opened.repository(reference).digest(reference.version) or ""
+                )
             except RegistryError as error:
                 log.warning("whether %s has changed cannot be seen from here: %s", base, error.message)
-    return found
+    return digests

@@ -1,4 +1,4 @@
-"""An image to build: what it is made from, the hash of all that, and the log of its build."""
+"""The inputs of an image's build, the hash of all of them, and the log of the build."""
 
 import hashlib
 import logging
@@ -52,11 +52,11 @@ class Recipe:
 
     @cached_property
     def bases(self) -> list[str]:
-        """The images that it starts from."""
+        """The base images in its FROM lines."""
         return dockerfile.bases(self.text, dict(self.arguments))
 
     def tag(self, digests: Mapping[str, str]) -> str:
-        """Name the image by all that it is made from.
+        """Hash all inputs into the image's tag.
 
         Args:
             digests: Image that it starts from -> its present digest.
@@ -73,9 +73,10 @@ class Recipe:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Have the context as a folder, with its Dockerfile."""
-        with TemporaryDirectory(prefix="manycpu-build-") as made:
-            folder = Path(made, "context")  # the one above is this user's alone, and a build may have another
+        """Copy the context, with its Dockerfile, to a temporary folder."""
+        with TemporaryDirectory(prefix="manycpu-build-") as parent:
+            # The parent is this user's alone, and a build may have another.
+            folder = Path(parent, "context")
             folder.mkdir()
             for path, file in self.files:
                 place = folder / path
@@ -106,14 +107,14 @@ class LastLines:
         log.info(line)
 
     def failed(self, build: Build, why: str) -> BuildError:
-        """Say that a build failed."""
-        said = "\n".join(self._lines)
+        """Make the error of a failed build, with its last lines."""
+        text = "\n".join(self._lines)
         field = "target.image" if build.recipe.target else "target.dockerfile"
-        return BuildError(f"image {build.reference} could not be built: {why}\n{said}", field=field)
+        return BuildError(f"image {build.reference} could not be built: {why}\n{text}", field=field)
 
 
 def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
-    """Say what a run's image is made from: the user's Dockerfile for training, else manycpu's own.
+    """Collect the inputs of an image: the user's Dockerfile for training, else manycpu's own.
 
     Raises:
         BadInputError: There is no such file or folder, or an argument that the Dockerfile does not know.
@@ -125,12 +126,12 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
         arguments = tuple(sorted(target.build_args.items()))
         files = {**_below(context), "Dockerfile": file}
         return Recipe(stage, None, file.read_text(), arguments, tuple(sorted(files.items())))
-    known = {name for names in _ARGUMENTS.values() for name in names}
-    if not target.dockerfile and (unknown := set(target.build_args) - known):
+    own_arguments = {name for names in _ARGUMENTS.values() for name in names}
+    if not target.dockerfile and (unknown := set(target.build_args) - own_arguments):
         raise BadInputError(
             f"manycpu's Dockerfile has no argument {', '.join(sorted(unknown))}",
             field="target.build_args",
-            fix=f"Use {', '.join(sorted(known))}, or a Dockerfile of your own in target.dockerfile",
+            fix=f"Use {', '.join(sorted(own_arguments))}, or a Dockerfile of your own in target.dockerfile",
         )
     mine = {name: value for name, value in target.build_args.items() if name in _ARGUMENTS[stage]}
     theirs = _below(Path(target.context)) if target.context and not target.dockerfile else {}
@@ -140,7 +141,7 @@ def recipe(ctx: "ClusterContext", stage: Stage) -> Recipe:
 
 
 def _ccl() -> dict[str, Path]:
-    """What the backend ccl is built from: a change of it builds the image anew."""
+    """List the sources of the backend ccl: a change of them builds the image anew."""
     parts = [PACKAGE / "__init__.py", *(PACKAGE / "node").rglob("*"), *(PACKAGE / "spec").rglob("*.py")]
     files = (path for path in parts if path.is_file() and path.suffix != ".pyc")
     return {f"lib/manycpu/pipeline/{path.relative_to(PACKAGE).as_posix()}": path for path in files}
@@ -148,11 +149,11 @@ def _ccl() -> dict[str, Path]:
 
 def _below(folder: Path) -> dict[str, Path]:
     _existing(str(folder), "target.context")
-    found: dict[str, Path] = {}
+    files_by_path: dict[str, Path] = {}
     for here, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in (".git", "__pycache__"))
-        found |= {Path(here, name).relative_to(folder).as_posix(): Path(here, name) for name in files}
-    return {path: file for path, file in found.items() if file.is_file()}
+        files_by_path |= {Path(here, name).relative_to(folder).as_posix(): Path(here, name) for name in files}
+    return {path: file for path, file in files_by_path.items() if file.is_file()}
 
 
 def _existing(path: str, field: str) -> Path:

@@ -1,4 +1,4 @@
-"""Building in a pod without privileges, in a namespace of its own if need be.
+"""Build images in a pod without privileges, in a namespace of its own if need be.
 
 The context is a layer upon the builder's image, pushed as the code is; the pod pushes what it built. Owners
 do not reach into another namespace: there the ledger knows the pod and its Secret, and both are deleted here.
@@ -34,8 +34,8 @@ _HOPELESS: Final = 60.0  # seconds for which a pod may fail to start
 _LOOK: Final = 1.0  # seconds
 
 
-def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
-    """Build in a pod, which pushes.
+def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:
+    """Build an image in a pod, which pushes it.
 
     Raises:
         BuildError: It failed; the message has its last lines.
@@ -43,31 +43,31 @@ def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
     """
     namespace = ctx.target.builds_in
     away = namespace != ctx.target.namespace
-    there = ctx.cluster.in_namespace(namespace) if away else ctx.cluster
+    cluster = ctx.cluster.in_namespace(namespace) if away else ctx.cluster
     owners = [] if away else ctx.ledger.owner()
-    files = access(ctx, wanted, opened)
-    pod = manifest(ctx, wanted, _image(ctx, wanted, opened), owners)
+    files = access(ctx, image_build, opened)
+    pod = manifest(ctx, image_build, _image(ctx, image_build, opened), owners)
     name = pod["metadata"]["name"]
-    with _made(ctx, there, [_secret(ctx, name, files, owners), pod]):
-        _wait(there, name, wanted)
+    with _temporary_objects(ctx, cluster, [_secret(ctx, name, files, owners), pod]):
+        _wait(cluster, name, image_build)
 
 
-def manifest(ctx: "ClusterContext", wanted: Build, image: str, owners: list[KubeObject]) -> KubeObject:
-    """Make the builder's pod, within the builder's Pod Security level.
+def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list[KubeObject]) -> KubeObject:
+    """Build the manifest of the builder's pod, within the builder's Pod Security level.
 
     Args:
         ctx: The run.
-        wanted: What is built.
+        image_build: What is built.
         image: The builder's image, with the context in it.
         owners: The pod's owners.
     """
-    name = f"{ctx.name}-build-{wanted.recipe.stage}"
+    name = f"{ctx.name}-build-{image_build.recipe.stage}"
     builder = PODS[ctx.target.builder]
-    options = map(literal, builder.options(wanted.recipe))
+    options = map(literal, builder.options(image_build.recipe))
     container = {
         "name": "build",
         "image": image,
-        "command": ["sh", "-c", builder.script, "build", str(wanted.reference), *options],
+        "command": ["sh", "-c", builder.script, "build", str(image_build.reference), *options],
         "env": env_list(builder.env),
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
         "securityContext": dict(builder.security),
@@ -98,20 +98,20 @@ def _metadata(ctx: "ClusterContext", name: str, owners: list[KubeObject]) -> Kub
 def _secret(
     ctx: "ClusterContext", name: str, files: Mapping[str, str], owners: list[KubeObject]
 ) -> KubeObject:
-    """Make the Secret that the pod pulls, reads and pushes with."""
-    known = {".dockerconfigjson": files["config.json"], **files}
+    """Build the Secret that the pod pulls, reads and pushes with."""
+    contents = {".dockerconfigjson": files["config.json"], **files}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "kubernetes.io/dockerconfigjson",
         "metadata": _metadata(ctx, name, owners),
-        "data": {file: base64.b64encode(text.encode()).decode() for file, text in known.items()},
+        "data": {file: base64.b64encode(text.encode()).decode() for file, text in contents.items()},
     }
 
 
-def _image(ctx: "ClusterContext", wanted: Build, opened: Registries) -> str:
-    """Put the context upon the builder's image."""
-    files = wanted.recipe.files
+def _image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str:
+    """Append the context to the builder's image."""
+    files = image_build.recipe.files
     if sum(file.stat().st_size for _, file in files) > _LARGEST:
         raise BadInputError(
             f"the build's context is larger than {_LARGEST >> 20} MiB",
@@ -130,36 +130,38 @@ def _image(ctx: "ClusterContext", wanted: Build, opened: Registries) -> str:
 
 
 @contextmanager
-def _made(ctx: "ClusterContext", there: Cluster, manifests: list[KubeObject]) -> Iterator[None]:
-    """Have things in a namespace, and no longer; in another than the run's the ledger knows of them."""
-    names = {f"{there.namespace}/{m['kind']}/{m['metadata']['name']}": m for m in manifests}
-    away = there.namespace != ctx.target.namespace
+def _temporary_objects(
+    ctx: "ClusterContext", cluster: Cluster, manifests: list[KubeObject]
+) -> Iterator[None]:
+    """Create objects and delete them at the end; the ledger records those outside the run's namespace."""
+    names = {f"{cluster.namespace}/{m['kind']}/{m['metadata']['name']}": m for m in manifests}
+    away = cluster.namespace != ctx.target.namespace
     try:
         if away:
             with ctx.ledger.update() as entry:
                 entry.elsewhere |= dict.fromkeys(names, "build")
-        for made in manifests:
-            _replace(there, made)
+        for item in manifests:
+            _replace(cluster, item)
         yield
     finally:
-        gone = [name for name, made in reversed(names.items()) if _delete(there, made)]
+        gone = [name for name, item in reversed(names.items()) if _delete(cluster, item)]
         if away:
             with suppress(ClusterError, FileNotFoundError), ctx.ledger.update() as entry:
                 for name in gone:
                     entry.elsewhere.pop(name, None)
 
 
-def _replace(there: Cluster, made: KubeObject) -> None:
-    """Make a thing anew: an earlier try of the run may have left another."""
-    _delete(there, made)
-    there.create(made)
+def _replace(cluster: Cluster, item: KubeObject) -> None:
+    """Delete and create an object: an earlier try of the run may have left one of its name."""
+    _delete(cluster, item)
+    cluster.create(item)
 
 
-def _delete(there: Cluster, made: KubeObject) -> bool:
-    """Delete a thing, and wait until it is gone; what is not is left to the run's cleanup."""
+def _delete(cluster: Cluster, item: KubeObject) -> bool:
+    """Delete an object and wait until it is gone; the run's cleanup deletes what stays."""
     until = time.monotonic() + _HOPELESS
     with suppress(ClusterError):
-        while there.delete(made["kind"], made["metadata"]["name"], grace=0):
+        while cluster.delete(item["kind"], item["metadata"]["name"], grace=0):
             if time.monotonic() > until:
                 return False
             time.sleep(_LOOK / 4)
@@ -167,39 +169,39 @@ def _delete(there: Cluster, made: KubeObject) -> bool:
     return False
 
 
-def _wait(there: Cluster, name: str, wanted: Build) -> None:
-    """Tell the pod's log until it has ended."""
-    lines, told, began = LastLines(), 0, time.monotonic()
+def _wait(cluster: Cluster, name: str, image_build: Build) -> None:
+    """Pass on the pod's log lines until it has ended."""
+    lines, shown, began = LastLines(), 0, time.monotonic()
     while True:
-        pod = there.get("Pod", name)
+        pod = cluster.get("Pod", name)
         if pod is None:
-            raise lines.failed(wanted, f"somebody deleted pod {there.namespace}/{name}")
+            raise lines.failed(image_build, f"somebody deleted pod {cluster.namespace}/{name}")
         phase = pod["status"].get("phase", "Pending")
         if phase == "Pending":
-            _check_start(pod, lines, wanted, time.monotonic() - began)
+            _check_start(pod, lines, image_build, time.monotonic() - began)
         else:
-            told = _tell(there, name, lines, told)
+            shown = _pass_on_log(cluster, name, lines, shown)
         if phase == "Succeeded":
             return
         if phase == "Failed" or time.monotonic() - began > TIMEOUT + _START:
-            raise lines.failed(wanted, f"pod {there.namespace}/{name} {_end(pod)}")
+            raise lines.failed(image_build, f"pod {cluster.namespace}/{name} {_end(pod)}")
         time.sleep(_LOOK)
 
 
-def _tell(there: Cluster, name: str, lines: LastLines, told: int) -> int:
+def _pass_on_log(cluster: Cluster, name: str, lines: LastLines, shown: int) -> int:
     try:
-        found = there.log(name).splitlines()
+        log_lines = cluster.log(name).splitlines()
     except ClusterError:  # not yet, or no longer
-        return told
-    for line in found[told:]:
+        return shown
+    for line in log_lines[shown:]:
         lines(line)
-    return len(found)
+    return len(log_lines)
 
 
-def _check_start(pod: KubeObject, lines: LastLines, wanted: Build, seconds: float) -> None:
+def _check_start(pod: KubeObject, lines: LastLines, image_build: Build, seconds: float) -> None:
     why = reasons(pod)
     if seconds > _START or (seconds > _HOPELESS and any(reason.stuck for reason in why)):
-        raise lines.failed(wanted, f"its pod does not start: {'; '.join(reason.text for reason in why)}")
+        raise lines.failed(image_build, f"its pod does not start: {'; '.join(reason.text for reason in why)}")
 
 
 def _end(pod: KubeObject) -> str:

@@ -1,4 +1,4 @@
-"""Building on the worker, with buildah or docker: the image is left in a file, and pushed from there."""
+"""Build images on the worker, with buildah or docker: into a file, which is pushed from there."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,55 +20,55 @@ if TYPE_CHECKING:
 __all__ = ["archived", "build"]
 
 
-def build(ctx: "ClusterContext", wanted: Build, opened: Registries) -> None:
-    """Build with a program on this machine, and push.
+def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None:
+    """Build an image with a program on this machine, and push it.
 
     Raises:
         BadInputError: The builder does not build such a Dockerfile.
         BuildError: It failed; the message has its last lines.
         RegistryError: A registry refuses a call.
     """
-    with archived(ctx, wanted, opened) as archive:
-        image, target = archive.image, opened.repository(wanted.reference)
+    with archived(ctx, image_build, opened) as archive:
+        image, target = archive.image, opened.repository(image_build.reference)
         for layer in image.layers:
             target.push(archive.content(layer))
         target.push(of_bytes(image.config_bytes, image.manifest["config"]["digest"]))
-        target.push_image(image, wanted.reference.version)
+        target.push_image(image, image_build.reference.version)
 
 
 @contextmanager
-def archived(ctx: "ClusterContext", wanted: Build, opened: Registries) -> Iterator[Archive]:
-    """Build with a program on this machine, and have the image as a file.
+def archived(ctx: "ClusterContext", image_build: Build, opened: Registries) -> Iterator[Archive]:
+    """Build an image with a program on this machine, and open it as a file.
 
     Raises:
         BadInputError: The builder does not build such a Dockerfile.
         BuildError: It failed; the message has its last lines.
     """
-    with _files(ctx, wanted, opened) as known, wanted.recipe.folder() as context:
-        place = Place(f"localhost/manycpu:{wanted.reference.tag}", context, known)
-        _run(ctx.target.builder, wanted, place)
+    with _files(ctx, image_build, opened) as folder, image_build.recipe.folder() as context:
+        place = Place(f"localhost/manycpu:{image_build.reference.tag}", context, folder)
+        _run(ctx.target.builder, image_build, place)
         yield Archive(place.archive)
 
 
 @contextmanager
-def _files(ctx: "ClusterContext", wanted: Build, opened: Registries) -> Iterator[Path]:
-    """Have what a builder must know in a folder that only this user can read."""
+def _files(ctx: "ClusterContext", image_build: Build, opened: Registries) -> Iterator[Path]:
+    """Write logins and settings of registries to a folder that only this user can read."""
     with TemporaryDirectory(prefix="manycpu-build-") as folder:
-        for name, content in access(ctx, wanted, opened).items():
+        for name, content in access(ctx, image_build, opened).items():
             Path(folder, name).write_text(content)
         yield Path(folder)
 
 
-def _run(program: str, wanted: Build, place: Place) -> None:
+def _run(program: str, image_build: Build, place: Place) -> None:
     builder, lines = WORKERS[program], LastLines()
     try:
-        builder.check(wanted.recipe)
-        commands, env = builder.commands(wanted, place)
+        builder.check(image_build.recipe)
+        commands, env = builder.commands(image_build, place)
         for command in commands:
             if code := follow(command, lines, timeout=TIMEOUT, env=env):
-                raise lines.failed(wanted, f"{command[0]} {command[1]} ended with {code}")
+                raise lines.failed(image_build, f"{command[0]} {command[1]} ended with {code}")
     except LaunchError as error:
-        raise lines.failed(wanted, error.message) from error
+        raise lines.failed(image_build, error.message) from error
     finally:
         with suppress(LaunchError):
             run([program, "rmi", "--force", place.name], timeout=60)

@@ -1,4 +1,4 @@
-"""What builds images, by the names of `target.builder`: all in which one builder differs from another."""
+"""The builders of images, by the names of `target.builder`: all in which one differs from another."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -29,22 +29,22 @@ Settings = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
 
 
 class Place(NamedTuple):
-    """Where a worker builds."""
+    """Where a worker builds: the image's name, its context, and the folder of logins."""
 
     name: str
     """The image's name until it is pushed."""
     context: Path
-    known: Path
+    access_folder: Path
     """The folder with the files of :func:`access`."""
 
     @property
     def archive(self) -> Path:
-        """The file that the image is left in."""
-        return self.known / "image.tar"
+        """The file with the built image."""
+        return self.access_folder / "image.tar"
 
 
 class OnWorker(NamedTuple):
-    """A program of the worker, which leaves the image in a file."""
+    """A builder on the worker, which leaves the image in a file."""
 
     settings: Settings
     commands: Callable[[Build, Place], Commands]
@@ -53,7 +53,7 @@ class OnWorker(NamedTuple):
 
 
 class InPod(NamedTuple):
-    """What a pod builds with, and pushes itself."""
+    """A builder in a pod, which pushes the image itself."""
 
     image: str
     """The image with the builder, where the target gives none."""
@@ -73,7 +73,7 @@ class InPod(NamedTuple):
 
 
 def access(ctx: "ClusterContext", build: Build, opened: Registries) -> dict[str, str]:
-    """Write what a builder must know to reach the registries of a build: file name -> content.
+    """Build the files that a builder reaches registries with: file name -> content.
 
     `config.json` has the logins, `ca.crt` is the authority; a file of the builder's own says how to ask whom.
     """
@@ -100,8 +100,8 @@ def _of_buildah(plain: Sequence[str], _: Sequence[str]) -> dict[str, str]:
 
 def _of_buildkit(plain: Sequence[str], trusted: Sequence[str]) -> dict[str, str]:
     secure = f'http = false\nca = ["{ACCESS}/{CERTIFICATE}"]'
-    known = dict.fromkeys(plain, "http = true") | dict.fromkeys(trusted, secure)
-    return {"buildkitd.toml": "".join(f'[registry."{host}"]\n{how}\n' for host, how in known.items())}
+    settings = dict.fromkeys(plain, "http = true") | dict.fromkeys(trusted, secure)
+    return {"buildkitd.toml": "".join(f'[registry."{host}"]\n{how}\n' for host, how in settings.items())}
 
 
 def _of_docker(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
@@ -109,7 +109,7 @@ def _of_docker(_: Sequence[str], __: Sequence[str]) -> dict[str, str]:
 
 
 def _options(recipe: Recipe) -> list[str]:
-    """What docker and buildah alike are told of a recipe."""
+    """Build the options that docker and buildah have in common."""
     arguments = [word for name, value in recipe.arguments for word in ("--build-arg", f"{name}={value}")]
     return [*(("--target", recipe.target) if recipe.target else ()), *arguments]
 
@@ -122,19 +122,19 @@ def _buildkit_options(recipe: Recipe) -> list[str]:
 
 def _buildah(build: Build, place: Place) -> Commands:
     env = {
-        "REGISTRY_AUTH_FILE": str(place.known / "config.json"),
-        "CONTAINERS_REGISTRIES_CONF": str(place.known / "registries.conf"),
+        "REGISTRY_AUTH_FILE": str(place.access_folder / "config.json"),
+        "CONTAINERS_REGISTRIES_CONF": str(place.access_folder / "registries.conf"),
         "BUILDAH_ISOLATION": "chroot",
     }
-    trusted = ["--cert-dir", str(place.known)] if (place.known / CERTIFICATE).exists() else []
+    trusted = ["--cert-dir", str(place.access_folder)] if (place.access_folder / CERTIFICATE).exists() else []
     make = ["buildah", "bud", "--format", "oci", *trusted, *_options(build.recipe), "-t", place.name]
     save = ["buildah", "push", "--quiet", place.name, f"oci-archive:{place.archive}"]
     return [[*make, str(place.context)], save], env
 
 
 def _docker(build: Build, place: Place) -> Commands:
-    settings = place.known / "docker"
-    docker.write_settings(settings, json.loads((place.known / "config.json").read_text())["auths"])
+    settings = place.access_folder / "docker"
+    docker.write_settings(settings, json.loads((place.access_folder / "config.json").read_text())["auths"])
     # An attestation would make the image an index of several.
     env = {"DOCKER_CONFIG": str(settings), "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     if buildkit := docker.has_buildkit():

@@ -1,4 +1,4 @@
-"""What can be known of a run's images before anything is started."""
+"""Check a run's images before anything is started."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ from manycpu.pipeline.spec.errors import (
     TransientError,
 )
 from manycpu.pipeline.spec.image import Image, Reference
-from manycpu.pipeline.targets.kubernetes.image.base_image import given
+from manycpu.pipeline.targets.kubernetes.image.base_image import finished_image
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import STAGES, Build, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS, WORKERS
@@ -44,7 +44,7 @@ TORCH: Final = (2, 6)
 _DEADLINE: Final = 5.0  # seconds: a registry that is away now will be told, not waited for
 _DOCKER_CONFIG: Final = "kubernetes.io/dockerconfigjson"
 # Where an image may say what is in it: our own label, and what official images have in their environment.
-_SAID: Final = {
+_LEAST_VERSIONS: Final = {
     "Python": (PYTHON, "manycpu.python", "PYTHON_VERSION"),
     "torch": (TORCH, "manycpu.torch", "PYTORCH_VERSION"),
 }
@@ -58,7 +58,7 @@ def check_images(ctx: "ClusterContext") -> Iterator[Finding]:
 
 def _findings(ctx: "ClusterContext") -> Iterator[Finding]:
     with registries(ctx, _DEADLINE) as opened:
-        for check in (_secret, _given, _push, _builder):
+        for check in (_secret, _finished_images, _push, _builder):
             try:
                 yield from check(ctx, opened)
             except TransientError as error:  # it would not answer the next check either
@@ -73,7 +73,7 @@ def _finding(error: ManycpuError) -> Finding:
 
 
 def _secret(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
-    """The pull secret is there, and is one for the registries of the run."""
+    """Check that the pull secret exists, and has a login for each registry of the run."""
     name = ctx.target.pull_secret
     if not name:
         return
@@ -86,8 +86,8 @@ def _secret(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
             yield _no_pull_secret(name, f"has no login for registry {host}")
 
 
-def _given(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
-    """The images that are given are there, fit, and can be pulled by the pods."""
+def _finished_images(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
+    """Check that the images that are given exist, fit, and can be pulled by the pods."""
     if ctx.target.pull_policy == "Never":  # on the nodes, and nowhere else
         return
     for field, reference in _images(ctx):
@@ -109,11 +109,11 @@ def _given(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
 
 
 def _push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
-    """The worker may push."""
+    """Check that the worker may push."""
     ours = own_repository(ctx)
     if ours is not None:
         opened.repository(ours).check_push()
-    elif given(ctx, "train") is None:
+    elif finished_image(ctx, "train") is None:
         yield Finding(
             "target.registry",
             "there is neither a registry to push images to nor a finished image",
@@ -122,9 +122,9 @@ def _push(ctx: "ClusterContext", opened: Registries) -> Iterator[Finding]:
 
 
 def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
-    """What builds is there, where something may have to be built."""
+    """Check that the builder exists, where something may have to be built."""
     target, ours = ctx.target, own_repository(ctx)
-    if ours is None or given(ctx, "train"):
+    if ours is None or finished_image(ctx, "train"):
         return
     if target.builder in PODS:
         yield from _pod(ctx, ours)
@@ -136,19 +136,19 @@ def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
         )
     else:
         for stage in STAGES:
-            if given(ctx, stage) is None:
+            if finished_image(ctx, stage) is None:
                 WORKERS[target.builder].check(recipe(ctx, stage))
 
 
 def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
-    """The namespace takes a builder's pod, which is created as a dry run."""
+    """Check that the namespace takes a builder's pod, which is created as a dry run."""
     namespace = ctx.target.builds_in
-    there = ctx.cluster.in_namespace(namespace)
-    if namespace != ctx.target.namespace and (missing := list(_rights(there, namespace))):
+    cluster = ctx.cluster.in_namespace(namespace)
+    if namespace != ctx.target.namespace and (missing := list(_rights(cluster, namespace))):
         yield from missing
         return
     try:
-        there.create(manifest(ctx, Build(recipe(ctx, "train"), ours), "preflight", []), dry_run=True)
+        cluster.create(manifest(ctx, Build(recipe(ctx, "train"), ours), "preflight", []), dry_run=True)
     except ClusterError as error:
         level = PODS[ctx.target.builder].level
         yield Finding(
@@ -159,11 +159,11 @@ def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
         )
 
 
-def _rights(there: Cluster, namespace: str) -> Iterator[Finding]:
+def _rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
     for rule in yaml.safe_load(RIGHTS.read_text())["rules"]:
         for resource, verb in product(rule["resources"], rule["verbs"]):
             plural, _, subresource = resource.partition("/")
-            if not there.allowed(verb, plural, subresource=subresource):
+            if not cluster.allowed(verb, plural, subresource=subresource):
                 yield Finding(
                     "target.build_namespace",
                     f"this account may not {verb} {resource} in namespace {namespace}",
@@ -172,15 +172,15 @@ def _rights(there: Cluster, namespace: str) -> Iterator[Finding]:
 
 
 def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
-    """Compare what an image says of its Python and torch with what the node part needs."""
-    for what, (least, label, variable) in _SAID.items():
-        said = image.labels.get(label) or image.env.get(variable) or ""
-        found = tuple(int(part) for part in re.findall(r"\d+", said)[:2])
-        if found and found < least:
+    """Compare an image's Python and torch with the versions that the node part needs."""
+    for what, (least, label, variable) in _LEAST_VERSIONS.items():
+        text = image.labels.get(label) or image.env.get(variable) or ""
+        version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+        if version and version < least:
             needed = ".".join(str(part) for part in least)
             yield Finding(
                 field,
-                f"{name} has {what} {said}; manycpu's node part needs {needed} or later",
+                f"{name} has {what} {text}; manycpu's node part needs {needed} or later",
                 f"Take an image with {what} {needed} or later, or leave target.image out to have one built",
             )
 
@@ -192,7 +192,7 @@ def _images(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
 
 
 def _pulled(ctx: "ClusterContext") -> Iterator[tuple[str, Reference]]:
-    """What pods pull: our own images, or those that are given where there is no registry."""
+    """List what pods pull: our own images, or those that are given where there is no registry."""
     ours = own_repository(ctx)
     if ours is not None:
         yield "target.registry", ours

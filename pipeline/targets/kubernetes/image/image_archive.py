@@ -1,4 +1,4 @@
-"""A run's image as a file, for clusters without a registry: loaded onto the nodes, and named by its tag."""
+"""Write a run's image to a file, for clusters without a registry: nodes load it, and pods name its tag."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,10 +45,10 @@ def save(ctx: "ClusterContext", file: Path) -> str:
 
 @contextmanager
 def _base(ctx: "ClusterContext", opened: Registries) -> Iterator[tuple[Image, Sequence[Content]]]:
-    """Have the image with Python and the packages: the one given, or built on this machine."""
-    if given := base_image.given(ctx, "train"):
-        source = opened.repository(given)
-        image = source.pull(given.version)
+    """Open the image with Python and the packages: the one given, or built on this machine."""
+    if reference := base_image.finished_image(ctx, "train"):
+        source = opened.repository(reference)
+        image = source.pull(reference.version)
         yield image, [of_blob(source, layer) for layer in image.layers]
         return
     if ctx.target.builder in PODS:

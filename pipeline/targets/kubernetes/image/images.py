@@ -64,15 +64,15 @@ def _image(ctx: "ClusterContext", stage: Stage, trees: Sequence[Tree]) -> tuple[
 
 
 def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], opened: Registries) -> str:
-    """Take an image as it is, if it has this very manycpu and code in it."""
-    wanted = {tree.digest[:_DIGITS] for tree in trees}
+    """Check that a finished image has this very manycpu and code in it; its name."""
+    digests = {tree.digest[:_DIGITS] for tree in trees}
     if ctx.target.pull_policy == "Never":  # on the nodes, and nowhere else: only its tag can be asked
-        found, reference = set((base.tag or "").split("-")), base
+        present, reference = set((base.tag or "").split("-")), base
     else:
         image = opened.repository(base).pull(base.version)
         labels = (image.labels.get(name, "") for name in (_LIB_LABEL, _CODE_LABEL))
-        found, reference = {digest[:_DIGITS] for digest in labels}, base.at(image.digest)
-    if wanted <= found:
+        present, reference = {digest[:_DIGITS] for digest in labels}, base.at(image.digest)
+    if digests <= present:
         return str(reference)
     raise BadInputError(
         f"{base} does not have this manycpu {version('manycpu')} with the present code in it, and there is "
@@ -83,7 +83,7 @@ def _finished(ctx: "ClusterContext", base: Reference, trees: Sequence[Tree], ope
 
 
 def change(trees: Sequence[Tree]) -> Change:
-    """Say what is put upon an image: manycpu, and the code where there is one."""
+    """Build what is put upon an image: manycpu, and the code where there is one."""
     labels = dict(zip((_LIB_LABEL, _CODE_LABEL), (tree.digest for tree in trees), strict=False))
     return Change(
         layers=[tree.layer for tree in trees],

@@ -53,8 +53,8 @@ def code(source: Location) -> Tree:
 def library() -> Tree:
     """Pack this very manycpu: what a node, a recipe and a helper pod run."""
     files = (path for path in sorted(_PACKAGE.rglob("*")) if path.is_file())
-    wanted = (path for path in files if path.suffix != ".pyc")
-    names = ((f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path) for path in wanted)
+    sources = (path for path in files if path.suffix != ".pyc")
+    names = ((f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path) for path in sources)
     return tree(names, "manycpu", None)
 
 
@@ -67,11 +67,11 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
         BuildError: A file cannot be read.
     """
     stream = io.BytesIO()
-    seen: set[str] = set()
+    folders: set[str] = set()
     try:
         with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for name, path in sorted(files):
-                _add_folders(tar, name.lstrip("/"), seen)
+                _add_folders(tar, name.lstrip("/"), folders)
                 if not name.endswith("/"):
                     _add(tar, name.lstrip("/"), path)
     except OSError as error:
@@ -79,13 +79,13 @@ def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tre
     return Tree(stream.getvalue(), f"manycpu: {what}")
 
 
-def _add_folders(tar: tarfile.TarFile, name: str, seen: set[str]) -> None:
-    """Make the folders above a file, but not those that the image has anyway."""
+def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
+    """Add the folders above a file, but not those that the image has anyway."""
     above = Path(name.rpartition("/")[0])
     for folder in reversed((above, *above.parents)):
         path = folder.as_posix()
-        if path.startswith("opt/manycpu") and path not in seen:
-            seen.add(path)
+        if path.startswith("opt/manycpu") and path not in added:
+            added.add(path)
             info = tarfile.TarInfo(path)
             info.type, info.mode = tarfile.DIRTYPE, _EXECUTABLE
             tar.addfile(info)

@@ -41,19 +41,19 @@ class Registries:
         return Repository(self._open[host], reference.repository)
 
     def login(self, host: str) -> Login | None:
-        """Find who to be: the connection's login, docker's own, the pull secret's.
+        """Find the login for a registry: the connection's, docker's own, or the pull secret's.
 
         Raises:
             BadInputError: What the target names cannot be read.
         """
-        target, given = self._ctx.target, self._ctx.access.registry_login
-        if given is not None and host == self.own:
-            return Login(given["username"], given["password"])
-        named = target.registry_connection if given is None else None
-        found = registry_login.from_config(registry_login.docker_config(named), host)
-        if found is None and target.pull_secret:
-            found = registry_login.from_secret(pull_secret(self._ctx), host)
-        return found
+        target, connection = self._ctx.target, self._ctx.access.registry_login
+        if connection is not None and host == self.own:
+            return Login(connection["username"], connection["password"])
+        named = target.registry_connection if connection is None else None
+        login = registry_login.from_config(registry_login.docker_config(named), host)
+        if login is None and target.pull_secret:
+            login = registry_login.from_secret(pull_secret(self._ctx), host)
+        return login
 
     @property
     def own(self) -> str | None:
@@ -72,11 +72,11 @@ class Registries:
 @contextmanager
 def registries(ctx: "ClusterContext", deadline: float = DEADLINE) -> Iterator[Registries]:
     """Open the registries of a run, for as long as they are needed."""
-    found = Registries(ctx, deadline)
+    opened = Registries(ctx, deadline)
     try:
-        yield found
+        yield opened
     finally:
-        found.close()
+        opened.close()
 
 
 def plain_hosts(ctx: "ClusterContext") -> frozenset[str]:
@@ -89,7 +89,7 @@ def plain_hosts(ctx: "ClusterContext") -> frozenset[str]:
     images = {f"target.{name}": getattr(target, name) for name in ("image", "helper_image", "builder_image")}
     named = [Reference.parse(text, field) for field, text in images.items() if text]
     own = own_repository(ctx)
-    return frozenset(one.registry for one in (*named, *([own] if own else [])) if one.plain)
+    return frozenset(reference.registry for reference in (*named, *([own] if own else [])) if reference.plain)
 
 
 def own_repository(ctx: "ClusterContext") -> Reference | None:
@@ -105,11 +105,11 @@ def pull_secret(ctx: "ClusterContext") -> dict[str, Any]:
         BadInputError: There is none of that name.
     """
     name = ctx.target.pull_secret or ""
-    found = ctx.cluster.get("Secret", name)
-    if found is None:
+    secret = ctx.cluster.get("Secret", name)
+    if secret is None:
         raise BadInputError(
             f"there is no Secret {ctx.target.namespace}/{name}",
             field="target.pull_secret",
             fix=f"Make it: kubectl -n {ctx.target.namespace} create secret docker-registry {name} ...",
         )
-    return found
+    return secret

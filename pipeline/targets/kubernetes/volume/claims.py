@@ -42,44 +42,44 @@ def ensure_claim(ctx: ClusterContext) -> str:
         _see(ctx, ctx.cluster.get("PersistentVolumeClaim", name))
         return name
     deadline = time.monotonic() + _GONE
-    while is_being_deleted(found := ctx.cluster.create(claim(ctx.name, ctx.target, ctx.ledger.owner()))):
+    while is_being_deleted(created := ctx.cluster.create(claim(ctx.name, ctx.target, ctx.ledger.owner()))):
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"claim {ctx.target.namespace}/{name} of an earlier run is being deleted and does not go",
                 fix=f"See what still uses it: kubectl -n {ctx.target.namespace} describe pvc {name}",
             )
         time.sleep(_LOOK)
-    _see(ctx, found)
+    _see(ctx, created)
     return name
 
 
 def see(ctx: ClusterContext, name: str) -> None:
-    """See that a claim that the run works with is still there.
+    """Check that a claim that the run works with still exists.
 
     Raises:
         RunGoneError: It was taken away.
     """
-    found = ctx.cluster.get("PersistentVolumeClaim", name)
-    if found is not None and not is_being_deleted(found):
+    claim = ctx.cluster.get("PersistentVolumeClaim", name)
+    if claim is not None and not is_being_deleted(claim):
         return
     raise RunGoneError(
-        f"the run was taken away: somebody {'is deleting' if found else 'deleted'} "
+        f"the run was taken away: somebody {'is deleting' if claim else 'deleted'} "
         f"claim {ctx.target.namespace}/{name} while it was worked with",
         fix="See who cleans that namespace, and run again",
     )
 
 
-def _see(ctx: ClusterContext, found: KubeObject | None) -> None:
+def _see(ctx: ClusterContext, claim: KubeObject | None) -> None:
     name = f"{ctx.target.namespace}/{ctx.claim}"
-    if found is None:
+    if claim is None:
         raise ClusterError(
             f"there is no PersistentVolumeClaim {name}",
             field="target.claim",
             fix="Create it, or leave the field out to have one made for the run",
         )
-    if is_being_deleted(found):
+    if is_being_deleted(claim):
         raise ClusterError(f"claim {name} is being deleted", field="target.claim", fix="Name another one")
-    if found.get("status", {}).get("phase") == "Lost":
+    if claim.get("status", {}).get("phase") == "Lost":
         raise ClusterError(
             f"claim {name} has lost its volume", field="target.claim", fix="Name another one, or restore it"
         )

@@ -80,7 +80,7 @@ def manifest(
 
 
 def _environment(run: TrainingRun) -> dict[str, str]:
-    """Where the Hub is, a proxy: what the run's ranks are given holds here too."""
+    """Build the environment of the pod: the Hub's address and proxies as the run's ranks have them."""
     # The first process compiles what it imports; commands then start in a fifth of the time.
     compiled = {"PYTHONPYCACHEPREFIX": f"{HOME}/bytecode"}
     return {"HOME": HOME, **compiled, **run.env, "PYTHONPATH": LIB}
@@ -88,7 +88,7 @@ def _environment(run: TrainingRun) -> dict[str, str]:
 
 @contextmanager
 def helper(ctx: ClusterContext, verb: str, claim: str | None, progress: Progress) -> Iterator["Helper"]:
-    """Have a helper pod for a verb; it is deleted at the end, however that comes.
+    """Run a helper pod for a verb; it is deleted at the end, however that comes.
 
     Raises:
         ClusterError: The cluster refuses it.
@@ -102,19 +102,19 @@ def helper(ctx: ClusterContext, verb: str, claim: str | None, progress: Progress
 
 
 class Helper:
-    """A verb's pod, which is made again when it is lost."""
+    """The helper pod of a verb, which is created again when it is lost."""
 
     def __init__(self, ctx: ClusterContext, verb: str, claim: str | None, progress: Progress) -> None:
         self._ctx, self._cluster, self._progress = ctx, ctx.cluster, progress
         # The last word on a run is written when its ledger is gone.
         owners = ctx.ledger.owner() if ctx.ledger.exists() else []
         self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
-        self._claim, self._owned, self._seen = claim, bool(owners), time.monotonic()
+        self._claim, self._owned, self._checked = claim, bool(owners), time.monotonic()
         self.name = str(self._manifest["metadata"]["name"])
         self._best, self._moved = 0, False
 
     def create(self) -> None:
-        """Begin to make the pod; one that an earlier try of the run left is taken as it is."""
+        """Begin to create the pod; one that an earlier try of the run left is taken as it is."""
         self._cluster.create(self._manifest)
 
     def delete(self) -> None:
@@ -123,7 +123,7 @@ class Helper:
             self._cluster.delete("Pod", self.name, grace=0)
 
     def run(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
-        """Have a conversation with a command in the pod, from the beginning again when it breaks.
+        """Talk to a command in the pod, from the beginning again when the connection breaks.
 
         Raises:
             RemoteError: The pod could not do it.
@@ -151,7 +151,7 @@ class Helper:
             pause = min(2 * pause, 10.0)
 
     def ask(self, command: str, **request: Any) -> Message:
-        """Have a command do something by itself, and return its answer.
+        """Run a command in the pod by itself, and return its answer.
 
         Raises:
             RemoteError: The pod could not do it.
@@ -163,7 +163,7 @@ class Helper:
     def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
         running = cluster_exec.start(self._cluster, self.name, CONTAINER, [*PROGRAM, command])
         try:
-            with Channel(running, running, running.close, self._told) as channel:
+            with Channel(running, running, running.close, self._report_progress) as channel:
                 return talk(channel)
         except LostError as error:
             if running.exit_code is not None:
@@ -172,7 +172,7 @@ class Helper:
         finally:
             running.release()
 
-    def _told(self, done: int, total: int) -> None:
+    def _report_progress(self, done: int, total: int) -> None:
         if done > self._best:
             self._best, self._moved = done, True
         with suppress(ClusterError):  # it may be away while the pod is not
@@ -180,14 +180,14 @@ class Helper:
         self._progress(done, total)
 
     def _see_run(self) -> None:
-        """See now and then that the run is still there: without it, a pod starts in vain or not at all.
+        """Check now and then that the run still exists: without it, a pod starts in vain or not at all.
 
         Raises:
             RunGoneError: Its ledger or its claim was taken away.
         """
-        if not self._owned or time.monotonic() - self._seen < _SEE:
+        if not self._owned or time.monotonic() - self._checked < _SEE:
             return
-        self._seen = time.monotonic()
+        self._checked = time.monotonic()
         self._ctx.ledger.uid()
         if self._claim is not None:
             claims.see(self._ctx, self._claim)
@@ -217,16 +217,16 @@ class Helper:
             time.sleep(_LOOK)
 
     def _get_or_recreate(self) -> KubeObject:
-        found = self._cluster.get("Pod", self.name)
-        if found is None:
+        pod = self._cluster.get("Pod", self.name)
+        if pod is None:
             return self._cluster.create(self._manifest)
-        self._see_memory(found)
-        if found["status"].get("phase") in {"Succeeded", "Failed"} and not is_being_deleted(found):
-            self._cluster.delete("Pod", self.name, uid=found["metadata"]["uid"], grace=0)
-        return found
+        self._see_memory(pod)
+        if pod["status"].get("phase") in {"Succeeded", "Failed"} and not is_being_deleted(pod):
+            self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
+        return pod
 
     def _see_memory(self, pod: KubeObject | None) -> None:
-        """Say so where a pod ran out of memory: the next one would do so too."""
+        """Raise where a pod ran out of memory: the next one would do so too."""
         if pod is None or not out_of_memory(pod):
             return
         self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
