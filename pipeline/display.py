@@ -134,11 +134,17 @@ def summary(console: Console, report: Report, path: str) -> None:
     console.print(_table(("verb", "seconds", "result"), _verbs(report)))
     if report.metrics:
         console.print(_table(("metric", "value"), [(name, _value(v)) for name, v in report.metrics.items()]))
-    scale = f"{report.world_size} ranks on {len(report.hosts)} host(s), backend {report.backend or 'none'}"
-    console.print(f"{report.state}: {scale}", markup=False, highlight=False)
+    console.print(f"{report.state}: {_scale(report)}", markup=False, highlight=False)
     for leftover in report.left_behind:
         console.print(f"left behind: {leftover}", style="red", markup=False)
     console.print(f"report: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _scale(report: Report) -> str:
+    if report.world_size is None:
+        return "no ranks met"
+    backend = f"backend {report.backend}" if report.backend else "which initialised no backend"
+    return f"{report.world_size} ranks on {len(report.hosts)} host(s), {backend}"
 
 
 def _verbs(report: Report) -> list[tuple[str, str, str]]:

@@ -19,6 +19,7 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         BadInputError: There is no such file, it is not YAML, or it has other parts than these two.
     """
+    script = f"Give a script as --program {path}" if path.suffix == ".py" else None
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -26,9 +27,11 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{path} cannot be read: {error.strerror}", fix="Give the path of a run file"
         ) from error
     except yaml.YAMLError as error:
-        raise BadInputError(f"{path} is not YAML: {error}", fix="Mend it at the line above") from error
+        fix = script or "Mend it at the line above"
+        raise BadInputError(f"{path} is not YAML: {error}", fix=fix) from error
     if not isinstance(content, Mapping):
-        raise BadInputError(f"{path} holds no fields", fix="Begin it with `run:` and, below, `program: ...`")
+        fix = script or "Begin it with `run:` and, below, `program: ...`"
+        raise BadInputError(f"{path} holds no fields", fix=fix)
     _refuse_other_parts(path, content)
     return _part(path, content, "run"), _part(path, content, "target")
 

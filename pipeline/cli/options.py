@@ -65,8 +65,14 @@ def _flag(part: str, name: str) -> str:
 def _choices(part: str, name: str) -> list[str]:
     """List the values that a field takes, of all targets that have it; none where one takes any."""
     fields = [model.model_fields[name] for model in _MODELS[part] if name in model.model_fields]
-    values = [_literals(field.annotation) for field in fields]
+    values = [_enumerated(field) or _literals(field.annotation) for field in fields]
     return list(dict.fromkeys(chain(*values))) if all(values) else []
+
+
+def _enumerated(field: FieldInfo) -> list[str]:
+    """Read the values that a field's schema lists, where its type does not."""
+    extra = field.json_schema_extra
+    return [str(value) for value in extra.get("enum", ())] if isinstance(extra, dict) else []  # type: ignore[union-attr]
 
 
 def _literals(kind: Any) -> list[str]:

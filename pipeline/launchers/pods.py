@@ -1,4 +1,4 @@
-"""The pods of a job: what PyTorchJob and MPIJob share, under the Pod Security level ``restricted``.
+"""The pods of a job: what all kinds of job share, under the Pod Security level ``restricted``.
 
 Kubernetes expands ``$(NAME)`` in commands and variables; what comes from the user is written so that it stays
 as it is.

@@ -160,10 +160,16 @@ def _try_out(output: Path, key: str) -> None:
         trial_output.with_name(f".{output.name}.{key}.{token}.partial").mkdir(parents=True)
 
 
-def _no_output(ctx: RunContext) -> Findings:
+def _placeholders(ctx: RunContext) -> Findings:
+    """Find placeholders in the arguments whose field is not set."""
     if ctx.run.output is None and any("{output}" in argument for argument in ctx.run.args):
         message = "{output} is in them, and run.output is null: nothing that is written there is kept"
         yield Finding("run.args", message, "Give a folder in run.output to have it", fatal=False)
+    for name in ("data", "model"):
+        placeholder = f"{{{name}}}"
+        if getattr(ctx.run, name) is None and any(placeholder in argument for argument in ctx.run.args):
+            message = f"{placeholder} is in them, and there is no run.{name}: the program gets the braces"
+            yield Finding("run.args", message, f"Give run.{name} to have it replaced", fatal=False)
 
 
 def _present_output(ctx: RunContext, output: Location) -> Findings:
@@ -186,5 +192,5 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _squad,
     _output,
     _writable,
-    _no_output,
+    _placeholders,
 )

@@ -123,7 +123,7 @@ def test_help_shows_the_choices(manycpu: Type) -> None:
     assert code == 0
     for option in (
         "--backend ccl|gloo|mpi",
-        "--target-launch torchrun|mpirun|pytorchjob|mpijob",
+        "--target-launch processes|torchrun|mpirun|pytorchjob|mpijob",
         "--target-mpi VALUE",
     ):
         assert option in printed
@@ -434,3 +434,25 @@ def test_no_output_is_a_word_on_the_command_line_too(manycpu: Type, script: Scri
     assert code == 0
     assert "warning: run.args: {output}" in printed
     assert not manycpu("render", file, "--output", "null")[0]
+
+
+def test_a_script_in_the_place_of_a_run_file_is_pointed_out(manycpu: Type, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('trains')")
+    assert manycpu("run", str(script)) == (
+        2,
+        f"manycpu: {script} holds no fields. Give a script as --program {script}.\n",
+    )
+
+
+def test_a_placeholder_whose_field_is_not_given_is_pointed_out(
+    manycpu: Type, script: Script, tmp_path: Path
+) -> None:
+    file = run_file(
+        tmp_path, program=script(), output="out", nproc_per_node=1, args=["{data}", "{model}", "{output}"]
+    )
+    code, printed = manycpu("preflight", file)
+    assert code == 0
+    assert "{data} is in them, and there is no run.data" in printed
+    assert "{model} is in them, and there is no run.model" in printed
+    assert "{output}" not in printed

@@ -101,7 +101,7 @@ def test_a_target_may_name_it_and_what_it_cannot_do_is_refused(server: ApiServer
     ctx = open_run(server, tmp_path, nnodes="1:2")
     (finding,) = refusals(ctx.run, ctx.target)
     assert (finding.field, "a fixed number of nodes" in finding.message) == ("run.nnodes", True)
-    with pytest.raises(BadInputError, match="'mpijob' or 'fitjob'; given was 'fitjobs'"):
+    with pytest.raises(BadInputError, match="or 'fitjob'; given was 'fitjobs'"):
         read_target({"kind": "kubernetes", "launch": "fitjobs"})
 
 

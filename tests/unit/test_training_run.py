@@ -105,7 +105,7 @@ def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
     ("fields", "said"),
     [
         ({"kind": "kubernets"}, r"^target\.kind: .*Did you mean 'kubernetes'"),
-        ({"launch": "pytorchjobs"}, r"^target\.launch: .*'pytorchjob' or 'mpijob'; given was 'pytorchjobs'"),
+        ({"launch": "pytorchjobs"}, r"^target\.launch: .*'pytorchjob'.* or '\w+'; given was 'pytorchjobs'"),
         ({"namespce": "ml"}, r"^target\.namespce: .*Did you mean 'namespace'"),
         ({"claim_size": "20 GB"}, r"^target\.claim_size: .*given was '20 GB'\. Size of a claim"),
         ({"node_selector": {"pool": 1}}, r"^target\.node_selector\.pool: .*Labels of the nodes"),
