@@ -50,6 +50,7 @@ def _become_findable(directory: Path, announce: int) -> None:
 def supervise(directory: Path) -> None:
     """Run the command of ``command.json`` to its end, and leave ``exit.json``."""
     command = json.loads((directory / process.COMMAND).read_text())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a child ended
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kernel.adopt_orphans()
     started = time.time()

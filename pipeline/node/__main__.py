@@ -16,8 +16,8 @@ _COUNT: Final = "--nproc-per-node="  # with it, all ranks of this machine are st
 
 def main(argv: list[str]) -> int:
     """Fork: returns in the rank only, with the code to exit with."""
-    count = argv.pop(0).removeprefix(_COUNT) if argv and argv[0].startswith(_COUNT) else ""
-    if not argv or argv == ["-m"]:
+    count = argv.pop(0).removeprefix(_COUNT) if argv and argv[0].startswith(_COUNT) else None
+    if not argv or argv == ["-m"] or (count is not None and (not count.isdecimal() or int(count) < 1)):
         sys.stderr.write(USAGE + "\n")
         return 2
     listener = local_world.fork_ranks(int(count)) if count else None
@@ -28,7 +28,8 @@ def main(argv: list[str]) -> int:
         message = f"proof of scale failed on {host}: {error}"
         sys.stdout.write(events.encode("error", kind="RankError", message=message) + "\n")
         return 87
-    cpus.preload(rank)
+    if count is None:  # otherwise it was done for all of them
+        cpus.preload(rank)
     stream, output = os.pipe()
     forwarder = os.getpid()
     if child := os.fork():

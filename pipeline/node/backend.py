@@ -36,6 +36,8 @@ def lacking(backend: str) -> str:
         BACKENDS[backend]()
     except UnavailableError as error:
         return str(error.args[0])
+    except Exception as error:  # noqa: BLE001 - a full disk, a compiler that cannot be run: all of it is a reason
+        return f"{type(error).__name__}: {error}"
     return ""
 
 
@@ -111,7 +113,8 @@ def _compare(arguments: dict[str, Any]) -> None:
 def _override(bound: inspect.BoundArguments, backend: str) -> None:
     requested = bound.arguments.get("backend")
     if requested is not None and _on_cpu(str(requested)) != backend:
-        warn(f"the script asks for the backend {str(requested)!r}; run.backend decides, {backend!r} is used")
+        why = "as run.backend or the ranks chose"
+        warn(f"the script asks for the backend {str(requested)!r}; {backend!r} is used, {why}")
     bound.arguments["backend"] = backend
 
 

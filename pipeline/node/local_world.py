@@ -36,6 +36,7 @@ def fork_ranks(count: int) -> socket.socket | None:
     listener = meeting_point.listen()
     os.environ |= _common_variables(count)
     error_file = os.environ.get(_ERROR_FILE)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a child ended
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     ranks: dict[int, int] = {}
     for rank in range(count):
@@ -133,5 +134,5 @@ def _keep_error_of(first: int | None, path: str, count: int) -> None:
     """Leave what the first rank that failed recorded where the whole run was to record it."""
     for rank in range(count):
         own = Path(_own_error_file(path, rank))
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             own.replace(path) if rank == first else own.unlink()

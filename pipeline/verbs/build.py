@@ -2,9 +2,12 @@
 
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.program_code import installed_digest
 from manycpu.pipeline.targets.results import Built
 
 __all__ = ["build", "built_from"]
+
+_DIGITS = 10
 
 
 def build(ctx: RunContext) -> Built:
@@ -25,5 +28,5 @@ def build(ctx: RunContext) -> Built:
 
 
 def built_from(ctx: RunContext) -> str:
-    """Return where the fields come from that a build depends on."""
-    return ctx.origin("program")
+    """Hash what a build depends on: fields of the run, the target, and the part of manycpu that ranks run."""
+    return f"{ctx.origin('program')}-{installed_digest()[:_DIGITS]}"

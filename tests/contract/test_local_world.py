@@ -134,3 +134,21 @@ def test_a_port_is_taken_before_it_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             late.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with pytest.raises(OSError, match="in use"):
                 late.bind(named)
+
+
+def test_a_starter_that_ignores_the_ends_of_its_children_changes_nothing(tmp_path: Path) -> None:
+    """As some init programs and shells leave it to what they start."""
+    code = "from manycpu.pipeline.node import local_world as here\nhere.fork_ranks(2)\n"
+    ignores = (
+        f"import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nos.execv({sys.executable!r}, "
+    )
+    script = f"{code}import os, sys\nsys.exit(7 if os.environ['RANK'] == '1' else 0)"
+    command = [sys.executable, "-c", f"{ignores}{[sys.executable, '-c', script]!r})"]
+    assert Program(command, env=PLAIN, cwd=tmp_path, start_new_session=True).wait(LIMIT) == 7
+
+
+@pytest.mark.parametrize("count", ["0", "", "two", "-1"])
+def test_a_number_of_ranks_that_is_none_is_refused(count: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "manycpu.pipeline.node", f"--nproc-per-node={count}", "train.py"]
+    done = subprocess.run(command, check=False, env=PLAIN, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.split(":")[0]) == (2, "usage")

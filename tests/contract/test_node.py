@@ -44,7 +44,7 @@ def test_another_choice_of_the_script_is_overridden_aloud(write: Callable[[str],
     ended = alone(write(script), MANYCPU_BACKEND="gloo")
     assert ended.code == 0, ended.out
     (warning,) = ended.events("warning")
-    assert "asks for the backend 'cpu:fake,cuda:nccl'; run.backend decides, 'gloo'" in warning["message"]
+    assert "asks for the backend 'cpu:fake,cuda:nccl'; 'gloo' is used" in warning["message"]
     assert [event["observed"] for event in ended.events("backend")] == ["gloo", "gloo"]
     assert "subgroup gloo" in ended.texts()
 

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from manycpu.pipeline.node.backends import UnavailableError
+from manycpu.pipeline.node import backend
+from manycpu.pipeline.node.backends import BACKENDS, UnavailableError
 from manycpu.pipeline.node.ccl import build, leftovers, toolchain
 from manycpu.pipeline.node.ccl.toolchain import Compiler, OneCcl
 
@@ -95,3 +96,28 @@ def test_what_dead_processes_left_is_swept(tmp_path: Path) -> None:
     assert leftovers.sweep(tmp_path) == ["4194399:0:0"]
     assert leftovers.sweep(tmp_path, mine=True) == [f"{os.getpid()}:0:0"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a:0:0", "other"]
+
+
+@pytest.mark.usefixtures("oneccl")
+def test_a_build_that_failed_is_not_tried_again_by_the_other_ranks_of_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, runs = tmp_path / "g++", tmp_path / "runs"
+    fails = f'echo >>{runs}\necho "error: too old" >&2\nexit 1\n'
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\n{fails}')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("MANYCPU_RUN", "a-run")
+    for attempt, tries in (("1", 1), ("1", 1), ("2", 2)):
+        monkeypatch.setenv("MANYCPU_ATTEMPT", attempt)
+        with pytest.raises(UnavailableError, match="too old"):
+            build.built()
+        assert len(runs.read_text().splitlines()) == tries
+
+
+def test_whatever_keeps_a_backend_from_being_built_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fills_the_disk() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(BACKENDS, "ccl", fills_the_disk)
+    assert backend.lacking("ccl") == "OSError: [Errno 28] No space left on device"

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -73,7 +74,7 @@ def built() -> Path:
         return _built_elsewhere(folder)
     with _locked(folder):
         if not library.exists():
-            _build(library, oneccl, compiler)
+            _build_unless_failed(library, oneccl, compiler)
     return library
 
 
@@ -121,6 +122,21 @@ def _locked(folder: Path) -> Iterator[None]:
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:
+    """Build, unless another rank of the same attempt failed to: all of them would, one after the other."""
+    attempt = [os.environ.get("MANYCPU_RUN"), os.environ.get("MANYCPU_ATTEMPT")]
+    failure = library.with_name("failed.json")
+    failed_attempt, reason = json.loads(failure.read_text()) if failure.exists() else (None, "")
+    if failed_attempt == attempt:
+        raise UnavailableError(reason)
+    try:
+        _build(library, oneccl, compiler)
+    except UnavailableError as error:
+        if None not in attempt:
+            failure.write_text(json.dumps([attempt, error.args[0]]))
+        raise
 
 
 def _build(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:

@@ -14,6 +14,7 @@ from manycpu.pipeline.node.backends import UnavailableError
 
 __all__ = ["Compiler", "OneCcl", "find_compiler", "find_oneccl", "library", "require_headers"]
 
+_SECONDS: Final = 60.0  # for a compiler to name its version
 _INSTALL: Final = "pip install 'manycpu[ccl]'"
 
 
@@ -84,7 +85,9 @@ def find_compiler() -> Compiler | None:
         path = shutil.which(name) if name else None
         if path is None:
             continue
-        version = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
+        version = subprocess.run(
+            [path, "--version"], check=False, capture_output=True, text=True, timeout=_SECONDS
+        ).stdout
         return Compiler(path, version.partition("\n")[0].strip())
     return None
 
