@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,14 +22,17 @@ os.environ |= {name: value for name, value in embedded.settings(_HOME).items() i
 os.environ["AIRFLOW__MANYCPU__INSTANCE"] = "tests"
 
 
+def pytest_unconfigure() -> None:
+    """Delete it, also where no test has made the database."""
+    shutil.rmtree(_HOME, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
-def database() -> Iterator[None]:
+def database() -> None:
     """Make Airflow's database once."""
     from airflow.utils import db
 
     db.initdb()
-    yield
-    shutil.rmtree(_HOME)
 
 
 Ran = SimpleNamespace
