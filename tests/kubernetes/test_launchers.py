@@ -75,7 +75,7 @@ def test_all_ranks_meet_on_both_nodes(
     proofs = proven(lines)
     assert sorted(proof["rank"] for proof in proofs) == [0, 1], lines
     assert {proof["host"] for proof in proofs} == set(cluster.nodes)
-    greeted = {text for *_, text in lines if "has" in text}
+    greeted = {text for *_, text in lines if "has 'good" in text}
     assert greeted == {f"rank {rank} has 'good $(HOME)'" for rank in range(2)}
 
 
