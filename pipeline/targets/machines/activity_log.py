@@ -54,10 +54,15 @@ class ActivityLog:
             self._save()
         return bool(lines)
 
-    def read_all(self) -> Observed:
+    def read_new(self) -> Observed:
         """Read the log to its present end; what the ranks have reported."""
         while self._read_block():
             pass
+        return self.observed
+
+    def read_all(self) -> Observed:
+        """Read the log to its present end, and remember that on disk; what the ranks have reported."""
+        self.read_new()
         if self._log.offset > self._saved:
             self._save()
         return self.observed

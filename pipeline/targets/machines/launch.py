@@ -71,7 +71,7 @@ def status(
         LaunchError: It was started on another machine.
     """
     process_state = process.observe(handle)  # before the log is read: an end comes after the last line
-    observed = (activity or ActivityLog(Path(handle.directory))).read_all()
+    observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()
     facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
     status = LAUNCHERS[entry.described(handle.attempt).target["launch"]].state(process_state | facts)
     return outcome(ctx, status, observed) if status.state is RunState.SUCCEEDED else status

@@ -59,7 +59,9 @@ class MachineWatch:
         self.behind = bool(lines) and (ended or self._log.offset - before > _BLOCK // 2)
         if ended and self.behind:
             return lines, Status(state=RunState.RUNNING)  # its last lines are still to come
-        if not ended and time.monotonic() > self._until:
+        if ended:
+            self._activity.read_all()
+        elif time.monotonic() > self._until:
             raise self._hang_error()
         return lines, current
 
