@@ -1,11 +1,11 @@
 """The builder's pod: what it runs, what it is given, and that its Pod Security level takes it."""
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.golden import as_json, golden
 
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.targets.context import ClusterContext
@@ -14,8 +14,6 @@ from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS
 from manycpu.pipeline.targets.kubernetes.image.registries import plain_hosts
 from manycpu.pipeline.targets.open_run import open_context
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def context(folder: Path, **target: Any) -> ClusterContext:
@@ -36,7 +34,8 @@ def pod(ctx: ClusterContext, stage: Stage = "train") -> dict[str, Any]:
 def test_the_pod_is_as_agreed(builder: str) -> None:
     arguments = {"TORCH": "2.8.0", "HELPER_REQUIREMENTS": "s3fs", "PACKAGES": "$(HOME)"}
     ctx = context(Path("/"), builder=builder, build_args=arguments, node_selector={"pool": "cpu"})
-    assert pod(ctx) == json.loads((GOLDEN / f"builder-{builder}.json").read_text())
+    text = as_json(pod(ctx))
+    assert text == golden(f"builder-{builder}.json", text)
 
 
 def test_pod_security_baseline_takes_it(tmp_path: Path) -> None:

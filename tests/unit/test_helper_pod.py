@@ -1,10 +1,10 @@
 """The manifests of helper pods and claims are what a namespace with Pod Security ``restricted`` takes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.golden import as_json, golden
 
 from manycpu.pipeline.pod.channel import LostError
 from manycpu.pipeline.spec.errors import DeadlineError
@@ -13,7 +13,6 @@ from manycpu.pipeline.targets.kubernetes import pod_status
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 from manycpu.pipeline.targets.open_run import open_context
 
-GOLDEN = Path(__file__).parent / "golden"
 OWNERS = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "qa-8a2b1c0d9e", "uid": "5f0c"}]
 
 
@@ -38,12 +37,13 @@ def test_the_helper_pod_is_as_agreed() -> None:
         pull_policy="IfNotPresent",
     )
     made = helper_pod.manifest(ctx, "stage", "training-data", "registry.example/helper@sha256:0", OWNERS)
-    assert made == json.loads((GOLDEN / "helper-pod.json").read_text())
+    assert as_json(made) == golden("helper-pod.json", as_json(made))
 
 
 def test_the_claim_is_as_agreed() -> None:
     ctx = context(claim_size="5Gi", storage_class="shared")
-    assert claims.claim(ctx.name, ctx.target, OWNERS) == json.loads((GOLDEN / "claim.json").read_text())
+    text = as_json(claims.claim(ctx.name, ctx.target, OWNERS))
+    assert text == golden("claim.json", text)
 
 
 def test_a_claim_of_the_default_class_names_none() -> None:

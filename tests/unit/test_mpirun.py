@@ -1,14 +1,9 @@
-"""mpirun's manifests, word by word, in the dialects of three MPIs: here and on hosts.
+"""mpirun's manifests, word by word, in the dialects of three MPIs: here and on hosts."""
 
-After a change that is meant: ``MANYCPU_GOLDEN=write pytest tests/unit/test_mpirun.py``, and read the diff.
-"""
-
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.golden import as_json, golden
 
 from manycpu.pipeline.launchers import mpirun, processes, torchrun
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
@@ -16,7 +11,6 @@ from manycpu.pipeline.spec.placement import Host, Mpi, Placement
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-GOLDEN = Path(__file__).parent / "golden"
 MPIS = {
     "intel": Mpi(
         family="intel",
@@ -73,13 +67,9 @@ def manifest(family: str, where: str, **fields: Any) -> dict[str, Any]:
     return command
 
 
-def check(name: str, made: dict[str, Any]) -> None:
-    path = GOLDEN / f"{name}.json"
-    text = json.dumps(made, indent=2) + "\n"
-    if os.environ.get("MANYCPU_GOLDEN") == "write":
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert text == path.read_text()
+def check(name: str, written: dict[str, Any]) -> None:
+    text = as_json(written)
+    assert text == golden(f"{name}.json", text)
 
 
 @pytest.mark.parametrize("where", TARGETS)

@@ -1,0 +1,39 @@
+"""Golden files: what is written for a run, word by word, and of a dialect only what differs.
+
+After a change that is meant, write them with ``MANYCPU_GOLDEN=write pytest tests/unit``, and read the diff.
+"""
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["as_json", "differences", "golden"]
+
+_FOLDER: Final = Path(__file__).parents[1] / "unit" / "golden"
+
+
+def golden(name: str, text: str) -> str:
+    """Read the golden file that a text is compared with, or write it first where that is asked for."""
+    path = _FOLDER / name
+    if os.environ.get("MANYCPU_GOLDEN") == "write":
+        path.write_text(text)
+    return path.read_text()
+
+
+def as_json(written: Any) -> str:
+    """Write an object as golden files have it."""
+    return json.dumps(written, indent=2) + "\n"
+
+
+def differences(one: str, other: str) -> str:
+    r"""List the lines in which one text differs from another, by place.
+
+    >>> print(differences("kind: A\nsize: 1\n", "kind: A\nsize: 2\n"), end="")
+    @@ -2 +2 @@
+    -size: 1
+    +size: 2
+    """
+    lines = difflib.unified_diff(one.splitlines(True), other.splitlines(True), n=0)
+    return "".join(list(lines)[2:])  # but for the names of files

@@ -1,0 +1,164 @@
+"""MPIJobs: golden manifests in the dialects of three MPIs, and the traps of the mpi-operator."""
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.golden import differences, golden
+from support.job_manifests import (
+    MANY_FIELDS,
+    annotation,
+    command,
+    container,
+    manifest,
+    place,
+    pod,
+    run,
+    target,
+    templates,
+    variables,
+)
+from support.killable_programs import Program
+
+from manycpu.pipeline.launchers import mpijob
+from manycpu.pipeline.render import as_yaml
+from manycpu.pipeline.spec.errors import BadInputError
+
+MPIS = ("intel", "openmpi", "mpich")
+
+
+def written(mpi: str) -> str:
+    return as_yaml(manifest("mpijob", MANY_FIELDS | {"mpi": mpi}, env={"GREETING": "good morning"}))
+
+
+def test_golden_mpijob() -> None:
+    assert written("openmpi") == golden("mpijob.yaml", written("openmpi"))
+
+
+@pytest.mark.parametrize("mpi", ["intel", "mpich"])
+def test_golden_differences_of_a_dialect(mpi: str) -> None:
+    other = differences(written("openmpi"), written(mpi))
+    assert other == golden(f"mpijob-{mpi}.diff", other)
+
+
+def test_the_mpi_launcher_needs_no_machine_of_its_own() -> None:
+    job = manifest("mpijob", spread="require")
+    labels = templates(job)["launcher"]["metadata"]["labels"]
+    (term,) = pod(job)["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert not term["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert "affinity" not in pod(job, "launcher")
+
+
+def test_sshd_of_workers_ends_with_the_job() -> None:
+    assert manifest("mpijob")["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
+
+
+def test_the_launcher_starts_when_sshd_answers() -> None:
+    job = manifest("mpijob")
+    assert job["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
+    port = container(job)["startupProbe"]["tcpSocket"]["port"]
+    assert f"Port {port}\n" in annotation(job, "rank", "sshd_config")
+    assert port > 1023
+
+
+def test_the_launcher_itself_awaits_every_worker_of_a_job_that_was_suspended(tmp_path: Path) -> None:
+    *words, _, _ = mpijob.await_workers()
+    assert command(manifest("mpijob"), "launcher")[: len(words)] == words
+    hostfile = tmp_path / "hostfile"
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.socket() as second:
+        second.bind(("127.0.0.2", first.getsockname()[1]))
+        hostfile.write_text("127.0.0.1:2\n127.0.0.2 slots=2\n")
+        port = str(first.getsockname()[1])
+        words = [sys.executable, *words[1:], str(hostfile), port, "echo", "all there"]
+        with Program(words, stdout=subprocess.PIPE, text=True) as waiting:
+            first.accept()[0].close()
+            assert waiting.poll() is None
+            second.listen()
+            printed, _ = waiting.communicate(timeout=60)
+    assert printed == "all there\n"
+
+
+def test_keys_are_where_others_than_root_can_read_them() -> None:
+    job = manifest("mpijob")
+    folder = job["spec"]["sshAuthMountPath"]
+    assert not folder.startswith("/root")
+    assert f"AuthorizedKeysFile {folder}/authorized_keys\n" in annotation(job, "rank", "sshd_config")
+    assert f"IdentityFile {folder}/id_rsa\n" in annotation(job, "launcher", "ssh_config")
+    assert pod(job)["securityContext"]["fsGroup"] == pod(job)["securityContext"]["runAsGroup"]
+
+
+def test_ssh_needs_no_options_that_the_operator_would_overwrite() -> None:
+    job = manifest("mpijob", {"mpi": "openmpi"})
+    assert variables(job, "launcher")["OMPI_MCA_plm_rsh_agent"].split()[0] == "ssh"
+    paths = {mount["mountPath"] for mount in container(job, "launcher")["volumeMounts"]}
+    assert "/etc/ssh/ssh_config" in paths
+
+
+def test_a_workers_environment_crosses_ssh() -> None:
+    job = manifest("mpijob", env_from=["hub"])
+    start = command(job)[-1]
+    (path,) = re.findall(r"export -p >(\S+);", start)
+    assert f"ForceCommand . {path}; " in annotation(job, "rank", "sshd_config")
+    (folder,) = [volume for volume in pod(job)["volumes"] if volume["name"] == "own"]
+    assert folder["emptyDir"]["medium"] == "Memory"
+    assert "envFrom" not in container(job, "launcher")
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_mpirun_speaks_to_all_workers(mpi: str) -> None:
+    job = manifest("mpijob", {"mpi": mpi}, nnodes=3)
+    words = command(job, "launcher")
+    assert "/etc/mpi/hostfile" in words
+    assert words[words.index("-n") + 1] == "6"
+    assert job["spec"]["slotsPerWorker"] == 2
+    address = variables(job, "launcher")["MASTER_ADDR"]
+    assert address == "train-0123456789-1-worker-0.train-0123456789-1.ml.svc"
+
+
+@pytest.mark.parametrize("mpi", ["intel", "mpich"])
+def test_workers_connect_back_to_an_address(mpi: str) -> None:
+    words = command(manifest("mpijob", {"mpi": mpi}), "launcher")
+    assert words[words.index("-iface") + 1] == "eth0"
+
+
+def test_open_mpi_5_gets_its_hostfile_and_keeps_names_whole() -> None:
+    job = manifest("mpijob", {"mpi": "openmpi"})
+    words = command(job, "launcher")
+    assert words[words.index("--hostfile") + 1] == "/etc/mpi/hostfile"
+    assert variables(job, "launcher")["PRTE_MCA_prte_keep_fqdn_hostnames"] == "1"
+
+
+def test_a_launcher_that_failed_keeps_its_log() -> None:
+    job = manifest("mpijob", {"restart_policy": "OnFailure"}, max_restarts=2)
+    assert job["spec"]["mpiReplicaSpecs"]["Launcher"]["restartPolicy"] == "Never"
+    assert job["spec"]["runPolicy"]["backoffLimit"] == 2
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_no_value_of_a_variable_is_an_argument(mpi: str) -> None:
+    secret = "not-for-ps"  # noqa: S105 - it is none
+    job = manifest("mpijob", {"mpi": mpi}, env={"WORD": secret})
+    assert variables(job, "launcher")["WORD"] == secret
+    assert not any(secret in word for word in command(job, "launcher"))
+
+
+def test_an_mpijob_of_a_range_is_no_manifest() -> None:
+    with pytest.raises(BadInputError, match=r"run\.nnodes: .*1:2"):
+        mpijob.objects(run(nnodes="1:2"), target("mpijob"), place())
+
+
+@pytest.mark.parametrize(
+    ("asked", "restarts", "policy"),
+    [(None, 0, "Never"), (None, 2, "OnFailure"), ("Never", 2, "Never"), ("OnFailure", 0, "OnFailure")],
+)
+def test_restart_policy(asked: str | None, restarts: int, policy: str) -> None:
+    job = manifest("mpijob", {"restart_policy": asked}, max_restarts=restarts)
+    assert job["spec"]["mpiReplicaSpecs"]["Worker"]["restartPolicy"] == policy
+
+
+def test_the_job_has_the_deadline_of_its_pods() -> None:
+    job = manifest("mpijob", queue_timeout=100, start_timeout=20, run_timeout=3000)
+    assert job["spec"]["runPolicy"]["activeDeadlineSeconds"] == pod(job)["activeDeadlineSeconds"]
