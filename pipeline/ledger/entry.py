@@ -1,14 +1,23 @@
 """What a ledger holds."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from manycpu.pipeline.spec.handle import Handle
 
 __all__ = ["Attempt", "Entry", "Result", "VerbRecord"]
 
 Result = Literal["done", "reused", "skipped", "failed"]
+
+
+def _with_backend(run: dict[str, Any]) -> dict[str, Any]:
+    """Name the backend of a run recorded when gloo was the default, which was left out."""
+    return {"backend": "gloo"} | run
+
+
+RunFields = Annotated[dict[str, Any], AfterValidator(_with_backend)]
+"""A run as ledgers keep it."""
 
 
 class VerbRecord(BaseModel):
@@ -22,7 +31,7 @@ class VerbRecord(BaseModel):
 class Attempt(BaseModel):
     """What an attempt was started with: the fields of a task may be edited before its next try."""
 
-    run: dict[str, Any]
+    run: RunFields
     target: dict[str, Any]
     data: str | None = None
     """Where the staged data is, and below, the staged base model and the snapshot of the code."""
@@ -43,7 +52,7 @@ class Entry(BaseModel):
     name: str
     created: float
     """Seconds since the epoch."""
-    run: dict[str, Any]
+    run: RunFields
     """As the run was described before its first attempt; each attempt has a description of its own."""
     target: dict[str, Any]
     tasks: dict[str, str] = Field(default_factory=dict)

@@ -95,8 +95,8 @@ class RunContext(ABC):
 
     @property
     def run_fields(self) -> dict[str, Any]:
-        """The run as ledgers keep it."""
-        return self.run.model_dump(mode="json", exclude_defaults=True)
+        """The run as ledgers keep it: what is set, and the backend also where it is left to the ranks."""
+        return self.run.model_dump(mode="json", exclude_defaults=True) | {"backend": self.run.backend}
 
     @property
     def target_fields(self) -> dict[str, Any]:

@@ -1,0 +1,26 @@
+"""What a ledger keeps of a run, read again by this version and from older ones."""
+
+from pathlib import Path
+
+from manycpu.pipeline.ledger.entry import Attempt, Entry
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import as_started, open_context
+
+
+def run(folder: Path) -> RunContext:
+    """Describe a run that leaves its backend to the ranks."""
+    return open_context({"program": "train.py", "output": "out"}, {"kind": "local"}, "qa", base=folder)
+
+
+def test_a_backend_left_to_the_ranks_is_recorded_as_such(tmp_path: Path) -> None:
+    entry = Entry.model_validate_json(run(tmp_path).new_entry(0.0).model_dump_json())
+    assert entry.run["backend"] is None
+    assert as_started(run(tmp_path), entry, 1).run.backend is None
+
+
+def test_an_attempt_recorded_when_gloo_was_the_default_is_judged_by_gloo(tmp_path: Path) -> None:
+    ctx = run(tmp_path)
+    older = {name: value for name, value in ctx.run_fields.items() if name != "backend"}
+    entry = ctx.new_entry(0.0)
+    entry.attempts[1] = Attempt.model_validate({"run": older, "target": ctx.target_fields})
+    assert as_started(ctx, entry, 1).run.backend == "gloo"
