@@ -1,5 +1,6 @@
 """What every test may use: a folder for runs of its own, and scripts to train."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from support.waiting import processes_of, until
 # One Airflow of its own for e2e, ui and kubernetes, and one in this process for dags and kubernetes.
 pytest_plugins = ["support.stages", "support.standalone_airflow", "support.in_process_airflow"]
 take_signals()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have what tests start leave its temporary files where pytest deletes them."""
+    folder = tmp_path_factory.mktemp("t")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ SAVES = """
 def save(number, _):
     open("saved" + rank, "a").write(signal.Signals(number).name + " ")
     sys.exit(0)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
     signal.signal(number, save)
 ready()
 """
@@ -49,7 +49,7 @@ ready()
 def begin(folder: Path, script: str, grace: float = 600, **env: str) -> Program[bytes]:
     """Start two ranks of a script that needs no torch."""
     code = (
-        f"from manycpu.pipeline.node import local_world as here\nhere.GRACE = {grace}\nhere.fork_ranks(2)\n"
+        f"from manycpu.pipeline.node import local_world as here\nhere.GRACE = {grace}\nlistener = here.fork_ranks(2)\n"
     )
     command = [sys.executable, "-c", code + script]
     return Program(command, env=PLAIN | env, cwd=folder, start_new_session=True)
@@ -103,7 +103,9 @@ def test_a_rank_that_does_not_end_is_killed(tmp_path: Path) -> None:
     assert begin(tmp_path, script, grace=0.2).wait(LIMIT) == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1]
+)
 def test_a_signal_reaches_every_rank_once(number: signal.Signals, tmp_path: Path) -> None:
     """Also one from a terminal, which is sent to the whole group of processes."""
     process = begin(tmp_path, READY + SAVES)
@@ -122,6 +124,15 @@ def test_the_error_of_the_first_that_failed_is_the_runs(tmp_path: Path) -> None:
     assert begin(tmp_path, script, TORCHELASTIC_ERROR_FILE=str(record)).wait(LIMIT) == 3
     assert record.read_text() == "of rank 1"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["error.json", "ready0"]
+
+
+def test_the_meeting_point_is_open_in_rank_0_alone(tmp_path: Path) -> None:
+    """Where another rank had it too, ranks that come late would wait in vain for one that is gone."""
+    script = "import os, psutil\nopen('open' + os.environ['RANK'], 'w').write(str([\n"
+    script += "    one.laddr.port for one in psutil.Process().net_connections('tcp')\n]))"
+    assert begin(tmp_path, script).wait(LIMIT) == 0
+    sockets = [json.loads((tmp_path / f"open{rank}").read_text()) for rank in (0, 1)]
+    assert (len(sockets[0]), sockets[1]) == (1, [])
 
 
 def test_a_port_is_taken_before_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 from support.api_objects import T0, handle
 from support.nasty_lines import NASTY
@@ -55,8 +56,11 @@ def test_every_line_can_be_read_shown_and_kept_whatever_it_is() -> None:
             assert attempt_state(entry(observed=record.fields()), handle()) is not None, line.text
 
 
-def test_an_event_of_ours_in_another_shape_is_an_ordinary_line() -> None:
-    line = events.encode("warning", message=["no", "text"])
+@pytest.mark.parametrize(
+    ("event", "fields"), [("warning", {"message": ["no", "text"]}), ("proof", {"rank": "0"})]
+)
+def test_an_event_of_ours_in_another_shape_is_an_ordinary_line(event: str, fields: dict[str, Any]) -> None:
+    line = events.encode(event, **fields)
     assert decode(line) is None
     assert readable(RankLine(0, "a", line)) == f"[rank 0 a] {line}"
 

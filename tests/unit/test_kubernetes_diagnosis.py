@@ -122,6 +122,11 @@ def test_nothing_is_said_where_nothing_is_wrong() -> None:
     assert diagnosis.explain(snapshot(job("Running"), [running])) == ""
 
 
+@pytest.mark.parametrize("end", ["Succeeded", "Failed"])
+def test_a_job_that_has_ended_needs_no_pods(end: str) -> None:
+    assert diagnosis.explain(snapshot(job("Created", end), [])) == ""
+
+
 def test_an_invalid_mpijob_is_known_by_its_event_alone() -> None:
     invalid = job(launch="mpijob")
     refused = event("ValidationError", "spec.slotsPerWorker: Required value", invalid)

@@ -133,6 +133,11 @@ def test_what_others_decide_is_left_to_them(whom: str) -> None:
     assert job_of(found, kind_of(found), [one], T0 + 5.0) is None
 
 
+@pytest.mark.parametrize("end", ["Succeeded", "Failed"])
+def test_a_job_that_has_ended_waits_for_nothing(end: str) -> None:
+    assert job_of(asking(job(end)), PYTORCHJOB, [refused("a")], T0 + 5.0) is None
+
+
 def test_a_pod_group_is_left_to_its_scheduler() -> None:
     one = refused("a")
     one["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": "qa-1"}

@@ -81,6 +81,12 @@ def test_a_backend_that_is_left_out_is_the_best_that_every_rank_has() -> None:
     )
 
 
+def test_a_reason_of_many_words_is_cut_so_that_every_line_holds_it() -> None:
+    _, why = want(MANYCPU_BACKEND=requested_world.AUTO).choose_backend(met("x" * 5000))
+    assert why is not None
+    assert why.count("x") == 500
+
+
 @pytest.mark.parametrize("backend", ["ccl", "gloo", "mpi"])
 def test_a_backend_that_is_named_is_never_swapped(backend: str) -> None:
     assert want(MANYCPU_BACKEND=backend).choose_backend(met("no oneCCL", "")) == (backend, None)

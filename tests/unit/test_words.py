@@ -63,6 +63,7 @@ def test_errors_cross_processes_with_all_that_they_know() -> None:
     ("base", "status", "kind"),
     [
         (ClusterError, 0, ClusterError),
+        (ClusterError, 400, InvalidError),
         (ClusterError, 401, UnauthorizedError),
         (ClusterError, 403, ForbiddenError),
         (ClusterError, 404, NotFoundError),
