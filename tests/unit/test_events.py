@@ -57,7 +57,7 @@ def test_every_line_can_be_read_shown_and_kept_whatever_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "fields"), [("warning", {"message": ["no", "text"]}), ("proof", {"rank": "0"})]
+    ("event", "fields"), [("warning", {"message": ["no", "text"]}), ("exit", {"code": "0"})]
 )
 def test_an_event_of_ours_in_another_shape_is_an_ordinary_line(event: str, fields: dict[str, Any]) -> None:
     line = events.encode(event, **fields)
