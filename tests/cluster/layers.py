@@ -106,6 +106,7 @@ def _python_layer(root: Path, extras: tuple[str, ...]) -> Layer:
     _record(packages, moved)
     for program in filter(Path.is_file, (local / "bin").glob("*")):
         _use_python_of_image(program)
+    _compile(packages, f"/{packages.relative_to(root)}")
     return pack(root, root.with_suffix(".tar.zst"))
 
 
@@ -151,6 +152,21 @@ def _install(packages: Path, extras: tuple[str, ...]) -> None:
     command = ["pip", "install", "--quiet", *options, *_requirements(extras)]
     run([uv(), *command], cwd=PROJECT, seconds=INSTALL_SECONDS)
     overrides.unlink()
+
+
+def _compile(packages: Path, place: str) -> None:
+    """Write the bytecode, as pip does: pods cannot, and each of their processes would compile torch anew.
+
+    Args:
+        packages: Where they are installed.
+        place: Where the image has them.
+    """
+    # By what is in the file, not by its time: layers have times of their own.
+    options = ["-qq", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(packages), "-p", place]
+    command = [SYSTEM_PYTHON, "-m", "compileall", *options, str(packages)]
+    subprocess.run(command, check=False, timeout=INSTALL_SECONDS)  # templates of packages are no Python
+    if not any((packages / "pydantic").rglob("*.pyc")):
+        raise ClusterError(f"nothing was compiled in {packages}")
 
 
 def _use_python_of_image(program: Path) -> None:

@@ -280,9 +280,11 @@ def test_detail_names_shapes_that_differ(found: Found) -> None:
         assert "mismatch between collectives" in rank["error"]
 
 
-def _torchrun() -> tuple[list[str], dict[str, str]]:
-    options = ["--standalone", "--nproc-per-node=2", "--no-python"]
-    return [sys.executable, "-m", "torch.distributed.run", *options], {}
+NODE = [sys.executable, "-m", "manycpu.pipeline.node"]
+
+
+def _processes() -> tuple[list[str], dict[str, str]]:
+    return [*NODE, "--nproc-per-node=2"], {}
 
 
 def _mpirun() -> tuple[list[str], dict[str, str]]:
@@ -296,17 +298,16 @@ def _mpirun() -> tuple[list[str], dict[str, str]]:
         "I_MPI_PIN": "off",
         "I_MPI_HYDRA_BOOTSTRAP": "fork",
     }
-    return [intel.mpirun, "-n", "2"], dict(intel.env) | env
+    return [intel.mpirun, "-n", "2", *NODE], dict(intel.env) | env
 
 
-@pytest.mark.parametrize("launcher", [_torchrun, _mpirun], ids=["torchrun", "mpirun"])
+@pytest.mark.parametrize("launcher", [_processes, _mpirun], ids=["processes", "mpirun"])
 def test_unmodified_scripts_train_as_with_gloo(
     launcher: Callable[[], tuple[list[str], dict[str, str]]], tmp_path: Path
 ) -> None:
     launch, env = launcher()
-    node = [sys.executable, "-m", "manycpu.pipeline.node", str(SCRIPTS / "ccl_train.py"), str(tmp_path)]
     done = subprocess.run(
-        [*launch, *node],
+        [*launch, str(SCRIPTS / "ccl_train.py"), str(tmp_path)],
         check=False,
         capture_output=True,
         text=True,

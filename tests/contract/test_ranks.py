@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 from support.killable_programs import Program
-from support.rank_launches import LAUNCHERS, LIGHT, MPIRUNS, PLAIN, by_hand, execute, launch, manifest_of
+from support.rank_launches import (
+    LAUNCHERS,
+    LIGHT,
+    MPIRUNS,
+    PLAIN,
+    by_hand,
+    execute,
+    launch,
+    light_torchrun,
+    manifest_of,
+)
 from support.training_scripts import ALL_REDUCE
 from support.waiting import until
 
@@ -173,8 +183,9 @@ def test_nothing_survives_the_launcher(
     )
     log = tmp_path / "log"
     manifest = manifest_of(launcher, script, env=LIGHT if launcher == "processes" else {})
+    argv = light_torchrun(manifest["argv"]) if launcher == "torchrun" else manifest["argv"]
     with log.open("wb") as out:
-        process = Program(manifest["argv"], env=PLAIN | manifest["env"], stdout=out, stderr=out, cwd=tmp_path)
+        process = Program(argv, env=PLAIN | manifest["env"], stdout=out, stderr=out, cwd=tmp_path)
     until(lambda: log.read_text().count("ready") == 2, 60)
     process.send_signal(how)
     process.wait(60)

@@ -30,6 +30,7 @@ __all__ = [
     "by_hand",
     "execute",
     "launch",
+    "light_torchrun",
     "manifest_of",
 ]
 
@@ -80,14 +81,19 @@ def execute(argv: list[str], env: Mapping[str, str], cwd: Path) -> Ended:
 
 
 def launch(launcher: str, script: Path, *args: str, light: bool = False, **fields: Any) -> Ended:
-    """Launch two ranks of a script through the manifest that a local run has; light: without torch.
-
-    torchrun is a part of torch, and its ranks never are light.
-    """
+    """Launch two ranks of a script through the manifest that a local run has; light: without torch."""
     if light and launcher != "torchrun":
         fields["env"] = LIGHT
     manifest = manifest_of(launcher, script, *args, **fields)
-    return execute(manifest["argv"], manifest["env"], script.parent)
+    argv = light_torchrun(manifest["argv"]) if light and launcher == "torchrun" else manifest["argv"]
+    return execute(argv, manifest["env"], script.parent)
+
+
+def light_torchrun(argv: list[str]) -> list[str]:
+    """Have ranks of torchrun, which is a part of torch itself, do without torch and without its store."""
+    own = LIGHT | {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(free_port())}
+    start = argv.index("--no-python") + 1
+    return [*argv[:start], "env", *(f"{name}={value}" for name, value in own.items()), *argv[start:]]
 
 
 def manifest_of(launcher: str, script: Path, *args: str, **fields: Any) -> dict[str, Any]:

@@ -1,11 +1,15 @@
-"""The stages of a session: what takes seconds comes first, and a stage with failures is the last one."""
+"""The stages of a session: what takes seconds comes first, and a stage with failures is the last one.
 
-import time
+Where several processes share the tests (``pytest -n 2``), all that needs Airflow's own processes or the
+cluster is one of them's, beside what the others do.
+"""
+
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["STAGES", "stage_of"]
 
@@ -18,35 +22,34 @@ STAGES: Final[dict[str, tuple[str, ...]]] = {
     "others": ("long", "legacy"),
 }
 """Name of a stage -> its folders, in the order in which they run."""
-_TESTS: Final = Path(__file__).parents[1]
-_SECONDS: Final = pytest.StashKey[dict[str, float]]()
+_FAST: Final = ("lint", "unit")
+_ALONE: Final = ("e2e, ui", "cluster, kubernetes")
+_SHARED: Final = "Airflow and the cluster"
 
 
-def stage_of(path: Path) -> str:
-    """Find the stage of a test by its file."""
-    folder = path.relative_to(_TESTS).parts[0]
+def stage_of(nodeid: str) -> str:
+    """Find the stage of a test by its path below the project."""
+    folder = Path(nodeid).parts[1]
     return next(stage for stage, folders in STAGES.items() if folder in folders)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_SECONDS] = {"collection": -time.monotonic()}
     config.addinivalue_line("markers", "last: the test judges what the others of its stage did")
     config.addinivalue_line("markers", "ends_cluster: the test ends the cluster, so it runs after all others")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
     for item in items:
         if {"airflow", "cluster"} & set(_fixtures(item)) and not item.get_closest_marker("timeout"):
             # Of the test alone: one of them pays for the start, whose steps have limits of their own.
             item.add_marker(pytest.mark.timeout(func_only=True))
-    config.stash[_SECONDS]["collection"] += time.monotonic()
 
 
 def _place(item: pytest.Item) -> tuple[int, ...]:
     """Order by stage; in one, what needs Airflow, which ends then; what needs no cluster; and what does."""
     fixtures = _fixtures(item)
-    stage = list(STAGES).index(stage_of(item.path))
+    stage = list(STAGES).index(stage_of(item.nodeid))
     last = [item.get_closest_marker(name) is not None for name in ("ends_cluster", "last")]
     return stage, *last, "airflow" not in fixtures, "cluster" in fixtures
 
@@ -55,20 +58,39 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
     return getattr(item, "fixturenames", ())
 
 
+class Lanes(LoadScopeScheduling):
+    """Gives whole files to processes, the fast ones first; then to one of them what needs a cluster."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _SHARED if stage_of(nodeid) in _ALONE else nodeid.split("::", maxsplit=1)[0]
+
+    def _assign_work_unit(self, node: Any) -> None:
+        scope = next(iter(self.workqueue))
+        if _SHARED in self.workqueue and scope != _SHARED and stage_of(scope) not in _FAST:
+            self.workqueue.move_to_end(_SHARED, last=False)  # it takes longest
+        super()._assign_work_unit(node)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False
+    return Lanes(config, log)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Count the seconds of each stage, and end the session after one in which something failed."""
-    started, stage = time.monotonic(), stage_of(item.path)
+    """End the session after a stage in which something failed."""
     result = yield
-    seconds = item.config.stash[_SECONDS]
-    seconds[stage] = seconds.get(stage, 0) + time.monotonic() - started
-    if nextitem is not None and stage != stage_of(nextitem.path) and item.session.testsfailed:
+    stage = stage_of(item.nodeid)
+    if nextitem is not None and stage != stage_of(nextitem.nodeid) and item.session.testsfailed:
         item.session.shouldfail = f"stage {stage!r} had failures: the stages after it were not run"
     return result
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    seconds = config.stash[_SECONDS]
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [one for some in terminalreporter.stats.values() for one in some]
+    seconds = dict.fromkeys(STAGES, 0.0)
+    for report in reports:
+        if isinstance(report, pytest.TestReport):
+            seconds[stage_of(report.nodeid)] += report.duration
     terminalreporter.section("seconds of each stage")
-    told = ", ".join(f"{name}: {count:.0f}" for name, count in seconds.items())
-    terminalreporter.line(f"{told}; all: {sum(seconds.values()):.0f}")
+    terminalreporter.line(", ".join(f"{name}: {count:.0f}" for name, count in seconds.items() if count))

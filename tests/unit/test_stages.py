@@ -12,29 +12,43 @@ from support import stages
 PROJECT = Path(__file__).parents[2]
 
 
+def stages_of(folder: Path, test: str, *options: str) -> str:
+    """Run two tests of stage contract, and two of stage unit with a body, in a project of their own."""
+    support = folder / "tests" / "support"
+    support.mkdir(parents=True)
+    shutil.copy(stages.__file__, support)
+    (folder / "tests" / "conftest.py").write_text('pytest_plugins = ["support.stages"]')
+    for stage, text in (("contract", "pass"), ("unit", test)):
+        (folder / "tests" / stage).mkdir()
+        for name in ("first", "second"):
+            (folder / "tests" / stage / f"test_{name}_{stage}.py").write_text(f"def test_it(): {text}\n")
+    options = ("-v", "-p", "no:cacheprovider", "-o", "pythonpath=tests", *options)
+    pytest_there = [sys.executable, "-m", "pytest", "--rootdir=.", *options, "tests/contract", "tests/unit"]
+    done = subprocess.run(pytest_there, cwd=folder, check=False, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("test", "ends"), [("assert False", "2 failed in"), ("pass", "4 passed in")], ids=["failures", "none"]
 )
 def test_a_stage_with_failures_is_the_last(test: str, ends: str, tmp_path: Path) -> None:
     """All tests of a stage are run, the stages in their order, and none after one with failures."""
-    support = tmp_path / "tests" / "support"
-    support.mkdir(parents=True)
-    shutil.copy(stages.__file__, support)
-    (tmp_path / "tests" / "conftest.py").write_text('pytest_plugins = ["support.stages"]')
-    for folder, text in (("contract", "pass"), ("unit", test)):
-        (tmp_path / "tests" / folder).mkdir()
-        (tmp_path / "tests" / folder / f"test_{folder}.py").write_text(
-            f"def test_first(): {text}\ndef test_second(): {text}\n"
-        )
-    options = ["-v", "-p", "no:cacheprovider", "-o", "pythonpath=tests", "tests/contract", "tests/unit"]
-    pytest_there = [sys.executable, "-m", "pytest", "--rootdir=.", *options]
-    done = subprocess.run(pytest_there, cwd=tmp_path, check=False, capture_output=True, text=True)
-    closing = done.stdout.splitlines()[-1]
-    assert f" {ends} " in closing, done.stdout + done.stderr
-    ran = [line.split("::")[0] for line in done.stdout.splitlines() if "::test_" in line and "%" in line]
-    assert ran[:2] == ["tests/unit/test_unit.py"] * 2
-    assert ("stage 'unit' had failures" in done.stdout) == ("failed" in ends)
-    assert "seconds of each stage" in done.stdout
+    output = stages_of(tmp_path, test)
+    assert f" {ends} " in output.splitlines()[-1], output
+    ran = [line.split("::")[0] for line in output.splitlines() if "::test_" in line and "%" in line]
+    assert ran[:2] == ["tests/unit/test_first_unit.py", "tests/unit/test_second_unit.py"]
+    assert ("stage 'unit' had failures" in output) == ("failed" in ends)
+    assert "seconds of each stage" in output
+
+
+def test_a_stage_with_failures_ends_the_session_of_two_processes(tmp_path: Path) -> None:
+    output = stages_of(tmp_path, "assert False", "-n", "2")
+    assert "stage 'unit' had failures" in output
+    assert "2 failed" in output
+
+
+def test_two_processes_run_all(tmp_path: Path) -> None:
+    assert "4 passed" in stages_of(tmp_path, "pass", "-n", "2")
 
 
 def test_every_folder_of_tests_has_its_stage_and_the_fast_ones_come_first() -> None:
