@@ -108,9 +108,9 @@ def _child(config: dict[str, Any]) -> None:
     dags = folder / "dags"
     dags.mkdir()
     (dags / "file.py").write_text(_dag(config))
-    from manycpu.operators import embedded
+    from manycpu.operators import local_airflow
 
-    os.environ |= embedded.settings(folder / "airflow", dags={"bench": dags})
+    os.environ |= local_airflow.settings(folder / "airflow", dags={"bench": dags})
     from airflow.dag_processing.dagbag import DagBag
     from airflow.utils import db
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from bench._measure import rounds
-from manycpu.operators import embedded
+from manycpu.operators import local_airflow
 
 LIMIT = 1.15
 BARE = """
@@ -38,8 +38,8 @@ def main() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         bare = Path(folder, "bare.py")
         bare.write_text(BARE)
-        env = os.environ | embedded.settings(Path(folder))
-        ours = sorted(str(path) for path in embedded.DAGS.glob("*.py"))
+        env = os.environ | local_airflow.settings(Path(folder))
+        ours = sorted(str(path) for path in local_airflow.DAGS.glob("*.py"))
         for files in ([str(bare)], ours):
             _seconds(files, env)  # the first time is for the disk
         pairs = [(_seconds([str(bare)], env), _seconds(ours, env)) for _ in range(rounds(7, 2))]

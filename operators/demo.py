@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from manycpu.operators import embedded
+from manycpu.operators import local_airflow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Mapping
@@ -33,7 +33,7 @@ def main() -> int:
     from manycpu.pipeline.recipes.question_answering.demo import demo_run
     from manycpu.pipeline.spec.machine import Machine
 
-    home = embedded.home()
+    home = local_airflow.home()
     run = demo_run(str(home / "models" / time.strftime("demo-%Y%m%dT%H%M%S")))
     scarce = Machine.observe().processors < run["nproc_per_node"]
     return perform({**run, "nnodes": str(run["nnodes"]), "oversubscribe": scarce}, home, Console())
@@ -50,7 +50,7 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
     Returns:
         0 when the DAG run and every verb succeeded.
     """
-    embedded.enter(home, AIRFLOW__LOGGING__JSON_LOGS="True")
+    local_airflow.enter(home, AIRFLOW__LOGGING__JSON_LOGS="True")
     log = home / "demo.log"
     _print(console, f"Airflow in {home}; all it says is in {log}")
     try:
@@ -67,7 +67,7 @@ def run_dag(conf: str) -> int:
     from airflow.utils import db
 
     db.initdb()
-    bag = DagBag(embedded.DAGS)
+    bag = DagBag(local_airflow.DAGS)
     dag_run = bag.dags["train"].test(run_conf=json.loads(conf))
     return 0 if dag_run.state == "success" else 1
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 from rich.console import Console
 
-from manycpu.operators import embedded
+from manycpu.operators import local_airflow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,9 +32,9 @@ _PASSWORDS = "simple_auth_manager_passwords.json.generated"
 
 def main() -> int:
     """Run Airflow until Ctrl-C or SIGTERM; its exit code where it ends by itself."""
-    home = embedded.home()
+    home = local_airflow.home()
     port = int(os.environ.get("PORT") or free_port(_PORT))
-    embedded.enter(home, port)
+    local_airflow.enter(home, port)
     return asyncio.run(_serve(home, port, Console()))
 
 

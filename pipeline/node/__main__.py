@@ -6,7 +6,7 @@ import socket
 import sys
 from typing import Final
 
-from manycpu.pipeline.node import cpus, local_world, ranks
+from manycpu.pipeline.node import cpus, local_world, rank_environment
 from manycpu.pipeline.node.log_forwarder import die_with_parent, forward_logs
 from manycpu.pipeline.spec import events
 
@@ -23,8 +23,8 @@ def main(argv: list[str]) -> int:
     listener = local_world.fork_ranks(int(count)) if count else None
     host = os.environ.setdefault("MANYCPU_HOST", socket.gethostname())
     try:
-        rank = ranks.of(os.environ)
-    except ranks.RankError as error:
+        rank = rank_environment.of(os.environ)
+    except rank_environment.RankError as error:
         message = f"proof of scale failed on {host}: {error}"
         sys.stdout.write(events.encode("error", kind="RankError", message=message) + "\n")
         return 87
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     os.close(stream)
     _redirect_output(output)
     # Late: the forwarding process stays small without it.
-    from manycpu.pipeline.node.rank import run
+    from manycpu.pipeline.node.run_rank import run
 
     return run(rank, argv, listener)
 

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from manycpu.pipeline.node.ranks import Rank
+from manycpu.pipeline.node.rank_environment import Rank
 from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.machine import Machine

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from manycpu.pipeline.node import cpus, meeting_point
-from manycpu.pipeline.node.ranks import Rank
+from manycpu.pipeline.node.rank_environment import Rank
 
 __all__ = ["fork_ranks"]
 

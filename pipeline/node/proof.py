@@ -11,7 +11,7 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: i
 
 from manycpu.pipeline.node.emit import say
 from manycpu.pipeline.node.node_exit import PROOF, NodeExit
-from manycpu.pipeline.node.ranks import Rank
+from manycpu.pipeline.node.rank_environment import Rank
 from manycpu.pipeline.node.requested_world import RequestedWorld
 from manycpu.pipeline.spec.cpu_plan import CpuPlan
 from manycpu.pipeline.spec.kernel import address_towards

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.node.node_exit import PROOF, NodeExit
-from manycpu.pipeline.node.ranks import Rank
+from manycpu.pipeline.node.rank_environment import Rank
 
 __all__ = ["AUTO", "RequestedWorld", "of"]
 

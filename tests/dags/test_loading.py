@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manycpu.operators import embedded
+from manycpu.operators import local_airflow
 
 HEAVY = ("accelerate", "datasets", "kubernetes", "numpy", "pandas", "torch", "transformers")
 PARSE = """
@@ -30,7 +30,7 @@ WIRES = {
 
 
 def test_the_dags_load_and_import_nothing_heavy() -> None:
-    command = [sys.executable, "-c", PARSE, str(embedded.DAGS)]
+    command = [sys.executable, "-c", PARSE, str(local_airflow.DAGS)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["errors"] == {}
@@ -42,7 +42,7 @@ def test_the_dags_load_and_import_nothing_heavy() -> None:
 def dags() -> dict[str, object]:
     from airflow.dag_processing.dagbag import DagBag
 
-    return dict(DagBag(embedded.DAGS).dags)
+    return dict(DagBag(local_airflow.DAGS).dags)
 
 
 @pytest.mark.parametrize("dag_id", ["train", "train_model", "train_on_kubernetes", "weekly_training"])
@@ -118,7 +118,7 @@ def test_a_shared_target_needs_an_airflow_of_a_name(
 
 
 def test_an_embedded_airflow_makes_up_its_name_once(tmp_path: Path) -> None:
-    from manycpu.operators.embedded import instance
+    from manycpu.operators.local_airflow import instance
 
     names = []
     for folder in ("a", "a", "b"):

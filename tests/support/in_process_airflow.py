@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from manycpu.operators import embedded
+from manycpu.operators import local_airflow
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
 
 # Airflow reads its settings when it is first imported: they have to be there before any test is collected.
 _HOME = Path(tempfile.mkdtemp(prefix="manycpu-airflow-"))
-os.environ |= {name: value for name, value in embedded.settings(_HOME).items() if "AIRFLOW" in name}
+os.environ |= {name: value for name, value in local_airflow.settings(_HOME).items() if "AIRFLOW" in name}
 os.environ["AIRFLOW__MANYCPU__INSTANCE"] = "tests"
 
 
@@ -54,12 +54,12 @@ def run_dag(
     def run(
         dag_id: str, text: str = "", conf: dict[str, Any] | None = None, when: datetime | None = None
     ) -> Ran:
-        folder = embedded.DAGS
+        folder = local_airflow.DAGS
         if text:
             folder = tmp_path / "dags"
             folder.mkdir(exist_ok=True)
             (folder / "file.py").write_text(text)
-        bundles = embedded.settings(_HOME, dags={"tests": folder})
+        bundles = local_airflow.settings(_HOME, dags={"tests": folder})
         variable = "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST"
         monkeypatch.setenv(variable, bundles[variable])
         capfd.readouterr()

@@ -15,7 +15,7 @@ import pytest
 from support.rank_launches import free_port
 from support.waiting import processes_of, until
 
-from manycpu.operators import embedded
+from manycpu.operators import local_airflow
 
 __all__ = ["Airflow", "airflow"]
 
@@ -98,7 +98,7 @@ def _uses(item: pytest.Item) -> bool:
 def _running(home: Path) -> Iterator[Airflow]:
     """Start Airflow as `make ui` does; end it as Ctrl-C does, and see that nothing of it is left."""
     port = free_port()
-    bundles = embedded.settings(home, port, {"manycpu": embedded.DAGS, "tiny": _TINY_DAGS})
+    bundles = local_airflow.settings(home, port, {"manycpu": local_airflow.DAGS, "tiny": _TINY_DAGS})
     env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
     env |= {name: value for name, value in bundles.items() if name.endswith("BUNDLE_CONFIG_LIST")}
     env |= {"AIRFLOW_HOME": str(home), "PORT": str(port), "MANYCPU_TEST_HOME": str(home)}

@@ -25,7 +25,7 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     LogBatch,
     attempt_state,
 )
-from manycpu.pipeline.targets.kubernetes.following.packing import LIMIT
+from manycpu.pipeline.targets.kubernetes.following.state_packing import LIMIT
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.wait import conclude
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from manycpu.pipeline.node import backend
+from manycpu.pipeline.node import process_groups
 from manycpu.pipeline.node.backends import BACKENDS, UnavailableError
 from manycpu.pipeline.node.ccl import build, leftovers, toolchain
 from manycpu.pipeline.node.ccl.toolchain import Compiler, OneCcl
@@ -120,4 +120,4 @@ def test_whatever_keeps_a_backend_from_being_built_is_a_reason(monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(BACKENDS, "ccl", fills_the_disk)
-    assert backend.lacking("ccl") == "OSError: [Errno 28] No space left on device"
+    assert process_groups.lacking("ccl") == "OSError: [Errno 28] No space left on device"

@@ -10,8 +10,8 @@ from support.api_objects import T0, Object, at
 
 from manycpu.pipeline.launchers.given_back import Note, patch
 from manycpu.pipeline.spec.job_kinds import MPIJOB, PYTORCHJOB, JobKind
+from manycpu.pipeline.targets.kubernetes.following.demand import Job, given_back, holding, job_of, resumed
 from manycpu.pipeline.targets.kubernetes.following.turns import Turns
-from manycpu.pipeline.targets.kubernetes.following.waiting import Job, given_back, holding, job_of, resumed
 
 NO_ROOM = "0/2 nodes are available: 2 Insufficient cpu."
 

@@ -10,7 +10,7 @@ from manycpu.pipeline.spec.job_kinds import JOB_KINDS, PYTORCHJOB, JobKind
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity, budgets, phase
-from manycpu.pipeline.targets.kubernetes.following.waiting import (
+from manycpu.pipeline.targets.kubernetes.following.demand import (
     Job,
     given_back,
     holding,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from manycpu.pipeline.node.ranks import ALONE, Rank, RankError, of
+from manycpu.pipeline.node.rank_environment import ALONE, Rank, RankError, of
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

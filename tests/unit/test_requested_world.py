@@ -6,7 +6,7 @@ import pytest
 
 from manycpu.pipeline.node import requested_world
 from manycpu.pipeline.node.node_exit import NodeExit
-from manycpu.pipeline.node.ranks import ALONE, Rank
+from manycpu.pipeline.node.rank_environment import ALONE, Rank
 
 
 def want(nodes: str = "2", processes: str = "2", **more: str) -> requested_world.RequestedWorld:

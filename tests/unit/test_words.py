@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from manycpu.pipeline.launchers.process import state
+from manycpu.pipeline.launchers.supervised import state
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import (
     BadInputError,

@@ -9,7 +9,7 @@ from typing import Final
 
 import psutil
 
-from manycpu.pipeline.node import ranks
+from manycpu.pipeline.node import rank_environment
 from manycpu.pipeline.node.ccl import toolchain
 from manycpu.pipeline.spec.kernel import address_towards, interface_of
 
@@ -30,7 +30,7 @@ _ALIKE: Final = "direct"
 
 def apply() -> None:
     """Set the variables that are not set; what the user set stays."""
-    rank = ranks.of(os.environ)
+    rank = rank_environment.of(os.environ)
     fabric, mpi = toolchain.library("libfabric.so.1"), toolchain.library("libmpi.so.12")
     system_has_fabric = find_library("fabric") is not None
     own = settings(rank, os.environ, fabric, mpi, interface(), system_has_fabric=system_has_fabric)
@@ -39,7 +39,7 @@ def apply() -> None:
 
 
 def settings(  # noqa: PLR0913 - all that they depend on
-    rank: ranks.Rank,
+    rank: rank_environment.Rank,
     environ: Mapping[str, str],
     fabric: Path,
     mpi: Path,
@@ -78,7 +78,7 @@ def settings(  # noqa: PLR0913 - all that they depend on
     }
 
 
-def is_intel_mpi(rank: ranks.Rank, environ: Mapping[str, str]) -> bool:
+def is_intel_mpi(rank: rank_environment.Rank, environ: Mapping[str, str]) -> bool:
     """Whether Intel's mpirun started this rank: MPICH's gives the same names to ranks, and none of these."""
     return rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ)
 

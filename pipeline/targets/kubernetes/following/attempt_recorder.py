@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RankFailure, Status
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following import packing
+from manycpu.pipeline.targets.kubernetes.following import state_packing
 from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity
 
 __all__ = ["TAIL", "WIDTH", "AttemptRecorder", "AttemptState", "Cursor", "Line", "LogBatch", "attempt_state"]
@@ -153,9 +153,9 @@ class AttemptRecorder:
             FileNotFoundError: The run is cleaned up.
         """
         try:
-            self._put(packing.pack(fields))
+            self._put(state_packing.pack(fields))
         except InvalidError:  # too large, most likely
-            self._put(packing.least(fields))
+            self._put(state_packing.least(fields))
 
     def _put(self, written: dict[str, Any]) -> None:
         with self._ctx.ledger.update() as entry:
@@ -167,5 +167,5 @@ def attempt_state(entry: Entry, handle: JobHandle) -> AttemptState:
     """Read an attempt's state from the ledger; empty where an older version wrote what it should not."""
     if entry.observed is not None and entry.observed.get("attempt") == handle.attempt:
         with suppress(ValueError):
-            return AttemptState.model_validate(packing.unpack(entry.observed))
+            return AttemptState.model_validate(state_packing.unpack(entry.observed))
     return AttemptState(attempt=handle.attempt)

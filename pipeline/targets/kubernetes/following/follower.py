@@ -30,8 +30,8 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
+from manycpu.pipeline.targets.kubernetes.following.log_lines import RateLimiter, parse
 from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReaders
-from manycpu.pipeline.targets.kubernetes.following.logs import RateLimiter, parse
 from manycpu.pipeline.targets.kubernetes.following.turn_taking import TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
 

@@ -9,7 +9,7 @@ from manycpu.pipeline.adapters.cluster_watch import FAILURES, Backoff, ClusterWa
 from manycpu.pipeline.spec.events import split
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import Line, LogBatch
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
-from manycpu.pipeline.targets.kubernetes.following.logs import LogCursor, parse, placed
+from manycpu.pipeline.targets.kubernetes.following.log_lines import LogCursor, parse, placed
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers
 
 __all__ = ["LogReader", "LogReaders"]

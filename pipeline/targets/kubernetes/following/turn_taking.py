@@ -13,10 +13,7 @@ from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import attempt_key
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
-from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
-from manycpu.pipeline.targets.kubernetes.following.turns import Decision, Turns
-from manycpu.pipeline.targets.kubernetes.following.waiting import (
+from manycpu.pipeline.targets.kubernetes.following.demand import (
     Job,
     given_back,
     holding,
@@ -26,6 +23,9 @@ from manycpu.pipeline.targets.kubernetes.following.waiting import (
     resumed,
     unmountable,
 )
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
+from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
+from manycpu.pipeline.targets.kubernetes.following.turns import Decision, Turns
 
 __all__ = ["TurnTaking"]
 

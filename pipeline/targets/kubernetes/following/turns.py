@@ -9,7 +9,7 @@ is not tried: so those that are alike keep their order.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from manycpu.pipeline.targets.kubernetes.following.waiting import Job
+from manycpu.pipeline.targets.kubernetes.following.demand import Job
 
 __all__ = ["Decision", "Turns"]
 

@@ -4,7 +4,7 @@ import os
 import socket
 from pathlib import Path
 
-from manycpu.pipeline.node import cpus, meeting_point, options, ranks, requested_world, script
+from manycpu.pipeline.node import cpus, meeting_point, options, rank_environment, requested_world, script
 from manycpu.pipeline.node.emit import say, warn
 from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, PROOF, NodeExit
 from manycpu.pipeline.node.start import Start
@@ -13,7 +13,7 @@ from manycpu.pipeline.spec import cpu_plan
 __all__ = ["run"]
 
 
-def run(rank: ranks.Rank, argv: list[str], listener: socket.socket | None = None) -> int:
+def run(rank: rank_environment.Rank, argv: list[str], listener: socket.socket | None = None) -> int:
     """Run the script of ``argv`` as this rank; the exit code.
 
     Args:
@@ -29,7 +29,7 @@ def run(rank: ranks.Rank, argv: list[str], listener: socket.socket | None = None
         return int(str(refusal.code))
 
 
-def _run(rank: ranks.Rank, program: script.Program, listener: socket.socket | None) -> int:
+def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.socket | None) -> int:
     asked_for = requested_world.of(os.environ)
     asked_for.check_world(rank)
     plan = plan_cpus(rank)
@@ -38,26 +38,26 @@ def _run(rank: ranks.Rank, program: script.Program, listener: socket.socket | No
     start = Start(speaks=rank.rank == 0)
     start.waits_for("the import of torch")
     # Late: torch must not be loaded before the plan's variables are set.
-    from manycpu.pipeline.node import backend, network, proof
+    from manycpu.pipeline.node import network, process_groups, proof
 
     if asked_for.backend in ("ccl", requested_world.AUTO):
         start.waits_for("the backend ccl (built once for each torch and compiler, in about half a minute)")
-    no_ccl = backend.lacking("ccl") if asked_for.backend == requested_world.AUTO else ""
+    no_ccl = process_groups.lacking("ccl") if asked_for.backend == requested_world.AUTO else ""
     if asked_for.backend and asked_for.backend != requested_world.AUTO:
-        backend.require(asked_for.backend)
+        process_groups.require(asked_for.backend)
     start.waits_for(f"all ranks to meet: {rank.world_size} (for at most {asked_for.timeout} s)")
     meeting = proof.meet(rank, asked_for, plan, no_ccl, listener)
     start.ends()
     network.choose_interface(meeting)
     if meeting.backend:
         os.environ["MANYCPU_BACKEND"] = meeting.backend
-    backend.wrap(meeting.backend, meeting.world_size)
+    process_groups.wrap(meeting.backend, meeting.world_size)
     program = options.translated(program, meeting.backend)
     process = os.getpid()
     code = script.execute(program)
     if os.getpid() != process:  # a child that the script forked, and that comes back here
         return code
-    if code == 0 and rank.world_size > 1 and not backend.was_initialised():
+    if code == 0 and rank.world_size > 1 and not process_groups.was_initialised():
         raise NodeExit(
             NEVER_INITIALISED,
             f"{program.name} ended without ever initialising torch.distributed, although {rank.world_size} "
@@ -67,7 +67,7 @@ def _run(rank: ranks.Rank, program: script.Program, listener: socket.socket | No
     return code
 
 
-def plan_cpus(rank: ranks.Rank) -> cpu_plan.CpuPlan:
+def plan_cpus(rank: rank_environment.Rank) -> cpu_plan.CpuPlan:
     """Apply the CPU plan, and warn where the user's own choices win."""
     plan = cpus.plan(rank, os.environ)
     # torchrun has set OMP_NUM_THREADS=1 by itself; only what the run itself names is the user's.
@@ -86,7 +86,7 @@ def _make_folders() -> None:
             Path(folder).mkdir(parents=True, exist_ok=True)
 
 
-def _meeting_point(rank: ranks.Rank) -> socket.socket | None:
+def _meeting_point(rank: rank_environment.Rank) -> socket.socket | None:
     """See that there is a meeting point; a process alone makes one for itself, and listens there.
 
     Raises:
