@@ -58,7 +58,7 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
         "dag_processor": {
             "dag_bundle_config_list": json.dumps(bundles),
             "refresh_interval": 5,
-            "min_file_process_interval": 30,
+            "min_file_process_interval": 300,  # a file that changed is read at once
         },
         "logging": {"logging_level": "INFO"},
         "usage_data_collection": {"enabled": False},

@@ -94,10 +94,12 @@ def _given(session: pytest.Session, kubeconfig: Path) -> TestCluster:
 
 def start(session: pytest.Session) -> Cluster:
     """Start the cluster, or end the session with what this machine lacks."""
-    try:
-        return own.up()
-    except MissingError as error:
-        end(session, str(error))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TMPDIR", raising=False)  # a session's own goes with it, and the cluster may stay
+        try:
+            return own.up()
+        except MissingError as error:
+            end(session, str(error))
 
 
 def end(session: pytest.Session, why: str) -> NoReturn:

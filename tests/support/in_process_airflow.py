@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Airflow reads its settings when it is first imported: they have to be there before any test is collected.
 _HOME = Path(tempfile.mkdtemp(prefix="manycpu-airflow-"))
+DATABASE = _HOME / "airflow.db"
+"""What the fixture ``database`` makes, for an Airflow of a test's own to begin with."""
 os.environ |= {name: value for name, value in local_airflow.settings(_HOME).items() if "AIRFLOW" in name}
 os.environ["AIRFLOW__MANYCPU__INSTANCE"] = "tests"
 
