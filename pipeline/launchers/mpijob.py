@@ -167,10 +167,8 @@ def _worker(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[
     )
     # Not ready before sshd answers; unlike a readiness probe this one does not go on through the training.
     probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
-    worker = pods.as_rank(worker, run) | {"startupProbe": probe}
-    template = pods.template(target, placement, "rank", worker, SSHD_FILES | SSH_FILES)
-    template = pods.spread(pods.with_end(template, run), run)
-    template = pods.with_volumes(template, target, placement, run.resources.memory)
+    worker |= {"startupProbe": probe}
+    template = pods.rank_template(worker, run, target, placement, SSHD_FILES | SSH_FILES)
     own = {"name": "own", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
     return pods.add_volumes(template, [own], {"own": OWN})
 

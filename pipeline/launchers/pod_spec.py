@@ -20,7 +20,7 @@ __all__ = [
 
 UID: Final = 1000
 HOME: Final = "/tmp"  # noqa: S108 - inside a pod, where nobody else is
-_GRACE: Final = {"terminationGracePeriodSeconds": 5}  # such a pod has nothing to finish
+_GRACE: Final = 5  # seconds: such a pod has nothing to finish
 
 
 def pod_spec(container: KubeObject, volumes: list[KubeObject], **fields: Any) -> KubeObject:
@@ -42,7 +42,7 @@ def one_off_pod(metadata: KubeObject, spec: KubeObject, seconds: int) -> KubeObj
         "activeDeadlineSeconds": seconds,
         "terminationGracePeriodSeconds": _GRACE,
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | ends | _GRACE}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | ends}
 
 
 def unprivileged() -> KubeObject:

@@ -30,19 +30,17 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 __all__ = [
     "USER",
     "add_volumes",
-    "as_rank",
     "container",
     "metadata",
+    "rank_template",
     "rank_variables",
     "resources",
     "restart_policy",
     "run_policy",
-    "spread",
     "template",
     "with_end",
     "with_fields",
     "with_library",
-    "with_volumes",
 ]
 
 USER: Final = "manycpu"
@@ -140,7 +138,7 @@ def container(  # noqa: PLR0913 - what makes up a container
     return fields | ({"imagePullPolicy": target.pull_policy} if target.pull_policy else {})
 
 
-def as_rank(container: KubeObject, run: TrainingRun) -> KubeObject:
+def _as_rank(container: KubeObject, run: TrainingRun) -> KubeObject:
     """Add to a container what only ranks have: the name of their machine, and secrets."""
     container = with_fields(container, {"MANYCPU_HOST": "spec.nodeName"})
     secrets = [{"secretRef": {"name": name}} for name in run.env_from]
@@ -180,7 +178,23 @@ def template(
     }
 
 
-def with_volumes(
+def rank_template(
+    container: KubeObject,
+    run: TrainingRun,
+    target: Kubernetes,
+    placement: Placement,
+    files: Mapping[str, str] | None = None,
+) -> KubeObject:
+    """Build the template of the ranks' pods around a container, with all that a run may ask of them.
+
+    That is the name of their machine and secrets, a latest end, machines of their own, the claim, and
+    ``/dev/shm``. Arguments as of :func:`template`.
+    """
+    built = template(target, placement, "rank", _as_rank(container, run), files or {})
+    return _with_volumes(_spread(with_end(built, run), run), target, placement, run.resources.memory)
+
+
+def _with_volumes(
     template: KubeObject, target: Kubernetes, placement: Placement, memory: str | None
 ) -> KubeObject:
     """Add to a rank's template the claim, and a /dev/shm in memory: half of the limit.
@@ -221,7 +235,7 @@ def _with_mounts(template: KubeObject, mounts: list[KubeObject]) -> KubeObject:
     return template | {"spec": spec | {"containers": [inner]}}
 
 
-def spread(template: KubeObject, run: TrainingRun) -> KubeObject:
+def _spread(template: KubeObject, run: TrainingRun) -> KubeObject:
     """Keep the ranks' pods of an attempt on machines of their own, or try to."""
     template_labels = template["metadata"]["labels"]
     like = {name: template_labels[name] for name in ("manycpu/run", "manycpu/attempt", "manycpu/role")}

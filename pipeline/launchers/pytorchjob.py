@@ -41,9 +41,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         variables=pods.rank_variables(run, placement) | _rendezvous_variables(run),
         limits=pods.resources(run.resources.cpu, run.resources.memory),
     )
-    container = pods.with_fields(pods.as_rank(container, run), _own_place(run))
-    template = pods.with_end(pods.template(target, placement, "rank", container, {}), run)
-    template = pods.with_volumes(pods.spread(template, run), target, placement, run.resources.memory)
+    template = pods.rank_template(pods.with_fields(container, _own_place(run)), run, target, placement)
     workers = {
         "replicas": run.nodes[1],
         "restartPolicy": pods.restart_policy(run, target),

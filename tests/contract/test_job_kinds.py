@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from support.fake_api_server import ApiServer, Object, running
-from support.third_kind import operate, register
+from support.third_kind import FITJOB, operate, register
 from support.waiting import until
 
 from manycpu.pipeline.launchers import refusals
@@ -190,7 +190,7 @@ def test_it_gives_back_what_it_holds_and_takes_its_turn(server: ApiServer, tmp_p
     pods = operate(server, handle.name, up(), refused())
 
     def suspended() -> bool:
-        return bool(server.objects["FitJob"][-1]["spec"]["suspend"])
+        return FITJOB.suspended(server.objects["FitJob"][-1])
 
     with closing(watch(ctx, handle)):
         until(suspended)

@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = [
-    "KINDS",
     "MANY_FIELDS",
     "OWNER",
     "annotation",
@@ -28,7 +26,6 @@ __all__ = [
     "variables",
 ]
 
-KINDS = tuple(JOB_KINDS)
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "train-0123456789", "uid": "0b1c"}
 MANY_FIELDS: KubeObject = {
     "node_selector": {"pool": "training"},

@@ -10,6 +10,8 @@ import pytest
 from support.fake_api_server import ApiServer
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, JobLauncher, conditions, pods
+from manycpu.pipeline.launchers.environment import node_command
+from manycpu.pipeline.launchers.pod_spec import literal
 from manycpu.pipeline.launchers.ranks import Ranks
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, ApiResource, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -33,23 +35,28 @@ FITJOB = JobKind(
 class FitLauncher:
     """What a file in ``launchers/`` has."""
 
-    UNSUPPORTED: Mapping[str, str] = {"elastic": "a FitJob has a fixed number of nodes"}
+    UNSUPPORTED: Mapping[str, str] = {
+        "elastic": "a FitJob has a fixed number of nodes",
+        "target.mpi": "a FitJob has no MPI",
+        "target.restart_policy": "a FitJob begins anew as a whole",
+    }
 
     def objects(self, run: TrainingRun, target: Kubernetes, placement: Placement) -> list[KubeObject]:
         made = pods.container(
             "trainer",
             target,
             placement,
-            command=["python3", *placement.program],
+            command=map(literal, ["python3", *node_command(run, placement)]),
             variables=pods.rank_variables(run, placement),
-            limits=_resources(run),
+            limits=pods.resources(run.resources.cpu, run.resources.memory),
         )
-        template = pods.template(target, placement, "rank", pods.as_rank(made, run), {})
-        template = pods.with_volumes(template, target, placement, run.resources.memory)
+        template = pods.rank_template(made, run, target, placement)
         meta = pods.metadata(target, placement)
         runtime = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": template}}}]}
-        trainer = {"numNodes": run.nodes[1], "resourcesPerNode": _resources(run)}
-        spec = {"runtimeRef": placement.job, "suspend": bool(target.queue), "trainer": trainer}
+        # The runtime is not read by those who wait for the same room: the job repeats what they look at.
+        trainer = {"numNodes": run.nodes[1], "podSpec": template["spec"]}
+        trainer |= {"restarts": run.max_restarts}
+        spec = {"runtimeRef": placement.job, "trainer": trainer} | ({"suspend": True} if target.queue else {})
         return [
             {"apiVersion": RUNTIME.api_version, "kind": RUNTIME.kind, "metadata": meta, "spec": runtime},
             {
@@ -65,12 +72,7 @@ class FitLauncher:
 
     def ranks(self, job: KubeObject) -> Ranks | None:
         trainer = job["spec"]["trainer"]
-        container = {"resources": trainer["resourcesPerNode"]}
-        return Ranks(nodes=trainer["numNodes"], pod={"containers": [container]})
-
-
-def _resources(run: TrainingRun) -> KubeObject:
-    return pods.resources(run.resources.cpu, run.resources.memory)
+        return Ranks(nodes=trainer["numNodes"], pod=trainer["podSpec"])
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:

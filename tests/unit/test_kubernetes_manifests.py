@@ -3,8 +3,8 @@
 import re
 
 import pytest
+from support.api_objects import T0, at
 from support.job_manifests import (
-    KINDS,
     MANY_FIELDS,
     OWNER,
     annotation,
@@ -20,23 +20,32 @@ from support.job_manifests import (
     templates,
     variables,
 )
+from support.third_kind import FITJOB, register
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, refusals
 from manycpu.pipeline.launchers.ranks import rank_template
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.targets.kubernetes.following.demand import job_of
 from manycpu.pipeline.targets.kubernetes.preflight import granted, rights_to
 
-in_every_kind = pytest.mark.parametrize("launch", KINDS)
+in_every_kind = pytest.mark.parametrize("launch", [*JOB_KINDS, FITJOB.launch])
 in_every_pod = pytest.mark.parametrize(
     ("launch", "role"),
     [
-        pytest.param(launch, role, id=f"{launch}-{role}")
-        for launch in KINDS
-        for role in templates(objects(launch))
+        pytest.param(kind.launch, role, id=f"{kind.launch}-{role}")
+        for kind in (*JOB_KINDS.values(), FITJOB)
+        for role in (("rank", "launcher") if kind.launcher else ("rank",))
     ],
 )
+
+
+@pytest.fixture(autouse=True)
+def _fitjob(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold the tests' own kind to what all of them do: its launcher is the example for others."""
+    if "launch" in request.fixturenames:
+        register(monkeypatch)
 
 
 # every pod
@@ -231,6 +240,41 @@ def test_what_a_kind_cannot_express_is_refused(
 
 
 @in_every_kind
+@pytest.mark.parametrize(
+    ("fields", "on"),
+    [
+        *(
+            (fields, {})
+            for fields in (
+                {"args": ["--fast"]},
+                {"nnodes": 3},
+                {"nnodes": "1:3"},
+                {"nproc_per_node": 3},
+                {"max_restarts": 1},
+                {"backend": "ccl"},
+                {"dtype": "bf16"},
+                {"spread": "require"},
+                {"env": {"GREETING": "hello"}},
+                {"env_from": ["hub"]},
+                {"resources": {"cpu": 7, "memory": "8Gi"}},
+                {"resources": {"cpu": 4, "memory": "9Gi"}},
+                {"run_timeout": 77},
+            )
+        ),
+        *(({}, {name: value}) for name, value in MANY_FIELDS.items()),
+        ({}, {"restart_policy": "OnFailure"}),
+        ({}, {"mpi": "mpich"}),
+    ],
+    ids=str,
+)
+def test_every_field_reaches_the_manifest_or_is_refused(
+    launch: str, fields: KubeObject, on: KubeObject
+) -> None:
+    if not refusals(run(**fields), target(launch, **on)):
+        assert objects(launch, on, **fields) != objects(launch)
+
+
+@in_every_kind
 def test_all_of_a_run_can_be_expressed(launch: str) -> None:
     assert refusals(run(max_restarts=1, env_from=["a"]), target(launch)) == []
 
@@ -275,10 +319,17 @@ def test_a_job_is_what_its_record_says(launch: str) -> None:
 
 @in_every_kind
 def test_what_the_ranks_need_is_read_off_the_job(launch: str) -> None:
-    written = objects(launch, nnodes=3)
+    written = objects(launch, MANY_FIELDS | {"queue": None}, nnodes=3, spread="require")
     needed = JOB_LAUNCHERS[launch].ranks(written[-1])
     assert needed is not None
     assert needed.nodes == 3
+    known = {"creationTimestamp": at(0), "uid": "job"}
+    created = written[-1] | {"metadata": written[-1]["metadata"] | known}
+    waits = job_of(created, JOB_KINDS[launch], [], float(T0))
+    assert waits is not None
+    assert (waits.claims, waits.need) == (("training-data",), 3)
+    for name in ("nodeSelector", "tolerations", "priorityClassName", "affinity"):
+        assert needed.pod[name] == pod(written)[name]
     (asked,) = needed.pod["containers"]
     assert asked["resources"] == container(written)["resources"]
     assert rank_template(written) == templates(written)["rank"]
