@@ -22,6 +22,8 @@ def run(rank: rank_environment.Rank, argv: list[str], listener: socket.socket | 
         listener: What rank 0 is to serve the ranks' meeting point on; None: as the environment says.
     """
     os.environ.update(rank.environment())
+    # Without it, Accelerate on a machine without GPUs takes each rank for a world of its own.
+    os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     try:
         return _run(rank, script.Program.parse(argv), listener)
     except NodeExit as refusal:

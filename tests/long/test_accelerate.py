@@ -29,4 +29,5 @@ def test_its_scripts_pass(backend: str, script: str, tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT / ".dev"), "MANYCPU_BACKEND": backend},
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "DistributedType.NO" not in done.stdout
     assert f'"observed": "{backend}"' in done.stdout

@@ -65,7 +65,8 @@ def accelerate() -> list[float]:
     """Train with Accelerate on the default group, and gather as its users do for metrics."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator()
+    assert accelerator.num_processes == dist.get_world_size()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     net, optimizer = accelerator.prepare(net, optimizer)
@@ -96,7 +97,6 @@ def trainer(folder: Path) -> list[float]:
     ]
     options = TrainingArguments(
         output_dir=str(folder / "trainer"),
-        use_cpu=True,
         per_device_train_batch_size=2,
         logging_steps=1,
         max_steps=STEPS,
@@ -104,6 +104,7 @@ def trainer(folder: Path) -> list[float]:
         save_strategy="no",
         disable_tqdm=True,
     )
+    assert options.world_size == dist.get_world_size()
     made_trainer = Trainer(model=BertForSequenceClassification(config), args=options, train_dataset=rows)
     made_trainer.train()
     return [float(entry["loss"]) for entry in made_trainer.state.log_history if "loss" in entry]
