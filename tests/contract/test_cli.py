@@ -167,6 +167,7 @@ def test_ccl_without_its_extra_is_refused(
     [
         (None, "run.yaml cannot be read: No such file"),
         ("run: [", "run.yaml is not YAML"),
+        ("run: [", "^\nMend it at the line above.\n"),
         ("- a", "run.yaml holds no fields"),
         ("runs: {}", "runs: "),
         ("run: 3", "'run' is 3, not fields"),
