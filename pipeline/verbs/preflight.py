@@ -1,11 +1,10 @@
 """preflight: every check of a run against its target; each finding names its field and what to do."""
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
@@ -147,17 +146,14 @@ def _writable(ctx: RunContext) -> Findings:
 
 
 def _try_out(output: Path, key: str) -> None:
-    """Make and delete again all folders of an export, below the nearest folder that exists.
+    """Try out the folders of an export.
 
     Raises:
-        OSError: A file is in the way, a name is too long, or the folder cannot be written to.
+        OSError: They cannot be made.
     """
-    above = next(folder for folder in output.parents if os.path.lexists(folder))
-    with tempfile.TemporaryDirectory(prefix=".manycpu.", dir=above) as trial:
-        trial_output = Path(trial) / output.relative_to(above)
-        # The copy stands beside it until it is whole, under the longest name of all.
-        token = "0" * (transfer.DIGITS + 9)
-        trial_output.with_name(f".{output.name}.{key}.{token}.partial").mkdir(parents=True)
+    # The copy stands beside it until it is whole, under the longest name of all.
+    token = "0" * (transfer.DIGITS + 9)
+    disk.try_out(output.with_name(f".{output.name}.{key}.{token}.partial"))
 
 
 def _placeholders(ctx: RunContext) -> Findings:

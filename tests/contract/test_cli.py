@@ -149,6 +149,31 @@ def test_an_output_that_can_never_be_written_is_found_before_the_training(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("directory", "why"),
+    [
+        ("/proc/x", "/proc/x cannot be written: No such file or directory. Set target.directory, or"),
+        ("FOLDER/code/train.py/x", "cannot be written: Not a directory."),
+        ("FOLDER/code/train.py", "cannot be written: Not a directory."),
+        ("FOLDER/link", "cannot be written: No such file or directory."),
+        ("FOLDER/new/folder", ""),
+        ("FOLDER/code", ""),
+    ],
+)
+def test_a_directory_that_cannot_be_written_is_named_with_the_reason(
+    manycpu: Type, script: Script, tmp_path: Path, directory: str, why: str
+) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "data.txt").write_text("data")
+    file = run_file(tmp_path, program=script(), data="data.txt", output="out", nproc_per_node=1)
+    before = sorted(tmp_path.rglob("*"))
+    words = ["--target-directory", directory.replace("FOLDER", str(tmp_path))]
+    code, printed = manycpu("preflight", file, *words)
+    assert (code, why in printed, "target.directory" in printed) == (2 if why else 0, True, bool(why))
+    assert "MiB" not in printed
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="oneCCL is not for it")
 def test_ccl_without_its_extra_is_refused(
     manycpu: Type, script: Script, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
