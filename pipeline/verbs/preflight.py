@@ -173,7 +173,8 @@ def _present_output(ctx: RunContext, output: Location) -> Findings:
         yield Finding("run.output", f"{ctx.destination} is a file", "Give a folder, or a URL of one")
     elif output.local:
         # An export to a disk is there whole or not at all: what it did not write is known now.
-        yield from (not_empty(ctx, name) for name in transfer.strangers(output, ctx.key)[:1])
+        strangers = transfer.strangers(output, ctx.key)[:1]
+        yield from (not_empty(ctx, name, output.read_text(REPORT)) for name in strangers)
     elif output.exists():
         finding = occupied(ctx, [item.path for item in output.items()], output.read_text(REPORT))
         yield from [finding] if finding else []

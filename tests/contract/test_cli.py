@@ -149,6 +149,24 @@ def test_an_output_that_can_never_be_written_is_found_before_the_training(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_the_output_of_another_run_is_named_with_that_run(
+    manycpu: Type, script: Script, tmp_path: Path
+) -> None:
+    writes = script("import os; open(os.environ['MANYCPU_OUTPUT'] + '/model.txt', 'w').write('the model')\n")
+    file, out = run_file(tmp_path, program=writes, output="out", nproc_per_node=1), tmp_path / "out"
+    code, printed = manycpu("run", file, "--run-id", "first")
+    name = re.findall(r"run (train-\w+) ", printed)[0]
+    assert code == 0
+    code, printed = manycpu("run", file)
+    assert code == 2
+    assert f"{out} is not empty: another run, {name}, wrote its model and report there. " in printed
+    assert "--run-id" in printed.split("there. ")[1]
+    assert manycpu("run", file, "--run-id", "first")[0] == 0  # as it says
+    (out / "report.json").write_text('{"loss": 0.5}')
+    assert f"{out} is not empty: " in manycpu("run", file)[1]
+    assert name not in manycpu("run", file)[1]
+
+
 @pytest.mark.parametrize(
     ("directory", "why"),
     [
