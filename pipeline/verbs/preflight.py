@@ -1,5 +1,7 @@
 """preflight: every check of a run against its target; each finding names its field and what to do."""
 
+import difflib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
+from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.spec import program, squad
 from manycpu.pipeline.spec.credentials import without
@@ -20,6 +23,7 @@ from manycpu.pipeline.targets.program_code import code_of, installed, module_roo
 __all__ = ["preflight"]
 
 Findings = Iterator[Finding]
+_IN_BRACES = re.compile(r"\{(\s*\w+\s*)\}")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
 _READ_ONLY = frozenset({"data", "gist", "git", "github", "http", "https", "libarchive", "tar", "zip"})
 
@@ -168,6 +172,16 @@ def _placeholders(ctx: RunContext) -> Findings:
             yield Finding("run.args", message, f"Give run.{name} to have it replaced", fatal=False)
 
 
+def _misspelt(ctx: RunContext) -> Findings:
+    """Find braces in the arguments that are like a placeholder; others are the program's own, as in JSON."""
+    words = dict.fromkeys(word for argument in ctx.run.args for word in _IN_BRACES.findall(argument))
+    for word in words:
+        near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, n=1)
+        if near and word != near[0]:
+            message = f"{{{word}}} is in them, and is no placeholder: the program gets the braces"
+            yield Finding("run.args", message, f"Did you mean {{{near[0]}}}?", fatal=False)
+
+
 def _present_output(ctx: RunContext, output: Location) -> Findings:
     if output.is_file():
         yield Finding("run.output", f"{ctx.destination} is a file", "Give a folder, or a URL of one")
@@ -190,4 +204,5 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _output,
     _writable,
     _placeholders,
+    _misspelt,
 )

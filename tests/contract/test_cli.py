@@ -500,3 +500,29 @@ def test_a_placeholder_whose_field_is_not_given_is_pointed_out(
     assert "{data} is in them, and there is no run.data" in printed
     assert "{model} is in them, and there is no run.model" in printed
     assert "{output}" not in printed
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ("{dta}", "{data}"),
+        ("--out={ouput}/x", "{output}"),
+        ("{ data }", "{data}"),
+        ("{CHECKPOINT}", "{checkpoints}"),
+        ("{checkpoints}", None),
+        ('{"data": 1}', None),
+        ("{lr}", None),
+        ("{}", None),
+    ],
+)
+def test_braces_that_are_like_a_placeholder_are_pointed_out(
+    manycpu: Type, script: Script, tmp_path: Path, argument: str, meant: str | None
+) -> None:
+    """Others are left to the program, as JSON is."""
+    file = run_file(tmp_path, program=script(), output="out", nproc_per_node=1, args=[argument])
+    code, printed = manycpu("preflight", file)
+    assert code == 0
+    assert printed.count("warning") == (meant is not None)
+    assert (
+        meant is None or f"is no placeholder: the program gets the braces. Did you mean {meant}?" in printed
+    )
