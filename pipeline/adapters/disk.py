@@ -2,16 +2,28 @@
 
 import ctypes
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["free", "remove", "start_writing", "sync"]
+__all__ = ["free", "remove", "start_writing", "sync", "try_out"]
 
 
 def free(folder: Path) -> int:
     """Return the bytes that may still be written below a folder."""
     filesystem = os.statvfs(folder)
     return filesystem.f_bavail * filesystem.f_frsize
+
+
+def try_out(folder: Path) -> None:
+    """Make a folder and all above it that is missing, and delete them again: elsewhere, but as deep.
+
+    Raises:
+        OSError: A file is in the way, a name is too long, or nothing can be written there.
+    """
+    above = next(parent for parent in folder.parents if os.path.lexists(parent))
+    with tempfile.TemporaryDirectory(prefix=".manycpu.", dir=above) as trial:
+        (Path(trial) / folder.relative_to(above)).mkdir(parents=True)
 
 
 def remove(folder: str, tick: Callable[[], None]) -> None:

@@ -1,9 +1,14 @@
 """Build the environment and the command that every launcher gives to every rank."""
 
+from typing import Final
+
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["arguments", "environment", "node_command"]
+__all__ = ["PLACEHOLDERS", "arguments", "environment", "node_command"]
+
+PLACEHOLDERS: Final = ("data", "model", "output", "checkpoints")
+"""Words that stand in braces in a program's arguments for a path of the placement."""
 
 
 def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
@@ -41,12 +46,7 @@ def node_command(run: TrainingRun, placement: Placement) -> list[str]:
 
 def arguments(run: TrainingRun, placement: Placement) -> list[str]:
     """Replace ``{data}`` and its like, literally; no other braces are touched."""
-    values = {
-        "{data}": placement.data,
-        "{model}": placement.model,
-        "{output}": placement.output,
-        "{checkpoints}": placement.checkpoints,
-    }
+    values = {f"{{{name}}}": getattr(placement, name) for name in PLACEHOLDERS}
     words = list(run.args)
     for brace, value in values.items():
         words = [word.replace(brace, value) if value else word for word in words]

@@ -53,7 +53,9 @@ class ManycpuError(Exception):
 
     def __str__(self) -> str:
         where = f"{self.field}: " if self.field else ""
-        return where + " ".join(_sentence(part) for part in (self.message, self.fix) if part)
+        # What follows lines, such as a caret below a word, would be read as part of the last one.
+        between = "\n" if "\n" in self.message else " "
+        return where + between.join(_sentence(part) for part in (self.message, self.fix) if part)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions cross processes in Airflow; keyword arguments do not survive the default pickling.

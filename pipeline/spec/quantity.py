@@ -13,9 +13,9 @@
 import re
 from typing import Final
 
-__all__ = ["PATTERN", "counted", "half", "of_cores", "read", "shown"]
+from manycpu.pipeline.spec.patterns import AMOUNT
 
-PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+__all__ = ["counted", "half", "of_cores", "read", "shown"]
 
 _BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti")
 _DECIMAL: Final = ("", "k", "M", "G", "T")
@@ -27,7 +27,7 @@ def read(text: str) -> int:
     Raises:
         ValueError: It is none.
     """
-    if not re.match(PATTERN, text):
+    if not re.match(AMOUNT, text):
         raise ValueError(f"{text!r} is no amount of memory, such as 512Gi")
     number = text.rstrip("KMGTki")
     unit = text[len(number) :]

@@ -3,21 +3,21 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic_core import PydanticKnownError
 
-from manycpu.pipeline.spec import quantity
+from manycpu.pipeline.spec import patterns
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.training_run import _passable, _section, _words
 
 __all__ = ["BareMetal", "Kubernetes", "Local", "Target"]
 
 _DIRECTORY = "Folder for runs, staged data and code snapshots; default: $MANYCPU_HOME, or ~/.manycpu."
-_NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 _MPI = "The mpirun to use: Intel MPI, Open MPI or MPICH; default: impi-rt beside Python, then PATH."
 
 
 def _job_kind(launch: str) -> str:
     if launch not in JOB_KINDS:
-        raise ValueError(f"Input should be {' or '.join(map(repr, JOB_KINDS))}")
+        raise PydanticKnownError("literal_error", {"expected": " or ".join(map(repr, JOB_KINDS))})
     return launch
 
 
@@ -99,7 +99,7 @@ class Kubernetes(BaseModel):
     )
     namespace: str = Field(
         "default",
-        pattern=_NAME,
+        pattern=patterns.NAME,
         max_length=63,
         description="Namespace of everything that the run creates.",
         examples=["ml"],
@@ -119,7 +119,7 @@ class Kubernetes(BaseModel):
     )
     claim: str | None = Field(
         None,
-        pattern=_NAME,
+        pattern=patterns.NAME,
         description="PersistentVolumeClaim for data, checkpoints and models; default: one made for the run, "
         "and deleted with it.",
         examples=["training-data"],
@@ -127,7 +127,7 @@ class Kubernetes(BaseModel):
     )
     claim_size: str = Field(
         "20Gi",
-        pattern=quantity.PATTERN,
+        pattern=patterns.AMOUNT,
         description="Size of a claim that is made for the run.",
         json_schema_extra=_section("Volume"),
     )
@@ -143,7 +143,7 @@ class Kubernetes(BaseModel):
     )
     mount_path: str = Field(
         "/tmp/pvc-mount",  # noqa: S108 - inside a pod, where nobody else is
-        pattern=r"^/.*[^/]$",
+        pattern=patterns.FOLDER,
         description="Where the claim is mounted in every pod.",
         json_schema_extra=_section("Volume"),
     )
@@ -197,7 +197,7 @@ class Kubernetes(BaseModel):
     )
     build_namespace: str | None = Field(
         None,
-        pattern=_NAME,
+        pattern=patterns.NAME,
         description="Namespace of builder pods, which need Pod Security level baseline (`pod`) or privileged "
         "(`buildkit`); default: the run's.",
         json_schema_extra=_section("Image"),
@@ -209,7 +209,7 @@ class Kubernetes(BaseModel):
     )
     pull_secret: str | None = Field(
         None,
-        pattern=_NAME,
+        pattern=patterns.NAME,
         description="Secret of type kubernetes.io/dockerconfigjson for the registry.",
         json_schema_extra=_section("Image"),
     )

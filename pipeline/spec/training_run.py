@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from manycpu.pipeline.spec import quantity
+from manycpu.pipeline.spec import patterns, quantity
 from manycpu.pipeline.spec.cpu_request import CpuRequest
 
 __all__ = ["Resources", "TrainingRun"]
@@ -54,7 +54,7 @@ class Resources(BaseModel):
     )
     memory: str | None = Field(
         None,
-        pattern=quantity.PATTERN,
+        pattern=patterns.AMOUNT,
         description="Memory of each node, as a Kubernetes quantity.",
         examples=["8Gi"],
     )
@@ -153,7 +153,7 @@ class TrainingRun(BaseModel):
     )
     job_name: str | None = Field(
         None,
-        pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$",
+        pattern=patterns.LABEL,
         max_length=29,
         description="Readable beginning of every name the run makes; default: from the program.",
         examples=["weekly-qa"],

@@ -1,11 +1,14 @@
 """Validate plain dictionaries as runs and targets, with errors that name the field and what to do."""
 
 import difflib
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
+from manycpu.pipeline.spec import patterns
 from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -14,6 +17,13 @@ __all__ = ["read_run", "read_target"]
 
 _TARGETS: TypeAdapter[Target] = TypeAdapter(Target)
 _KINDS: dict[str, type[BaseModel]] = {"local": Local, "baremetal": BareMetal, "kubernetes": Kubernetes}
+_IN_YAML: Final = {
+    "tuple_type": "a list is needed",
+    "dict_type": "a mapping is needed",
+    "model_type": "a mapping is needed",
+    "string_type": "a text is needed",
+}
+"""What pydantic says in words of Python -> the same in words of a run file."""
 
 
 def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
@@ -61,12 +71,46 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
     path = [str(part) for part in problem["loc"] if part not in _KINDS]
     field = ".".join([prefix, *path])
     if problem["type"] == "extra_forbidden":
-        choices = _fields_beside(path, model)
-        return Finding(field, "there is no such field", _choose(choices, like=path[-1]))
+        fix = _other_kind(prefix, path) or _choose(_fields_beside(path, model), like=path[-1])
+        return Finding(field, "there is no such field", fix)
     if problem["type"] == "missing":
         return Finding(field, "this field is needed", _example(path, model))
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return Finding(field, f"{message}; given was {_shown(problem['input'])}", _example(path, model))
+    message = f"{_message(problem)}; given was {_shown(problem['input'])}"
+    return Finding(field, message, _choice(problem, prefix, path) or _example(path, model))
+
+
+def _message(problem: Mapping[str, Any]) -> str:
+    if problem["type"] == "string_pattern_mismatch":
+        return patterns.WORDS[problem["ctx"]["pattern"]]
+    return _IN_YAML.get(problem["type"]) or str(problem["msg"]).removeprefix("Value error, ")
+
+
+def _choice(problem: Mapping[str, Any], prefix: str, path: list[str]) -> str | None:
+    """Say what was meant by a value that is no choice of its field; None where nothing is like it."""
+    given = problem["input"]
+    if problem["type"] != "literal_error" or not isinstance(given, str):
+        return None
+    if path == ["launch"] and (fix := _other_kind(prefix, path, given)):
+        return fix
+    return _did_you_mean(re.findall("'([^']+)'", problem["ctx"]["expected"]), given)
+
+
+def _other_kind(prefix: str, path: list[str], value: str | None = None) -> str | None:
+    """Name the kinds of target that have a field, or take its value, where this one does not."""
+    if prefix != "target" or len(path) > 1:
+        return None
+    kinds = [kind for kind, model in _KINDS.items() if _takes(model, path[0], value)]
+    return f"Set target.kind to {' or '.join(map(repr, kinds))} to have it" if kinds else None
+
+
+def _takes(model: type[BaseModel], name: str, value: str | None) -> bool:
+    if value is None or name not in model.model_fields:
+        return name in model.model_fields
+    try:
+        model.model_validate({name: value})
+    except ValidationError as error:
+        return all(problem["loc"][0] != name for problem in error.errors(include_input=False))
+    return True
 
 
 def _shown(value: object) -> str:
@@ -79,18 +123,35 @@ def _shown(value: object) -> str:
 def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:
     if len(path) == 1:
         return list(model.model_fields)
-    inner = model.model_fields[path[0]].annotation
-    return list(inner.model_fields) if isinstance(inner, type) and issubclass(inner, BaseModel) else []
+    inner = _inner(model.model_fields[path[0]])
+    return list(inner.model_fields) if inner else []
 
 
 def _choose(choices: Mapping[str, object] | list[str], like: str = "") -> str:
+    return _did_you_mean(choices, like) or f"Choose one of: {', '.join(choices)}"
+
+
+def _did_you_mean(choices: Mapping[str, object] | list[str], like: str) -> str | None:
     near = difflib.get_close_matches(like, list(choices), n=1, cutoff=0.5)
-    return f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(choices)}"
+    return f"Did you mean {near[0]!r}?" if near else None
 
 
 def _example(path: list[str], model: type[BaseModel]) -> str:
-    field = model.model_fields.get(path[0]) if path else None
+    field = _field(path, model)
     if field is None:
         return "See the reference of fields."
     examples = f" For example: {field.examples[0]!r}." if field.examples else ""
     return f"{field.description}{examples}"
+
+
+def _field(path: list[str], model: type[BaseModel]) -> FieldInfo | None:
+    """Find the field of a path, or the one around it: names in mappings and places in lists are no fields."""
+    field = model.model_fields.get(path[0]) if path else None
+    inner = _inner(field) if field else None
+    return (_field(path[1:], inner) or field) if inner else field
+
+
+def _inner(field: FieldInfo) -> type[BaseModel] | None:
+    """Find the model of a field that has fields itself."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

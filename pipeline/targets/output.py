@@ -21,8 +21,9 @@ def write_report(ctx: RunContext, text: str) -> None:
     Raises:
         BadInputError: There is a file of the user's own, or the report beside another run's model.
     """
-    if not replaceable(ctx.output.read_text(run_report.REPORT), ctx.key):
-        raise_findings([not_empty(ctx, run_report.REPORT)])
+    before = ctx.output.read_text(run_report.REPORT)
+    if not replaceable(before, ctx.key):
+        raise_findings([not_empty(ctx, run_report.REPORT, before)])
     ctx.output.write_text(run_report.REPORT, text)
 
 
@@ -37,11 +38,24 @@ def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding
     before = run_report.parse(text)
     mine = before is not None and before.key == ctx.key
     only_a_failure = before is not None and replaceable(text, ctx.key) and len(names) == 1
-    return None if not names or mine or only_a_failure else not_empty(ctx, names[0])
+    return None if not names or mine or only_a_failure else not_empty(ctx, names[0], text)
 
 
-def not_empty(ctx: RunContext, name: str) -> Finding:
-    """Make the finding that an output holds a file, or an empty folder, which this run did not write."""
+def not_empty(ctx: RunContext, name: str, text: str | None) -> Finding:
+    """Make the finding that an output holds a file, or an empty folder, which this run did not write.
+
+    Args:
+        ctx: The run.
+        name: The file or folder.
+        text: The report.json in the output; None where there is none.
+    """
+    before = run_report.parse(text)
+    if before is not None and not replaceable(text, ctx.key):
+        return Finding(
+            "run.output",
+            f"{ctx.destination} is not empty: another run, {before.name}, wrote its model and report there",
+            "Give another output, or move that one away; that run again, with its --run-id, replaces it",
+        )
     return Finding(
         "run.output",
         f"{ctx.destination} is not empty: {name} is in it",

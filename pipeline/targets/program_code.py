@@ -95,7 +95,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
         program: Python's arguments that run the program from there.
 
     Raises:
-        BadInputError: It is more than code, or an ignore file names the program itself.
+        BadInputError: It is more than code, or the program itself is left out of it.
     """
     run = ctx.run
     named = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
@@ -110,12 +110,36 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
     if len(code.files) > _MAX_FILES or sum(code.files.values()) > _MAX_BYTES:
         raise _too_much(code)
     if not _has(code, program):
-        raise BadInputError(
-            f"{program[-1]} is among what {_GIT} or {_DOCKER} of {root} leave out",
-            field="run.program",
-            fix="Let them have it (`!name`), or put the program into a folder of its own",
-        )
+        raise _left_out(ctx, root, program, excluded)
     return code
+
+
+def _left_out(ctx: RunContext, root: Path, program: tuple[str, ...], excluded: set[Path]) -> BadInputError:
+    """Make the error that the program itself is not among its code, with the reason."""
+    *option, name = program
+    path = root / name
+    if option:
+        folder = root / name.split(".", 1)[0]
+        path = folder if folder.is_dir() else folder.with_name(f"{folder.name}.py")
+    why, fix = _reason(ctx, root, path, excluded)
+    return BadInputError(f"{name} {why}", field="run.program", fix=fix)
+
+
+def _reason(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) -> tuple[str, str]:
+    """Say why a file or folder is no code, and what to do."""
+    if _is(path, ctx.run_file):
+        return "is the run file, and no program", "Give the script that trains, or `-m module`"
+    if path in excluded:
+        why = "is named as data, model, output or checkpoints of this run too, which are no code"
+        return why, "Give them a path of their own"
+    if not _has_name_of_code(path):
+        return "has a name that is not taken for code", "Give it another"
+    if _is_output(path):
+        return f"is in {path}, where a run wrote its model or report", "Give the program a folder of its own"
+    return (
+        f"is among what {_GIT} or {_DOCKER} of {root} leave out",
+        "Let them have it (`!name`), or put the program into a folder of its own",
+    )
 
 
 def _is(path: Path, file: Path | None) -> bool:
@@ -151,13 +175,17 @@ def _files(root: Path, excluded: set[Path]) -> Iterator[str]:
 
 
 def _is_code(path: Path, excluded: set[Path], rules: Ignored, end: str = "") -> bool:
-    if path.name.startswith(".") or path.name in _NOT_CODE or path.suffix == ".pyc" or path in excluded:
+    if not _has_name_of_code(path) or path in excluded:
         return False
     for folder, spec in rules:  # the nearest file with a word on it decides
         included = spec.check_file(path.relative_to(folder).as_posix() + end).include
         if included is not None:
             return not included
     return True
+
+
+def _has_name_of_code(path: Path) -> bool:
+    return not path.name.startswith(".") and path.name not in _NOT_CODE and path.suffix != ".pyc"
 
 
 def _leads_back(path: Path, root: Path, excluded: set[Path]) -> bool:

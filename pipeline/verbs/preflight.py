@@ -1,14 +1,16 @@
 """preflight: every check of a run against its target; each finding names its field and what to do."""
 
-import os
-import tempfile
+import difflib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
+from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.spec import program, squad
 from manycpu.pipeline.spec.credentials import without
@@ -21,6 +23,7 @@ from manycpu.pipeline.targets.program_code import code_of, installed, module_roo
 __all__ = ["preflight"]
 
 Findings = Iterator[Finding]
+_IN_BRACES = re.compile(r"\{(\s*\w+\s*)\}")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
 _READ_ONLY = frozenset({"data", "gist", "git", "github", "http", "https", "libarchive", "tar", "zip"})
 
@@ -147,17 +150,14 @@ def _writable(ctx: RunContext) -> Findings:
 
 
 def _try_out(output: Path, key: str) -> None:
-    """Make and delete again all folders of an export, below the nearest folder that exists.
+    """Try out the folders of an export.
 
     Raises:
-        OSError: A file is in the way, a name is too long, or the folder cannot be written to.
+        OSError: They cannot be made.
     """
-    above = next(folder for folder in output.parents if os.path.lexists(folder))
-    with tempfile.TemporaryDirectory(prefix=".manycpu.", dir=above) as trial:
-        trial_output = Path(trial) / output.relative_to(above)
-        # The copy stands beside it until it is whole, under the longest name of all.
-        token = "0" * (transfer.DIGITS + 9)
-        trial_output.with_name(f".{output.name}.{key}.{token}.partial").mkdir(parents=True)
+    # The copy stands beside it until it is whole, under the longest name of all.
+    token = "0" * (transfer.DIGITS + 9)
+    disk.try_out(output.with_name(f".{output.name}.{key}.{token}.partial"))
 
 
 def _placeholders(ctx: RunContext) -> Findings:
@@ -172,12 +172,23 @@ def _placeholders(ctx: RunContext) -> Findings:
             yield Finding("run.args", message, f"Give run.{name} to have it replaced", fatal=False)
 
 
+def _misspelt(ctx: RunContext) -> Findings:
+    """Find braces in the arguments that are like a placeholder; others are the program's own, as in JSON."""
+    words = dict.fromkeys(word for argument in ctx.run.args for word in _IN_BRACES.findall(argument))
+    for word in words:
+        near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, n=1)
+        if near and word != near[0]:
+            message = f"{{{word}}} is in them, and is no placeholder: the program gets the braces"
+            yield Finding("run.args", message, f"Did you mean {{{near[0]}}}?", fatal=False)
+
+
 def _present_output(ctx: RunContext, output: Location) -> Findings:
     if output.is_file():
         yield Finding("run.output", f"{ctx.destination} is a file", "Give a folder, or a URL of one")
     elif output.local:
         # An export to a disk is there whole or not at all: what it did not write is known now.
-        yield from (not_empty(ctx, name) for name in transfer.strangers(output, ctx.key)[:1])
+        strangers = transfer.strangers(output, ctx.key)[:1]
+        yield from (not_empty(ctx, name, output.read_text(REPORT)) for name in strangers)
     elif output.exists():
         finding = occupied(ctx, [item.path for item in output.items()], output.read_text(REPORT))
         yield from [finding] if finding else []
@@ -193,4 +204,5 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _output,
     _writable,
     _placeholders,
+    _misspelt,
 )

@@ -149,6 +149,49 @@ def test_an_output_that_can_never_be_written_is_found_before_the_training(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_the_output_of_another_run_is_named_with_that_run(
+    manycpu: Type, script: Script, tmp_path: Path
+) -> None:
+    writes = script("import os; open(os.environ['MANYCPU_OUTPUT'] + '/model.txt', 'w').write('the model')\n")
+    file, out = run_file(tmp_path, program=writes, output="out", nproc_per_node=1), tmp_path / "out"
+    code, printed = manycpu("run", file, "--run-id", "first")
+    name = re.findall(r"run (train-\w+) ", printed)[0]
+    assert code == 0
+    code, printed = manycpu("run", file)
+    assert code == 2
+    assert f"{out} is not empty: another run, {name}, wrote its model and report there. " in printed
+    assert "--run-id" in printed.split("there. ")[1]
+    assert manycpu("run", file, "--run-id", "first")[0] == 0  # as it says
+    (out / "report.json").write_text('{"loss": 0.5}')
+    assert f"{out} is not empty: " in manycpu("run", file)[1]
+    assert name not in manycpu("run", file)[1]
+
+
+@pytest.mark.parametrize(
+    ("directory", "why"),
+    [
+        ("/proc/x", "/proc/x cannot be written: No such file or directory. Set target.directory, or"),
+        ("FOLDER/code/train.py/x", "cannot be written: Not a directory."),
+        ("FOLDER/code/train.py", "cannot be written: Not a directory."),
+        ("FOLDER/link", "cannot be written: No such file or directory."),
+        ("FOLDER/new/folder", ""),
+        ("FOLDER/code", ""),
+    ],
+)
+def test_a_directory_that_cannot_be_written_is_named_with_the_reason(
+    manycpu: Type, script: Script, tmp_path: Path, directory: str, why: str
+) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "data.txt").write_text("data")
+    file = run_file(tmp_path, program=script(), data="data.txt", output="out", nproc_per_node=1)
+    before = sorted(tmp_path.rglob("*"))
+    words = ["--target-directory", directory.replace("FOLDER", str(tmp_path))]
+    code, printed = manycpu("preflight", file, *words)
+    assert (code, why in printed, "target.directory" in printed) == (2 if why else 0, True, bool(why))
+    assert "MiB" not in printed
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="oneCCL is not for it")
 def test_ccl_without_its_extra_is_refused(
     manycpu: Type, script: Script, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +210,7 @@ def test_ccl_without_its_extra_is_refused(
     [
         (None, "run.yaml cannot be read: No such file"),
         ("run: [", "run.yaml is not YAML"),
+        ("run: [", "^\nMend it at the line above.\n"),
         ("- a", "run.yaml holds no fields"),
         ("runs: {}", "runs: "),
         ("run: 3", "'run' is 3, not fields"),
@@ -456,3 +500,29 @@ def test_a_placeholder_whose_field_is_not_given_is_pointed_out(
     assert "{data} is in them, and there is no run.data" in printed
     assert "{model} is in them, and there is no run.model" in printed
     assert "{output}" not in printed
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ("{dta}", "{data}"),
+        ("--out={ouput}/x", "{output}"),
+        ("{ data }", "{data}"),
+        ("{CHECKPOINT}", "{checkpoints}"),
+        ("{checkpoints}", None),
+        ('{"data": 1}', None),
+        ("{lr}", None),
+        ("{}", None),
+    ],
+)
+def test_braces_that_are_like_a_placeholder_are_pointed_out(
+    manycpu: Type, script: Script, tmp_path: Path, argument: str, meant: str | None
+) -> None:
+    """Others are left to the program, as JSON is."""
+    file = run_file(tmp_path, program=script(), output="out", nproc_per_node=1, args=[argument])
+    code, printed = manycpu("preflight", file)
+    assert code == 0
+    assert printed.count("warning") == (meant is not None)
+    assert (
+        meant is None or f"is no placeholder: the program gets the braces. Did you mean {meant}?" in printed
+    )

@@ -1,6 +1,7 @@
 """What of a program's folder is its code."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,30 @@ def test_a_program_that_is_ignored_itself_is_refused_at_once(folder: Path, name:
     (finding,) = preflight(opened(folder))
     assert (finding.field, finding.fatal) == ("run.program", True)
     assert "train.py is among what .gitignore or .dockerignore" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"program": "./run.yaml"}, "run.yaml is the run file, and no program"),
+        ({"data": "./train.py"}, "train.py is named as data, model, output or checkpoints of this run too"),
+        ({"program": "./.train.py"}, ".train.py has a name that is not taken for code"),
+        ({"program": "-m env.train"}, "env.train has a name that is not taken for code"),
+        ({"program": "-m train", "data": "train.py"}, "train is named as data"),
+        ({"program": "-m done.train"}, "done.train is in "),
+    ],
+)
+def test_a_program_that_is_left_out_of_its_code_is_refused_with_the_reason(
+    folder: Path, fields: dict[str, str], why: str
+) -> None:
+    put(folder, "run.yaml", ".train.py", "env/train.py", text="run: {program: ./train.py, output: ../out}\n")
+    exported(folder, "done", json.dumps(REPORT))
+    ctx = open_run(folder / "run.yaml", {f"run__{name}": value for name, value in fields.items()}, "test")
+    root, arguments = program_of(ctx)
+    assert root is not None
+    with pytest.raises(BadInputError, match=rf"^run\.program: {re.escape(why)}") as caught:
+        code_of(ctx, root, arguments)
+    assert "ignore" not in str(caught.value)
 
 
 def test_linked_and_empty_folders_are_code_but_no_loop_and_no_data_by_another_name(

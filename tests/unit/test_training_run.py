@@ -6,8 +6,9 @@ import traceback
 import pytest
 
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.patterns import WORDS
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
-from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.training_run import Resources, TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
 
 RUN = {"program": "./train.py", "output": "./out"}
@@ -57,7 +58,16 @@ def test_numbers_in_args_and_env_become_text() -> None:
             {"resources": {"cores": 2}},
             "run.resources.cores: there is no such field. Choose one of: cpu, memory",
         ),
-        ({"resources": {"memory": "lots"}}, "run.resources.memory: "),
+        (
+            {"resources": {"memory": "8GB"}},
+            "run.resources.memory: an amount is needed, such as 8Gi or 500M; given was '8GB'. Memory of each",
+        ),
+        ({"resources": 8}, "run.resources: a mapping is needed; given was 8. What each node gives"),
+        ({"env_from": "hub"}, "run.env_from: a list is needed; given was 'hub'. Names of secrets"),
+        (
+            {"backend": "glo"},
+            "run.backend: Input should be 'ccl', 'gloo' or 'mpi'; given was 'glo'. Did you mean 'gloo'?",
+        ),
         ({"job_name": "Weekly QA"}, "run.job_name: "),
         ({"run_timeout": 0}, "run.run_timeout: "),
         ({"args": ["a", "b\0"]}, "run.args: a NUL character"),
@@ -107,13 +117,40 @@ def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
         ({"kind": "kubernets"}, r"^target\.kind: .*Did you mean 'kubernetes'"),
         ({"launch": "pytorchjobs"}, r"^target\.launch: .*'pytorchjob'.* or '\w+'; given was 'pytorchjobs'"),
         ({"namespce": "ml"}, r"^target\.namespce: .*Did you mean 'namespace'"),
+        ({"launch": "mpijobs"}, r"^target\.launch: .*; given was 'mpijobs'\. Did you mean 'mpijob'\?"),
         ({"claim_size": "20 GB"}, r"^target\.claim_size: .*given was '20 GB'\. Size of a claim"),
+        ({"tolerations": ["x"]}, r"^target\.tolerations\.0: a mapping is needed; .*Tolerations of the"),
         ({"node_selector": {"pool": 1}}, r"^target\.node_selector\.pool: .*Labels of the nodes"),
     ],
 )
 def test_a_wrong_field_of_a_cluster_is_named(fields: dict[str, object], said: str) -> None:
     with pytest.raises(BadInputError, match=said):
         read_target({"kind": "kubernetes"} | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fix"),
+    [
+        ({"launch": "mpijob"}, "Set target.kind to 'kubernetes' to have it."),
+        ({"launch": "mpirun", "kind": "kubernetes"}, "Set target.kind to 'local' or 'baremetal' to have it."),
+        ({"launch": "mpirunn"}, "Did you mean 'mpirun'?"),
+        ({"launch": "slurm"}, "What starts the ranks: "),
+        ({"namespace": "ml"}, "Set target.kind to 'kubernetes' to have it."),
+        ({"mpi": "openmp", "kind": "kubernetes"}, "Did you mean 'openmpi'?"),
+    ],
+)
+def test_what_another_kind_of_target_has_or_is_written_so_is_named(
+    fields: dict[str, object], fix: str
+) -> None:
+    with pytest.raises(BadInputError) as caught:
+        read_target(fields)
+    assert fix in str(caught.value)
+
+
+def test_every_pattern_of_a_field_has_words() -> None:
+    fields = [field for model in (*MODELS, Resources) for field in model.model_fields.values()]
+    patterns = {getattr(each, "pattern", None) for field in fields for each in field.metadata}
+    assert patterns - {None} == set(WORDS)
 
 
 def test_a_run_cannot_be_changed() -> None:

@@ -49,6 +49,11 @@ def test_an_error_says_where_what_and_what_to_do() -> None:
     assert str(error) == "run.nnodes: 8 asked for, 2 there. Ask for 2."
 
 
+def test_what_to_do_after_several_lines_stands_on_a_line_of_its_own() -> None:
+    error = BadInputError("not YAML:\n  run: [\n       ^", fix="Mend it at the line above")
+    assert str(error) == "not YAML:\n  run: [\n       ^\nMend it at the line above."
+
+
 def test_errors_cross_processes_with_all_that_they_know() -> None:
     for error in (
         TrainingFailedError("it broke", field="run.program", fix="Mend it"),

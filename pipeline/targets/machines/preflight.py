@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from manycpu.pipeline.adapters import hosts, mpi
+from manycpu.pipeline.adapters import disk, hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
 from manycpu.pipeline.spec.machine import Machine
@@ -97,6 +97,16 @@ def _resume(ctx: MachineContext) -> Findings:
         yield Finding("run.resume_from", f"there is no folder {resume}", "Give a checkpoint's folder")
 
 
+def _directory(ctx: MachineContext) -> Findings:
+    try:
+        disk.try_out(ctx.directory)
+    except OSError as error:
+        fix = "Set target.directory, or $MANYCPU_HOME, to a folder that can be made and written to"
+        yield Finding("target.directory", f"{ctx.home} cannot be written: {error.strerror}", fix)
+        return
+    yield from _disk(ctx)
+
+
 def _disk(ctx: MachineContext) -> Findings:
     data = [url for url in (ctx.run.data, ctx.run.model) if url and Path(url).exists()]
     try:
@@ -120,5 +130,5 @@ _CHECKS: tuple[Callable[[MachineContext], Findings], ...] = (
     _mpirun,
     _hosts,
     _resume,
-    _disk,
+    _directory,
 )
