@@ -1,5 +1,6 @@
 """The command ``manycpu``: the verbs without Airflow."""
 
+import errno
 import sys
 
 import click
@@ -9,6 +10,7 @@ from manycpu.pipeline.spec.errors import ManycpuError
 
 __all__ = ["cli", "main"]
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 
@@ -29,6 +31,12 @@ def main() -> None:
     except ManycpuError as error:
         click.echo(f"manycpu: {error}", err=True)
         sys.exit(_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else error.exit_code)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        where = f" at {error.filename}" if error.filename else ""
+        click.echo(f"manycpu: a disk is full{where}: {error.strerror}. Make room, and run again.", err=True)
+        sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(_INTERRUPTED)
     except click.ClickException as error:

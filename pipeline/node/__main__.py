@@ -6,7 +6,7 @@ import socket
 import sys
 from typing import Final
 
-from manycpu.pipeline.node import cpus, local_world, rank_environment
+from manycpu.pipeline.node import cpus, emit, local_world, rank_environment
 from manycpu.pipeline.node.log_forwarder import die_with_parent, forward_logs
 from manycpu.pipeline.spec import events
 
@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
         forward_logs(child, stream, rank.rank, host)
     die_with_parent(forwarder)
     os.close(stream)
+    emit.keep(output)
     _redirect_output(output)
     # Late: the forwarding process stays small without it.
     from manycpu.pipeline.node.run_rank import run

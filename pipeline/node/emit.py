@@ -1,15 +1,25 @@
-"""Write events on stdout, each line in one write."""
+"""Write events for the log forwarder, each line in one write; where there is none, on stdout."""
 
+import fcntl
 import json
+import os
 import sys
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 from manycpu.pipeline.spec import events
 
-__all__ = ["say", "warn"]
+__all__ = ["keep", "say", "warn"]
 
 _MESSAGE_LIMIT = 3000
+_KEPT: Final[list[int]] = []
+_ABOVE: Final = 100  # where no script expects a file of its own
+
+
+def keep(file: int) -> None:
+    """Write to this file from now on, whatever the script makes of its stdout; not its child programs."""
+    _KEPT[:] = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _ABOVE)]
 
 
 def say(event: str, *, message: str | None = None, **fields: Any) -> None:
@@ -23,8 +33,17 @@ def say(event: str, *, message: str | None = None, **fields: Any) -> None:
         while len(json.dumps(message)) > _MESSAGE_LIMIT:
             message = message[: len(message) * 3 // 4] + "…"
         fields["message"] = message
-    sys.stdout.write(events.encode(event, time=round(time.time(), 3), **fields) + "\n")
-    sys.stdout.flush()
+    _write(events.encode(event, time=round(time.time(), 3), **fields) + "\n")
+
+
+def _write(line: str) -> None:
+    if not _KEPT:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        return
+    with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
+        sys.stdout.flush()  # what was printed before comes before
+    os.write(_KEPT[0], line.encode())
 
 
 def warn(message: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from manycpu.pipeline.node import cpus, meeting_point
-from manycpu.pipeline.node.rank_environment import Rank
+from manycpu.pipeline.node.rank_environment import LAUNCHER, Rank
 
 __all__ = ["fork_ranks"]
 
@@ -69,6 +69,7 @@ def _common_variables(count: int) -> dict[str, str]:
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",
+        LAUNCHER: "processes",
         "TORCHELASTIC_RUN_ID": str(uuid.uuid4()),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -115,7 +116,9 @@ def _reap(ranks: dict[int, int]) -> tuple[int, int] | None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             break
-        rank, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
+        rank, code = ranks.pop(pid, None), os.waitstatus_to_exitcode(status)
+        if rank is None:  # a child of whoever this process was before it became the parent of ranks
+            continue
         if code and failed is None:
             failed = (code if code > 0 else 128 - code, rank)
     return failed

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["Rank", "RankError", "of"]
+__all__ = ["ALONE", "LAUNCHER", "Rank", "RankError", "of"]
 
 
 class RankError(ValueError):
@@ -29,6 +29,8 @@ class Rank(NamedTuple):
         }
 
 
+LAUNCHER: Final = "MANYCPU_LAUNCHER"
+"""Variable that names the launcher to people, where its variables are those of another."""
 ALONE: Final = Rank(0, 1, 0, 1, "none")
 
 # The variable that gives a launcher away, and its names for rank, world size, local rank and local world
@@ -55,7 +57,7 @@ def of(environ: Mapping[str, str]) -> Rank:
     """
     for launcher, (mark, *names) in _LAUNCHERS.items():
         if environ.get(mark):
-            return _checked(Rank(*_numbers(environ, names), launcher), names)
+            return _checked(Rank(*_numbers(environ, names), environ.get(LAUNCHER, launcher)), names)
     return ALONE
 
 

@@ -231,4 +231,12 @@ def _cluster_adapter() -> Any:
 
 def home(directory: str | None = None) -> Path:
     """Find the folder for runs, staged data and code: the one given, $MANYCPU_HOME, or ~/.manycpu."""
-    return Path(directory or os.environ.get("MANYCPU_HOME") or "~/.manycpu").expanduser().absolute()
+    folder = Path(directory or os.environ.get("MANYCPU_HOME") or "~/.manycpu")
+    try:
+        return folder.expanduser().absolute()
+    except RuntimeError as error:  # no $HOME, and no entry in /etc/passwd
+        raise BadInputError(
+            f"{folder} cannot be found: {error}",
+            field="target.directory",
+            fix="Set it, or $MANYCPU_HOME or $HOME, to a folder",
+        ) from error

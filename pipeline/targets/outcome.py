@@ -35,7 +35,7 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
         return f"{world} ranks met, but {len(observed.ranks)} introduced themselves"
     if ctx.run.backend is not None and observed.backend not in (None, ctx.run.backend):
         return f"backend {ctx.run.backend} was asked for, {observed.backend} was used"
-    return _lacking_spread(ctx, observed) or _lacking_end(ctx, observed)
+    return _lacking_spread(ctx, observed) or _lacking_end(ctx, observed) or _lacking_group(observed)
 
 
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
@@ -46,6 +46,16 @@ def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
     if ctx.run.spread == "require" and len(observed.hosts) < nodes:
         return f"run.spread requires {nodes} machines, and all ranks ran on {', '.join(observed.hosts)}"
     return ""
+
+
+def _lacking_group(observed: Observed) -> str:
+    """Explain that the ranks never worked together: one that ends by ``os._exit`` cannot say so itself."""
+    if observed.backend is not None or observed.world_size in (None, 1):
+        return ""
+    return (
+        f"{observed.world_size} ranks met, but none of them ever initialised torch.distributed: each trained "
+        "alone, or something else that it started did"
+    )
 
 
 def _lacking_end(ctx: RunContext, observed: Observed) -> str:

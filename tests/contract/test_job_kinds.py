@@ -95,6 +95,7 @@ def meet(server: ApiServer, pods: list[str]) -> None:
     for rank, pod in enumerate(pods):
         host = pod.removesuffix("-x7k2p")
         server.logs[pod] = line(rank, host, "proof", world_size=2, round=0, meeting="m")
+        server.logs[pod] += line(rank, host, "backend", requested="gloo", observed="gloo", world_size=2)
 
 
 def test_a_target_may_name_it_and_what_it_cannot_do_is_refused(server: ApiServer, tmp_path: Path) -> None:

@@ -157,6 +157,13 @@ def test_a_starter_that_ignores_the_ends_of_its_children_changes_nothing(tmp_pat
     assert Program(command, env=PLAIN, cwd=tmp_path, start_new_session=True).wait(LIMIT) == 7
 
 
+def test_children_that_are_no_ranks_are_let_be(tmp_path: Path) -> None:
+    """What a shell had started before it became the parent of ranks, as the first process of a container."""
+    code = "from manycpu.pipeline.node import local_world as here\nhere.fork_ranks(2)\n"
+    script = f"import os, subprocess\nsubprocess.Popen(['true'])\n{code}import time; time.sleep(0.5)"
+    assert Program([sys.executable, "-c", script], env=PLAIN, cwd=tmp_path).wait(LIMIT) == 0
+
+
 @pytest.mark.parametrize("count", ["0", "", "two", "-1"])
 def test_a_number_of_ranks_that_is_none_is_refused(count: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "manycpu.pipeline.node", f"--nproc-per-node={count}", "train.py"]

@@ -75,6 +75,22 @@ def test_a_rank_s_end_is_told_of_the_place_where_it_met_the_others(write: Callab
     assert (end["host"], end["hostname"]) == ("machine-a", met["hostname"])
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        "import io, sys\nsys.stdout = io.StringIO()",
+        "import sys\nsys.stdout.close()",
+        "import os\nos.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
+    ],
+    ids=["redirected", "closed", "replaced"],
+)
+def test_events_come_through_whatever_becomes_of_stdout(end: str, write: Callable[[str], Path]) -> None:
+    report = "\nfrom manycpu.pipeline.node.metrics import metrics\nmetrics({'f1': 80.0})"
+    ended = alone(write(f"print('before', end='')\n{end}{report}"), MANYCPU_RUN="a", **LIGHT)
+    assert ended.code == 0, ended.out
+    assert [event["values"] for event in ended.events("metrics")] == [{"f1": 80.0}]
+
+
 def test_an_error_is_recorded_as_torchelastic_does(write: Callable[[str], Path], tmp_path: Path) -> None:
     """The traceback begins at the script, the event is short, the file is torchelastic's."""
     record = tmp_path / "error.json"

@@ -192,6 +192,20 @@ dist.barrier()
 
 
 @light
+@pytest.mark.parametrize(
+    "end", ["os._exit(0)", "raise SystemExit(256)", "os.execv(sys.executable, [sys.executable, '-c', ''])"]
+)
+def test_ranks_that_never_met_are_no_success_however_they_end(
+    end: str, script: Script, tmp_path: Path
+) -> None:
+    """Nothing in the rank can notice: it is over at once, or is another program."""
+    text = f"import os, sys\nopen(os.environ['MANYCPU_OUTPUT'] + '/model', 'w').write('x')\n{end}"
+    with pytest.raises(TrainingFailedError, match="none of them ever initialised"):
+        train(fields(tmp_path, script(text), nproc_per_node=2))
+    assert report(tmp_path).state == "failed"
+
+
+@light
 def test_a_program_that_writes_nothing_has_no_model_to_export(script: Script, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"^run\.output: .*wrote nothing"):
         train(fields(tmp_path, script("pass")))

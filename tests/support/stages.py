@@ -25,6 +25,7 @@ STAGES: Final[dict[str, tuple[str, ...]]] = {
 _FAST: Final = ("lint", "unit")
 _ALONE: Final = ("e2e, ui", "cluster, kubernetes")
 _SHARED: Final = "Airflow and the cluster"
+_DEAD: Final = pytest.StashKey[str]()
 
 
 def stage_of(nodeid: str) -> str:
@@ -76,6 +77,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return Lanes(config, log)
 
 
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if error:
+        node.config.stash[_DEAD] = f"{node.gateway.id}: {error}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session of which a process died: what it was to run was not run."""
+    if _DEAD in session.config.stash and session.exitstatus in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """End the session after a stage in which something failed."""
@@ -86,8 +99,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return result
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     reports = [one for some in terminalreporter.stats.values() for one in some]
+    if _DEAD in config.stash:
+        terminalreporter.line(f"a process of the session died: {config.stash[_DEAD]}", red=True)
     seconds = dict.fromkeys(STAGES, 0.0)
     for report in reports:
         if isinstance(report, pytest.TestReport):

@@ -15,11 +15,13 @@ from manycpu.pipeline.targets.kubernetes.following.judgement import note_ends
 from manycpu.pipeline.targets.outcome import outcome
 
 SUCCEEDED = Status(state=RunState.SUCCEEDED)
-RUN = TrainingRun.model_validate({"program": "a.py", "output": "o", "nnodes": 2, "max_restarts": 1})
+RUN = TrainingRun.model_validate(
+    {"program": "a.py", "output": "o", "nnodes": 2, "max_restarts": 1, "backend": "gloo"}
+)
 
 
-def observed(*ends: tuple[int, int]) -> Observed:
-    """Hear two ranks that meet, and those ends (rank, exit code) of theirs."""
+def observed(*ends: tuple[int, int], backend: str | None = "gloo") -> Observed:
+    """Hear two ranks that meet, make a process group, and those ends (rank, exit code) of theirs."""
     observer = Observer()
 
     def says(rank: int, event: str, seconds: float, **fields: Any) -> None:
@@ -28,6 +30,8 @@ def observed(*ends: tuple[int, int]) -> Observed:
 
     for rank in (0, 1):
         says(rank, "proof", 10.5, world_size=2, round=0, meeting="m", backend="gloo")
+        if backend:
+            says(rank, "backend", 11, requested="gloo", observed=backend, world_size=2)
     for rank, code in ends:
         says(rank, "exit", 50, code=code)
     return observer.observed
@@ -43,6 +47,20 @@ def told(seen: Observed, *pods: Object, launch: str = "pytorchjob") -> Status:
     note_ends(snapshot(job("Succeeded", launch=launch), list(pods)), seen)
     ctx: Any = SimpleNamespace(run=RUN, target=SimpleNamespace(launch=launch))
     return outcome(ctx, SUCCEEDED, seen)
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        (None, "2 ranks met, but none of them ever initialised torch.distributed"),
+        ("mpi", "backend gloo was asked for, mpi was used"),
+    ],
+)
+def test_a_success_without_the_backend_that_was_asked_for_is_none(backend: str | None, reason: str) -> None:
+    """As of ranks that end by os._exit, or execute another program: no rank itself could tell."""
+    seen = told(observed((0, 0), (1, 0), backend=backend), worker(0, 0), worker(1, 0))
+    assert seen.state is RunState.FAILED
+    assert seen.reason.startswith(reason)
 
 
 def test_a_worker_that_was_deleted_before_it_ended_is_no_success() -> None:

@@ -43,6 +43,7 @@ def says(handle: ProcessHandle, rank: int, event: str, **fields: object) -> None
 
 def meets(handle: ProcessHandle, rank: int) -> None:
     says(handle, rank, "proof", world_size=2, meeting="m")
+    says(handle, rank, "backend", requested="gloo", observed="gloo", world_size=2)
 
 
 def both(ctx: MachineContext, handle: ProcessHandle) -> Status:

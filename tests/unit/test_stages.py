@@ -22,10 +22,10 @@ def stages_of(folder: Path, test: str, *options: str) -> str:
         (folder / "tests" / stage).mkdir()
         for name in ("first", "second"):
             (folder / "tests" / stage / f"test_{name}_{stage}.py").write_text(f"def test_it(): {text}\n")
-    options = ("-v", "-p", "no:cacheprovider", "-o", "pythonpath=tests", *options)
-    pytest_there = [sys.executable, "-m", "pytest", "--rootdir=.", *options, "tests/contract", "tests/unit"]
-    done = subprocess.run(pytest_there, cwd=folder, check=False, capture_output=True, text=True)
-    return done.stdout + done.stderr
+    words = ("-v", "-p", "no:cacheprovider", "-o", "pythonpath=tests", "--max-worker-restart=0", *options)
+    pytest_there = [sys.executable, "-m", "pytest", "--rootdir=.", *words, "tests/contract", "tests/unit"]
+    done = subprocess.run(pytest_there, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
+    return f"{done.stdout}{done.stderr}\nexit code {done.returncode}"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def stages_of(folder: Path, test: str, *options: str) -> str:
 def test_a_stage_with_failures_is_the_last(test: str, ends: str, tmp_path: Path) -> None:
     """All tests of a stage are run, the stages in their order, and none after one with failures."""
     output = stages_of(tmp_path, test)
-    assert f" {ends} " in output.splitlines()[-1], output
+    assert f" {ends} " in output, output
     ran = [line.split("::")[0] for line in output.splitlines() if "::test_" in line and "%" in line]
     assert ran[:2] == ["tests/unit/test_first_unit.py", "tests/unit/test_second_unit.py"]
     assert ("stage 'unit' had failures" in output) == ("failed" in ends)
@@ -45,10 +45,35 @@ def test_a_stage_with_failures_ends_the_session_of_two_processes(tmp_path: Path)
     output = stages_of(tmp_path, "assert False", "-n", "2")
     assert "stage 'unit' had failures" in output
     assert "2 failed" in output
+    assert output.endswith("exit code 2")
 
 
 def test_two_processes_run_all(tmp_path: Path) -> None:
-    assert "4 passed" in stages_of(tmp_path, "pass", "-n", "2")
+    output = stages_of(tmp_path, "pass", "-n", "2")
+    assert "4 passed" in output
+    assert output.endswith("exit code 0")
+
+
+@pytest.mark.parametrize(
+    "death", ["os.kill(os.getpid(), 9)", "os._exit(0)"], ids=["killed", "ended as if all was well"]
+)
+@pytest.mark.parametrize("when", ["in a test", "in collecting"])
+def test_a_process_that_dies_fails_the_session(death: str, when: str, tmp_path: Path) -> None:
+    dies = f"import os; {death}"
+    if when == "in collecting":
+        (tmp_path / "conftest.py").write_text(f"import os\nif 'PYTEST_XDIST_WORKER' in os.environ: {death}\n")
+    output = stages_of(tmp_path, dies if when == "in a test" else "pass", "-n", "2")
+    assert "a process of the session died: gw" in output
+    assert not output.endswith("exit code 0")
+
+
+def test_one_process_has_all_that_shares_the_cluster() -> None:
+    scopes = {
+        stages.Lanes._split_scope(None, f"tests/{folder}/test_{number}.py::test_it")  # type: ignore[arg-type] # noqa: SLF001
+        for folder in ("e2e", "ui", "cluster", "kubernetes")
+        for number in (1, 2)
+    }
+    assert len(scopes) == 1
 
 
 def test_every_folder_of_tests_has_its_stage_and_the_fast_ones_come_first() -> None:
