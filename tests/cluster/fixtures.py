@@ -68,13 +68,12 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
     if given := os.environ.get("MANYCPU_TEST_KUBECONFIG"):
         yield _given(request.session, Path(given))
         return
-    there = own.running()
     with _progress(request.config):
-        started = there or start(request.session)
+        started = own.running() or start(request.session)
     first, second = (node.name for node in settings.NODES)
     with own.in_use():
         yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
-    if not there:
+    if _started_by_tests().exists():
         own.down_unless_used()
 
 
@@ -97,9 +96,16 @@ def start(session: pytest.Session) -> Cluster:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TMPDIR", raising=False)  # a session's own goes with it, and the cluster may stay
         try:
-            return own.up()
+            started = own.up()
         except MissingError as error:
             end(session, str(error))
+    _started_by_tests().touch()
+    return started
+
+
+def _started_by_tests() -> Path:
+    """Say that the cluster was started by tests, the last of which ends it."""
+    return settings.run_folder() / "started-by-tests"
 
 
 def end(session: pytest.Session, why: str) -> NoReturn:

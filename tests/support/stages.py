@@ -1,7 +1,7 @@
 """The stages of a session: what takes seconds comes first, and a stage with failures is the last one.
 
-Where several processes share the tests (``pytest -n 2``), all that needs Airflow's own processes or the
-cluster is one of them's, beside what the others do.
+Where several processes share the tests (``pytest -n 2``), one of them has the cluster, and another has
+Airflow's own processes and then the rest, file by file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +23,10 @@ STAGES: Final[dict[str, tuple[str, ...]]] = {
 }
 """Name of a stage -> its folders, in the order in which they run."""
 _FAST: Final = ("lint", "unit")
-_ALONE: Final = ("e2e, ui", "cluster, kubernetes")
-_SHARED: Final = "Airflow and the cluster"
+_CLUSTER: Final = "cluster, kubernetes"
+_AIRFLOW: Final = "e2e, ui"
+_WITH_AIRFLOW: Final = "tests/kubernetes/test_airflow.py"
+"""What needs both, and shares the cluster with the others."""
 _DEAD: Final = pytest.StashKey[str]()
 
 
@@ -60,15 +62,19 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 
 
 class Lanes(LoadScopeScheduling):
-    """Gives whole files to processes, the fast ones first; then to one of them what needs a cluster."""
+    """Gives whole files to processes: the fast ones, the cluster, Airflow, then the others."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _SHARED if stage_of(nodeid) in _ALONE else nodeid.split("::", maxsplit=1)[0]
+        file, stage = nodeid.split("::", maxsplit=1)[0], stage_of(nodeid)
+        if file == _WITH_AIRFLOW or stage == _AIRFLOW:
+            return _AIRFLOW
+        return _CLUSTER if stage == _CLUSTER else file
 
     def _assign_work_unit(self, node: Any) -> None:
-        scope = next(iter(self.workqueue))
-        if _SHARED in self.workqueue and scope != _SHARED and stage_of(scope) not in _FAST:
-            self.workqueue.move_to_end(_SHARED, last=False)  # it takes longest
+        if not any(stage_of(scope) in _FAST for scope in self.workqueue if "/" in scope):
+            for lane in (_AIRFLOW, _CLUSTER):  # which takes longest comes first
+                if lane in self.workqueue:
+                    self.workqueue.move_to_end(lane, last=False)
         super()._assign_work_unit(node)
 
 

@@ -67,11 +67,18 @@ def test_a_process_that_dies_fails_the_session(death: str, when: str, tmp_path: 
     assert not output.endswith("exit code 0")
 
 
-def test_one_process_has_all_that_shares_the_cluster() -> None:
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("cluster/test_a", "cluster/test_b", "kubernetes/test_a", "kubernetes/test_b"),
+        ("e2e/test_a", "ui/test_a", "kubernetes/test_airflow"),
+    ],
+    ids=["cluster", "airflow"],
+)
+def test_one_process_has_all_that_shares(files: tuple[str, ...]) -> None:
     scopes = {
-        stages.Lanes._split_scope(None, f"tests/{folder}/test_{number}.py::test_it")  # type: ignore[arg-type] # noqa: SLF001
-        for folder in ("e2e", "ui", "cluster", "kubernetes")
-        for number in (1, 2)
+        stages.Lanes._split_scope(None, f"tests/{file}.py::test_it")  # type: ignore[arg-type] # noqa: SLF001
+        for file in files
     }
     assert len(scopes) == 1
 
