@@ -1,5 +1,6 @@
 """What takes seconds runs first, and a stage in which something failed is the last one."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,11 @@ def stages_of(folder: Path, test: str, *options: str) -> str:
             (folder / "tests" / stage / f"test_{name}_{stage}.py").write_text(f"def test_it(): {text}\n")
     words = ("-v", "-p", "no:cacheprovider", "-o", "pythonpath=tests", "--max-worker-restart=0", *options)
     pytest_there = [sys.executable, "-m", "pytest", "--rootdir=.", *words, "tests/contract", "tests/unit"]
-    done = subprocess.run(pytest_there, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
+    # Of its own, also where this session is one of several processes.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        pytest_there, cwd=folder, env=env, check=False, capture_output=True, text=True, timeout=120
+    )
     return f"{done.stdout}{done.stderr}\nexit code {done.returncode}"
 
 
