@@ -70,10 +70,11 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
         return
     with _progress(request.config):
         started = own.running() or start(request.session)
+    ends = _started_by_tests().exists()  # asked now: a test may end the cluster, and start it again
     first, second = (node.name for node in settings.NODES)
     with own.in_use():
         yield TestCluster(settings.kubeconfig(), settings.REGISTRY, (first, second), started)
-    if _started_by_tests().exists():
+    if ends:
         own.down_unless_used()
 
 

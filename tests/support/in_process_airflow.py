@@ -24,8 +24,13 @@ os.environ |= {name: value for name, value in local_airflow.settings(_HOME).item
 os.environ["AIRFLOW__MANYCPU__INSTANCE"] = "tests"
 
 
-def pytest_unconfigure() -> None:
+def pytest_sessionfinish() -> None:
     """Delete it, also where no test has made the database."""
+    shutil.rmtree(_HOME, ignore_errors=True)
+
+
+def pytest_unconfigure() -> None:
+    """Delete it where there was no session."""
     shutil.rmtree(_HOME, ignore_errors=True)
 
 
