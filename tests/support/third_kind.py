@@ -54,8 +54,7 @@ class FitLauncher:
         meta = pods.metadata(target, placement)
         runtime = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": template}}}]}
         # The runtime is not read by those who wait for the same room: the job repeats what they look at.
-        trainer = {"numNodes": run.nodes[1], "podSpec": template["spec"]}
-        trainer |= {"restarts": run.max_restarts}
+        trainer = {"numNodes": run.nodes[1], "restarts": run.max_restarts, "podSpec": template["spec"]}
         spec = {"runtimeRef": placement.job, "trainer": trainer} | ({"suspend": True} if target.queue else {})
         return [
             {"apiVersion": RUNTIME.api_version, "kind": RUNTIME.kind, "metadata": meta, "spec": runtime},

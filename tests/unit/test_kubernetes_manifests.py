@@ -220,6 +220,27 @@ def test_the_server_ends_what_nobody_waits_for_any_more(launch: str, role: str) 
     assert pod(endless, role)["activeDeadlineSeconds"] == 2**31 - 1  # Kubernetes takes no more
 
 
+# kinds whose operators have a run policy, and replicas of a role
+
+with_run_policy = pytest.mark.parametrize("launch", ["pytorchjob", "mpijob"])
+
+
+@with_run_policy
+@pytest.mark.parametrize(
+    ("asked", "restarts", "policy"),
+    [(None, 0, "Never"), (None, 2, "OnFailure"), ("Never", 2, "Never"), ("OnFailure", 0, "OnFailure")],
+)
+def test_restart_policy(launch: str, asked: str | None, restarts: int, policy: str) -> None:
+    (worker,) = fields_named("Worker", manifest(launch, {"restart_policy": asked}, max_restarts=restarts))
+    assert worker["restartPolicy"] == policy
+
+
+@with_run_policy
+def test_the_job_has_the_deadline_of_its_pods(launch: str) -> None:
+    job = manifest(launch, queue_timeout=100, start_timeout=20, run_timeout=3000)
+    assert job["spec"]["runPolicy"]["activeDeadlineSeconds"] == pod(job)["activeDeadlineSeconds"]
+
+
 # what cannot be expressed
 
 

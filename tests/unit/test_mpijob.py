@@ -148,17 +148,3 @@ def test_no_value_of_a_variable_is_an_argument(mpi: str) -> None:
 def test_an_mpijob_of_a_range_is_no_manifest() -> None:
     with pytest.raises(BadInputError, match=r"run\.nnodes: .*1:2"):
         mpijob.objects(run(nnodes="1:2"), target("mpijob"), place())
-
-
-@pytest.mark.parametrize(
-    ("asked", "restarts", "policy"),
-    [(None, 0, "Never"), (None, 2, "OnFailure"), ("Never", 2, "Never"), ("OnFailure", 0, "OnFailure")],
-)
-def test_restart_policy(asked: str | None, restarts: int, policy: str) -> None:
-    job = manifest("mpijob", {"restart_policy": asked}, max_restarts=restarts)
-    assert job["spec"]["mpiReplicaSpecs"]["Worker"]["restartPolicy"] == policy
-
-
-def test_the_job_has_the_deadline_of_its_pods() -> None:
-    job = manifest("mpijob", queue_timeout=100, start_timeout=20, run_timeout=3000)
-    assert job["spec"]["runPolicy"]["activeDeadlineSeconds"] == pod(job)["activeDeadlineSeconds"]

@@ -139,17 +139,3 @@ def test_the_first_pod_waits_for_those_that_are_still_queued(nnodes: int | str) 
 
 def test_pods_that_still_write_are_not_deleted() -> None:
     assert manifest()["spec"]["runPolicy"]["cleanPodPolicy"] == "None"
-
-
-@pytest.mark.parametrize(
-    ("asked", "restarts", "policy"),
-    [(None, 0, "Never"), (None, 2, "OnFailure"), ("Never", 2, "Never"), ("OnFailure", 0, "OnFailure")],
-)
-def test_restart_policy(asked: str | None, restarts: int, policy: str) -> None:
-    job = manifest("pytorchjob", {"restart_policy": asked}, max_restarts=restarts)
-    assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == policy
-
-
-def test_the_job_has_the_deadline_of_its_pods() -> None:
-    job = manifest("pytorchjob", queue_timeout=100, start_timeout=20, run_timeout=3000)
-    assert job["spec"]["runPolicy"]["activeDeadlineSeconds"] == pod(job)["activeDeadlineSeconds"]
