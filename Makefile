@@ -22,7 +22,7 @@ ui: $(COMPILED)  ## Airflow's web UI on loopback, with the DAGs ready to trigger
 
 test: $(COMPILED)  ## everything that guards main, what takes seconds first; ends with what took longest
 	@sh tests/system-packages
-	@$(BIN)/python -m pytest -n 2 --durations=10 --durations-min=1
+	@$(BIN)/python -m pytest -n 3 --durations=10 --durations-min=1
 
 test-long: $(COMPILED)  ## torch's own tests of its backends, and Accelerate's, over gloo and over ccl; takes a quarter of an hour
 	@$(BIN)/python -m pytest tests/long

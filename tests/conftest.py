@@ -12,7 +12,12 @@ from support.training_scripts import ALL_REDUCE
 from support.waiting import processes_of, until
 
 # One Airflow of its own for e2e, ui and kubernetes, and one in this process for dags and kubernetes.
-pytest_plugins = ["support.stages", "support.standalone_airflow", "support.in_process_airflow"]
+pytest_plugins = [
+    "support.stages",
+    "support.shared_folder",
+    "support.standalone_airflow",
+    "support.in_process_airflow",
+]
 take_signals()
 
 

@@ -90,7 +90,7 @@ def up() -> Cluster:
         MissingError: this machine cannot run it.
         ClusterError: it did not start; its logs are in the run folder until the next start.
     """
-    with _lock():
+    with lock():
         if cluster := running():
             return cluster
         if namespace.find() and _mark().exists() and _is_in_use():
@@ -147,13 +147,13 @@ def _nodes_ready(cluster: Cluster) -> bool:
 
 def down() -> bool:
     """End the cluster and remove all that it left; say whether there was one."""
-    with _lock():
+    with lock():
         return _down()
 
 
 def down_unless_used() -> bool:
     """End the cluster, unless another test session has begun to use it."""
-    with _lock():
+    with lock():
         return not _is_in_use() and _down()
 
 
@@ -203,11 +203,21 @@ def _memory(process: psutil.Process) -> int:
 
 
 @contextmanager
-def _lock() -> Iterator[None]:
+def lock() -> Iterator[None]:
     """One starter or stopper at a time."""
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def turn(*, alone: bool) -> Iterator[None]:
+    """Have the cluster for a test, beside those of other processes or alone, before whoever comes later."""
+    with (cache() / "turn").open("w") as tests:
+        with (cache() / "next-turn").open("w") as first:
+            fcntl.flock(first, fcntl.LOCK_EX)
+            fcntl.flock(tests, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "namespace",
     "pytest_configure",
     "pytest_runtest_makereport",
+    "turn",
 ]
 
 MIN_NODES = 2
@@ -130,6 +131,16 @@ def _progress(config: pytest.Config) -> Iterator[None]:
         log.removeHandler(handler)
 
 
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Wait while another process's test has the cluster to itself, or is at it and this one is `alone`."""
+    if "cluster" not in request.fixturenames:
+        yield
+        return
+    with own.turn(alone=request.node.get_closest_marker("alone") is not None):
+        yield
+
+
 @pytest.fixture(name="namespace")
 def namespace(cluster: TestCluster, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Space]:
     """A namespace of the test's own; its pods, events and logs are in the report of a failed test.
@@ -158,7 +169,8 @@ def _remove(cluster: TestCluster, made: Space) -> None:
     space.delete(made)
     if cluster.own:
         space.wait_emptied(made)
-        storage.recycle(cluster.own.namespace, cluster.own.kubectl)
+        with own.lock():  # what one process empties another may have been given already
+            storage.recycle(cluster.own.namespace, cluster.own.kubectl)
 
 
 @pytest.fixture(name="faults")

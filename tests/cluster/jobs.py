@@ -84,19 +84,6 @@ def pytorchjob(name: str, image: str) -> Manifest:
     }
 
 
-def elastic_pytorchjob(name: str, image: str) -> Manifest:
-    """An elastic job: two workers that find each other by a c10d rendezvous."""
-    template = _template("pytorch", image, ["torchrun", PROGRAM], {"spread": name})
-    worker = {"replicas": 2, "restartPolicy": "OnFailure", "template": template}
-    elastic = {"rdzvBackend": "c10d", "minReplicas": 2, "maxReplicas": 2, "maxRestarts": 3, "nProcPerNode": 1}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": name},
-        "spec": {"elasticPolicy": elastic, "pytorchReplicaSpecs": {"Worker": worker}},
-    }
-
-
 def trainjob(name: str, image: str) -> Manifest:
     """A job of Trainer's: two training nodes, a process on each, on two nodes of the cluster."""
     template = _template("node", image, [], {"spread": name})
@@ -120,35 +107,5 @@ def trainjob(name: str, image: str) -> Manifest:
                 "numProcPerNode": 1,  # or it is the number of the node's CPUs
             },
             "runtimePatches": [patch],
-        },
-    }
-
-
-def mpijob(name: str, image: str) -> Manifest:
-    """A launcher and two workers on two nodes, with Intel MPI over ssh."""
-    ready = {"tcpSocket": {"port": 22}, "periodSeconds": 1}
-    sshd = "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -o StrictModes=no"
-    worker = _template("worker", image, ["sh", "-c", sshd], {"spread": name})
-    worker["spec"]["containers"][0]["readinessProbe"] = ready
-    mpirun = (
-        "echo 'StrictHostKeyChecking no' >>/etc/ssh/ssh_config; first=$(head -1 /etc/mpi/hostfile); "
-        # The workers connect back to an address: the launcher's name may not have reached DNS yet.
-        f"exec mpirun -iface eth0 -n 2 -ppn 1 -genv MASTER_ADDR ${{first%%:*}} "
-        f"-genv MASTER_PORT 29500 python3 {PROGRAM}"
-    )
-    launcher = _template("launcher", image, ["sh", "-c", mpirun], {"launcher": name})
-    return {
-        "apiVersion": "kubeflow.org/v2beta1",
-        "kind": "MPIJob",
-        "metadata": {"name": name},
-        "spec": {
-            "mpiImplementation": "Intel",
-            "slotsPerWorker": 1,
-            "launcherCreationPolicy": "WaitForWorkersReady",
-            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 1},
-            "mpiReplicaSpecs": {
-                "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
-                "Worker": {"replicas": 2, "template": worker},
-            },
         },
     }

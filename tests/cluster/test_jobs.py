@@ -1,4 +1,7 @@
-"""Work on both nodes: pods that find each other, and a torch all-reduce by each kind of job."""
+"""Work on both nodes: pods that find each other, and a torch all-reduce by a TrainJob.
+
+Jobs of the other operators are what the product runs (tests/kubernetes).
+"""
 
 import pytest
 from cluster import jobs, space
@@ -43,16 +46,6 @@ def reduced_on_both_nodes(cluster: TestCluster, namespace: Space, selector: str)
     assert lines.count(f": {SUM}\n") == 2
 
 
-@pytest.mark.parametrize("manifest", [jobs.pytorchjob, jobs.elastic_pytorchjob], ids=["static", "elastic"])
-def test_pytorchjob_reduces_across_both_nodes(
-    manifest: jobs.Maker, cluster: TestCluster, namespace: Space
-) -> None:
-    namespace.create(jobs.program())
-    namespace.create(manifest("reduce", cluster.image("torch")))
-    assert namespace.wait_job("PyTorchJob", "reduce") == "Succeeded"
-    reduced_on_both_nodes(cluster, namespace, "training.kubeflow.org/job-name=reduce")
-
-
 def test_trainjob_reduces_across_both_nodes(cluster: TestCluster, namespace: Space) -> None:
     if not space.serves(namespace.admin, "TrainJob"):
         pytest.skip("this cluster has no Kubeflow Trainer")
@@ -60,15 +53,3 @@ def test_trainjob_reduces_across_both_nodes(cluster: TestCluster, namespace: Spa
     namespace.by_admin.create(jobs.trainjob("reduce", cluster.image("torch")))
     assert namespace.by_admin.wait_job("TrainJob", "reduce") == "Complete"
     reduced_on_both_nodes(cluster, namespace, "jobset.sigs.k8s.io/jobset-name=reduce")
-
-
-def test_mpijob_reduces_across_both_nodes(cluster: TestCluster, namespace: Space) -> None:
-    namespace.create(jobs.program())
-    namespace.create(jobs.mpijob("reduce", cluster.image("torch")))
-    assert namespace.wait_job("MPIJob", "reduce") == "Succeeded"
-    (launcher,) = namespace.pods("training.kubeflow.org/job-role=launcher")
-    lines = namespace.log(launcher.metadata.name)
-    assert f"rank 0 of 2 on reduce-worker-0: {SUM}" in lines
-    assert f"rank 1 of 2 on reduce-worker-1: {SUM}" in lines
-    workers = namespace.pods("training.kubeflow.org/job-role=worker")
-    assert {pod.spec.node_name for pod in workers} <= set(cluster.nodes)

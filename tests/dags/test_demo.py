@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.in_process_airflow import DATABASE
 from support.killable_programs import Program
 from support.waiting import processes_of
 
@@ -52,10 +51,10 @@ def test_the_demo_ends_with_a_table_and_the_reports_path(tmp_path: Path, script:
     assert not any("airflow.sdk" in line for line in lines)
 
 
-def test_ctrl_c_ends_the_training_too(tmp_path: Path, script: Callable[..., str]) -> None:
+def test_ctrl_c_ends_the_training_too(new_database: Path, tmp_path: Path, script: Callable[..., str]) -> None:
     program = script("import time\nprint('begun', flush=True)\ntime.sleep(600)")
     (tmp_path / "airflow").mkdir()
-    shutil.copy(DATABASE, tmp_path / "airflow")
+    shutil.copy(new_database, tmp_path / "airflow")
     with start(tmp_path, program) as demo:
         assert demo.stdout is not None
         assert any("begun" in line for line in demo.stdout)

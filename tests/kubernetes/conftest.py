@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,30 +97,42 @@ def a_context(target: dict[str, Any], tmp_path: Path) -> Callable[..., ClusterCo
     return make
 
 
+@pytest.fixture(scope="session")
+def used_rights(shared_folder: Path) -> Path:
+    """Name the file to which all processes add the rights that manycpu used: in JSON, one a line."""
+    return shared_folder / "used-rights"
+
+
 @pytest.fixture(scope="session", autouse=True)
-def used_rights() -> Iterator[set[Right]]:
-    """Collect the rights that manycpu uses from this process, at each of its doors to the cluster."""
-    used: set[Right] = set()
+def _use_of_rights(used_rights: Path) -> Iterator[None]:
+    """Note the rights that manycpu uses from this process, at each of its doors to the cluster."""
+    known: set[Right] = set()
+
+    def note(rights: Iterable[Right]) -> None:
+        with used_rights.open("a") as file:
+            file.writelines(f"{json.dumps(right)}\n" for right in set(rights) - known)
+        known.update(rights)
+
     call, answer, start = Cluster._call, ClusterWatch._answer, cluster_exec.start  # noqa: SLF001 - the doors
 
     def calls(self: Cluster, method: str, path: str, query: dict[str, str], body: Any) -> bytes:
         if not _by_a_test():
-            used.update(_rights(method, path, query))
+            note(_rights(method, path, query))
         return call(self, method, path, query, body)
 
     def answers(self: ClusterWatch, path: str, query: dict[str, str], *more: Any) -> Any:
-        used.update(_rights("GET", path, query))
+        note(_rights("GET", path, query))
         return answer(self, path, query, *more)
 
     def starts(*given: Any) -> Any:
-        used.update((verb, "", "pods/exec") for verb in ("create", "get"))  # by the cluster's version
+        note([(verb, "", "pods/exec") for verb in ("create", "get")])  # by the cluster's version
         return start(*given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cluster, "_call", calls)
         patch.setattr(ClusterWatch, "_answer", answers)
         patch.setattr(cluster_exec, "start", starts)
-        yield used
+        yield
 
 
 def _by_a_test() -> bool:

@@ -41,6 +41,7 @@ def six(
         looker.close()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_six_that_start_together_finish_two_by_two_in_the_order_in_which_they_came(six: list[Looker]) -> None:
     ended = lambda: all([one.look().state.terminal for one in six])  # noqa: C419, E731

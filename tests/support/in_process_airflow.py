@@ -1,9 +1,12 @@
 """An Airflow of the tests' own, in this process: a database and a folder for DAG files."""
 
+import fcntl
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +21,7 @@ if TYPE_CHECKING:
 
 # Airflow reads its settings when it is first imported: they have to be there before any test is collected.
 _HOME = Path(tempfile.mkdtemp(prefix="manycpu-airflow-"))
-DATABASE = _HOME / "airflow.db"
-"""What the fixture ``database`` makes, for an Airflow of a test's own to begin with."""
+_DATABASE = _HOME / "airflow.db"
 os.environ |= {name: value for name, value in local_airflow.settings(_HOME).items() if "AIRFLOW" in name}
 os.environ["AIRFLOW__MANYCPU__INSTANCE"] = "tests"
 
@@ -35,11 +37,25 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session")
-def database() -> None:
-    """Make Airflow's database once."""
-    from airflow.utils import db
+def new_database(shared_folder: Path) -> Path:
+    """Make a database as Airflow's first start does, once for all processes, each of which copies it."""
+    made = shared_folder / "airflow.db"
+    with made.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            from airflow.utils import db
 
-    db.initdb()
+            db.initdb()
+            with closing(sqlite3.connect(_DATABASE)) as own, closing(sqlite3.connect(made)) as copy:
+                own.backup(copy)
+    return made
+
+
+@pytest.fixture(scope="session")
+def database(new_database: Path) -> None:
+    """Have a database for the Airflow of this process."""
+    if not _DATABASE.exists():
+        shutil.copy(new_database, _DATABASE)
 
 
 Ran = SimpleNamespace

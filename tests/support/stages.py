@@ -1,7 +1,7 @@
 """The stages of a session: what takes seconds comes first, and a stage with failures is the last one.
 
-Where several processes share the tests (``pytest -n 2``), one of them has the cluster, and another has
-Airflow's own processes and then the rest, file by file.
+Where several processes share the tests (``pytest -n 3``), they do so file by file. One is always at the
+cluster, which takes longest, one has Airflow's own processes, and the cluster ends when all others are done.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,11 +22,17 @@ STAGES: Final[dict[str, tuple[str, ...]]] = {
     "others": ("long", "legacy"),
 }
 """Name of a stage -> its folders, in the order in which they run."""
-_FAST: Final = ("lint", "unit")
+_SECONDS: Final = ("lint", "unit")
+_FAST: Final = "what takes seconds"
 _CLUSTER: Final = "cluster, kubernetes"
 _AIRFLOW: Final = "e2e, ui"
 _WITH_AIRFLOW: Final = "tests/kubernetes/test_airflow.py"
-"""What needs both, and shares the cluster with the others."""
+"""What needs Airflow's own processes and the cluster."""
+_END: Final = "the end of the cluster"
+_AT_THE_END: Final = ("tests/kubernetes/test_whole_rights.py", "tests/cluster/test_life.py")
+"""What judges what all others did to the cluster, and what ends it."""
+_REST: Final = "the rest"
+_ON_THE_CLUSTER: Final = 2  # processes at a time: what two runs ask for fits on its nodes
 _DEAD: Final = pytest.StashKey[str]()
 
 
@@ -38,10 +44,14 @@ def stage_of(nodeid: str) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "last: the test judges what the others of its stage did")
+    config.addinivalue_line("markers", "alone: the test has the cluster to itself, as all that cause faults")
     config.addinivalue_line("markers", "ends_cluster: the test ends the cluster, so it runs after all others")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "faults" in _fixtures(item):
+            item.add_marker("alone")
     items.sort(key=_place)
     for item in items:
         if {"airflow", "cluster"} & set(_fixtures(item)) and not item.get_closest_marker("timeout"):
@@ -50,37 +60,65 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _place(item: pytest.Item) -> tuple[int, ...]:
-    """Order by stage; in one, what needs Airflow, which ends then; what needs no cluster; and what does."""
-    fixtures = _fixtures(item)
+    """Order by stage; in one, what needs Airflow, which ends then; what has the cluster alone; the others."""
     stage = list(STAGES).index(stage_of(item.nodeid))
-    last = [item.get_closest_marker(name) is not None for name in ("ends_cluster", "last")]
-    return stage, *last, "airflow" not in fixtures, "cluster" in fixtures
+    last, alone = [_has(item, name) for name in ("ends_cluster", "last")], _has(item, "alone")
+    return stage, *last, "airflow" not in _fixtures(item), not alone, "cluster" in _fixtures(item)
+
+
+def _has(item: pytest.Item, marker: str) -> bool:
+    return item.get_closest_marker(marker) is not None
 
 
 def _fixtures(item: pytest.Item) -> Sequence[str]:
     return getattr(item, "fixturenames", ())
 
 
-class Lanes(LoadScopeScheduling):
-    """Gives whole files to processes: the fast ones, the cluster, Airflow, then the others."""
+class Files(LoadScopeScheduling):
+    """Gives whole files to processes: one is always at the cluster, two at most, and its end comes last."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file, stage = nodeid.split("::", maxsplit=1)[0], stage_of(nodeid)
-        if file == _WITH_AIRFLOW or stage == _AIRFLOW:
+        file = nodeid.split("::", maxsplit=1)[0]
+        if file == _WITH_AIRFLOW or stage_of(nodeid) == _AIRFLOW:
             return _AIRFLOW
-        return _CLUSTER if stage == _CLUSTER else file
+        return _END if file in _AT_THE_END else file
+
+    def _reschedule(self, node: Any) -> None:
+        for one in (node, *self.nodes):  # what one has ended may be what another waits for
+            super()._reschedule(one)
 
     def _assign_work_unit(self, node: Any) -> None:
-        if not any(stage_of(scope) in _FAST for scope in self.workqueue if "/" in scope):
-            for lane in (_AIRFLOW, _CLUSTER):  # which takes longest comes first
-                if lane in self.workqueue:
-                    self.workqueue.move_to_end(lane, last=False)
-        super()._assign_work_unit(node)
+        others = [one for one in self.nodes if one is not node and self._files_left(one)]
+        if scope := self._next_file(others):
+            self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
+        elif not all(one.shutting_down for one in others):  # they run what is left
+            node.shutdown()
+
+    def _next_file(self, others: Sequence[Any]) -> str | None:
+        """Choose by what other processes are at; None where they have to end something first."""
+        at_cluster = sum(_CLUSTER in map(_kind, self._files_left(one)) for one in others)
+        order = [_FAST, _CLUSTER, _AIRFLOW, _REST, _END]
+        if at_cluster:
+            order = [_FAST, _AIRFLOW, _REST, _CLUSTER, _END]
+        closed = {_CLUSTER: at_cluster == _ON_THE_CLUSTER, _END: bool(others)}
+        ready = [scope for scope in self.workqueue if not closed.get(_kind(scope))]
+        return min(ready, key=lambda scope: order.index(_kind(scope)), default=None)
+
+    def _files_left(self, node: Any) -> list[str]:
+        return [scope for scope, tests in self.assigned_work[node].items() if not all(tests.values())]
+
+
+def _kind(scope: str) -> str:
+    if scope in (_AIRFLOW, _END):
+        return scope
+    stage = stage_of(scope)
+    return _FAST if stage in _SECONDS else stage if stage == _CLUSTER else _REST
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     config.option.loadscopereorder = False
-    return Lanes(config, log)
+    return Files(config, log)
 
 
 def pytest_testnodedown(node: Any, error: object) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -74,11 +75,15 @@ class Airflow:
 
 
 @pytest.fixture(scope="session")
-def airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def airflow(
+    request: pytest.FixtureRequest, new_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Airflow]:
     """The one Airflow of the session, with the DAGs of the package and of tests/e2e."""
+    home = tmp_path_factory.mktemp("airflow")
+    shutil.copy(new_database, home)
     with ExitStack() as stack:
         request.config.stash[_RUNNING] = stack
-        yield stack.enter_context(_running(tmp_path_factory.mktemp("airflow")))
+        yield stack.enter_context(_running(home))
 
 
 @pytest.hookimpl(wrapper=True)

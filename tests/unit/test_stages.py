@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,39 @@ PROJECT = Path(__file__).parents[2]
 
 def stages_of(folder: Path, test: str, *options: str) -> str:
     """Run two tests of stage contract, and two of stage unit with a body, in a project of their own."""
+    bodies = {"contract": "pass", "unit": test}
+    return session(
+        folder,
+        {
+            f"{stage}/test_{name}_{stage}": f"def test_it(): {text}\n"
+            for stage, text in bodies.items()
+            for name in ("first", "second")
+        },
+        *options,
+    )
+
+
+def notes_of(folder: Path, files: dict[str, str], processes: int) -> list[tuple[str, ...]]:
+    """Run tests that note what they do; each note's words."""
+    output = session(folder, files, "-n", str(processes), NOTES=str(folder / "notes"))
+    assert output.endswith("exit code 0"), output
+    return [tuple(line.split()) for line in (folder / "notes").read_text().splitlines()]
+
+
+def session(folder: Path, files: dict[str, str], *options: str, **env: str) -> str:
+    """Run test files in a project of their own; what is said, and the exit code."""
     support = folder / "tests" / "support"
     support.mkdir(parents=True)
     shutil.copy(stages.__file__, support)
     (folder / "tests" / "conftest.py").write_text('pytest_plugins = ["support.stages"]')
-    for stage, text in (("contract", "pass"), ("unit", test)):
-        (folder / "tests" / stage).mkdir()
-        for name in ("first", "second"):
-            (folder / "tests" / stage / f"test_{name}_{stage}.py").write_text(f"def test_it(): {text}\n")
-    words = ("-v", "-p", "no:cacheprovider", "-o", "pythonpath=tests", "--max-worker-restart=0", *options)
-    pytest_there = [sys.executable, "-m", "pytest", "--rootdir=.", *words, "tests/contract", "tests/unit"]
+    for name, text in files.items():
+        file = folder / "tests" / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    words = ("-v", "-p", "no:cacheprovider", "-o", "pythonpath=tests", "--import-mode=importlib", *options)
+    pytest_there = [sys.executable, "-m", "pytest", "--rootdir=.", "--max-worker-restart=0", *words, "tests"]
     # Of its own, also where this session is one of several processes.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env |= {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         pytest_there, cwd=folder, env=env, check=False, capture_output=True, text=True, timeout=120
     )
@@ -72,20 +94,43 @@ def test_a_process_that_dies_fails_the_session(death: str, when: str, tmp_path: 
     assert not output.endswith("exit code 0")
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        ("cluster/test_a", "cluster/test_b", "kubernetes/test_a", "kubernetes/test_b"),
-        ("e2e/test_a", "ui/test_a", "kubernetes/test_airflow"),
-    ],
-    ids=["cluster", "airflow"],
-)
-def test_one_process_has_all_that_shares(files: tuple[str, ...]) -> None:
-    scopes = {
-        stages.Lanes._split_scope(None, f"tests/{file}.py::test_it")  # type: ignore[arg-type] # noqa: SLF001
-        for file in files
-    }
-    assert len(scopes) == 1
+WORKS = """
+import os, pathlib, time
+file = pathlib.Path(__file__).with_suffix("")
+def note(what):
+    with open(os.environ["NOTES"], "a") as notes:
+        notes.write(f"{what} {os.environ['PYTEST_XDIST_WORKER']} {file.parent.name}/{file.name}\\n")
+def works():
+    note("begins")
+    time.sleep(0.05)
+    note("ends")
+test_first = test_second = test_third = works
+"""
+AT_THE_END = ["cluster/test_life", "kubernetes/test_whole_rights"]
+WITH_AIRFLOW = ["e2e/test_a", "kubernetes/test_airflow", "ui/test_a"]
+AT_THE_CLUSTER = [f"{folder}/test_{name}" for folder in ("cluster", "kubernetes") for name in "abcd"]
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_two_processes_are_at_the_cluster_and_it_ends_last(processes: int, tmp_path: Path) -> None:
+    files = [*AT_THE_END, *WITH_AIRFLOW, *AT_THE_CLUSTER, "contract/test_a", "contract/test_b"]
+    notes = notes_of(tmp_path, dict.fromkeys(files, WORKS), processes)
+    assert Counter(file for what, _, file in notes if what == "ends") == dict.fromkeys(files, 3)
+    assert {file for _, _, file in notes[-12:]} == set(AT_THE_END)
+    assert len({process for _, process, file in notes if file in WITH_AIRFLOW}) == 1
+    working: set[str] = set()
+    for what, process, file in notes:
+        if file in AT_THE_CLUSTER:
+            (working.add if what == "begins" else working.discard)(process)
+        assert len(working) <= 2
+
+
+def test_a_process_takes_up_the_cluster_at_once(tmp_path: Path) -> None:
+    files = ["contract/test_a", "contract/test_b", "e2e/test_a", "cluster/test_a"]
+    notes = notes_of(tmp_path, dict.fromkeys(files, WORKS), processes=2)
+    begun = [file for what, _, file in notes if what == "begins"]
+    assert {"cluster/test_a", "e2e/test_a"} == set(begun[:4])
+    assert begun.index("contract/test_a") > 2
 
 
 def test_every_folder_of_tests_has_its_stage_and_the_fast_ones_come_first() -> None:

@@ -1,0 +1,15 @@
+"""A folder that all processes of a test session share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+__all__ = ["shared_folder"]
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the session's folder, whichever of its processes asks."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
