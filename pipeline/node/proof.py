@@ -1,11 +1,12 @@
 """Proof of scale: the ranks meet and say who they are, before the script may run."""
 
+import contextlib
 import json
 import os
 import secrets
 import socket
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
@@ -20,6 +21,7 @@ __all__ = ["Meeting", "meet"]
 
 # Rank 0 serves the store: it stays for as long as the process, for the script meets there too (env://).
 _KEPT: list[Store] = []
+_LEAVING: Final = timedelta(seconds=10)  # in which the others read what was exchanged: milliseconds
 
 
 class Meeting(NamedTuple):
@@ -110,9 +112,14 @@ def _exchange(
     seats = [f"seat/{number}" for number in range(rank.world_size)]
     try:
         store.wait(seats, limit)
+        records = [json.loads(store.get(name)) for name in seats]
+        store.set(f"read/{seat}", "")
     except DistError as error:
-        raise NodeExit(PROOF, _missing(store, seats, requested)) from error
-    return [json.loads(store.get(name)) for name in seats]
+        raise NodeExit(PROOF, _missing(rank, store, seats, requested, error)) from error
+    if rank.rank == 0 and not _agent_serves():  # who serves the store leaves last, also where it will refuse
+        with contextlib.suppress(DistError):
+            store.wait([f"read/{number}" for number in range(rank.world_size)], min(limit, _LEAVING))
+    return records
 
 
 def _store(rank: Rank, limit: timedelta, listener: socket.socket | None) -> Store:
@@ -147,8 +154,14 @@ def _unreachable(rank: Rank, requested: RequestedWorld, error: Exception) -> str
     )
 
 
-def _missing(store: Store, seats: list[str], requested: RequestedWorld) -> str:
-    came = [json.loads(store.get(name)) for name in seats if store.check([name])]
+def _missing(rank: Rank, store: Store, seats: list[str], requested: RequestedWorld, error: Exception) -> str:
+    try:
+        came = [json.loads(store.get(name)) for name in seats if store.check([name])]
+    except DistError:  # who serves it has given up a moment before
+        return (
+            f"proof of scale failed: rank {rank.rank} lost the meeting point, which rank 0 serves: "
+            f"{str(error).splitlines()[0]}"
+        )
     who = ", ".join(f"rank {record['rank']} on {record['host']}" for record in came)
     return (
         f"proof of scale failed: {len(came)} of {len(seats)} ranks came within {requested.timeout} s "

@@ -172,6 +172,17 @@ def test_a_rank_that_never_comes(write: Callable[[str], Path]) -> None:
     )
 
 
+def test_a_rank_whose_meeting_point_goes_says_so(write: Callable[[str], Path]) -> None:
+    """Rank 0, which serves it, gives up on the third one first."""
+    three = LIGHT | {"WORLD_SIZE": "3"}
+    first, second = by_hand(
+        write("print('trained')"), three | {"RANK": "0", "MANYCPU_START_TIMEOUT": "2"}, three | {"RANK": "1"}
+    )
+    assert (first.code, second.code) == (87, 87), second.out
+    assert "2 of 3 ranks came within 2 s" in first.events("error")[0]["message"]
+    assert "rank 1 lost the meeting point, which rank 0 serves" in second.events("error")[0]["message"]
+
+
 @pytest.mark.parametrize("launcher", ["processes", "torchrun"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_survives_the_launcher(

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 
-from torch.distributed.store import TCPStore
+from torch.distributed.store import DistError, TCPStore
 
 _GROUPS = []
 
@@ -13,7 +13,7 @@ _GROUPS = []
 def init_process_group(backend=None):
     _GROUPS.append(backend or "gloo")
     if get_world_size() > 1:
-        with suppress(OSError, EOFError):  # rank 0, which serves, may leave when all have come
+        with suppress(DistError):  # rank 0, which serves, may leave when all have come
             _wait_for_all()
 
 

@@ -1,11 +1,11 @@
-"""A store that rank 0 serves, by Python's own means."""
+"""A store that rank 0 serves: a line of JSON for each call, and one for what it returns."""
 
-import os
+import json
+import socket
+import socketserver
 import threading
 import time
-from multiprocessing.managers import BaseManager
 
-KEY = b"light"
 DistError = type("DistError", (RuntimeError,), {})
 
 
@@ -36,34 +36,38 @@ class Values:
         return all(key in self._values for key in keys)
 
 
-class _Manager(BaseManager):
-    pass
+class _Handler(socketserver.StreamRequestHandler):
+    values = Values()
+
+    def handle(self):
+        for line in self.rfile:
+            name, *args = json.loads(line)
+            self.wfile.write(json.dumps(getattr(self.values, name)(*args)).encode() + b"\n")
 
 
-_VALUES = Values()
-_Manager.register("values", lambda: _VALUES, exposed=("add", "set", "get", "wait", "has"))
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address, daemon_threads, request_queue_size = True, True, 128
 
 
 class Store:
     """Keys with a prefix."""
 
-    values = None
-    prefix = ""
+    call, prefix = None, ""
 
     def add(self, key, number):
-        return self.values.add(self.prefix + key, number)
+        return self.call("add", self.prefix + key, number)
 
     def set(self, key, value):
-        self.values.set(self.prefix + key, value)
+        self.call("set", self.prefix + key, value)
 
     def get(self, key):
-        return self.values.get(self.prefix + key).encode()
+        return self.call("get", self.prefix + key).encode()
 
     def check(self, keys):
-        return self.values.has([self.prefix + key for key in keys])
+        return self.call("has", [self.prefix + key for key in keys])
 
     def wait(self, keys, limit):
-        if not self.values.wait([self.prefix + key for key in keys], limit.total_seconds()):
+        if not self.call("wait", [self.prefix + key for key in keys], limit.total_seconds()):
             raise DistError(f"nobody set all of {keys}")
 
 
@@ -71,31 +75,52 @@ class TCPStore(Store):
     """Served by the rank that is its master."""
 
     def __init__(self, host, port, _=None, *, is_master, timeout, master_listen_fd=None, **_more):
-        if master_listen_fd is not None:
-            os.close(master_listen_fd)
         if is_master:
-            try:
-                server = _Manager(("", port), KEY).get_server()
-            except OSError as error:
-                raise DistError(str(error)) from error
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-        self.values = _connected(host, port, time.monotonic() + timeout.total_seconds())
+            threading.Thread(target=_server(port, master_listen_fd).serve_forever, daemon=True).start()
+        self.call = _Connection(host, port, timeout.total_seconds())
 
 
 class PrefixStore(Store):
     """A part of another store."""
 
     def __init__(self, prefix, store):
-        self.prefix, self.values = f"{store.prefix}{prefix}/", store.values
+        self.prefix, self.call = f"{store.prefix}{prefix}/", store.call
+
+
+def _server(port, listener):
+    """Serve on what listens already, where ranks may have come to, or on the port."""
+    try:
+        server = _Server(("", port), _Handler, bind_and_activate=listener is None)
+    except OSError as error:
+        raise DistError(str(error)) from error
+    if listener is not None:
+        server.socket.close()
+        server.socket = socket.socket(fileno=listener)
+    return server
+
+
+class _Connection:
+    """Asks whoever serves; no answer takes longer than a wait may, and some."""
+
+    def __init__(self, host, port, seconds):
+        connected = _connected(host, port, time.monotonic() + seconds)
+        connected.settimeout(seconds + 10)
+        self._stream = connected.makefile("rw")
+
+    def __call__(self, *words):
+        try:
+            self._stream.write(json.dumps(words) + "\n")
+            self._stream.flush()
+            return json.loads(self._stream.readline())
+        except (OSError, ValueError) as error:  # ValueError: there is no line
+            raise DistError(f"whoever serves the store has left: {error}") from error
 
 
 def _connected(host, port, deadline):
     while True:
-        manager = _Manager((host, port), KEY)
         try:
-            manager.connect()
-            return manager.values()
-        except (OSError, EOFError) as error:
+            return socket.create_connection((host, port), timeout=10)
+        except OSError as error:
             if time.monotonic() > deadline:
                 raise DistError(str(error)) from error
             time.sleep(0.02)
