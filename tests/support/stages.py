@@ -101,9 +101,15 @@ class Files(LoadScopeScheduling):
         order = [_FAST, _CLUSTER, _AIRFLOW, _REST, _END]
         if at_cluster:
             order = [_FAST, _AIRFLOW, _REST, _CLUSTER, _END]
-        closed = {_CLUSTER: at_cluster == _ON_THE_CLUSTER, _END: bool(others)}
-        ready = [scope for scope in self.workqueue if not closed.get(_kind(scope))]
-        return min(ready, key=lambda scope: order.index(_kind(scope)), default=None)
+        closed = {_CLUSTER: at_cluster >= _ON_THE_CLUSTER, _END: bool(others)}
+        files: dict[str, list[str]] = {}
+        for scope in self.workqueue:
+            files.setdefault(_kind(scope), []).append(scope)
+        kind = next((kind for kind in order if kind in files and not closed.get(kind)), None)
+        if kind is None:
+            return None
+        # Of the cluster's, the first have it to themselves now and then: they are for who is there already.
+        return files[kind][-1 if kind == _CLUSTER and at_cluster else 0]
 
     def _files_left(self, node: Any) -> list[str]:
         return [scope for scope, tests in self.assigned_work[node].items() if not all(tests.values())]
