@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Container
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -39,6 +40,9 @@ def status(name: str | None, **location: str | None) -> None:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
         state, reason = (str(current.state), current.reason) if current else ("not launched", "")
         table.add_row(entry.name, state, str(entry.attempt), began, reason)
+    if not table.rows:
+        click.echo(f"no run in {_place(location)}; what a run leaves beside its model is its report.json")
+        return
     Console().print(table)
 
 
@@ -74,9 +78,10 @@ def cancel(name: str, **location: str | None) -> None:
     outcome = "ended" if end_run(ctx, by=_CANCEL) else "nothing was running"
     if outcome != "ended" and withhold(ctx, by=_CANCEL):
         outcome += "; nothing more of it will be launched"
-    lease = ctx.ledger.lease()
-    if lease.holder is None or not lease.held(time.time()):  # else its process lives, and cleans up itself
-        ctx.ledger.change_lease(ended=True)
+    with suppress(RunGoneError):  # its process lived, and has cleaned up meanwhile
+        lease = ctx.ledger.lease()
+        if lease.holder is None or not lease.held(time.time()):  # else it lives, and cleans up itself
+            ctx.ledger.change_lease(ended=True)
     click.echo(f"{ctx.name}: {outcome}")
 
 
@@ -129,8 +134,11 @@ def _find(name: str, location: dict[str, str | None]) -> RunContext:
         return matching[0]
     names = ", ".join(ctx.name for ctx in (matching or all_runs)) or "none"
     problem = f"{len(matching)} runs begin with {name!r}" if matching else f"there is no run {name!r}"
-    searched = location["namespace"] or home(location["directory"])
-    raise BadInputError(f"{problem} in {searched}", fix=f"Runs there: {names}")
+    raise BadInputError(f"{problem} in {_place(location)}", fix=f"Runs there: {names}")
+
+
+def _place(location: dict[str, str | None]) -> str:
+    return location["namespace"] or str(home(location["directory"]))
 
 
 def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:

@@ -27,6 +27,7 @@ from manycpu.pipeline.launchers.ranks import rank_template
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.demand import job_of
 from manycpu.pipeline.targets.kubernetes.preflight import granted, rights_to
 
@@ -260,28 +261,45 @@ def test_what_a_kind_cannot_express_is_refused(
     assert finding.fatal
 
 
+CHANGED = (
+    {"args": ["--fast"]},
+    {"nnodes": 3},
+    {"nnodes": "1:3"},
+    {"nproc_per_node": 3},
+    {"max_restarts": 1},
+    {"backend": "ccl"},
+    {"dtype": "bf16"},
+    {"spread": "require"},
+    {"env": {"GREETING": "hello"}},
+    {"env_from": ["hub"]},
+    {"resources": {"cpu": 7, "memory": "8Gi"}},
+    {"resources": {"cpu": 4, "memory": "9Gi"}},
+    {"start_timeout": 77},
+    {"run_timeout": 77},
+)
+OF_THE_PLACEMENT = {"program", "data", "model", "output", "checkpoints", "resume_from", "job_name"}
+"""What reaches the manifest as a path or a name that was decided before."""
+NONE_OF_THE_JOBS = {
+    "oversubscribe": "preflight asks for it, and it is of one machine",
+    "acknowledge_timeout": "of who waits",
+    "queue_timeout": "of who waits",
+    "stall_timeout": "of who waits",
+    "keep": "of cleanup",
+    "keep_for": "of cleanup",
+}
+
+
+def test_every_field_of_a_run_is_tried_or_said_to_be_none_of_a_job_s() -> None:
+    tried = {name for fields in CHANGED for name in fields}
+    assert tried | OF_THE_PLACEMENT | set(NONE_OF_THE_JOBS) == set(TrainingRun.model_fields)
+    assert not tried & set(NONE_OF_THE_JOBS)
+
+
 @in_every_kind
 @pytest.mark.parametrize(
     ("fields", "on"),
     [
-        *(
-            (fields, {})
-            for fields in (
-                {"args": ["--fast"]},
-                {"nnodes": 3},
-                {"nnodes": "1:3"},
-                {"nproc_per_node": 3},
-                {"max_restarts": 1},
-                {"backend": "ccl"},
-                {"dtype": "bf16"},
-                {"spread": "require"},
-                {"env": {"GREETING": "hello"}},
-                {"env_from": ["hub"]},
-                {"resources": {"cpu": 7, "memory": "8Gi"}},
-                {"resources": {"cpu": 4, "memory": "9Gi"}},
-                {"run_timeout": 77},
-            )
-        ),
+        *((fields, {}) for fields in CHANGED),
         *(({}, {name: value}) for name, value in MANY_FIELDS.items()),
         ({}, {"restart_policy": "OnFailure"}),
         ({}, {"mpi": "mpich"}),
