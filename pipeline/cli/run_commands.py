@@ -27,8 +27,15 @@ __all__ = ["COMMANDS"]
 _CANCEL = "manycpu cancel"
 
 
+def _some(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:  # noqa: ARG001
+    """Refuse an empty NAME, such as that of a variable which is not set: every run's name begins with it."""
+    if name is not None and not name.strip():
+        raise BadInputError("NAME is empty", fix="Give a run's name: `manycpu status` lists them")
+    return name
+
+
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, callback=_some)
 @location_options
 def status(name: str | None, **location: str | None) -> None:
     """List the runs of this machine or of a namespace, or look at one."""
@@ -47,7 +54,7 @@ def status(name: str | None, **location: str | None) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", callback=_some)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the training ends.")
 @location_options
 def logs(name: str, *, follow: bool, **location: str | None) -> None:
@@ -67,7 +74,7 @@ def logs(name: str, *, follow: bool, **location: str | None) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", callback=_some)
 @location_options
 def cancel(name: str, **location: str | None) -> None:
     """End a run's training; `manycpu clean` may remove it then, unless somebody goes on with it.
@@ -86,7 +93,7 @@ def cancel(name: str, **location: str | None) -> None:
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, callback=_some)
 @click.option(
     "--data", is_flag=True, help="On this machine, also staged data, models and code that no run uses."
 )

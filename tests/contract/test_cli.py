@@ -244,6 +244,13 @@ def test_a_command_that_is_called_otherwise_is_named(manycpu: Type, typed_name: 
     assert "Did you mean" not in manycpu("xyzzy")[1]
 
 
+@pytest.mark.parametrize("words", [("status",), ("logs",), ("cancel",), ("clean", "--delete-model", "--yes")])
+def test_an_empty_name_is_nobody_s(manycpu: Type, staging: RunContext, words: tuple[str, ...]) -> None:
+    code, printed = manycpu(words[0], "", *words[1:])
+    assert (code, printed.startswith("manycpu: NAME is empty.")) == (2, True), printed
+    assert staging.ledger.exists()
+
+
 def test_where_nothing_runs_it_is_said_where_that_was_looked_for(manycpu: Type, home: Path) -> None:
     code, printed = manycpu("status")
     assert (code, printed.startswith(f"no run in {home}; ")) == (0, True), printed

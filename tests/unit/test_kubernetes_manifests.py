@@ -4,6 +4,7 @@ import re
 
 import pytest
 from support.api_objects import T0, at
+from support.golden import differences, golden
 from support.job_manifests import (
     MANY_FIELDS,
     OWNER,
@@ -24,6 +25,7 @@ from support.third_kind import FITJOB, register
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, refusals
 from manycpu.pipeline.launchers.ranks import rank_template
+from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.targets import Kubernetes
@@ -49,6 +51,15 @@ def _fitjob(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         register(monkeypatch)
 
 
+@in_every_kind
+def test_golden_difference_of_a_run_that_asks_for_nothing(launch: str) -> None:
+    """What is there for a field is not there without it, and nothing else comes in its place."""
+    bare = TrainingRun(program="train.py", output="/models/qa")
+    plain = JOB_LAUNCHERS[launch].objects(bare, target(launch), place())
+    other = differences(as_yaml(*objects(launch, MANY_FIELDS)), as_yaml(*plain))
+    assert other == golden(f"{launch}-bare.diff", other)
+
+
 # every pod
 
 
@@ -61,6 +72,7 @@ def test_pods_are_allowed_by_pod_security_restricted(launch: str, role: str) -> 
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
     inner = container(written, role)["securityContext"]
     assert inner == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert not [name for name in pod(written, role) if name.startswith("host")]
     kinds = {next(key for key in volume if key != "name") for volume in pod(written, role)["volumes"]}
     assert kinds <= {"persistentVolumeClaim", "emptyDir", "downwardAPI"}
 
@@ -328,6 +340,12 @@ def test_staged_data_is_mounted_to_be_read_only(launch: str) -> None:
             "name": "volume",
             "mountPath": "/tmp/pvc-mount/manycpu/data",  # noqa: S108 - a pod's
             "subPath": "manycpu/data",
+            "readOnly": True,
+        },
+        {
+            "name": "volume",
+            "mountPath": "/tmp/pvc-mount/manycpu/model",  # noqa: S108 - a pod's
+            "subPath": "manycpu/model",
             "readOnly": True,
         },
     ]
