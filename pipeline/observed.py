@@ -192,7 +192,8 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
     observed.rounds.append(meeting)
     observed.rounds.sort(key=_began)
     if meeting is observed.rounds[-1]:
-        observed.ranks, observed.world_size = [], event.world_size
+        # What an earlier one worked with proves nothing of this one.
+        observed.ranks, observed.world_size, observed.backend = [], event.world_size, None
     return meeting
 
 

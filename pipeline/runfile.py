@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = ["read_run_file"]
 
@@ -42,12 +43,20 @@ def _refuse_other_parts(path: Path, content: Mapping[str, Any]) -> None:
             raise BadInputError(
                 f"{path} has a part {name!r}",
                 field=str(name),
-                fix="A run file has the parts `run` and `target`",
+                fix=_fix_of_part(str(name)),
             )
+
+
+def _fix_of_part(name: str) -> str:
+    if name in TrainingRun.model_fields:
+        return f"Indent `{name}` below `run:`"
+    return "A run file has the parts `run` and `target`"
 
 
 def _part(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any]:
     part = content.get(name) or {}
     if not isinstance(part, Mapping):
-        raise BadInputError(f"{path}: {name!r} is {part!r}, not fields", field=name, fix="Indent its fields")
+        example = "run: {program: ...}" if name == "run" else f"target: {{kind: {part}}}"
+        fix = f"Indent its fields below it, as in `{example}`"
+        raise BadInputError(f"{path}: {name!r} is {part!r}, not fields", field=name, fix=fix)
     return dict(part)

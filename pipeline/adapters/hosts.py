@@ -59,8 +59,9 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
     try:
         hosts = hostfile.parse(Path(target.hostfile).read_text())
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise BadInputError(
-            f"{target.hostfile} cannot be read: {error}",
+            f"{target.hostfile} cannot be read: {reason}",
             field="target.hostfile",
             fix="Give a hostfile's path",
         ) from error

@@ -2,6 +2,7 @@
 
 import errno
 import sys
+from difflib import get_close_matches
 
 import click
 
@@ -11,10 +12,37 @@ from manycpu.pipeline.spec.errors import ManycpuError
 __all__ = ["cli", "main"]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_MEANT = {
+    "train": "run",
+    "launch": "run",
+    "list": "status",
+    "ls": "status",
+    "ps": "status",
+    "check": "preflight",
+    "validate": "preflight",
+    "stop": "cancel",
+    "kill": "cancel",
+    "rm": "clean",
+}
+"""What others call a command -> its name here."""
 _INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _Commands(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        near = [_MEANT[name]] if name in _MEANT else get_close_matches(name, self.commands, 1)
+        if near and self.get_command(ctx, name) is None:
+            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(cls=_Commands, context_settings=_SETTINGS)
 @click.version_option(package_name="manycpu")
 def cli() -> None:
     """Train PyTorch models on many CPUs: on this machine, on hosts of a hostfile, on Kubernetes."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Container
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -26,8 +27,15 @@ __all__ = ["COMMANDS"]
 _CANCEL = "manycpu cancel"
 
 
+def _some(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:  # noqa: ARG001
+    """Refuse an empty NAME, such as that of a variable which is not set: every run's name begins with it."""
+    if name is not None and not name.strip():
+        raise BadInputError("NAME is empty", fix="Give a run's name: `manycpu status` lists them")
+    return name
+
+
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, callback=_some)
 @location_options
 def status(name: str | None, **location: str | None) -> None:
     """List the runs of this machine or of a namespace, or look at one."""
@@ -39,11 +47,14 @@ def status(name: str | None, **location: str | None) -> None:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
         state, reason = (str(current.state), current.reason) if current else ("not launched", "")
         table.add_row(entry.name, state, str(entry.attempt), began, reason)
+    if not table.rows:
+        click.echo(f"no run in {_place(location)}; what a run leaves beside its model is its report.json")
+        return
     Console().print(table)
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", callback=_some)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the training ends.")
 @location_options
 def logs(name: str, *, follow: bool, **location: str | None) -> None:
@@ -63,7 +74,7 @@ def logs(name: str, *, follow: bool, **location: str | None) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", callback=_some)
 @location_options
 def cancel(name: str, **location: str | None) -> None:
     """End a run's training; `manycpu clean` may remove it then, unless somebody goes on with it.
@@ -74,14 +85,15 @@ def cancel(name: str, **location: str | None) -> None:
     outcome = "ended" if end_run(ctx, by=_CANCEL) else "nothing was running"
     if outcome != "ended" and withhold(ctx, by=_CANCEL):
         outcome += "; nothing more of it will be launched"
-    lease = ctx.ledger.lease()
-    if lease.holder is None or not lease.held(time.time()):  # else its process lives, and cleans up itself
-        ctx.ledger.change_lease(ended=True)
+    with suppress(RunGoneError):  # its process lived, and has cleaned up meanwhile
+        lease = ctx.ledger.lease()
+        if lease.holder is None or not lease.held(time.time()):  # else it lives, and cleans up itself
+            ctx.ledger.change_lease(ended=True)
     click.echo(f"{ctx.name}: {outcome}")
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, callback=_some)
 @click.option(
     "--data", is_flag=True, help="On this machine, also staged data, models and code that no run uses."
 )
@@ -129,8 +141,11 @@ def _find(name: str, location: dict[str, str | None]) -> RunContext:
         return matching[0]
     names = ", ".join(ctx.name for ctx in (matching or all_runs)) or "none"
     problem = f"{len(matching)} runs begin with {name!r}" if matching else f"there is no run {name!r}"
-    searched = location["namespace"] or home(location["directory"])
-    raise BadInputError(f"{problem} in {searched}", fix=f"Runs there: {names}")
+    raise BadInputError(f"{problem} in {_place(location)}", fix=f"Runs there: {names}")
+
+
+def _place(location: dict[str, str | None]) -> str:
+    return location["namespace"] or str(home(location["directory"]))
 
 
 def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:

@@ -23,7 +23,6 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_DTYPE": run.dtype,
         "MANYCPU_SPREAD": run.spread,
         "MANYCPU_CPUS": str(run.resources.cpu or ""),
-        "MANYCPU_OVERSUBSCRIBE": "1" if run.oversubscribe else "",
         "MANYCPU_START_TIMEOUT": str(run.start_timeout),
         # Names only: the node lets these win over its CPU plan, and says so.
         "MANYCPU_USER_ENV": ",".join(sorted(run.env)),

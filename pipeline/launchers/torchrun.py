@@ -32,4 +32,6 @@ def objects(run: TrainingRun, target: Local, placement: Placement) -> list[dict[
     ]
     # torchrun warns, and guesses 1 thread, where this is not set; each rank's CPU plan replaces it.
     env = {"OMP_NUM_THREADS": "1"} | environment(run, placement)
+    if run.max_restarts:  # gloo would find the addresses of dead ranks in a store that outlives a round
+        env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return [{"argv": argv, "env": env, "cwd": placement.code, "files": {}}]

@@ -80,7 +80,8 @@ class Ledger(ABC):
         if lease.holder is not None and lease.held_by_another(time.time()):
             raise ForeignRunError(
                 f"process {lease.holder.pid} of this machine works on run {lease.holder.run}",
-                fix="`manycpu logs --follow` follows it, `manycpu cancel` ends it; or give another run id",
+                fix=f"`manycpu logs --follow {lease.holder.run}` follows it, "
+                f"`manycpu cancel {lease.holder.run}` ends it; or give another run id",
             )
 
     def keep(self, seconds: float | None) -> None:

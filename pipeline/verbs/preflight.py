@@ -118,6 +118,13 @@ def _squad(ctx: RunContext) -> Findings:
         yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
 
 
+def _checkpoint(ctx: RunContext) -> Findings:
+    named = ctx.run.model or any(word.startswith("--model_name_or_path") for word in ctx.run.args)
+    if ctx.run.program == "question_answering" and not named:
+        fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
+        yield Finding("run.model", "there is no base checkpoint", fix)
+
+
 def _output(ctx: RunContext) -> Findings:
     if ctx.output_in_cluster:  # stage looks at it, from there
         return
@@ -201,6 +208,7 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _data,
     _hub,
     _squad,
+    _checkpoint,
     _output,
     _writable,
     _placeholders,

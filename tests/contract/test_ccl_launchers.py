@@ -39,16 +39,6 @@ if dist.get_rank() == 0:
     time.sleep(1)  # longer than the others wait for it when they end
 dist.destroy_process_group()
 """
-DIES_ONCE = """
-import os, signal, torch, torch.distributed as dist
-dist.init_process_group()
-dist.all_reduce(torch.ones(1))
-if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    os.kill(os.getpid(), signal.SIGKILL)
-total = torch.ones(1)
-dist.all_reduce(total)
-print("round", os.environ["TORCHELASTIC_RESTART_COUNT"], "sum", int(total), flush=True)
-"""
 
 
 @pytest.mark.parametrize("launcher", TRANSPORT)
@@ -66,12 +56,6 @@ def test_an_exit_code_ends_the_ranks_of_mpirun(write: Callable[[str], Path]) -> 
     ended = launch("intel", write(SUM.replace("time.sleep(1)", "raise SystemExit(5)")), backend="ccl")
     assert {event["rank"]: event["code"] for event in ended.events("exit")}[0] == 5
     assert ended.code != 0
-
-
-def test_torchrun_restarts_ranks(write: Callable[[str], Path]) -> None:
-    ended = launch("torchrun", write(DIES_ONCE), backend="ccl", max_restarts=1)
-    assert ended.code == 0, ended.out
-    assert ended.texts().count("round 1 sum 2") == 2
 
 
 def test_without_a_compiler_every_rank_says_so(write: Callable[[str], Path], tmp_path: Path) -> None:

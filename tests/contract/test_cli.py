@@ -214,6 +214,8 @@ def test_ccl_without_its_extra_is_refused(
         ("- a", "run.yaml holds no fields"),
         ("runs: {}", "runs: "),
         ("run: 3", "'run' is 3, not fields"),
+        ("run: {}\ntarget: local", "as in `target: {kind: local}`"),
+        ("program: train.py", "Indent `program` below `run:`"),
     ],
 )
 def test_a_run_file_that_is_none_is_refused(
@@ -233,13 +235,39 @@ def test_processes_beyond_the_cores_can_be_asked_for(manycpu: Type, script: Scri
     assert (code, printed) == (0, "ready: nothing stands in the way of this run\n")
 
 
+@pytest.mark.parametrize(
+    ("typed_name", "meant"), [("list", "status"), ("train", "run"), ("cancle", "cancel")]
+)
+def test_a_command_that_is_called_otherwise_is_named(manycpu: Type, typed_name: str, meant: str) -> None:
+    code, printed = manycpu(typed_name)
+    assert (code, f"Did you mean '{meant}'?" in printed) == (2, True), printed
+    assert "Did you mean" not in manycpu("xyzzy")[1]
+
+
+@pytest.mark.parametrize("words", [("status",), ("logs",), ("cancel",), ("clean", "--delete-model", "--yes")])
+def test_an_empty_name_is_nobody_s(manycpu: Type, staging: RunContext, words: tuple[str, ...]) -> None:
+    code, printed = manycpu(words[0], "", *words[1:])
+    assert (code, printed.startswith("manycpu: NAME is empty.")) == (2, True), printed
+    assert staging.ledger.exists()
+
+
+def test_where_nothing_runs_it_is_said_where_that_was_looked_for(manycpu: Type, home: Path) -> None:
+    code, printed = manycpu("status")
+    assert (code, printed.startswith(f"no run in {home}; ")) == (0, True), printed
+
+
+def test_the_recipe_asks_for_a_model_before_anything_starts(manycpu: Type, tmp_path: Path) -> None:
+    code, printed = manycpu("preflight", run_file(tmp_path, program="question_answering", output="out"))
+    assert (code, "run.model: there is no base checkpoint" in printed) == (2, True), printed
+
+
 def test_options_win_over_the_file_and_stand_alone(manycpu: Type, script: Script, tmp_path: Path) -> None:
     words = ["--program", script(), "--output", f"{tmp_path}/out", "--args", "--a '1 2'", "--env", "{A: 1}"]
     code, printed = manycpu("render", *words, "--nproc-per-node", "2", "--resources", "{cpu: 1}")
     rendered = yaml.safe_load(printed)
     assert code == 0
     assert "--nproc-per-node=2" in rendered["argv"]
-    assert rendered["argv"][-2:] == ["--a", "1 2"]
+    assert rendered["argv"][-3:] == ["train.py", "--a", "1 2"]
     assert (rendered["env"]["A"], rendered["env"]["MANYCPU_CPUS"]) == ("1", "1.0")
 
 
@@ -315,6 +343,18 @@ def test_ctrl_c_leaves_no_process_behind(
     assert "interrupted" in printed
     assert list((home / "runs").iterdir()) == []
     assert "cancelled" in (tmp_path / "out" / "report.json").read_text()
+
+
+@pytest.mark.usefixtures("no_process_left")
+def test_a_run_is_cancelled_beside_its_command_which_cleans_up(
+    waiting: Program[str], manycpu: Type, home: Path
+) -> None:
+    printed = read_until(waiting, "waiting")
+    (ledger,) = (home / "runs").glob("train-*")
+    assert manycpu("cancel", ledger.name) == (0, f"{ledger.name}: ended\n")
+    printed, _ = waiting.communicate(timeout=30)
+    assert (waiting.returncode, "ended by manycpu cancel" in printed) == (1, True)
+    assert list((home / "runs").iterdir()) == []
 
 
 @pytest.mark.usefixtures("no_process_left")

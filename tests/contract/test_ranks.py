@@ -124,6 +124,25 @@ def test_a_failed_rank_ends_the_others(launcher: str, write: Callable[[str], Pat
     assert (first["rank"], first["code"]) == (1, 3)
 
 
+DIES_ONCE = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group()
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+total = torch.ones(1)
+dist.all_reduce(total)
+print("round", os.environ["TORCHELASTIC_RESTART_COUNT"], "sum", int(total), flush=True)
+"""
+
+
+def test_torchrun_restarts_ranks_that_had_met(write: Callable[[str], Path]) -> None:
+    """Over gloo, which remembers addresses; tests/kubernetes/test_elastic.py restarts those of ccl."""
+    ended = launch("torchrun", write(DIES_ONCE), backend="gloo", max_restarts=1)
+    assert ended.code == 0, ended.out
+    assert ended.texts().count("round 1 sum 2") == 2
+
+
 @pytest.mark.parametrize("family", MPIRUNS)
 def test_two_mpis_that_do_not_match(family: str, write: Callable[[str], Path]) -> None:
     """Ranks that cannot read their launcher's variables are each a world of one: twice no success."""

@@ -1,6 +1,7 @@
 """Unmodified training in four ways, on ccl and then on gloo: the losses of every step, for comparison.
 
-``ccl_train.py FOLDER``: nothing in here knows of manycpu, except that it asks torch which backend it has.
+``ccl_train.py FOLDER [torch]``, where ``torch`` leaves out what is Hugging Face's. Nothing in here knows of
+manycpu, except that it asks torch which backend it has.
 """
 
 import json
@@ -119,8 +120,9 @@ def main() -> None:
     result: dict[str, object] = {"backend": dist.get_backend()}
     for way in (ddp, fsdp, fsdp2):
         result[way.__name__] = [way(world), way(gloo)]
-    result["accelerate"] = accelerate()
-    result["trainer"] = trainer(folder)
+    if "torch" not in sys.argv[2:]:
+        result["accelerate"] = accelerate()
+        result["trainer"] = trainer(folder)
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
 

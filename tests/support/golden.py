@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 __all__ = ["as_json", "differences", "golden"]
 
 _FOLDER: Final = Path(__file__).parents[1] / "unit" / "golden"
@@ -19,6 +21,7 @@ def golden(name: str, text: str) -> str:
     path = _FOLDER / name
     if os.environ.get("MANYCPU_GOLDEN") == "write":
         path.write_text(text)
+        pytest.fail(f"{name} was written anew: look at the difference, and run without MANYCPU_GOLDEN")
     return path.read_text()
 
 

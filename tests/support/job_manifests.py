@@ -64,6 +64,7 @@ def place(mount: str = "/tmp/pvc-mount", **fields: Any) -> Placement:  # noqa: S
         "code": CODE,
         "program": ("train.py",),
         "data": f"{home}/data/ab12",
+        "model": f"{home}/model/cd34",
         "output": f"{home}/runs/train-0123456789/attempts/1/output",
         "checkpoints": f"{home}/runs/train-0123456789/checkpoints",
         "caches": f"{home}/caches",

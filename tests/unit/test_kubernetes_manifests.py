@@ -4,6 +4,7 @@ import re
 
 import pytest
 from support.api_objects import T0, at
+from support.golden import differences, golden
 from support.job_manifests import (
     MANY_FIELDS,
     OWNER,
@@ -24,9 +25,11 @@ from support.third_kind import FITJOB, register
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, refusals
 from manycpu.pipeline.launchers.ranks import rank_template
+from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.demand import job_of
 from manycpu.pipeline.targets.kubernetes.preflight import granted, rights_to
 
@@ -48,6 +51,15 @@ def _fitjob(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         register(monkeypatch)
 
 
+@in_every_kind
+def test_golden_difference_of_a_run_that_asks_for_nothing(launch: str) -> None:
+    """What is there for a field is not there without it, and nothing else comes in its place."""
+    bare = TrainingRun(program="train.py", output="/models/qa")
+    plain = JOB_LAUNCHERS[launch].objects(bare, target(launch), place())
+    other = differences(as_yaml(*objects(launch, MANY_FIELDS)), as_yaml(*plain))
+    assert other == golden(f"{launch}-bare.diff", other)
+
+
 # every pod
 
 
@@ -60,6 +72,7 @@ def test_pods_are_allowed_by_pod_security_restricted(launch: str, role: str) -> 
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
     inner = container(written, role)["securityContext"]
     assert inner == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert not [name for name in pod(written, role) if name.startswith("host")]
     kinds = {next(key for key in volume if key != "name") for volume in pod(written, role)["volumes"]}
     assert kinds <= {"persistentVolumeClaim", "emptyDir", "downwardAPI"}
 
@@ -260,28 +273,45 @@ def test_what_a_kind_cannot_express_is_refused(
     assert finding.fatal
 
 
+CHANGED = (
+    {"args": ["--fast"]},
+    {"nnodes": 3},
+    {"nnodes": "1:3"},
+    {"nproc_per_node": 3},
+    {"max_restarts": 1},
+    {"backend": "ccl"},
+    {"dtype": "bf16"},
+    {"spread": "require"},
+    {"env": {"GREETING": "hello"}},
+    {"env_from": ["hub"]},
+    {"resources": {"cpu": 7, "memory": "8Gi"}},
+    {"resources": {"cpu": 4, "memory": "9Gi"}},
+    {"start_timeout": 77},
+    {"run_timeout": 77},
+)
+OF_THE_PLACEMENT = {"program", "data", "model", "output", "checkpoints", "resume_from", "job_name"}
+"""What reaches the manifest as a path or a name that was decided before."""
+NONE_OF_THE_JOBS = {
+    "oversubscribe": "preflight asks for it, and it is of one machine",
+    "acknowledge_timeout": "of who waits",
+    "queue_timeout": "of who waits",
+    "stall_timeout": "of who waits",
+    "keep": "of cleanup",
+    "keep_for": "of cleanup",
+}
+
+
+def test_every_field_of_a_run_is_tried_or_said_to_be_none_of_a_job_s() -> None:
+    tried = {name for fields in CHANGED for name in fields}
+    assert tried | OF_THE_PLACEMENT | set(NONE_OF_THE_JOBS) == set(TrainingRun.model_fields)
+    assert not tried & set(NONE_OF_THE_JOBS)
+
+
 @in_every_kind
 @pytest.mark.parametrize(
     ("fields", "on"),
     [
-        *(
-            (fields, {})
-            for fields in (
-                {"args": ["--fast"]},
-                {"nnodes": 3},
-                {"nnodes": "1:3"},
-                {"nproc_per_node": 3},
-                {"max_restarts": 1},
-                {"backend": "ccl"},
-                {"dtype": "bf16"},
-                {"spread": "require"},
-                {"env": {"GREETING": "hello"}},
-                {"env_from": ["hub"]},
-                {"resources": {"cpu": 7, "memory": "8Gi"}},
-                {"resources": {"cpu": 4, "memory": "9Gi"}},
-                {"run_timeout": 77},
-            )
-        ),
+        *((fields, {}) for fields in CHANGED),
         *(({}, {name: value}) for name, value in MANY_FIELDS.items()),
         ({}, {"restart_policy": "OnFailure"}),
         ({}, {"mpi": "mpich"}),
@@ -310,6 +340,12 @@ def test_staged_data_is_mounted_to_be_read_only(launch: str) -> None:
             "name": "volume",
             "mountPath": "/tmp/pvc-mount/manycpu/data",  # noqa: S108 - a pod's
             "subPath": "manycpu/data",
+            "readOnly": True,
+        },
+        {
+            "name": "volume",
+            "mountPath": "/tmp/pvc-mount/manycpu/model",  # noqa: S108 - a pod's
+            "subPath": "manycpu/model",
             "readOnly": True,
         },
     ]

@@ -1,18 +1,24 @@
 """What starts the ranks of this machine, where the target names it and where it leaves it open."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from manycpu.pipeline import node, recipes
 from manycpu.pipeline.launchers import refusals
+from manycpu.pipeline.launchers.environment import environment
+from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 
 
-def context(max_restarts: int, **target: Any) -> RunContext:
-    run = {"program": "train.py", "output": "out", "max_restarts": max_restarts}
-    return open_context(run, {"kind": "local", **target}, "test", base=Path())
+def context(max_restarts: int, launch: str | None = None, **fields: Any) -> RunContext:
+    run = {"program": "train.py", "output": "out", "max_restarts": max_restarts, **fields}
+    target = {"kind": "local"} | ({"launch": launch} if launch else {})
+    return open_context(run, target, "test", base=Path())
 
 
 @pytest.mark.parametrize(("max_restarts", "launch"), [(0, "processes"), (2, "torchrun")])
@@ -26,6 +32,21 @@ def test_what_is_left_open_can_do_what_the_run_asks_for(max_restarts: int, launc
 @pytest.mark.parametrize("max_restarts", [0, 2])
 def test_what_is_named_is_taken(max_restarts: int, launch: str) -> None:
     assert context(max_restarts, launch=launch).target.launch == launch
+
+
+def test_a_rank_reads_every_variable_of_ours_that_it_is_given() -> None:
+    paths = {"code", "data", "model", "output", "checkpoints", "caches", "attempt_directory", "resume_from"}
+    placed = dict.fromkeys(paths | {"name", "python"}, "given")
+    run = context(0, oversubscribe=True, resources={"cpu": 1}, env={"A": "1"}).run
+    variables = environment(run, Placement(attempt=1, program=("train.py",), **placed))
+    ours = {name for name in variables if name.startswith("MANYCPU_")}
+    code = "".join(file.read_text() for part in (node, recipes) for file in _files(part))
+    assert {"MANYCPU_CPUS", "MANYCPU_RESUME_FROM"} < ours
+    assert {name for name in ours if name not in code} == set()
+
+
+def _files(package: ModuleType) -> Iterator[Path]:
+    return Path(package.__path__[0]).rglob("*.py")
 
 
 def test_processes_are_not_restarted() -> None:

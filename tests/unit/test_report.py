@@ -27,6 +27,14 @@ def test_every_round_of_an_elastic_run_is_kept_and_the_last_one_counts() -> None
     assert (seen.world_size, seen.hosts) == (1, ["b"])
 
 
+def test_the_backend_is_that_of_the_last_meeting() -> None:
+    round_0 = [met(0, "a", 2), met(1, "a", 2), said(1, "a", "backend", asked="gloo", observed="gloo")]
+    assert observe(round_0).backend == "gloo"
+    round_1 = [met(0, "a", 2, number=1), met(1, "a", 2, number=1)]
+    assert observe(round_0 + round_1).backend is None
+    assert observe([*round_0, *round_1, round_0[-1]]).backend == "gloo"
+
+
 def test_rounds_of_several_pods_are_told_apart_in_whatever_order_their_lines_come() -> None:
     late = [met(0, "a", 2), met(0, "a", 2, number=1), met(1, "b", 2), met(1, "b", 2, number=1)]
     seen = observe(late)

@@ -18,6 +18,7 @@ from manycpu.pipeline.targets.context import MachineContext
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.activity_log import ActivityLog
 from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged
 
 __all__ = ["launch", "objects", "place", "present_handle", "status"]
@@ -88,7 +89,8 @@ def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
 def objects(ctx: MachineContext) -> list[dict[str, Any]]:
     """List what would be started, with nothing staged or built yet."""
     staged = Staged(data=ctx.run.data and "<data>", model=ctx.run.model and "<model>")
-    built = Built(code=None, program=("-m", "<program>"), digest="")
+    _, arguments = program_of(ctx)
+    built = Built(code=None, program=arguments, digest="")
     return LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, place(ctx, staged, built, 1))
 
 
