@@ -3,12 +3,14 @@
 All of them stay inside the cluster's namespaces.
 """
 
+import functools
 import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from cluster import control_plane, network, node, operators, services, space
 from cluster.cluster import Cluster
@@ -30,16 +32,39 @@ FILL = """free=$(df --output=avail -BM "$0" | tail -1 | tr -dc 0-9); fallocate -
 cat /dev/zero >>"$1" 2>/dev/null || sync "$1" """
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _of_all(fault: Callable[Concatenate["Faults", P], R]) -> Callable[Concatenate["Faults", P], R]:
+    """Refuse a fault of the whole cluster to a test beside which others may run."""
+
+    @functools.wraps(fault)
+    def caused(self: "Faults", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not self.alone:
+            raise RuntimeError(f"mark the test with pytest.mark.alone: {fault.__name__} is a fault for all")
+        return fault(self, *args, **kwargs)
+
+    return caused
+
+
 @dataclass(frozen=True)
 class Faults:
-    """Faults of one running cluster."""
+    """Faults of one running cluster.
+
+    Attributes:
+        cluster: the cluster.
+        alone: whether the test has it to itself.
+    """
 
     cluster: Cluster
+    alone: bool
 
     @property
     def _inside(self) -> Namespace:
         return self.cluster.namespace
 
+    @_of_all
     @contextmanager
     def kubelet_stopped(self, name: str) -> Iterator[None]:
         """A node whose kubelet is dead: its containers run on, the node becomes NotReady after some 16 s."""
@@ -54,6 +79,7 @@ class Faults:
         words = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
         return self.cluster.kubectl("get", "node", name, "--output", words) == "True"
 
+    @_of_all
     @contextmanager
     def cordoned(self, name: str) -> Iterator[None]:
         """A node that takes no new pods."""
@@ -63,6 +89,7 @@ class Faults:
         finally:
             self.cluster.kubectl("uncordon", name)
 
+    @_of_all
     @contextmanager
     def drained(self, name: str, selector: str = "!control-plane") -> Iterator[None]:
         """A node that takes no new pods and whose pods were evicted; operators stay unless selected."""
@@ -81,6 +108,7 @@ class Faults:
         on = node_named(found.spec.node_name)
         node.ctr(self._inside, on, "tasks", "kill", "--signal", "SIGKILL", "--all", number)
 
+    @_of_all
     @contextmanager
     def volumes_full(self) -> Iterator[None]:
         """No space left in any volume of the cluster."""
@@ -101,6 +129,7 @@ class Faults:
         spec = core.read_persistent_volume(name).spec
         return str((spec.host_path or spec.local).path)
 
+    @_of_all
     @contextmanager
     def registry_away(self) -> Iterator[None]:
         """A registry that refuses connections: images that a node does not have cannot be pulled."""
@@ -110,6 +139,7 @@ class Faults:
         finally:
             services.start_registry(self._inside)
 
+    @_of_all
     @contextmanager
     def pods_cut_off(self, name: str) -> Iterator[None]:
         """A node whose pods reach nothing outside of it, and are not reached; its kubelet is not affected."""
@@ -119,6 +149,7 @@ class Faults:
         finally:
             network.mend(self._inside)
 
+    @_of_all
     @contextmanager
     def operator_stopped(self, name: str) -> Iterator[None]:
         """No training-operator, mpi-operator, trainer or jobset: jobs are created and not acknowledged."""
@@ -140,6 +171,7 @@ class Faults:
         pods = json.loads(self.cluster.kubectl(*words))["items"]
         return sum(pod["metadata"]["name"].startswith(f"{place.deployment}-") for pod in pods)
 
+    @_of_all
     @contextmanager
     def api_away(self) -> Iterator[None]:
         """An API server that refuses connections; those that were open are broken."""
@@ -156,6 +188,7 @@ class Faults:
         names = self.cluster.kubectl("get", "nodes", "--output", "name").split()
         return all(self.node_ready(name.removeprefix("node/")) for name in names)
 
+    @_of_all
     @contextmanager
     def api_slow(self, delay: float) -> Iterator[None]:
         """An API server that is frozen for `delay` seconds again and again, for at most SLOW_SECONDS.

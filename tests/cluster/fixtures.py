@@ -137,8 +137,12 @@ def turn(request: pytest.FixtureRequest) -> Iterator[None]:
     if "cluster" not in request.fixturenames:
         yield
         return
-    with own.turn(alone=request.node.get_closest_marker("alone") is not None):
+    with own.turn(alone=_is_alone(request)):
         yield
+
+
+def _is_alone(request: pytest.FixtureRequest) -> bool:
+    return request.node.get_closest_marker("alone") is not None
 
 
 @pytest.fixture(name="namespace")
@@ -174,11 +178,11 @@ def _remove(cluster: TestCluster, made: Space) -> None:
 
 
 @pytest.fixture(name="faults")
-def faults(cluster: TestCluster) -> Faults:
-    """Faults that a test can cause; only in the project's own cluster."""
+def faults(cluster: TestCluster, request: pytest.FixtureRequest) -> Faults:
+    """Faults that a test can cause, those for all where it is `alone`; only in the project's own cluster."""
     if cluster.own is None:
         pytest.skip("faults are caused in the project's own cluster only, not in MANYCPU_TEST_KUBECONFIG")
-    return Faults(cluster.own)
+    return Faults(cluster.own, alone=_is_alone(request))
 
 
 _SPACES = pytest.StashKey[list[Space]]()

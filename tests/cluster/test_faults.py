@@ -16,6 +16,7 @@ from kubernetes import client
 from kubernetes.client import ApiException
 
 FOREVER = ("sleep", "1000")
+pytestmark = pytest.mark.alone
 
 
 def running(

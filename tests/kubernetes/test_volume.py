@@ -27,7 +27,10 @@ from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
 Open = Callable[..., ClusterContext]
-LARGE = 192 << 20
+LARGE = 64 << 20
+breaks = pytest.mark.parametrize(
+    "fault", ["container killed", "pod deleted", pytest.param("API server away", marks=pytest.mark.alone)]
+)
 
 
 @pytest.fixture
@@ -116,7 +119,7 @@ def test_a_url_is_fetched_inside_the_cluster(a_context: Open, namespace: Space) 
     assert (found["data"].reused, again["data"].reused) == (False, True)
 
 
-@pytest.mark.parametrize("fault", ["container killed", "pod deleted", "API server away"])
+@breaks
 def test_staging_goes_on_after_a_break_in_a_large_file(
     a_context: Open, large: Path, namespace: Space, faults: Faults, fault: str
 ) -> None:
@@ -134,7 +137,7 @@ def test_staging_goes_on_after_a_break_in_a_large_file(
         assert sums(run, found["data"].path) == sums_here(large)
 
 
-@pytest.mark.parametrize("fault", ["container killed", "pod deleted", "API server away"])
+@breaks
 def test_exporting_goes_on_after_a_break_in_a_large_file(
     a_context: Open, large: Path, namespace: Space, faults: Faults, fault: str, tmp_path: Path
 ) -> None:
@@ -174,6 +177,7 @@ def test_a_program_that_wrote_nothing_has_nothing_exported(a_context: Open, tmp_
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.alone
 def test_a_full_volume_is_named(a_context: Open, large: Path, faults: Faults) -> None:
     ctx = a_context()
     with faults.volumes_full(), pytest.raises(StageError, match=r"are needed.*target\.claim"):

@@ -73,6 +73,7 @@ def test_another_watch_goes_on_where_one_came_to(a_job: Begin, look: Callable[..
     assert len(observed_of(waiting.ctx, handle).rounds) == 1
 
 
+@pytest.mark.alone
 def test_lines_come_once_and_all_through_an_api_server_that_goes_away(
     a_job: Begin, look: Callable[..., Looker], faults: Faults
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_quota_that_refuses_the_pods(a_job: Begin, look: Callable[..., Looker]
     assert "exceeded quota: tight" in seen.reason
 
 
+@pytest.mark.alone
 def test_without_an_operator_nobody_waits_for_ever(
     a_job: Begin, look: Callable[..., Looker], faults: Faults
 ) -> None:

@@ -44,14 +44,11 @@ def stage_of(nodeid: str) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "last: the test judges what the others of its stage did")
-    config.addinivalue_line("markers", "alone: the test has the cluster to itself, as all that cause faults")
+    config.addinivalue_line("markers", "alone: the test has the cluster to itself: it causes a fault for all")
     config.addinivalue_line("markers", "ends_cluster: the test ends the cluster, so it runs after all others")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "faults" in _fixtures(item):
-            item.add_marker("alone")
     items.sort(key=_place)
     for item in items:
         if {"airflow", "cluster"} & set(_fixtures(item)) and not item.get_closest_marker("timeout"):

@@ -75,12 +75,6 @@ def test_a_stage_with_failures_ends_the_session_of_two_processes(tmp_path: Path)
     assert output.endswith("exit code 2")
 
 
-def test_two_processes_run_all(tmp_path: Path) -> None:
-    output = stages_of(tmp_path, "pass", "-n", "2")
-    assert "4 passed" in output
-    assert output.endswith("exit code 0")
-
-
 @pytest.mark.parametrize(
     "death", ["os.kill(os.getpid(), 9)", "os._exit(0)"], ids=["killed", "ended as if all was well"]
 )
