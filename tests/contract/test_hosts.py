@@ -188,7 +188,8 @@ def test_a_failed_rank_ends_those_on_other_hosts(
     script = "import os, time\nif os.environ['RANK'] == '1':\n    raise SystemExit(3)\ntime.sleep(600)\n"
     process = start(tmp_path, target_of(hosts, mpi=MPIS[family]), script, env=LIGHT)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 3, out
+    # Intel's mpirun may die itself, of the pipe to a proxy that it has just ended.
+    assert process.returncode in ((3, -signal.SIGPIPE) if family == "intel" else (3,)), out
     assert {"at": (1, "node-b"), "event": "exit", "code": 3, "rank": 1, "host": "node-b"} in said(out)
 
 
