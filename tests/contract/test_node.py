@@ -81,14 +81,62 @@ def test_a_rank_s_end_is_told_of_the_place_where_it_met_the_others(write: Callab
         "import io, sys\nsys.stdout = io.StringIO()",
         "import sys\nsys.stdout.close()",
         "import os\nos.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
+        "import os\nos.closerange(64, 1 << 16)",
     ],
-    ids=["redirected", "closed", "replaced"],
+    ids=["redirected", "closed", "replaced", "others closed"],
 )
 def test_events_come_through_whatever_becomes_of_stdout(end: str, write: Callable[[str], Path]) -> None:
     report = "\nfrom manycpu.pipeline.node.metrics import metrics\nmetrics({'f1': 80.0})"
     ended = alone(write(f"print('before', end='')\n{end}{report}"), MANYCPU_RUN="a", **LIGHT)
     assert ended.code == 0, ended.out
     assert [event["values"] for event in ended.events("metrics")] == [{"f1": 80.0}]
+
+
+def test_an_event_waits_where_the_script_made_its_full_stdout_non_blocking(
+    write: Callable[[str], Path],
+) -> None:
+    script = """
+        import os
+        from manycpu.pipeline.node.metrics import metrics
+        os.set_blocking(1, False)
+        for number in range(200):
+            try:
+                while True:
+                    os.write(1, b"x" * 4000 + b"\\n")
+            except BlockingIOError:
+                metrics({"number": number})
+    """
+    ended = alone(write(script), MANYCPU_RUN="a", **LIGHT)
+    assert ended.code == 0, ended.texts()[-1]
+    assert [event["values"]["number"] for event in ended.events("metrics")] == list(range(200))
+
+
+@pytest.mark.parametrize("stdout", [True, False], ids=["stdout is there", "no file is left"])
+def test_no_event_is_written_into_a_file_of_the_script_s(
+    stdout: bool, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """It closes what it did not open, as daemons do, and opens files by the numbers that come free."""
+    script = f"""
+        import os
+        from manycpu.pipeline.node.metrics import metrics
+        weights = os.open("weights", os.O_WRONLY | os.O_CREAT)
+        for number in [*map(int, os.listdir("/proc/self/fd"))]:
+            if number > (2 if {stdout} else 0) and number != weights:
+                os.dup2(weights, number)
+        metrics({{"f1": 80.0}})
+        os.write(weights, b"weights")
+    """
+    ended = alone(write(script), MANYCPU_RUN="a", **LIGHT)
+    assert ended.code == 0, ended.out
+    assert (tmp_path / "weights").read_text() == "weights"
+    assert len(ended.events("metrics")) == int(stdout)
+
+
+def test_few_files_are_enough(write: Callable[[str], Path]) -> None:
+    argv = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", sys.executable, "-m", "manycpu.pipeline.node"]
+    script = write("print('trained')")
+    ended = execute([*argv, str(script)], LIGHT, script.parent)
+    assert (ended.code, ended.texts()) == (0, ["trained"]), ended.out
 
 
 def test_an_error_is_recorded_as_torchelastic_does(write: Callable[[str], Path], tmp_path: Path) -> None:
