@@ -82,7 +82,8 @@ def _check_initialised(program: script.Program, rank: rank_environment.Rank) -> 
         NEVER_INITIALISED,
         f"{program.name} ended without ever initialising torch.distributed, although {rank.world_size} "
         "processes were asked for: each of them trained alone. Call torch.distributed.init_process_group "
-        "(Accelerate and the Hugging Face Trainer do), or ask for one process.",
+        "(Accelerate and the Hugging Face Trainer do) in this program, not in one that it starts, or ask for "
+        "one process.",
     )
 
 
