@@ -191,10 +191,11 @@ def test_spawned_workers_run_the_script_not_the_node(write: Callable[[str], Path
     assert ended.code == 0, ended.out
     assert ended.texts() == ["worker __mp_main__", "fork [0, 1, 4, 9]", "spawn [0, 1, 4, 9]"]
     assert len(ended.events("proof")) == 1
+    assert not ended.events("warning")
 
 
 def test_what_a_script_leaves_running_neither_hangs_nor_survives(write: Callable[[str], Path]) -> None:
-    """Grandchildren hold the pipe open, one even in a session of its own."""
+    """Grandchildren hold the pipe open, one even in a session of its own; that they were ended is told."""
     script = """
         import subprocess
         for session in (False, True):
@@ -206,6 +207,29 @@ def test_what_a_script_leaves_running_neither_hangs_nor_survives(write: Callable
     pids = [int(text.split()[1]) for text in ended.texts()]
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    (warning,) = ended.events("warning")
+    assert warning["by"] == 0
+    assert warning["message"] == "2 processes that the script left running were ended: sleep, sleep"
+
+
+def test_what_ends_by_itself_soon_after_the_script_is_let_be(write: Callable[[str], Path]) -> None:
+    """As helpers do that watch whether their program is still there; they may say more than a pipe holds."""
+    script = """
+        import os, time
+        there, alive = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            os.close(alive)
+            os.read(there, 1)
+            time.sleep(0.2)
+            print("x" * 200_000)
+            print("saved")
+            os._exit(0)
+    """
+    ended = alone(write(script), **LIGHT)
+    assert ended.code == 0
+    assert ended.texts()[-1] == "saved"
+    assert not ended.events("warning")
 
 
 def test_a_signal_reaches_the_script_once(write: Callable[[str], Path], tmp_path: Path) -> None:
