@@ -30,7 +30,7 @@ _TICK = 1.0  # seconds between looks at whether the launcher still lives
 _GRACE = 3.0  # seconds that a rank has to end by itself once its launcher is gone
 _MOMENT = 2.0  # seconds that helpers of a script that has ended have to end by themselves
 _NAMED = 10  # processes, at most, that are named in a warning
-_BAR_EVERY = 30.0  # seconds between states of a progress bar that does not end its line
+_BAR_EVERY = 30.0  # seconds, at most, between states of a progress bar that does not end its line
 _BLOCK = 1 << 16
 _BLOCKS = 64  # more than a pipe holds; then look up, for whoever writes may never pause
 # Of the run as a whole, so that no rank is named: one that waits to start has not spoken yet.
@@ -86,6 +86,8 @@ class _Writer:
         self._out = PipeWriter()
         self._lines = Lines()
         self._last = time.monotonic()
+        stall_timeout = float(os.environ.get("MANYCPU_STALL_TIMEOUT") or "inf")
+        self.bar_every = min(_BAR_EVERY, stall_timeout / 3)
 
     def read(self, stream: int) -> bool:
         """Forward what can be read without waiting; False at the stream's end."""
@@ -101,7 +103,7 @@ class _Writer:
 
     def tick(self) -> None:
         """Show a progress bar now and then: a long epoch is no silence."""
-        if time.monotonic() - self._last > _BAR_EVERY and (bar := self._lines.bar()):
+        if time.monotonic() - self._last > self.bar_every and (bar := self._lines.bar()):
             self._write([bar])
 
     def finish(self, *last: str) -> None:
@@ -121,9 +123,9 @@ class _Writer:
 def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -> int:
     """Forward lines until the rank has ended; its wait status."""
     os.set_blocking(stream, False)
-    readers = [stream, wake]
+    readers, tick = [stream, wake], min(_TICK, writer.bar_every)
     while (status := _reap(child)) is None:
-        ready, _, _ = select.select(readers, [], [], _TICK)
+        ready, _, _ = select.select(readers, [], [], tick)
         if wake in ready:
             _drain(wake)
         if stream in ready and not writer.read(stream):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.killable_programs import Program
-from support.rank_launches import LIGHT, PLAIN, Ended, alone, execute
+from support.rank_launches import LIGHT, PLAIN, Ended, alone, execute, manifest_of
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
@@ -256,6 +256,26 @@ def test_a_signal_reaches_the_script_once(write: Callable[[str], Path], tmp_path
     os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(20) == 5
     assert Ended(5, log.read_text()).texts() == ["ready", "saved"]
+
+
+def test_a_progress_bar_is_shown_before_the_run_is_taken_for_stalled(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    script = """
+        import os, time
+        number = 0
+        while not os.path.exists("seen"):
+            number += 1
+            print(f"\\rstep {number}", end="")
+            time.sleep(0.01)
+    """
+    made = manifest_of("processes", write(script), nproc_per_node=1, stall_timeout=2, env=LIGHT)
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        process = Program(made["argv"], stdout=out, stderr=out, env=PLAIN | made["env"], cwd=tmp_path)
+    until(lambda: log.read_text().count("] step ") > 1, 20)
+    (tmp_path / "seen").touch()
+    assert process.wait(20) == 0
 
 
 def test_old_options_of_the_trainer_run_as_written_down(write: Callable[[str], Path]) -> None:
