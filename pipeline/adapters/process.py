@@ -163,7 +163,9 @@ class LogFollower:
             return []
         whole = block[: block.rfind(b"\n") + 1] or (block if len(block) == limit else b"")
         self.offset += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        # No splitlines: it also splits within a line of a rank, and the second half would be of no rank.
+        lines = whole.decode(errors="replace").removesuffix("\n").split("\n") if whole else []
+        return [line.removesuffix("\r") for line in lines]  # of a launcher that writes to a terminal
 
 
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:

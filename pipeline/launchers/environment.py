@@ -24,6 +24,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_SPREAD": run.spread,
         "MANYCPU_CPUS": str(run.resources.cpu or ""),
         "MANYCPU_START_TIMEOUT": str(run.start_timeout),
+        "MANYCPU_STALL_TIMEOUT": str(run.stall_timeout or ""),
         # Names only: the node lets these win over its CPU plan, and says so.
         "MANYCPU_USER_ENV": ",".join(sorted(run.env)),
         "MANYCPU_DATA": placement.data,

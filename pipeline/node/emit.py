@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import resource
+import select
 import sys
 import time
 from contextlib import suppress
@@ -14,12 +16,17 @@ __all__ = ["keep", "say", "warn"]
 
 _MESSAGE_LIMIT = 3000
 _KEPT: Final[list[int]] = []
-_ABOVE: Final = 100  # where no script expects a file of its own
+_IDENTITY: Final[list[tuple[int, int]]] = []
+_ABOVE: Final = 4096  # where no script expects a file of its own
 
 
 def keep(file: int) -> None:
     """Write to this file from now on, whatever the script makes of its stdout; not its child programs."""
-    _KEPT[:] = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _ABOVE)]
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    own = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(_ABOVE, limit // 2))
+    _IDENTITY[:] = [_identity(own)]
+    # The script may close our own, or open another file by its number: its stdout or stderr may still do.
+    _KEPT[:] = [own, 1, 2]
 
 
 def say(event: str, *, message: str | None = None, **fields: Any) -> None:
@@ -43,7 +50,32 @@ def _write(line: str) -> None:
         return
     with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
         sys.stdout.flush()  # what was printed before comes before
-    os.write(_KEPT[0], line.encode())
+    for file in _KEPT:
+        if _is_ours(file):
+            _write_whole(file, line.encode())
+            return
+
+
+def _is_ours(file: int) -> bool:
+    try:
+        return _identity(file) in _IDENTITY
+    except OSError:  # closed
+        return False
+
+
+def _identity(file: int) -> tuple[int, int]:
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino
+
+
+def _write_whole(file: int, line: bytes) -> None:
+    while line:
+        try:
+            line = line[os.write(file, line) :]
+        except BlockingIOError:  # the script made its stdout non-blocking, and ours is the same pipe
+            room = select.poll()
+            room.register(file, select.POLLOUT)
+            room.poll()
 
 
 def warn(message: str) -> None:

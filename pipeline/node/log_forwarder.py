@@ -7,11 +7,10 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+from manycpu.pipeline.node import leftovers
 from manycpu.pipeline.node.lines import Lines, pieces
 from manycpu.pipeline.node.orphan_killer import start_orphan_killer
 from manycpu.pipeline.node.pipe_writer import OrphanedError, PipeWriter
@@ -29,7 +28,9 @@ _FORWARDED: Final = (
 )
 _TICK = 1.0  # seconds between looks at whether the launcher still lives
 _GRACE = 3.0  # seconds that a rank has to end by itself once its launcher is gone
-_BAR_EVERY = 30.0  # seconds between states of a progress bar that does not end its line
+_MOMENT = 2.0  # seconds that helpers of a script that has ended have to end by themselves
+_NAMED = 10  # processes, at most, that are named in a warning
+_BAR_EVERY = 30.0  # seconds, at most, between states of a progress bar that does not end its line
 _BLOCK = 1 << 16
 _BLOCKS = 64  # more than a pipe holds; then look up, for whoever writes may never pause
 # Of the run as a whole, so that no rank is named: one that waits to start has not spoken yet.
@@ -53,22 +54,25 @@ def forward_logs(child: int, stream: int, rank: int, host: str) -> NoReturn:
         host: The name of this host, for the same.
     """
     launcher = os.getppid()
-    start_orphan_killer(child)
+    killer = start_orphan_killer(child)
     # What the script leaves behind becomes ours, so that it can be found and ended.
     kernel.adopt_orphans()
     wake = _wake_on_signals(child)
     writer = _Writer(events.join(rank, host, "").encode())
+    left = list[str]()
     try:
         status = _serve(child, stream, writer, wake, launcher)
+        if status == 0:  # of one that failed nothing else was to be expected
+            left = _left_running(stream, writer, killer)
     except OrphanedError:
         status = _end(child)
-    _end_leftovers(child)
+    leftovers.end(child)
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OrphanedError):
         writer.read(stream)
         name = socket.gethostname()
         where = {"host": host} | ({} if name == host else {"hostname": name})  # a host may have several pods
-        writer.finish(events.encode("exit", code=code, rank=rank, **where))
+        writer.finish(*_warning(left), events.encode("exit", code=code, rank=rank, **where))
     if code:
         _abort(code if code > 0 else 128 - code)
     _exit_like(code)
@@ -82,6 +86,8 @@ class _Writer:
         self._out = PipeWriter()
         self._lines = Lines()
         self._last = time.monotonic()
+        stall_timeout = float(os.environ.get("MANYCPU_STALL_TIMEOUT") or "inf")
+        self.bar_every = min(_BAR_EVERY, stall_timeout / 3)
 
     def read(self, stream: int) -> bool:
         """Forward what can be read without waiting; False at the stream's end."""
@@ -97,12 +103,12 @@ class _Writer:
 
     def tick(self) -> None:
         """Show a progress bar now and then: a long epoch is no silence."""
-        if time.monotonic() - self._last > _BAR_EVERY and (bar := self._lines.bar()):
+        if time.monotonic() - self._last > self.bar_every and (bar := self._lines.bar()):
             self._write([bar])
 
-    def finish(self, last: str) -> None:
-        """Write what had no newline yet, and a last line."""
-        self._write([*self._lines.rest(), last.encode()])
+    def finish(self, *last: str) -> None:
+        """Write what had no newline yet, and the last lines."""
+        self._write([*self._lines.rest(), *(line.encode() for line in last)])
         self._out.drain()
 
     def _write(self, lines: list[bytes]) -> None:
@@ -117,9 +123,9 @@ class _Writer:
 def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -> int:
     """Forward lines until the rank has ended; its wait status."""
     os.set_blocking(stream, False)
-    readers = [stream, wake]
+    readers, tick = [stream, wake], min(_TICK, writer.bar_every)
     while (status := _reap(child)) is None:
-        ready, _, _ = select.select(readers, [], [], _TICK)
+        ready, _, _ = select.select(readers, [], [], tick)
         if wake in ready:
             _drain(wake)
         if stream in ready and not writer.read(stream):
@@ -153,24 +159,25 @@ def _reap(child: int) -> int | None:
     return None
 
 
-def _end_leftovers(child: int) -> None:
-    """Kill what the script left running: it would hold files, ports and cores of the next run."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            for pid in _children():
-                _kill(pid, signal.SIGKILL)
-            os.waitpid(-1, 0)
+def _left_running(stream: int, writer: _Writer, killer: int) -> list[str]:
+    """Name what the script left running, once what ends by itself within a moment has ended."""
+    deadline = time.monotonic() + _MOMENT
+    while (names := leftovers.names(but=killer)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        with contextlib.suppress(OrphanedError):
+            writer.read(stream)  # nobody waits for room to write
+    return names
 
 
-def _children() -> Iterator[int]:
-    me = str(os.getpid())
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # The name in parentheses may hold anything; state and parent follow the last one.
-            if stat.read_bytes().rpartition(b")")[2].split()[1].decode() == me:
-                yield int(stat.parent.name)
+def _warning(left: list[str]) -> list[str]:
+    """Tell that something was left running: a service that the script needs, an upload that never ended."""
+    if not left:
+        return []
+    which = "1 process" if len(left) == 1 else f"{len(left)} processes"
+    was = "was" if len(left) == 1 else "were"
+    names = ", ".join([*left[:_NAMED], *(["…"] if len(left) > _NAMED else [])])
+    message = f"{which} that the script left running {was} ended: {names}"
+    return [events.encode("warning", message=message)]
 
 
 def _wake_on_signals(child: int) -> int:

@@ -8,15 +8,15 @@ from pathlib import Path
 __all__ = ["start_orphan_killer"]
 
 
-def start_orphan_killer(group: int) -> None:
-    """Fork a process that kills the process group ``group`` once this one is gone, however it went.
+def start_orphan_killer(group: int) -> int:
+    """Fork a process that kills the process group ``group`` once this one is gone, however it went; its id.
 
     The kernel kills the rank with its forwarder (``die_with_parent``), but not the rank's own children.
     """
     watched, _held = os.pipe()  # the other end stays open for as long as this process lives, and in no other
-    if os.fork():
+    if killer := os.fork():
         os.close(watched)
-        return
+        return killer
     try:
         # Out of reach of a launcher that kills its ranks by session or group, and holding none of its pipes.
         os.setsid()

@@ -2,9 +2,10 @@
 
 import functools
 import inspect
+import mmap
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch.distributed
 from torch.distributed import DistError, PrefixStore, distributed_c10d  # type: ignore[attr-defined]
@@ -15,7 +16,7 @@ from manycpu.pipeline.node.node_exit import BACKEND, PROOF, NodeExit
 
 __all__ = ["lacking", "require", "was_initialised", "wrap"]
 
-_INITIALISED: list[str] = []
+_INITIALISED: Final = mmap.mmap(-1, 1)  # a flag, shared with what the script forks
 
 
 def require(backend: str) -> None:
@@ -42,8 +43,8 @@ def lacking(backend: str) -> str:
 
 
 def was_initialised() -> bool:
-    """Whether the script ever had a process group."""
-    return bool(_INITIALISED) or torch.distributed.is_initialized()
+    """Whether the script ever had a process group, be it in a process that it forked."""
+    return bool(_INITIALISED[0]) or torch.distributed.is_initialized()
 
 
 def wrap(backend: str | None, world_size: int) -> None:
@@ -139,5 +140,5 @@ def _check(backend: str | None, world_size: int) -> None:
             f"proof of scale failed: {world_size} ranks met, and the process group of backend {observed!r} "
             f"has {size}: two MPIs that do not match?",
         )
-    _INITIALISED.append(observed)
+    _INITIALISED[0] = 1
     say("backend", requested=backend, observed=observed, world_size=size)

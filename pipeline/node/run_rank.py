@@ -4,7 +4,15 @@ import os
 import socket
 from pathlib import Path
 
-from manycpu.pipeline.node import cpus, meeting_point, options, rank_environment, requested_world, script
+from manycpu.pipeline.node import (
+    accelerate_world,
+    cpus,
+    meeting_point,
+    options,
+    rank_environment,
+    requested_world,
+    script,
+)
 from manycpu.pipeline.node.emit import say, warn
 from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, PROOF, NodeExit
 from manycpu.pipeline.node.start import Start
@@ -22,8 +30,6 @@ def run(rank: rank_environment.Rank, argv: list[str], listener: socket.socket | 
         listener: What rank 0 is to serve the ranks' meeting point on; None: as the environment says.
     """
     os.environ.update(rank.environment())
-    # Without it, Accelerate on a machine without GPUs takes each rank for a world of its own.
-    os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     try:
         return _run(rank, script.Program.parse(argv), listener)
     except NodeExit as refusal:
@@ -35,6 +41,7 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
     asked_for = requested_world.of(os.environ)
     asked_for.check_world(rank)
     plan = plan_cpus(rank)
+    accelerate_world.prepare(rank)
     listener = _meeting_point(rank) or listener
     _make_folders()
     start = Start(speaks=rank.rank == 0)
@@ -59,14 +66,25 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
     code = script.execute(program)
     if os.getpid() != process:  # a child that the script forked, and that comes back here
         return code
-    if code == 0 and rank.world_size > 1 and not process_groups.was_initialised():
-        raise NodeExit(
-            NEVER_INITIALISED,
-            f"{program.name} ended without ever initialising torch.distributed, although {rank.world_size} "
-            "processes were asked for: each of them trained alone. Call torch.distributed.init_process_group "
-            "(Accelerate and the Hugging Face Trainer do), or ask for one process.",
-        )
+    if code == 0 and rank.world_size > 1:
+        accelerate_world.check(program.name, meeting.world_size)
+        _check_initialised(program, rank)
     return code
+
+
+def _check_initialised(program: script.Program, rank: rank_environment.Rank) -> None:
+    # Late: it imports torch.
+    from manycpu.pipeline.node import process_groups
+
+    if process_groups.was_initialised():
+        return
+    raise NodeExit(
+        NEVER_INITIALISED,
+        f"{program.name} ended without ever initialising torch.distributed, although {rank.world_size} "
+        "processes were asked for: each of them trained alone. Call torch.distributed.init_process_group "
+        "(Accelerate and the Hugging Face Trainer do) in this program, not in one that it starts, or ask for "
+        "one process.",
+    )
 
 
 def plan_cpus(rank: rank_environment.Rank) -> cpu_plan.CpuPlan:

@@ -101,8 +101,11 @@ def _run_file(path: Path) -> None:
 
 
 def _exit_code(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return end.code or 0
+    if isinstance(end.code, int):
+        # The system keeps the low byte only, and would take 256 for a success.
+        return end.code if end.code & 0xFF or not end.code else 1
+    if end.code is None:
+        return 0
     sys.stderr.write(f"{end.code}\n")
     say("error", kind="SystemExit", message=str(end.code))
     return 1

@@ -51,7 +51,7 @@ class Status(BaseModel):
 
 # What a training process of ours says with its exit code.
 EXIT_CODES = {
-    86: "the script ended without ever initialising torch.distributed",
+    86: "each rank trained alone, without torch.distributed or as a world of Accelerate by itself",
     87: "proof of scale failed: the ranks that met are not those asked for",
     88: "the collective backend could not be had",
 }

@@ -54,7 +54,8 @@ def _lacking_group(observed: Observed) -> str:
         return ""
     return (
         f"{observed.world_size} ranks met, but none of them ever initialised torch.distributed: each trained "
-        "alone, or something else that it started did"
+        "alone, or did so in another program that it started or became (os.exec). Make that one run.program, "
+        "or call torch.distributed.init_process_group in this one"
     )
 
 

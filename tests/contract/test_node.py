@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.killable_programs import Program
-from support.rank_launches import LIGHT, PLAIN, Ended, alone, execute
+from support.rank_launches import LIGHT, PLAIN, Ended, alone, execute, manifest_of
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
@@ -54,6 +54,9 @@ def test_another_choice_of_the_script_is_overridden_aloud(write: Callable[[str],
     [
         ("raise SystemExit(3)", 3),
         ("raise SystemExit", 0),
+        ("raise SystemExit(False)", 0),
+        ("raise SystemExit(256)", 1),
+        ("raise SystemExit(-512)", 1),
         ("raise SystemExit('no data')", 1),
         ("import os; os._exit(7)", 7),
         ("import os; os.abort()", -signal.SIGABRT),
@@ -81,14 +84,62 @@ def test_a_rank_s_end_is_told_of_the_place_where_it_met_the_others(write: Callab
         "import io, sys\nsys.stdout = io.StringIO()",
         "import sys\nsys.stdout.close()",
         "import os\nos.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
+        "import os\nos.closerange(64, 1 << 16)",
     ],
-    ids=["redirected", "closed", "replaced"],
+    ids=["redirected", "closed", "replaced", "others closed"],
 )
 def test_events_come_through_whatever_becomes_of_stdout(end: str, write: Callable[[str], Path]) -> None:
     report = "\nfrom manycpu.pipeline.node.metrics import metrics\nmetrics({'f1': 80.0})"
     ended = alone(write(f"print('before', end='')\n{end}{report}"), MANYCPU_RUN="a", **LIGHT)
     assert ended.code == 0, ended.out
     assert [event["values"] for event in ended.events("metrics")] == [{"f1": 80.0}]
+
+
+def test_an_event_waits_where_the_script_made_its_full_stdout_non_blocking(
+    write: Callable[[str], Path],
+) -> None:
+    script = """
+        import os
+        from manycpu.pipeline.node.metrics import metrics
+        os.set_blocking(1, False)
+        for number in range(200):
+            try:
+                while True:
+                    os.write(1, b"x" * 4000 + b"\\n")
+            except BlockingIOError:
+                metrics({"number": number})
+    """
+    ended = alone(write(script), MANYCPU_RUN="a", **LIGHT)
+    assert ended.code == 0, ended.texts()[-1]
+    assert [event["values"]["number"] for event in ended.events("metrics")] == list(range(200))
+
+
+@pytest.mark.parametrize("stdout", [True, False], ids=["stdout is there", "no file is left"])
+def test_no_event_is_written_into_a_file_of_the_script_s(
+    stdout: bool, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """It closes what it did not open, as daemons do, and opens files by the numbers that come free."""
+    script = f"""
+        import os
+        from manycpu.pipeline.node.metrics import metrics
+        weights = os.open("weights", os.O_WRONLY | os.O_CREAT)
+        for number in [*map(int, os.listdir("/proc/self/fd"))]:
+            if number > (2 if {stdout} else 0) and number != weights:
+                os.dup2(weights, number)
+        metrics({{"f1": 80.0}})
+        os.write(weights, b"weights")
+    """
+    ended = alone(write(script), MANYCPU_RUN="a", **LIGHT)
+    assert ended.code == 0, ended.out
+    assert (tmp_path / "weights").read_text() == "weights"
+    assert len(ended.events("metrics")) == int(stdout)
+
+
+def test_few_files_are_enough(write: Callable[[str], Path]) -> None:
+    argv = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", sys.executable, "-m", "manycpu.pipeline.node"]
+    script = write("print('trained')")
+    ended = execute([*argv, str(script)], LIGHT, script.parent)
+    assert (ended.code, ended.texts()) == (0, ["trained"]), ended.out
 
 
 def test_an_error_is_recorded_as_torchelastic_does(write: Callable[[str], Path], tmp_path: Path) -> None:
@@ -140,10 +191,11 @@ def test_spawned_workers_run_the_script_not_the_node(write: Callable[[str], Path
     assert ended.code == 0, ended.out
     assert ended.texts() == ["worker __mp_main__", "fork [0, 1, 4, 9]", "spawn [0, 1, 4, 9]"]
     assert len(ended.events("proof")) == 1
+    assert not ended.events("warning")
 
 
 def test_what_a_script_leaves_running_neither_hangs_nor_survives(write: Callable[[str], Path]) -> None:
-    """Grandchildren hold the pipe open, one even in a session of its own."""
+    """Grandchildren hold the pipe open, one even in a session of its own; that they were ended is told."""
     script = """
         import subprocess
         for session in (False, True):
@@ -155,6 +207,29 @@ def test_what_a_script_leaves_running_neither_hangs_nor_survives(write: Callable
     pids = [int(text.split()[1]) for text in ended.texts()]
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    (warning,) = ended.events("warning")
+    assert warning["by"] == 0
+    assert warning["message"] == "2 processes that the script left running were ended: sleep, sleep"
+
+
+def test_what_ends_by_itself_soon_after_the_script_is_let_be(write: Callable[[str], Path]) -> None:
+    """As helpers do that watch whether their program is still there; they may say more than a pipe holds."""
+    script = """
+        import os, time
+        there, alive = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            os.close(alive)
+            os.read(there, 1)
+            time.sleep(0.2)
+            print("x" * 200_000)
+            print("saved")
+            os._exit(0)
+    """
+    ended = alone(write(script), **LIGHT)
+    assert ended.code == 0
+    assert ended.texts()[-1] == "saved"
+    assert not ended.events("warning")
 
 
 def test_a_signal_reaches_the_script_once(write: Callable[[str], Path], tmp_path: Path) -> None:
@@ -181,6 +256,26 @@ def test_a_signal_reaches_the_script_once(write: Callable[[str], Path], tmp_path
     os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(20) == 5
     assert Ended(5, log.read_text()).texts() == ["ready", "saved"]
+
+
+def test_a_progress_bar_is_shown_before_the_run_is_taken_for_stalled(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    script = """
+        import os, time
+        number = 0
+        while not os.path.exists("seen"):
+            number += 1
+            print(f"\\rstep {number}", end="")
+            time.sleep(0.01)
+    """
+    made = manifest_of("processes", write(script), nproc_per_node=1, stall_timeout=2, env=LIGHT)
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        process = Program(made["argv"], stdout=out, stderr=out, env=PLAIN | made["env"], cwd=tmp_path)
+    until(lambda: log.read_text().count("] step ") > 1, 20)
+    (tmp_path / "seen").touch()
+    assert process.wait(20) == 0
 
 
 def test_old_options_of_the_trainer_run_as_written_down(write: Callable[[str], Path]) -> None:

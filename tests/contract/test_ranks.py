@@ -75,6 +75,18 @@ def test_ranks_that_never_meet_are_no_success(launcher: str, write: Callable[[st
     assert "without ever initialising torch.distributed" in ended.events("error")[0]["message"]
 
 
+def test_ranks_may_train_in_processes_that_they_fork(write: Callable[[str], Path]) -> None:
+    script = """
+        import multiprocessing, torch.distributed as dist
+        worker = multiprocessing.get_context("fork").Process(target=dist.init_process_group)
+        worker.start()
+        worker.join()
+    """
+    ended = launch("processes", write(script), light=True)
+    assert ended.code == 0, ended.out
+    assert [event["observed"] for event in ended.events("backend")] == ["gloo", "gloo"]
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_lines_of_two_ranks_never_mix(launcher: str, write: Callable[[str], Path]) -> None:
     """Thousands of lines at once come out whole, whatever the launcher's way to forward them."""

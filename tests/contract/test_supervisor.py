@@ -149,3 +149,13 @@ def test_a_log_is_followed_line_by_line(tmp_path: Path) -> None:
         file.write("o\nthree\n")
     assert follower.read() == ["two", "three"]
     assert follower.read() == []
+
+
+@pytest.mark.parametrize("separator", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\r"])
+def test_only_a_newline_ends_a_line_of_a_log(separator: str, tmp_path: Path) -> None:
+    """What follows in a rank's line must not be of no rank, or claim to be of another."""
+    line = f"[rank 0 here] one{separator}[rank 1 there] two"
+    path = tmp_path / "log"
+    path.write_bytes(f"{line}\n\nthree\r\n{line}\n".encode())
+    assert process.LogFollower(path).read() == [line, "", "three", line]
+    assert process.LogFollower(path).read(limit=12) == ["[rank 0 here"]

@@ -192,15 +192,13 @@ dist.barrier()
 
 
 @light
-@pytest.mark.parametrize(
-    "end", ["os._exit(0)", "raise SystemExit(256)", "os.execv(sys.executable, [sys.executable, '-c', ''])"]
-)
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.execv(sys.executable, [sys.executable, '-c', ''])"])
 def test_ranks_that_never_met_are_no_success_however_they_end(
     end: str, script: Script, tmp_path: Path
 ) -> None:
     """Nothing in the rank can notice: it is over at once, or is another program."""
     text = f"import os, sys\nopen(os.environ['MANYCPU_OUTPUT'] + '/model', 'w').write('x')\n{end}"
-    with pytest.raises(TrainingFailedError, match="none of them ever initialised"):
+    with pytest.raises(TrainingFailedError, match=r"ever initialised .* \(os\.exec\)\. Make that one"):
         train(fields(tmp_path, script(text), nproc_per_node=2))
     assert report(tmp_path).state == "failed"
 

@@ -1,0 +1,44 @@
+"""See that Accelerate takes the ranks for one world: on CPUs it does so only where it is told of them."""
+
+import os
+import sys
+from typing import Final
+
+from manycpu.pipeline.node.emit import warn
+from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, NodeExit
+from manycpu.pipeline.node.rank_environment import Rank
+
+__all__ = ["check", "prepare"]
+
+_VARIABLE: Final = "ACCELERATE_USE_CPU"
+_TRUE: Final = {"y", "yes", "t", "true", "on", "1"}  # as Accelerate reads it
+
+
+def prepare(rank: Rank) -> None:
+    """Tell Accelerate of CPUs, where there are several ranks; only what the run itself names wins."""
+    if rank.world_size == 1:  # it would wrap the model of a rank alone for a world of several
+        return
+    if _VARIABLE not in os.environ.get("MANYCPU_USER_ENV", "").split(","):
+        os.environ[_VARIABLE] = "true"
+        return
+    value = os.environ.get(_VARIABLE, "")
+    if value.lower() not in _TRUE and rank.local_rank == 0:
+        warn(f"run.env sets {_VARIABLE} to {value!r}: Accelerate may take each rank for a world of its own")
+
+
+def check(program: str, world_size: int) -> None:
+    """See how large a world Accelerate made of the ranks, where the script used it.
+
+    Raises:
+        NodeExit: 86, another than the ranks that met.
+    """
+    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    size = getattr(state, "_shared_state", {}).get("num_processes", world_size)
+    if size == world_size:
+        return
+    raise NodeExit(
+        NEVER_INITIALISED,
+        f"{program} ended with a state of Accelerate for a world of {size}, although {world_size} ranks met: "
+        "each of them trained alone. Accelerate's first object decides, and must be told of CPUs: begin with "
+        "Accelerator(cpu=True) or PartialState(cpu=True), and leave ACCELERATE_USE_CPU out of run.env.",
+    )

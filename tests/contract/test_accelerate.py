@@ -1,0 +1,86 @@
+"""Accelerate on several ranks: one world of them all, or a refusal; itself, and a stand-in for it."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.rank_launches import LIGHT, Ended, alone, execute
+
+pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
+
+STATE = """
+import os
+import torch.distributed
+
+class PartialState:
+    _shared_state = {}
+
+    def __init__(self, cpu=False):
+        torch.distributed.init_process_group()
+        cpu = cpu or os.environ.get("TOLD") and os.environ["ACCELERATE_USE_CPU"] == "true"
+        self._shared_state["num_processes"] = torch.distributed.get_world_size() if cpu else 1
+"""
+SHOW = "import os\nprint(os.environ.get('ACCELERATE_USE_CPU'))\nimport torch.distributed as dist\n"
+
+
+def two_ranks(script: Path, **env: str) -> Ended:
+    argv = [sys.executable, "-m", "manycpu.pipeline.node", "--nproc-per-node=2", str(script)]
+    return execute(argv, env, script.parent)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> None:
+    """Lay a module beside the script that the script takes for Accelerate."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "__init__.py").touch()
+    (tmp_path / "accelerate" / "state.py").write_text(STATE)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_ranks_that_are_each_a_world_of_accelerate_are_no_success(write: Callable[[str], Path]) -> None:
+    """It initialises torch.distributed for all ranks, and then has each train by itself."""
+    ended = two_ranks(write("from accelerate.state import PartialState\nPartialState()"), **LIGHT)
+    assert ended.code == 86, ended.out
+    assert {event["observed"] for event in ended.events("backend")} == {"gloo"}
+    message = ended.events("error")[0]["message"]
+    assert "a world of 1, although 2 ranks met" in message
+    assert "Accelerator(cpu=True)" in message
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("made", ["PartialState(cpu=True)", "PartialState", "dist.init_process_group()"])
+def test_one_world_of_all_ranks_and_none_at_all_are_fine(made: str, write: Callable[[str], Path]) -> None:
+    told = {"TOLD": "1"} if made == "PartialState" else {}
+    call = made if made.endswith(")") else f"{made}()"
+    script = f"from accelerate.state import PartialState\n{SHOW}{call}"
+    ended = two_ranks(write(script), **LIGHT, **told)
+    assert ended.code == 0, ended.out
+
+
+def test_what_the_worker_has_set_does_not_split_the_world(write: Callable[[str], Path]) -> None:
+    ended = two_ranks(write(SHOW + "dist.init_process_group()"), ACCELERATE_USE_CPU="false", **LIGHT)
+    assert (ended.code, ended.texts()) == (0, ["true", "true"]), ended.out
+    assert not ended.events("warning")
+
+
+def test_what_the_run_sets_wins_with_a_warning(write: Callable[[str], Path]) -> None:
+    named = {"MANYCPU_USER_ENV": "A,ACCELERATE_USE_CPU", "ACCELERATE_USE_CPU": "false"}
+    ended = two_ranks(write(SHOW + "dist.init_process_group()"), **named, **LIGHT)
+    assert (ended.code, ended.texts()) == (0, ["false", "false"]), ended.out
+    (warning,) = ended.events("warning")
+    assert "run.env sets ACCELERATE_USE_CPU to 'false'" in warning["message"]
+
+
+def test_a_rank_alone_is_told_nothing(write: Callable[[str], Path]) -> None:
+    """Accelerate would wrap its model for a world of several."""
+    ended = alone(write(SHOW), **LIGHT)
+    assert (ended.code, ended.texts()) == (0, ["None"]), ended.out
+
+
+@pytest.mark.parametrize(("first", "code"), [("", 0), ("PartialState()\n", 86)])
+def test_accelerate_itself(first: str, code: int, write: Callable[[str], Path]) -> None:
+    script = f"from accelerate import Accelerator, PartialState\n{first}print(Accelerator().num_processes)"
+    ended = two_ranks(write(script), MANYCPU_BACKEND="gloo")
+    assert ended.code == code, ended.out
+    assert {text for text in ended.texts() if text.isdecimal()} == {"1" if code else "2"}
