@@ -288,6 +288,7 @@ CHANGED = (
     {"resources": {"cpu": 4, "memory": "9Gi"}},
     {"start_timeout": 77},
     {"run_timeout": 77},
+    {"stall_timeout": 77},
 )
 OF_THE_PLACEMENT = {"program", "data", "model", "output", "checkpoints", "resume_from", "job_name"}
 """What reaches the manifest as a path or a name that was decided before."""
@@ -295,7 +296,6 @@ NONE_OF_THE_JOBS = {
     "oversubscribe": "preflight asks for it, and it is of one machine",
     "acknowledge_timeout": "of who waits",
     "queue_timeout": "of who waits",
-    "stall_timeout": "of who waits",
     "keep": "of cleanup",
     "keep_for": "of cleanup",
 }
