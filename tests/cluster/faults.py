@@ -24,6 +24,7 @@ from kubernetes import client
 
 READY_SECONDS = 60
 DRAIN_SECONDS = 90
+RELEASE_SECONDS = 60
 # Limits of one use of a slow API server.
 SLOW_SECONDS = 60
 FILLER = VOLUMES / ".filled"
@@ -112,11 +113,19 @@ class Faults:
     @contextmanager
     def volumes_full(self) -> Iterator[None]:
         """No space left in any volume of the cluster."""
+        wait_for(
+            "the volumes of earlier tests to be gone", lambda: not self._released(), seconds=RELEASE_SECONDS
+        )
         try:
             self._inside.run("sh", "-c", FILL, VOLUMES, FILLER)
             yield
         finally:
             self._inside.run("rm", "-f", FILLER)
+
+    def _released(self) -> list[str]:
+        """List the volumes that are yet to be deleted, which makes room."""
+        volumes = json.loads(self.cluster.kubectl("get", "persistentvolumes", "--output", "json"))["items"]
+        return [one["metadata"]["name"] for one in volumes if one["status"]["phase"] == "Released"]
 
     def empty_volume(self, where: Space, claim: str) -> None:
         """Delete everything in the volume of a claim."""

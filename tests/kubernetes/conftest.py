@@ -103,9 +103,9 @@ def used_rights(shared_folder: Path) -> Path:
     return shared_folder / "used-rights"
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def _use_of_rights(used_rights: Path) -> Iterator[None]:
-    """Note the rights that manycpu uses from this process, at each of its doors to the cluster."""
+    """Note the rights that manycpu uses in this test, at each of its doors to the cluster."""
     known: set[Right] = set()
 
     def note(rights: Iterable[Right]) -> None:
