@@ -113,19 +113,19 @@ class Faults:
     @contextmanager
     def volumes_full(self) -> Iterator[None]:
         """No space left in any volume of the cluster."""
-        wait_for(
-            "the volumes of earlier tests to be gone", lambda: not self._released(), seconds=RELEASE_SECONDS
-        )
+        gone = lambda: not self._going()  # noqa: E731
+        wait_for("the volumes of earlier tests to be gone", gone, seconds=RELEASE_SECONDS)
         try:
             self._inside.run("sh", "-c", FILL, VOLUMES, FILLER)
             yield
         finally:
             self._inside.run("rm", "-f", FILLER)
 
-    def _released(self) -> list[str]:
-        """List the volumes that are yet to be deleted, which makes room."""
+    def _going(self) -> list[str]:
+        """List the volumes that are being deleted, which makes room."""
         volumes = json.loads(self.cluster.kubectl("get", "persistentvolumes", "--output", "json"))["items"]
-        return [one["metadata"]["name"] for one in volumes if one["status"]["phase"] == "Released"]
+        deleted = [one for one in volumes if one["spec"]["persistentVolumeReclaimPolicy"] == "Delete"]
+        return [one["metadata"]["name"] for one in deleted if one["status"]["phase"] == "Released"]
 
     def empty_volume(self, where: Space, claim: str) -> None:
         """Delete everything in the volume of a claim."""
