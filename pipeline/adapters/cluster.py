@@ -116,13 +116,11 @@ class Cluster:
         """
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         query = {"dryRun": "All"} if dry_run else {}
-        try:
+        with suppress(ConflictError):
             return self.call("POST", self.path(kind), query=query, body=manifest)
-        except ConflictError:
-            existing = self.get(kind, name)
-            if existing is None:
-                raise
-            return existing
+        existing = self.get(kind, name)
+        # None: it was being deleted, and went between the two calls.
+        return existing or self.call("POST", self.path(kind), query=query, body=manifest)
 
     def patch(self, kind: str, name: str, body: KubeObject, *, deadline: float = DEADLINE) -> KubeObject:
         """Change an object by a JSON merge patch; a uid and a resourceVersion in it must be the present ones.

@@ -93,6 +93,12 @@ def test_what_is_refused_is_told_at_once(scripted: Server, opened: Cluster, stat
     assert (caught.value.status, len(scripted.tokens)) == (status, 1)
 
 
+def test_what_goes_while_it_is_created_anew_is_created(scripted: Server, opened: Cluster) -> None:
+    scripted.answers = [(409, "object is being deleted: pods x already exists"), (404, "there is no x")]
+    assert opened.create({"kind": "Pod", "metadata": {"name": "x"}}) == {"message": ""}
+    assert len(scripted.tokens) == 3
+
+
 def test_a_token_that_is_refused_is_read_anew(scripted: Server, opened: Cluster) -> None:
     scripted.answers = [(401, "Unauthorized")]
     assert opened.get("Pod", "a") is not None

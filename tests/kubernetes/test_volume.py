@@ -179,6 +179,7 @@ def test_a_program_that_wrote_nothing_has_nothing_exported(a_context: Open, tmp_
 
 @pytest.mark.alone
 def test_a_full_volume_is_named(a_context: Open, large: Path, faults: Faults) -> None:
+    os.truncate(large / "weights.bin", 192 << 20)  # more than a file system makes free of itself
     ctx = a_context()
     # It is found before anything is copied; at once, where not even a folder can be made.
     with faults.volumes_full(), pytest.raises(StageError, match=r"(are needed|No space left).*target\.claim"):
