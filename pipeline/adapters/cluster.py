@@ -8,6 +8,7 @@ import json
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Final
