@@ -145,6 +145,7 @@ if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 total = torch.ones(1)
 dist.all_reduce(total)
 print("round", os.environ["TORCHELASTIC_RESTART_COUNT"], "sum", int(total), flush=True)
+dist.destroy_process_group()  # gloo aborts where its threads outlive the interpreter
 """
 
 

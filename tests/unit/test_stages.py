@@ -105,7 +105,7 @@ WITH_AIRFLOW = ["e2e/test_a", "kubernetes/test_airflow", "ui/test_a"]
 AT_THE_CLUSTER = [f"{folder}/test_{name}" for folder in ("cluster", "kubernetes") for name in "abcd"]
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [3])
 def test_two_processes_are_at_the_cluster_and_it_ends_last(processes: int, tmp_path: Path) -> None:
     files = [*AT_THE_END, *WITH_AIRFLOW, *AT_THE_CLUSTER, "contract/test_a", "contract/test_b"]
     notes = notes_of(tmp_path, dict.fromkeys(files, WORKS), processes)
