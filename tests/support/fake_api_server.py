@@ -55,6 +55,7 @@ class ApiServer:
         self.url = ""
         self._watches: list[tuple[str, queue.Queue[Object | None]]] = []
         self._version = itertools.count(2)
+        self._latest = 1
 
     def connect(self) -> client.ApiClient:
         return client.ApiClient(client.Configuration(host=self.url))
@@ -64,6 +65,7 @@ class ApiServer:
         there = self._named(kind, made["metadata"]["name"])
         version, now = next(self._version), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         meta = made["metadata"] | {"namespace": "ml", "resourceVersion": str(version)}
+        self._latest = version
         born = {"uid": f"uid-{version:04}", "creationTimestamp": now}
         made = made | {"kind": kind, "metadata": born | meta}
         others = [one for one in self.objects.get(kind, []) if one is not there]
@@ -106,7 +108,7 @@ class ApiServer:
             self.calls[f"log {rest[0]}"] += 1
             _send(handler, 200, self.logs.get(rest[0], ""))
         elif "watch" in query:
-            self._watch(handler, kind)
+            self._watch(handler, kind, int(query.get("resourceVersion") or self._latest))
         else:
             act = getattr(self, f"_{handler.command.lower()}")
             _send(handler, 200, json.dumps(act(kind, rest[0] if rest else "", query, body)))
@@ -132,13 +134,14 @@ class ApiServer:
             self.calls[f"get {kind}"] += 1
             return self._there(kind, name)
         self.calls[f"list {kind}"] += 1
+        version = str(self._latest)
         wanted = [pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair]
         items = [
             one
             for one in self.objects.get(kind, [])
             if all(one["metadata"].get("labels", {}).get(key) == value for key, value in wanted)
         ]
-        return {"metadata": {"resourceVersion": "1"}, "items": items}
+        return {"metadata": {"resourceVersion": version}, "items": items}
 
     def _post(self, kind: str, _: str, query: dict[str, str], body: Object) -> Object:
         name = body["metadata"]["name"]
@@ -172,10 +175,13 @@ class ApiServer:
     def _named(self, kind: str, name: str) -> Object | None:
         return next((one for one in self.objects.get(kind, []) if one["metadata"]["name"] == name), None)
 
-    def _watch(self, handler: BaseHTTPRequestHandler, kind: str) -> None:
+    def _watch(self, handler: BaseHTTPRequestHandler, kind: str, since: int) -> None:
         self.calls[f"watch {kind}"] += 1
         told: queue.Queue[Object | None] = queue.Queue()
         self._watches.append((kind, told))
+        for changed in self.objects.get(kind, []):  # between the list and its watch
+            if int(changed["metadata"].get("resourceVersion", 0)) > since:
+                told.put({"type": "MODIFIED", "object": changed})
         handler.send_response(200)
         handler.end_headers()
         handler.wfile.flush()
