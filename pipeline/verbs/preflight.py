@@ -119,8 +119,11 @@ def _squad(ctx: RunContext) -> Findings:
 
 
 def _checkpoint(ctx: RunContext) -> Findings:
-    named = ctx.run.model or any(word.startswith("--model_name_or_path") for word in ctx.run.args)
-    if ctx.run.program == "question_answering" and not named:
+    run = ctx.run
+    # The recipe reads a model's name from its environment and from a file of options, too.
+    elsewhere = run.env_from or "MANYCPU_MODEL" in run.env
+    in_args = any(word.startswith("--model") or word.endswith(".json") for word in run.args)
+    if run.program == "question_answering" and not (run.model or elsewhere or in_args):
         fix = "Name a folder or a model there, or give --model_name_or_path in run.args"
         yield Finding("run.model", "there is no base checkpoint", fix)
 

@@ -261,6 +261,18 @@ def test_the_recipe_asks_for_a_model_before_anything_starts(manycpu: Type, tmp_p
     assert (code, "run.model: there is no base checkpoint" in printed) == (2, True), printed
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"args": "--model_name_or_path x"}, {"args": "options.json"}, {"env": {"MANYCPU_MODEL": "x"}}],
+    ids=str,
+)
+def test_a_model_that_is_named_elsewhere_is_not_asked_for(
+    manycpu: Type, tmp_path: Path, fields: dict[str, object]
+) -> None:
+    file = run_file(tmp_path, program="question_answering", output="out", **fields)
+    assert manycpu("preflight", file) == (0, "ready: nothing stands in the way of this run\n")
+
+
 def test_options_win_over_the_file_and_stand_alone(manycpu: Type, script: Script, tmp_path: Path) -> None:
     words = ["--program", script(), "--output", f"{tmp_path}/out", "--args", "--a '1 2'", "--env", "{A: 1}"]
     code, printed = manycpu("render", *words, "--nproc-per-node", "2", "--resources", "{cpu: 1}")
