@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,41 +205,41 @@ def _memory(process: psutil.Process) -> int:
 @contextmanager
 def lock() -> Iterator[None]:
     """One starter or stopper at a time."""
-    cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _held("lock", fcntl.LOCK_EX):
         yield
 
 
 @contextmanager
 def turn(*, alone: bool) -> Iterator[None]:
     """Have the cluster for a test, beside those of other processes or alone, before whoever comes later."""
-    with (cache() / "turn").open("w") as tests:
-        with (cache() / "next-turn").open("w") as first:
-            fcntl.flock(first, fcntl.LOCK_EX)
-            fcntl.flock(tests, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    with ExitStack() as stack:
+        with _held("next-turn", fcntl.LOCK_EX):
+            stack.enter_context(_held("turn", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         yield
 
 
 @contextmanager
 def in_use() -> Iterator[None]:
     """Keep other starters from replacing the running cluster."""
-    with _users().open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+    with _held("in-use", fcntl.LOCK_SH):
         yield
 
 
 def _is_in_use() -> bool:
-    with _users().open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    try:
+        with _held("in-use", fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
+    except BlockingIOError:
+        return True
 
 
-def _users() -> Path:
-    return cache() / "in-use"
+@contextmanager
+def _held(name: str, how: int) -> Iterator[None]:
+    """Hold a lock of this machine's users of the cluster."""
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / name).open("w") as file:
+        fcntl.flock(file, how)
+        yield
 
 
 @contextmanager

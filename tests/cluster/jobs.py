@@ -1,12 +1,10 @@
 """Manifests for the cluster's own tests: plain, without the product."""
 
-from collections.abc import Callable
 from typing import Any
 
 from cluster.settings import HERE
 
 Manifest = dict[str, Any]
-Maker = Callable[[str, str], Manifest]
 PROGRAM = "/program/allreduce.py"
 SCRIPTS = "programs_in_pods"
 

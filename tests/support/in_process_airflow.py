@@ -1,6 +1,5 @@
 """An Airflow of the tests' own, in this process: a database and a folder for DAG files."""
 
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from manycpu.operators import local_airflow
+from manycpu.pipeline.adapters.lock import locked
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -40,8 +40,7 @@ def pytest_unconfigure() -> None:
 def new_database(shared_folder: Path) -> Path:
     """Make a database as Airflow's first start does, once for all processes, each of which copies it."""
     made = shared_folder / "airflow.db"
-    with made.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(made.with_suffix(".lock")):
         if not made.exists():
             from airflow.utils import db
 
