@@ -11,7 +11,7 @@ if [ "$1" = helper ]; then
     [ -z "$HELPER_REQUIREMENTS" ] || $pip install --quiet $HELPER_REQUIREMENTS
 else
     # torch first, from its own index: what comes after is content with it. Without a version, the base's stays.
-    [ -z "$TORCH" ] || $pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==$TORCH"
+    [ -z "$TORCH" ] || $pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==$TORCH" torchvision
     $pip install --quiet --no-deps --require-hashes -r /context/train.txt
     # shellcheck disable=SC2086
     [ -z "$TRANSFORMERS$REQUIREMENTS" ] || $pip install --quiet ${TRANSFORMERS:+"transformers==$TRANSFORMERS"} $REQUIREMENTS

@@ -23,7 +23,7 @@ DATA = ("bin", "etc", "include", "lib", "opt", "share")  # of packages, where pi
 LEFT_OUT = ("doc", "info", "lintian", "locale", "man", "zoneinfo")
 # Extras of pyproject.toml whose packages an image has, beside those of the bare install.
 HELPER: tuple[str, ...] = ()
-TRAINING = ("train", "mpi", "ccl")
+TRAINING = ("train", "vision", "mpi", "ccl")
 # Brought by others and never used on a CPU.
 UNUSED = ("triton", "oneccl", "intel-sycl-rt", "intel-opencl-rt", "umf", "onemkl-license")
 # What compiles the backend: this machine is of the image's Debian, and so is its Python.
