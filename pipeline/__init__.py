@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from manycpu.pipeline.notebook.launch import launch
+    from manycpu.pipeline.notebook.launcher import notebook_launcher
     from manycpu.pipeline.spec.errors import ManycpuError
     from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
     from manycpu.pipeline.spec.training_run import Resources, TrainingRun
@@ -17,6 +19,8 @@ __all__ = [
     "Resources",
     "Target",
     "TrainingRun",
+    "launch",
+    "notebook_launcher",
     "train",
 ]
 
@@ -28,6 +32,8 @@ _HOMES = {
     "Resources": "spec.training_run",
     "Target": "spec.targets",
     "TrainingRun": "spec.training_run",
+    "launch": "notebook.launch",
+    "notebook_launcher": "notebook.launcher",
     "train": "verbs.all_verbs",
 }
 

@@ -8,7 +8,7 @@ from manycpu.pipeline.node.emit import warn
 from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, NodeExit
 from manycpu.pipeline.node.rank_environment import Rank
 
-__all__ = ["check", "prepare"]
+__all__ = ["check", "prepare", "tell_backend"]
 
 _VARIABLE: Final = "ACCELERATE_USE_CPU"
 _TRUE: Final = {"y", "yes", "t", "true", "on", "1"}  # as Accelerate reads it
@@ -24,6 +24,14 @@ def prepare(rank: Rank) -> None:
     value = os.environ.get(_VARIABLE, "")
     if value.lower() not in _TRUE and rank.local_rank == 0:
         warn(f"run.env sets {_VARIABLE} to {value!r}: Accelerate may take each rank for a world of its own")
+
+
+def tell_backend(backend: str) -> None:
+    """Have Accelerate's state name the backend that is used, where it is being made: it takes its default."""
+    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    shared = getattr(state, "_shared_state", {})
+    if "backend" in shared:
+        shared["backend"] = backend
 
 
 def check(program: str, world_size: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch.distributed
 from torch.distributed import DistError, PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
+from manycpu.pipeline.node import accelerate_world
 from manycpu.pipeline.node.backends import BACKENDS, UnavailableError
 from manycpu.pipeline.node.emit import say, warn
 from manycpu.pipeline.node.node_exit import BACKEND, PROOF, NodeExit
@@ -63,7 +64,7 @@ def wrap(backend: str | None, world_size: int) -> None:
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         bound = signature.bind(*args, **kwargs)
         if backend is not None:
-            _override(bound, backend)
+            _override(bound, backend, by=sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001 - no other way
         original(*bound.args, **bound.kwargs)
         _check(backend, world_size)
 
@@ -111,9 +112,11 @@ def _compare(arguments: dict[str, Any]) -> None:
         raise NodeExit(BACKEND, f"the ranks of a group ask for different backends: {choices}.")
 
 
-def _override(bound: inspect.BoundArguments, backend: str) -> None:
+def _override(bound: inspect.BoundArguments, backend: str, by: str) -> None:
     requested = bound.arguments.get("backend")
-    if requested is not None and _on_cpu(str(requested)) != backend:
+    if by == "accelerate.state":  # its own default, which nobody chose
+        accelerate_world.tell_backend(backend)
+    elif requested is not None and _on_cpu(str(requested)) != backend:
         why = "as run.backend or the ranks chose"
         warn(f"the script asks for the backend {str(requested)!r}; {backend!r} is used, {why}")
     bound.arguments["backend"] = backend

@@ -113,7 +113,10 @@ def _exit_code(end: SystemExit) -> int:
 
 def _report(error: Exception) -> None:
     sys.stdout.flush()
-    sys.excepthook(type(error), error, error.__traceback__)
+    if sys.excepthook is sys.__excepthook__ or sys.excepthook.__module__.startswith("torch."):
+        traceback.print_exception(error)  # theirs shows no line of a notebook's cell
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
     sys.stderr.flush()
     short = "".join(traceback.format_exception_only(error)).strip()
     say("error", kind=type(error).__name__, message=short)
@@ -124,7 +127,8 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     start = trace
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith(_OURS) and "runpy" not in file:
+        hidden = "__tracebackhide__" in trace.tb_frame.f_globals  # as pytest and IPython have it
+        if not file.startswith(_OURS) and "runpy" not in file and not hidden:
             return trace
         trace = trace.tb_next
     return start

@@ -73,11 +73,17 @@ def run_all(ctx: RunContext, listener: RunListener) -> Report:
         ForeignRunError: Another process of this machine does so; nothing was touched.
         ManycpuError: A verb failed.
     """
-    if ctx.ledger.exists():
+    begun_before = ctx.ledger.exists()
+    if begun_before:
         ctx.ledger.refuse_second()
-    with _reporting(listener, "prepare"):
-        for finding in prepare(ctx):
-            listener.finding(finding)
+    try:
+        with _reporting(listener, "prepare"):
+            for finding in prepare(ctx):
+                listener.finding(finding)
+    except KeyboardInterrupt as interrupt:
+        if not begun_before:
+            cleanup(ctx)
+        raise CancelledError("interrupted; nothing was launched") from interrupt
     # All of it is this process's: when it is killed, nobody has to wait for the end of the lease.
     ctx.ledger.change_lease(holder=process.handle_of_this_process(Path(), ctx.name, 0))
     taken_away = False

@@ -1,0 +1,149 @@
+"""Call a function that travelled by value: the program of a run that a notebook launches."""
+
+import base64
+import json
+import linecache
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from manycpu.pipeline.node.emit import say, warn
+from manycpu.pipeline.node.returned import tell, tell_failure
+
+__all__ = ["FUNCTION", "LARGEST", "NOTES", "call", "versions"]
+
+NOTES: Final = "function.json"
+FUNCTION: Final = "function.pkl"
+LARGEST: Final = 1 << 20
+"""Bytes that what a function returns may take: it travels through the log."""
+_COMPARED: Final = ("torch", "accelerate")  # whose objects and records travel
+_BAD_INPUT: Final = 2
+
+
+def call(folder: Path) -> None:
+    """Call the function, in a folder where its relative paths lead to what they led to in the notebook.
+
+    Args:
+        folder: Where the function and the notes on it are, as :mod:`manycpu.pipeline.notebook` writes them.
+
+    Raises:
+        SystemExit: The rank's Python, torch or accelerate is not the notebook's, or lacks a module.
+    """
+    notes = json.loads((folder / NOTES).read_text())
+    _check_versions(notes["versions"])
+    _show_sources(notes["sources"])
+    with _working_folder(notes):
+        function, args = _load(folder / FUNCTION)
+        returned = function(*args)
+        if os.environ.get("RANK", "0") == "0":
+            _tell(returned)
+
+
+def versions() -> dict[str, str]:
+    """Read the versions that must be the same on both sides; of what is not installed none."""
+    found = {"Python": ".".join(map(str, sys.version_info[:2]))}
+    for name in _COMPARED:
+        try:
+            found[name] = version(name).partition("+")[0]  # the build, such as +cpu, makes no difference
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _check_versions(expected: Mapping[str, str]) -> None:
+    here = versions()
+    other = [
+        f"{name} {here[name]} where the notebook has {of_notebook}"
+        for name, of_notebook in expected.items()
+        if here.get(name, of_notebook) != of_notebook
+    ]
+    if other:
+        _refuse(f"this node has {' and '.join(other)}: a function travels between the same versions only")
+
+
+def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    import cloudpickle
+
+    try:
+        function, args = cloudpickle.loads(file.read_bytes())
+    except ImportError as error:
+        _refuse(f"the function needs what this node lacks: {error}. Install it there, or in the image")
+    return function, args
+
+
+def _refuse(message: str) -> None:
+    say("error", kind="Refusal", message=message)
+    raise SystemExit(_BAD_INPUT)
+
+
+def _show_sources(sources: Mapping[str, list[str]]) -> None:
+    """Have tracebacks show the lines of cells, whose files are nowhere."""
+    for name, lines in sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+
+
+@contextmanager
+def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
+    """Work in the notebook's folder; elsewhere in one of the same place, beside which the data lies."""
+    here = Path(notes["folder"])
+    if notes["same_machine"]:
+        os.chdir(here)
+        yield
+        return
+    root = Path(tempfile.mkdtemp(prefix="manycpu-"))
+    folder = root / here.relative_to("/")
+    folder.mkdir(parents=True)
+    _lay_data(root, notes["data"])
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        _warn_of_files(root)
+        os.chdir("/")
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _lay_data(root: Path, data: str | None) -> None:
+    """Link the staged data to where the notebook has it, below a root of our own."""
+    staged = os.environ.get("MANYCPU_DATA")
+    if data is None or staged is None:
+        return
+    place = root / Path(data).relative_to("/")
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(staged)
+
+
+def _warn_of_files(root: Path) -> None:
+    written = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    if written:
+        more = f" and {len(written) - 1} more" if len(written) > 1 else ""
+        warn(
+            f"{written[0].name}{more} was written to the working folder, which is gone with the run: "
+            "write to os.environ['MANYCPU_OUTPUT'], and give the run an output"
+        )
+
+
+def _tell(returned: Any) -> None:
+    """Tell what was returned, or why that cannot travel: the training has succeeded all the same."""
+    import cloudpickle
+
+    kind = type(returned).__name__
+    try:
+        pickled = cloudpickle.dumps(returned)
+    except Exception as error:  # noqa: BLE001 - whatever an object may raise
+        fix = "Return numbers, tensors, or a model out of accelerator.unwrap_model"
+        tell_failure(f"what the function returned, of type {kind}, cannot be pickled: {error}. {fix}")
+        return
+    if len(pickled) > LARGEST:
+        fix = "Write it to os.environ['MANYCPU_OUTPUT'], and give the run an output"
+        size = f"{len(pickled):,} bytes, of which {LARGEST:,} can travel"
+        tell_failure(f"what the function returned, of type {kind}, takes {size}. {fix}")
+        return
+    tell(base64.b64encode(pickled).decode())

@@ -1,0 +1,148 @@
+"""launch: call a function on every rank of a run, and return what rank 0 returned."""
+
+import base64
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from manycpu.pipeline.notebook import payload
+from manycpu.pipeline.notebook.shown import Shown, shown
+from manycpu.pipeline.runfile import read_run_file
+from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ManycpuError, TrainingFailedError
+from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.verbs.all_verbs import new_run_id, run_all
+
+__all__ = ["AnyTarget", "launch"]
+
+AnyTarget = Target | Mapping[str, Any] | str | os.PathLike[str] | None
+_KINDS: Final = ("local", "baremetal", "kubernetes")
+_PATHS: Final = ("data", "model", "output")
+
+
+def launch(function: Callable[..., Any], *args: Any, target: AnyTarget = None, **fields: Any) -> Any:
+    """Call a function on every rank of a run, and return what rank 0 returned.
+
+    The function travels by value, with what it uses of the notebook. On its node it finds the environment
+    of every program (``MANYCPU_DATA``, ``MANYCPU_OUTPUT``, ``MANYCPU_CHECKPOINTS``), and its world.
+
+    Args:
+        function: The function; defined in a cell, in a script, or in a module beside it.
+        args: Its arguments.
+        target: Where: a Target, its fields, the path of a run file (whose fields of ``run`` count, too, where
+            the call gives no others), or a kind of target by name. None: this machine.
+        fields: Fields of :class:`manycpu.pipeline.TrainingRun` but ``program`` and ``args``; ``output`` may
+            be left out, then what the function writes to a model's folder is nowhere.
+
+    Returns:
+        What the function returned on rank 0: at most 1 MiB, pickled.
+
+    Raises:
+        BadInputError: A field is wrong, or something the function uses cannot travel; nothing was started.
+        TrainingFailedError: The function raised on a rank: its traceback is the message.
+        ManycpuError: A verb of the run failed, or what was returned cannot travel back.
+    """
+    __tracebackhide__ = True
+    run_fields, target_fields, base = _where(target)
+    _refuse_program(fields)
+    here = Path.cwd()
+    run = {**run_fields, **_anchored(fields, here)}
+    run.setdefault("output", None)
+    with TemporaryDirectory(prefix="manycpu-function-") as folder:
+        script = Path(folder, f"{payload.name_of(function)}.py")
+        script.touch()  # the run is validated before anything is pickled
+        ctx = open_context(
+            {**run, "program": str(script), "args": ()}, target_fields, "notebook", new_run_id(), base=base
+        )
+        data = ctx.run.data if ctx.run.data and "://" not in ctx.run.data else None
+        same_machine = isinstance(ctx.target, Local)
+        payload.write(Path(folder), function, args, base=here, data=data, same_machine=same_machine)
+        with shown() as display:
+            display.say(announcement(ctx))
+            if not same_machine:
+                _warn_of_paths(display, payload.paths_of_here(function, args, here, data))
+            return _returned(ctx, display)
+
+
+def announcement(ctx: RunContext) -> str:
+    """Say how wide a run is, in Accelerate's words."""
+    low, high = ctx.run.nodes
+    each = ctx.run.nproc_per_node
+    total = f"{low * each}" if low == high else f"{low * each} to {high * each}"
+    if high == 1:
+        return f"Launching training on {total} CPU{'s' if each > 1 else ''}."
+    nodes = f"{low}" if low == high else f"{low} to {high}"
+    return f"Launching training on {total} CPUs ({nodes} nodes x {each})."
+
+
+def _where(target: AnyTarget) -> tuple[dict[str, Any], Target | Mapping[str, Any] | None, Path]:
+    """Read a target: fields of a run that come with it, the target, and the folder of its relative paths."""
+    if target is None or isinstance(target, (Local, BareMetal, Kubernetes, Mapping)):
+        return {}, target, Path.cwd()
+    if target in _KINDS:
+        return {}, {"kind": target}, Path.cwd()
+    file = Path(target).expanduser()
+    if not file.is_file() and file.suffix == "":
+        file = next((named for end in (".yaml", ".yml") if (named := file.with_suffix(end)).is_file()), file)
+    run_fields, target_fields = read_run_file(file)
+    run_fields = {name: value for name, value in run_fields.items() if name not in ("program", "args")}
+    return run_fields, target_fields, file.absolute().parent
+
+
+def _refuse_program(fields: Mapping[str, Any]) -> None:
+    for name in ("program", "args"):
+        if name in fields:
+            fix = "Call the function with its arguments: launch(function, 1, 2)"
+            raise BadInputError("the program is the function", field=name, fix=fix)
+
+
+def _anchored(fields: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """Have relative paths of the call start at the notebook's folder, wherever the run file is."""
+    paths = {name: fields[name] for name in _PATHS if isinstance(fields.get(name), (str, os.PathLike))}
+    return {**fields, **{name: _absolute(os.fspath(path), base) for name, path in paths.items()}}
+
+
+def _absolute(path: str, base: Path) -> str:
+    return path if "://" in path or not path.strip() else str(base / Path(path).expanduser())
+
+
+def _warn_of_paths(display: Shown, paths: Mapping[str, str]) -> None:
+    for path, where in [*paths.items()][:5]:
+        display.warn(
+            f"{path!r} ({where}) is a path of this machine, which the nodes may not have: give it as "
+            "`data=`, and find it in os.environ['MANYCPU_DATA']"
+        )
+
+
+def _returned(ctx: RunContext, display: Shown) -> Any:
+    __tracebackhide__ = True
+    try:
+        run_all(ctx, display)
+    except CancelledError as ended:
+        if isinstance(ended.__cause__, KeyboardInterrupt):  # as whoever pressed the button expects
+            raise KeyboardInterrupt(str(ended)) from None
+        raise
+    except TrainingFailedError as error:
+        raise _with_traceback(error, display) from None
+    text = display.returned()
+    return _decoded(text)
+
+
+def _with_traceback(error: TrainingFailedError, display: Shown) -> TrainingFailedError:
+    """Put the whole traceback of the rank that failed first where its last lines are."""
+    failure = display.failure()
+    if failure is None:
+        return error
+    rank, host, trace = failure
+    return TrainingFailedError(f"rank {rank} on {host} failed:\n\n{trace}", field=error.field)
+
+
+def _decoded(text: str | None) -> Any:
+    import cloudpickle
+
+    if text is None:
+        raise ManycpuError("the training succeeded, and what the function returned did not arrive")
+    return cloudpickle.loads(base64.b64decode(text))

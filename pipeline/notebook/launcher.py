@@ -1,0 +1,170 @@
+"""notebook_launcher: Accelerate's call, on this machine or on a whole cluster."""
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from manycpu.pipeline.node.environment_check import meet
+from manycpu.pipeline.notebook.launch import AnyTarget, launch
+from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
+
+__all__ = ["notebook_launcher"]
+
+_TRUE: Final = {"1", "on", "t", "true", "y", "yes"}
+_DEBUG: Final = "ACCELERATE_DEBUG_MODE"
+_NOT_NEEDED: Final[Mapping[str, object]] = {
+    "use_port": "29500",
+    "rdzv_backend": "static",
+    "rdzv_endpoint": "",
+    "rdzv_conf": None,
+    "rdzv_id": "none",
+    "monitor_interval": 0.1,
+    "log_line_prefix_template": None,
+}
+"""What Accelerate asks for so that processes find each other, with its defaults."""
+_NOT_TRIED: Final = ("data", "model", "output", "checkpoints", "resume_from")
+_DTYPES: Final = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
+
+
+def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
+    function: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = "no",
+    use_port: str | int = "29500",
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int = 1,
+    rdzv_backend: str = "static",
+    rdzv_endpoint: str = "",
+    rdzv_conf: Mapping[str, Any] | None = None,
+    rdzv_id: str = "none",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
+    *,
+    target: AnyTarget = None,
+    timeouts: Mapping[str, int] | None = None,
+    **fields: Any,
+) -> Any:
+    """Call a training function on every process, as Accelerate's function of this name does, and everywhere.
+
+    One call launches all nodes: nothing is started on them by hand. How the processes find each other is
+    settled by the run, so that ``use_port``, ``rdzv_*``, ``monitor_interval`` and
+    ``log_line_prefix_template`` are taken and have nothing to say.
+
+    Args:
+        function: The training function.
+        args: Its arguments.
+        num_processes: Processes on each node; None: one for each socket of this machine.
+        mixed_precision: ``no`` or ``bf16``: what ``Accelerator()`` takes where it is told nothing; ``fp16``
+            becomes ``bf16``, which is what CPUs have.
+        use_port: Taken, not needed.
+        master_addr: This machine.
+        node_rank: 0: this call.
+        num_nodes: Nodes.
+        rdzv_backend: Taken, not needed.
+        rdzv_endpoint: Taken, not needed.
+        rdzv_conf: Taken, not needed.
+        rdzv_id: Taken, not needed.
+        max_restarts: How often processes that failed are started anew; the function begins again, and finds
+            what it saved in ``MANYCPU_CHECKPOINTS``.
+        monitor_interval: Taken, not needed.
+        log_line_prefix_template: Taken, not needed.
+        target: Where, as :func:`launch` has it; None: this machine.
+        timeouts: ``acknowledge``, ``queue``, ``start``, ``run``, ``stall`` -> seconds.
+        fields: More fields of the run: ``data``, ``output``, ``backend``, ``env``, ``resources``, ...
+
+    Returns:
+        What the function returned on rank 0.
+
+    Raises:
+        BadInputError: An argument is wrong, or something the function uses cannot travel; nothing was
+            started.
+        TrainingFailedError: The function raised on a rank: its traceback is the message.
+        ManycpuError: The run failed otherwise.
+    """
+    __tracebackhide__ = True
+    given = {name: value for name, value in locals().items() if name in _NOT_NEEDED}
+    _refuse_other_nodes(node_rank, master_addr, num_nodes, target)
+    run = {
+        "nnodes": num_nodes,
+        "max_restarts": max_restarts,
+        **_precision(mixed_precision, fields.pop("env", None) or {}),
+        **{f"{name}_timeout": seconds for name, seconds in (timeouts or {}).items()},
+        **({} if num_processes is None else {"nproc_per_node": num_processes}),
+        **fields,
+    }
+    _tell_not_needed(given)
+    call = partial(launch, target=target)
+    if os.environ.get(_DEBUG, "").lower() in _TRUE:
+        _try_out(
+            call, {name: value for name, value in run.items() if name not in ("data", "model", "output")}
+        )
+    return call(function, *args, **run)
+
+
+def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int, target: AnyTarget) -> None:
+    one_call = "One call suffices: it starts every node itself. Leave it out, and name the nodes in target="
+    if node_rank != 0:
+        raise BadInputError(f"this would be node {node_rank}", field="node_rank", fix=one_call)
+    if not _is_this_machine(master_addr):
+        raise BadInputError(f"{master_addr} is not this machine", field="master_addr", fix=one_call)
+    if num_nodes > 1 and target is None:
+        fix = "Say where they are: target='cluster.yaml', with the target baremetal or kubernetes in it"
+        raise BadInputError(f"{num_nodes} nodes were asked for, and no target", field="num_nodes", fix=fix)
+
+
+def _is_this_machine(address: str) -> bool:
+    """Whether an address can be bound here: then it is one of this machine's."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as bound:
+            bound.bind(place)
+    except OSError:
+        return False
+    return True
+
+
+def _precision(mixed_precision: str, env: Mapping[str, str]) -> dict[str, Any]:
+    asked = str(mixed_precision).lower()
+    if asked not in _DTYPES:
+        fix = "Take 'no' or 'bf16'"
+        raise BadInputError(f"CPUs train in no {mixed_precision!r}", field="mixed_precision", fix=fix)
+    if asked == "fp16":
+        _say("mixed_precision 'fp16' becomes 'bf16': CPUs have no fp16 to train in")
+    dtype = _DTYPES[asked]
+    known = {"ACCELERATE_MIXED_PRECISION": "bf16"} if dtype == "bf16" else {}
+    return {"dtype": dtype, "env": {**known, **env}}
+
+
+def _tell_not_needed(given: Mapping[str, object]) -> None:
+    names = [name for name, value in given.items() if str(value) != str(_NOT_NEEDED[name])]
+    if names:
+        _say(f"not needed, and left out: {', '.join(names)}: the run has its processes meet by itself")
+
+
+def _try_out(call: Callable[..., Any], run: Mapping[str, Any]) -> None:
+    """Have all ranks meet once before the training, as Accelerate's debug mode does.
+
+    Raises:
+        ManycpuError: They cannot, and why.
+    """
+    _say(f"{_DEBUG}: all ranks meet once before the training")
+    try:
+        seen = call(meet, **run)
+    except BadInputError:
+        raise
+    except ManycpuError as error:
+        raise ManycpuError(
+            f"an issue was found when verifying the environment: {error}",
+            fix="The training was not started. Mend the environment of the ranks, and call again",
+        ) from None
+    hosts = ", ".join(seen["hosts"])
+    _say(f"{_DEBUG}: {seen['world']} ranks on {hosts} added up their numbers by {seen['backend']}")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - as Accelerate does, into the cell

@@ -1,0 +1,190 @@
+"""Write a function as the program of a run: pickled by value, with the user's modules that it imports."""
+
+import ast
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rich.filesize import decimal
+
+from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
+from manycpu.pipeline.notebook import travel
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["name_of", "paths_of_here", "write"]
+
+_LARGEST: Final = 90 << 20  # bytes: what a run takes for code
+_SCRIPT: Final = '''"""Calls the function that travelled with it."""
+
+from pathlib import Path
+
+from manycpu.pipeline.node import function
+
+__tracebackhide__ = True
+function.call(Path(__file__).parent)
+'''
+_EVERYWHERE: Final = ("/dev", "/etc", "/proc", "/sys", "/usr")  # what nodes have too
+_SHORTEST: Final = 3  # parts of a path: /tmp and /home are everywhere, too
+
+
+def write(  # noqa: PLR0913 - where it goes, what it is, where it came from
+    folder: Path,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    base: Path,
+    data: str | None,
+    same_machine: bool,
+) -> Path:
+    """Write a function and its arguments as a program; the path of its script.
+
+    Args:
+        folder: Where it is written: an empty folder.
+        function: The function.
+        args: Its arguments.
+        base: The notebook's folder.
+        data: Path of the data that the run stages, where it is a path.
+        same_machine: Whether the ranks run where the notebook does.
+
+    Raises:
+        BadInputError: A variable that it uses cannot travel, or it takes too much along.
+    """
+    __tracebackhide__ = True
+    variables = travel.taken_along(function, args)
+    pickled = _pickled(function, args, variables)
+    (folder / FUNCTION).write_bytes(pickled)
+    notes = {
+        "versions": versions(),
+        "sources": travel.sources(variables, function),
+        "folder": str(base),
+        "data": data,
+        "same_machine": same_machine,
+    }
+    (folder / NOTES).write_text(json.dumps(notes))
+    _copy_modules(function, variables, base, folder)
+    script = folder / f"{name_of(function)}.py"
+    script.write_text(_SCRIPT)
+    return script
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Name a function's program; a partial or a callable object goes by its class.
+
+    >>> name_of(lambda: None)
+    'function'
+    """
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return name if name.isidentifier() else "function"
+
+
+def _pickled(function: Callable[..., Any], args: tuple[Any, ...], variables: list[travel.Variable]) -> bytes:
+    __tracebackhide__ = True
+    import cloudpickle
+
+    _refuse(variables, travel.reason_to_stay)
+    try:
+        pickled: bytes = cloudpickle.dumps((function, args))
+    except Exception as error:
+        _refuse(variables, _fails)
+        raise BadInputError(f"the function cannot travel: {error}", field="function") from error
+    if len(pickled) > _LARGEST:
+        raise _too_much(len(pickled), variables)
+    return pickled
+
+
+def _refuse(variables: list[travel.Variable], fails: Callable[[Any], str | None]) -> None:
+    """Raise for the first variable of which a part cannot travel."""
+    __tracebackhide__ = True
+    deep = fails if fails is _fails else travel.anywhere(fails)
+    for variable in variables:
+        if found := travel.culprit(variable, deep):
+            name, why = found
+            fix = "Make it inside the function, or leave it out of what the function uses"
+            raise BadInputError(f"`{name}` {why}", field="function", fix=fix)
+
+
+def _fails(value: Any) -> str | None:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # noqa: BLE001 - whatever an object may raise
+        return f"cannot be pickled: {error}"
+    return None
+
+
+def _too_much(size: int, variables: list[travel.Variable]) -> BadInputError:
+    import cloudpickle
+
+    sizes = {each.name: len(cloudpickle.dumps(each.value)) for each in variables}
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
+    named = ", ".join(f"{name} ({decimal(sizes[name])})" for name in largest)
+    return BadInputError(
+        f"the function takes {decimal(size)} along, and {decimal(_LARGEST)} can travel with it: {named}",
+        field="function",
+        fix="Load it inside the function, from what `data=` stages: os.environ['MANYCPU_DATA']",
+    )
+
+
+def _copy_modules(
+    function: Callable[..., Any], variables: list[travel.Variable], base: Path, folder: Path
+) -> None:
+    """Copy the modules beside the notebook that the function imports, and those that these import."""
+    waiting = set(travel.modules([function, *(each.value for each in variables)]))
+    seen: set[str] = set()
+    while names := waiting - seen:
+        seen |= names
+        for file in (file for name in names for file in _files(base, name)):
+            place = folder / file.relative_to(base)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, place)
+            waiting |= set(_imports(file))
+
+
+def _files(base: Path, name: str) -> Iterator[Path]:
+    if (base / f"{name}.py").is_file():
+        yield base / f"{name}.py"
+    elif (base / name).is_dir():
+        yield from (base / name).rglob("*.py")
+
+
+def _imports(file: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # as it would be for whoever imports it
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def paths_of_here(
+    function: Callable[..., Any], args: tuple[Any, ...], base: Path, data: str | None
+) -> Mapping[str, str]:
+    """Find the paths of this machine that a function takes along: text -> where it stands.
+
+    Relative ones below the data lead to where it is staged, and are none of these.
+    """
+    found: dict[str, str] = {}
+    for where, text in travel.texts(travel.taken_along(function, args), function):
+        if text not in found and _is_of_here(text, base, data):
+            found[text] = where
+    return found
+
+
+def _is_of_here(text: str, base: Path, data: str | None) -> bool:
+    if not text.strip(". /") or len(text) > 500 or "\n" in text:  # noqa: PLR2004 - no path is as long
+        return False
+    path = Path(base, text)
+    try:
+        if not path.exists():
+            return False
+    except (OSError, ValueError):
+        return False
+    place = path.resolve()
+    staged = data is not None and not Path(text).is_absolute() and place.is_relative_to(Path(data).resolve())
+    return not staged and len(place.parts) >= _SHORTEST and not str(place).startswith(_EVERYWHERE)

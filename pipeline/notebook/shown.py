@@ -1,0 +1,155 @@
+"""What a cell shows of a run: its rank 0's prints, and in Jupyter one block with the curve that moves."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from manycpu.pipeline.listeners import Silent
+from manycpu.pipeline.notebook.block import Block
+from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.spec.errors import Finding, ManycpuError
+from manycpu.pipeline.spec.event_types import (
+    ErrorEvent,
+    Event,
+    ExitEvent,
+    MetricsEvent,
+    OwnEvent,
+    ProgressEvent,
+    WarningEvent,
+)
+from manycpu.pipeline.spec.events import RankLine
+
+__all__ = ["Shown", "shown"]
+
+_TRACE: Final = "Traceback (most recent call last):"
+_CHAINED: Final = ("direct cause of the following exception:", "another exception occurred:")
+_LINES: Final = 500  # of a rank that are kept, from its last traceback on
+Failure = tuple[int, str, str]
+"""A rank, its host, and its traceback."""
+
+
+@contextmanager
+def shown() -> Iterator["Shown"]:
+    """Show a run where this process writes: in Jupyter's cell, else as lines."""
+    display = Shown(Block.of_cell())
+    try:
+        yield display
+    finally:
+        display.close()
+
+
+class Shown(Silent):
+    """Shows a run, and keeps what its ranks tell of how the function ended.
+
+    Args:
+        block: What moves while the run goes on; None where there are only lines.
+    """
+
+    def __init__(self, block: Block | None) -> None:
+        self._block = block
+        self._tails: dict[int, list[str]] = {}
+        self._parts: dict[int, str] = {}
+        self._whole: int | None = None
+        self._stuck: str | None = None
+        self._failures: list[Failure] = []
+        self._warned: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """Print a line of our own."""
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    def warn(self, text: str) -> None:
+        """Print a warning, once whichever ranks give it."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.say(f"warning: {text}")
+
+    def close(self) -> None:
+        """Let the block stand as it is now."""
+        if self._block is not None:
+            self._block.close()
+
+    def begin(self, verb: str) -> None:
+        """Name the step that the run is at."""
+        if self._block is not None:
+            self._block.step(verb)
+
+    def progress(self, done: int, total: int) -> None:
+        """Show how much of a transfer is done."""
+        if self._block is not None:
+            self._block.transfer(done, total)
+
+    def finding(self, finding: Finding) -> None:
+        """Print what preflight warns of."""
+        self.warn(str(finding))
+
+    def line(self, line: RankLine) -> None:
+        """Print what rank 0 prints as it is, and what others print with their names."""
+        if line.rank is not None:
+            self._keep(line.rank, line.text)
+        self.say(line.text if line.rank in (0, None) else str(line))
+
+    def event(self, event: Event, line: RankLine) -> None:
+        """Move the block, print warnings, keep what is returned and how a rank ended."""
+        match event:
+            case OwnEvent(event="returned"):
+                self._take_part(event.model_dump())
+            case ExitEvent() if event.code != 0 and line.rank is not None:
+                trace = "\n".join(self._tails.get(line.rank, ()))
+                self._failures.append((line.rank, event.host, trace or event.sentence()))
+            case ErrorEvent() if line.rank is not None and not self._was_printed(line.rank, event.message):
+                self._keep(line.rank, event.message)
+            case WarningEvent():
+                self.warn(event.message)
+            case ProgressEvent() | MetricsEvent():
+                self._move(event)
+
+    def report(self, written: Report, path: str) -> None:
+        """Say in the block how the run ended, and where its report is."""
+        if self._block is not None:
+            self._block.end(written, path)
+
+    def returned(self) -> str | None:
+        """Return what rank 0 returned, as it travelled; None where it did not arrive.
+
+        Raises:
+            ManycpuError: It cannot travel.
+        """
+        if self._stuck is not None:
+            raise ManycpuError(f"the training succeeded, but {self._stuck}")
+        if self._whole is None or len(self._parts) != self._whole:
+            return None
+        return "".join(self._parts[number] for number in range(self._whole))
+
+    def failure(self) -> Failure | None:
+        """Return the first rank that failed, of those that raised where any did; None where no rank did.
+
+        A rank that raised has others fail, which miss it.
+        """
+        raised = [failure for failure in self._failures if _TRACE in failure[2]]
+        return next(iter([*raised, *self._failures]), None)
+
+    def _keep(self, rank: int, text: str) -> None:
+        tail = self._tails.setdefault(rank, [])
+        if text == _TRACE and not any(line.endswith(_CHAINED) for line in tail[-2:]):
+            tail.clear()
+        tail.append(text)
+        del tail[:-_LINES]
+
+    def _was_printed(self, rank: int, message: str) -> bool:
+        return message in "\n".join(self._tails.get(rank, ()))
+
+    def _take_part(self, part: dict[str, Any]) -> None:
+        if part["part"] == 0:  # of a later round, perhaps, whose function was called again
+            self._parts.clear()
+        self._whole, self._stuck = part["parts"], part.get("message")
+        if part["parts"]:
+            self._parts[part["part"]] = part["text"]
+
+    def _move(self, event: ProgressEvent | MetricsEvent) -> None:
+        if self._block is not None:
+            self._block.move(event)
+        else:
+            self.say(event.sentence())
