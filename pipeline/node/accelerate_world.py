@@ -30,7 +30,7 @@ def tell_backend(backend: str) -> None:
     """Have Accelerate's state name the backend that is used, where it is being made: it takes its default."""
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     shared = getattr(state, "_shared_state", {})
-    if "backend" in shared:
+    if shared.get("backend"):  # without one it takes each rank for a world of its own
         shared["backend"] = backend
 
 

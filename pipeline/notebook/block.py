@@ -4,6 +4,7 @@ import html
 import math
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from rich.filesize import decimal
@@ -55,7 +56,7 @@ class Block:
 
     def move(self, event: ProgressEvent | MetricsEvent) -> None:
         """Show how far the training is, and add its loss to the curve."""
-        self._numbers = event.sentence()
+        self._numbers = event.sentence() if isinstance(event, ProgressEvent) else _listed(event.values)
         if isinstance(event, ProgressEvent):
             if event.loss is not None and math.isfinite(event.loss):
                 self._losses = _thinned([*self._losses, (event.step or len(self._losses), event.loss)])
@@ -83,6 +84,12 @@ class Block:
         rows = [html.escape(text) for text in (f"{self._step} {self._text}".strip(), self._numbers) if text]
         bar = "" if self._share is None else f'<progress value="{self._share:.4f}"></progress><br>'
         return f'<div class="manycpu">{curve(self._losses)}{bar}{"<br>".join(rows)}</div>'
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in values.items()
+    )
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

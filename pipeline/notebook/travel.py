@@ -149,6 +149,8 @@ def anywhere(fails: Callable[[Any], str | None], depth: int = _DEPTH) -> Callabl
 
 
 def _culprit(name: str, value: Any, fails: Callable[[Any], str | None], depth: int) -> tuple[str, str] | None:
+    if known := reason_to_stay(value):
+        return name, known
     why = fails(value)
     if why is None or isinstance(value, (FunctionType, type)):
         return None  # of functions and classes, what they use is looked at by its own name

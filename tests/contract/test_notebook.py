@@ -1,0 +1,263 @@
+"""A notebook's function on every rank: what a cell prints, shows, returns and raises, in a real kernel."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jupyter_client.manager import start_new_kernel
+from support.notebooks import EXAMPLES, Cell, executed
+from support.rank_launches import LIGHT
+from support.waiting import processes_of, until
+
+# Ranks that need no torch find a stand-in for it; the kernel has the real one.
+BEGIN = f"""
+import functools, io, os, threading
+from manycpu.pipeline import launch, notebook_launcher
+from manycpu.pipeline import notebook_launcher as with_torch
+light = {LIGHT!r}
+notebook_launcher = functools.partial(notebook_launcher, env=light)
+factor, table, handle = 2, {{"lock": threading.Lock()}}, open("notes.txt", "w")
+with open("words.py", "w") as file:
+    file.write("import numbers_of_mine\\nHELLO = numbers_of_mine.THREE * 'hello '")
+with open("numbers_of_mine.py", "w") as file:
+    file.write("THREE = 3")
+
+class Doubled:
+    def __init__(self, value):
+        self.value = factor * value
+
+def world():
+    import torch.distributed as dist
+    dist.init_process_group()
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+def helper():
+    return table
+"""
+CELLS = {
+    "returns": """
+def training_loop(first, second):
+    import words
+    rank, size = world()
+    print("rank", rank, "says", words.HELLO)
+    assert os.path.exists("notes.txt")  # the notebook's folder
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION")
+    return {"world": size, "sum": Doubled(first + second), "precision": precision}
+
+returned = notebook_launcher(training_loop, (1, 2), 2, "fp16", use_port="29501", rdzv_backend="c10d")
+returned["world"], returned["precision"], returned["sum"].value, type(returned["sum"]) is Doubled
+""",
+    "raises": """
+def deep(rank):
+    if rank == 1:
+        raise ValueError(f"batch {factor} is bad")
+
+def training_loop():
+    rank, size = world()
+    deep(rank)
+
+notebook_launcher(training_loop, num_processes=2)
+""",
+    "lock": """
+def training_loop():
+    return helper()
+
+notebook_launcher(training_loop, num_processes=2)
+""",
+    "file": """
+def training_loop():
+    handle.write("x")
+
+notebook_launcher(training_loop, num_processes=2)
+""",
+    "generator": "launch(world, (number for number in range(3)))",
+    "accelerator": """
+import accelerate
+accelerator = accelerate.Accelerator(cpu=True)
+with_torch(lambda: accelerator.prepare(1), num_processes=2)
+""",
+    "device": """
+import torch
+model = torch.nn.Linear(2, 2, device="meta")
+with_torch(lambda model: model, (model,), num_processes=2)
+""",
+    "node_rank": "notebook_launcher(world, num_processes=2, num_nodes=2, node_rank=1)",
+    "master_addr": "notebook_launcher(world, num_processes=2, num_nodes=2, master_addr='192.0.2.7')",
+    "no_target": "notebook_launcher(world, num_processes=2, num_nodes=2)",
+    "precision": "notebook_launcher(world, num_processes=2, mixed_precision='fp8')",
+    "field": "notebook_launcher(world, num_processes=2, memroy='2Gi')",
+    "returns_much": "launch(lambda: bytes(2 << 20), nproc_per_node=1, env=light)",
+    "versions": """
+import manycpu.pipeline.node.function as function
+found = function.versions
+import manycpu.pipeline.notebook.payload as payload
+payload.versions = lambda: found() | {"torch": "1.0", "Python": "3.4"}
+try:
+    launch(lambda: 1, nproc_per_node=1, env=light)
+finally:
+    payload.versions = found
+""",
+    "curve": """
+def training_loop():
+    from manycpu.pipeline.node.metrics import metrics, progress
+    for step in range(1, 4):
+        progress(step=step, total_steps=3, loss=3.0 / step, samples_per_second=12.5, seconds_left=4)
+    metrics({"<b>f1": 0.5})
+
+launch(training_loop, nproc_per_node=1, env=light)
+""",
+    "debug": """
+os.environ["ACCELERATE_DEBUG_MODE"] = "yes"
+def training_loop():
+    from accelerate import Accelerator
+    accelerator = Accelerator()
+    state = accelerator.state
+    return str(state.distributed_type), state.backend, accelerator.num_processes, accelerator.mixed_precision
+
+with_torch(training_loop, num_processes=2, mixed_precision="bf16", backend="gloo")
+""",
+}
+
+SLOW = f"""
+import time
+from manycpu.pipeline import launch
+def slow():
+    print("began", flush=True)
+    time.sleep(600)
+
+launch(slow, nproc_per_node=2, env={LIGHT!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Cell]]:
+    """Execute all cells in one kernel; nothing of a run may be left."""
+    folder = tmp_path_factory.mktemp("notebook")
+    outputs = executed([BEGIN, *CELLS.values()], folder, {"MANYCPU_HOME": str(folder / "home")})
+    assert not outputs[0].error, outputs[0].error
+    yield dict(zip(CELLS, outputs[1:], strict=True))
+    assert [*folder.glob("home/runs/*")] == []
+
+
+def test_what_rank_0_returned_is_the_cell_s_value_and_its_class_is_the_notebook_s(
+    cells: dict[str, Cell],
+) -> None:
+    assert cells["returns"].value == "(2, 'bf16', 6, True)", cells["returns"].error
+
+
+def test_the_cell_says_how_wide_it_runs_and_what_is_not_as_asked(cells: dict[str, Cell]) -> None:
+    printed = cells["returns"].printed
+    assert "Launching training on 2 CPUs.\n" in printed
+    assert "'fp16' becomes 'bf16'" in printed
+    assert "not needed, and left out: use_port, rdzv_backend" in printed
+
+
+def test_rank_0_prints_as_in_any_cell_and_others_with_their_names(cells: dict[str, Cell]) -> None:
+    lines = cells["returns"].printed.splitlines()
+    assert "rank 0 says hello hello hello " in lines
+    assert any(
+        line.startswith("[rank 1 ") and line.endswith("rank 1 says hello hello hello ") for line in lines
+    )
+
+
+def test_an_exception_has_the_rank_s_own_traceback_with_the_cell_s_lines(cells: dict[str, Cell]) -> None:
+    error = cells["raises"].error
+    assert error.startswith("TrainingFailedError: rank 1 on "), error
+    assert 'raise ValueError(f"batch {factor} is bad")' in error
+    assert "ValueError: batch 2 is bad" in error
+    assert "node/function.py" not in error
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("lock", "`table (which helper uses)['lock']` is a lock"),
+        ("file", "`handle` is an open file"),
+        ("generator", "`args[0]` cannot be pickled: cannot pickle 'generator' object"),
+        ("accelerator", "`accelerator` is of Accelerate's Accelerator: make it inside the function"),
+        ("device", "`args[0]` is on the device meta"),
+        ("node_rank", "node_rank: this would be node 1. One call suffices"),
+        ("master_addr", "master_addr: 192.0.2.7 is not this machine. One call suffices"),
+        ("no_target", "num_nodes: 2 nodes were asked for, and no target"),
+        ("precision", "mixed_precision: CPUs train in no 'fp8'"),
+        ("field", "run.memroy: there is no such field"),
+    ],
+)
+def test_what_cannot_work_is_named_before_anything_starts(
+    cell: str, message: str, cells: dict[str, Cell]
+) -> None:
+    assert cells[cell].error.startswith("BadInputError: "), cells[cell].error
+    assert message in cells[cell].error
+    assert "Launching" not in cells[cell].printed
+
+
+def test_a_model_that_is_too_much_to_return_has_a_place(cells: dict[str, Cell]) -> None:
+    assert "the training succeeded, but what the function returned" in cells["returns_much"].error
+    assert "MANYCPU_OUTPUT" in cells["returns_much"].error
+
+
+def test_another_python_or_torch_is_refused_by_name(cells: dict[str, Cell]) -> None:
+    error = cells["versions"].error
+    assert "where the notebook has 3.4" in error, error
+    assert "where the notebook has 1.0" in error
+
+
+def test_one_block_has_the_curve_and_how_the_run_ended(cells: dict[str, Cell]) -> None:
+    shown = cells["curve"].shown
+    assert "loss 3 → 1, steps 1 to 3" in shown
+    assert "&lt;b&gt;f1 0.5" in shown
+    assert "succeeded report: " in shown
+
+
+def test_debug_mode_has_all_ranks_meet_before_accelerate_sees_its_world(cells: dict[str, Cell]) -> None:
+    assert "2 ranks on " in cells["debug"].printed
+    assert "added up their numbers by gloo" in cells["debug"].printed
+    assert cells["debug"].value == "('DistributedType.MULTI_CPU', 'gloo', 2, 'bf16')", cells["debug"].error
+
+
+def test_an_interrupted_cell_ends_the_run_and_leaves_nothing(tmp_path: Path) -> None:
+    env = dict(os.environ) | {"MANYCPU_HOME": str(tmp_path / "home")}
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path), env=env)
+    try:
+        client.execute(SLOW)
+        raised = ""
+        while not raised:
+            message = client.get_iopub_msg(timeout=60)
+            if "began" in str(message["content"].get("text")):
+                manager.interrupt_kernel()
+            raised = message["content"].get("ename", "")
+        assert raised == "KeyboardInterrupt"
+        assert [*(tmp_path / "home" / "runs").iterdir()] == []
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    until(lambda: not list(processes_of(tmp_path)))
+
+
+def test_a_killed_rank_begins_again_with_its_checkpoints(tmp_path: Path) -> None:
+    cell = f"""
+import os, pathlib, signal
+from manycpu.pipeline import notebook_launcher
+def training_loop():
+    import torch.distributed as dist
+    dist.init_process_group()
+    saved = pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "begun")
+    if not saved.exists() and os.environ["RANK"] == "0":
+        saved.touch()
+        os.kill(os.getpid(), {signal.SIGKILL:d})
+    dist.barrier()
+    return saved.exists()
+
+notebook_launcher(training_loop, num_processes=2, max_restarts=1, backend="gloo")
+"""
+    (launched,) = executed([cell], tmp_path, {"MANYCPU_HOME": str(tmp_path / "home")})
+    assert launched.value == "True", launched.error
+
+
+def test_the_example_learns_on_two_processes(tmp_path: Path) -> None:
+    *_, launched = executed(EXAMPLES / "images.ipynb", tmp_path, {"MANYCPU_HOME": str(tmp_path / "home")})
+    assert not launched.error, launched.error
+    assert float(launched.value) > 90
+    assert "accuracy 9" in launched.shown
