@@ -1,0 +1,117 @@
+"""What a notebook's function takes along, what is named where it cannot travel, and which paths it uses."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline.node.function import FUNCTION, NOTES
+from manycpu.pipeline.notebook import payload, travel
+from manycpu.pipeline.notebook.block import curve
+from manycpu.pipeline.spec.errors import BadInputError
+
+CELL = """
+import os
+import mine
+from functools import wraps
+
+names, other, root = ["a", "b"], object(), "../images"
+
+class Base:
+    def read(self):
+        return open(os.path.join(root, names[0]))
+
+class Data(Base):
+    pass
+
+def outer(scale=names):
+    import lazily
+    inner = 3
+    def loop(x):
+        return [Data() for _ in names], inner, scale, mine, "{absolute}"
+    return loop
+
+loop = outer()
+"""
+
+
+@pytest.fixture
+def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Execute a cell in a folder, as `__main__`."""
+    (tmp_path / "mine.py").write_text("import deeper\n")
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "__init__.py").write_text("import os")
+    (tmp_path / "lazily.py").touch()
+    (tmp_path / "unused.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)  # type: ignore[no-untyped-call]
+    variables: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(CELL.replace("{absolute}", str(tmp_path / "mine.py")), "cell", "exec"), variables)  # noqa: S102
+    yield variables
+    for name in ("mine", "deeper"):
+        sys.modules.pop(name, None)
+
+
+def names(function: Any, *args: Any) -> set[str]:
+    return {variable.name for variable in travel.taken_along(function, args)}
+
+
+def test_what_a_function_uses_goes_along_and_nothing_else(cell: dict[str, Any]) -> None:
+    found = names(cell["loop"], 7)
+    assert {"args[0]", "Data", "names", "inner", "Base (which Data uses)"} <= found
+    assert {"read (which Base uses)", "root (which read uses)"} <= found
+    assert not any("other" in name or "wraps" in name for name in found)
+
+
+def test_a_partial_and_a_method_take_what_they_hold(cell: dict[str, Any]) -> None:
+    assert {"args[0]", "y", "loop"} <= names(partial(cell["loop"], 1, y=2))
+    assert {"self", "Base (which Data uses)"} <= names(cell["Data"]().read)
+
+
+def test_a_lock_is_named_wherever_it_is() -> None:
+    inside = travel.Variable("settings", {"a": [1, {"b": threading.RLock()}]})
+    assert travel.culprit(inside, travel.anywhere(travel.reason_to_stay)) == (
+        "settings['a'][1]['b']",
+        "is a lock",
+    )
+    assert travel.culprit(travel.Variable("numbers", [1, 2]), travel.reason_to_stay) is None
+
+
+def test_modules_beside_the_notebook_go_along_with_what_they_import(
+    cell: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "program"
+    folder.mkdir()
+    script = payload.write(folder, cell["outer"], (), base=tmp_path, data=None, same_machine=True)
+    written = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert written == {FUNCTION, NOTES, "outer.py", "mine.py", "deeper/__init__.py", "lazily.py"}
+    assert script.name == "outer.py"
+
+
+def test_paths_of_this_machine_are_named_unless_they_lead_to_the_data(
+    cell: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "images").mkdir()
+    base = tmp_path / "notebook"
+    base.mkdir()
+    mine = str(tmp_path / "mine.py")
+    found = payload.paths_of_here(cell["loop"], ("data", "/tmp", ".."), base, None)  # noqa: S108 - on every node
+    assert set(found) == {"../images", mine}
+    assert "root" in found["../images"]
+    staged = payload.paths_of_here(cell["loop"], (), base, str(tmp_path / "images"))
+    assert set(staged) == {mine}
+
+
+def test_too_much_to_take_along_is_named_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload, "_LARGEST", 1000)
+    with pytest.raises(BadInputError, match=r"args\[1\] \(2\.0 kB\)"):
+        payload.write(tmp_path, len, (1, bytes(2000)), base=tmp_path, data=None, same_machine=True)
+
+
+def test_a_curve_is_drawn_from_two_points_on() -> None:
+    assert curve([(1, 2.0)]) == ""
+    assert 'points="0.0,0.0 480.0,120.0"' in curve([(1, 2.0), (5, 1.0)])
+    assert "nan" not in curve([(1, 2.0), (2, 2.0)])
