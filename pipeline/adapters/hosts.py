@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -30,7 +30,7 @@ def version(name):
     except importlib.metadata.PackageNotFoundError:
         return None
 
-facts = {name: version(name) for name in ("manycpu", "torch")}
+facts = {name: version(name) for name in ("manycpu", "torch", "accelerate")}
 facts["python"] = "%d.%d" % sys.version_info[:2]
 facts["hostname"] = socket.gethostname()
 facts["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
@@ -82,8 +82,17 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
     return hosts[:nodes]
 
 
-def check(target: BareMetal, run: TrainingRun, mpi: Mpi | None) -> list[Finding]:
-    """Inspect Python, manycpu, torch, cores and MPI of every host: what is wrong, and what to do."""
+def check(
+    target: BareMetal, run: TrainingRun, mpi: Mpi | None, needs: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Inspect Python, manycpu, torch, cores and MPI of every host: what is wrong, and what to do.
+
+    Args:
+        target: The hosts.
+        run: The run.
+        mpi: The MPI that starts the ranks.
+        needs: Versions that the hosts must have, by name.
+    """
     try:
         hosts = chosen(target, run)
     except BadInputError as error:
@@ -92,7 +101,7 @@ def check(target: BareMetal, run: TrainingRun, mpi: Mpi | None) -> list[Finding]
     problems = [result for result in results if isinstance(result, Finding)]
     inspected = [result for result in results if isinstance(result, _Inspected)]
     problems += [finding for each in inspected for finding in _check_host(target, run, each)]
-    return problems or list(_compare_hosts(inspected))
+    return problems or [*_compare_hosts(inspected), *_compare_with_needs(inspected, needs or {})]
 
 
 def placement(target: BareMetal, run: TrainingRun) -> dict[str, Any]:
@@ -193,6 +202,29 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
                 f"{' and '.join(names)} are names of one host, {address[0]}",
                 "Name each host once; run.nproc_per_node says how many processes it gets",
             )
+
+
+def _compare_with_needs(inspected: Sequence[_Inspected], needs: Mapping[str, str]) -> Iterator[Finding]:
+    """Compare what the hosts have with what travels to them."""
+    for name, needed in needs.items():
+        found = {public(each.facts[name.lower()]): each.host.name for each in inspected}
+        for other, host in found.items():
+            if other not in (None, needed):
+                yield Finding(
+                    "target.python",
+                    f"host {host} has {name} {other}, and the notebook {needed}: a function travels between "
+                    "the same versions only",
+                    f"Install {name} {needed} on every host, or name another Python",
+                )
+
+
+def public(version: str | None) -> str | None:
+    """Leave out what tells builds of a version apart.
+
+    >>> public("2.15.0+cpu")
+    '2.15.0'
+    """
+    return version and version.partition("+")[0]
 
 
 def _finding(error: ManycpuError) -> Finding:

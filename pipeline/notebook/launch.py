@@ -3,10 +3,12 @@
 import base64
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from manycpu.pipeline.node.function import versions
 from manycpu.pipeline.notebook import payload
 from manycpu.pipeline.notebook.shown import Shown, shown
 from manycpu.pipeline.runfile import read_run_file
@@ -57,6 +59,7 @@ def launch(function: Callable[..., Any], *args: Any, target: AnyTarget = None, *
         ctx = open_context(
             {**run, "program": str(script), "args": ()}, target_fields, "notebook", new_run_id(), base=base
         )
+        ctx = replace(ctx, needs=versions())
         data = ctx.run.data if ctx.run.data and "://" not in ctx.run.data else None
         same_machine = isinstance(ctx.target, Local)
         payload.write(Path(folder), function, args, base=here, data=data, same_machine=same_machine)

@@ -4,7 +4,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,8 @@ class RunContext(ABC):
     """The task that acts, for people; empty where it is no task."""
     run_file: Path | None = None
     """The file that the run was read from, which is no code: it may hold what is for its owner alone."""
+    needs: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Versions that the nodes must have, where objects travel to them: of Python, torch, accelerate."""
 
     @property
     @abstractmethod

@@ -19,6 +19,7 @@ from support.waiting import until
 from manycpu.pipeline.adapters import hosts as on_hosts
 from manycpu.pipeline.adapters import mpi, ssh
 from manycpu.pipeline.launchers import mpirun
+from manycpu.pipeline.node.function import versions
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import BadInputError, ExportError, LaunchError
 from manycpu.pipeline.spec.event_types import decode
@@ -215,6 +216,13 @@ def test_a_host_that_cannot_be_reached(hosts: made_hosts.Hosts, tmp_path: Path) 
 def test_hosts_that_are_ready_have_no_findings(hosts: made_hosts.Hosts) -> None:
     run = TrainingRun(program="train.py", output="/model", nnodes=2)
     assert on_hosts.check(target_of(hosts), run, mpi.find(None)) == []
+
+
+def test_hosts_with_another_torch_than_the_notebook_are_named(hosts: made_hosts.Hosts) -> None:
+    run = TrainingRun(program="train.py", output="/model", nnodes=2)
+    (finding,) = on_hosts.check(target_of(hosts), run, mpi.find(None), versions() | {"torch": "1.0"})
+    assert finding.field == "target.python"
+    assert "and the notebook 1.0" in finding.message
 
 
 def test_a_host_without_the_program(hosts: made_hosts.Hosts, tmp_path: Path) -> None:

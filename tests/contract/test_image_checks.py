@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,13 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def find(tmp_path: Path) -> Find:
     """Check a target."""
 
-    def check(access: Access | None = None, **target: object) -> list[Finding]:
+    def check(
+        access: Access | None = None, needs: dict[str, str] | None = None, **target: object
+    ) -> list[Finding]:
         run = {"program": "question_answering", "output": str(tmp_path / "out")}
         ctx = open_context(run, {"kind": "kubernetes", **target}, "test", base=tmp_path, access=access)
         assert isinstance(ctx, ClusterContext)
-        return list(check_images(ctx))
+        return list(check_images(replace(ctx, needs=needs or {})))
 
     return check
 
@@ -66,6 +69,13 @@ def test_an_image_that_is_too_old_is_refused(locked: str, find: Find) -> None:
     python, torch = (finding.message for finding in findings if finding.field == "target.image")
     assert "has Python 3.9.18; manycpu's node part needs 3.11 or later" in python
     assert "has torch 2.4.1; manycpu's node part needs 2.6 or later" in torch
+
+
+def test_an_image_of_other_versions_than_the_notebook_is_refused(locked: str, find: Find) -> None:
+    here = {"registry": f"http://{locked}/ml", "image": f"{locked}/base:old"}
+    told = [finding.message for finding in find(KNOWN, {"Python": "3.11", "torch": "2.4.1"}, **here)]
+    assert any("has Python 3.9.18, and the notebook 3.11" in message for message in told)
+    assert not any("and the notebook 2.4.1" in message for message in told)
 
 
 @pytest.mark.parametrize("access", [None, Access(registry_login={"username": USER, "password": "no"})])

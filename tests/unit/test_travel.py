@@ -47,7 +47,7 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
     (tmp_path / "deeper" / "__init__.py").write_text("import os")
     (tmp_path / "lazily.py").touch()
     (tmp_path / "unused.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)  # type: ignore[no-untyped-call]
+    monkeypatch.syspath_prepend(tmp_path)
     variables: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(CELL.replace("{absolute}", str(tmp_path / "mine.py")), "cell", "exec"), variables)  # noqa: S102
     yield variables

@@ -88,7 +88,7 @@ def _mpirun(ctx: MachineContext) -> Findings:
 def _hosts(ctx: MachineContext) -> Findings:
     if isinstance(ctx.target, BareMetal):
         with suppress(BadInputError, LaunchError):  # that there is no MPI is told by the check before
-            yield from hosts.check(ctx.target, ctx.run, mpi.find(ctx.target.mpi))
+            yield from hosts.check(ctx.target, ctx.run, mpi.find(ctx.target.mpi), ctx.needs)
 
 
 def _resume(ctx: MachineContext) -> Findings:

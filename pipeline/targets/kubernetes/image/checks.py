@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -95,7 +95,8 @@ def _finished_images(ctx: "ClusterContext", opened: Registries) -> Iterator[Find
         if repository.digest(reference.version) is None:
             yield Finding(field, f"there is no image {reference}", "Push it, or name another")
         elif field == "target.image":
-            yield from too_old(repository.pull(reference.version), str(reference), field)
+            image = repository.pull(reference.version)
+            yield from [*too_old(image, str(reference), field), *_other(image, str(reference), ctx.needs)]
     if ctx.target.pull_secret:
         return
     for field, reference in _pulled(ctx):
@@ -174,7 +175,7 @@ def _rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
 def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
     """Compare an image's Python and torch with the versions that the node part needs."""
     for what, (least, label, variable) in _LEAST_VERSIONS.items():
-        text = image.labels.get(label) or image.env.get(variable) or ""
+        text = _version(image, label, variable)
         version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
         if version and version < least:
             needed = ".".join(str(part) for part in least)
@@ -182,6 +183,27 @@ def too_old(image: Image, name: str, field: str) -> Iterator[Finding]:
                 field,
                 f"{name} has {what} {text}; manycpu's node part needs {needed} or later",
                 f"Take an image with {what} {needed} or later, or leave target.image out to have one built",
+            )
+
+
+def _version(image: Image, label: str, variable: str) -> str:
+    return image.labels.get(label) or image.env.get(variable) or ""
+
+
+def _other(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Finding]:
+    """Compare an image's versions, as far as it tells them, with what travels to it; the ranks compare all."""
+    for what, (_, label, variable) in _LEAST_VERSIONS.items():
+        text, needed = _version(image, label, variable), needs.get(what, "")
+        if (
+            text
+            and needed
+            and text.partition("+")[0].split(".")[: needed.count(".") + 1] != needed.split(".")
+        ):
+            yield Finding(
+                "target.image",
+                f"{name} has {what} {text}, and the notebook {needed}: a function travels between the "
+                "same versions only",
+                f"Take an image with {what} {needed}",
             )
 
 
