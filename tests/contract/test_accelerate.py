@@ -9,8 +9,6 @@ import pytest
 from support import ccl_requirements
 from support.rank_launches import LIGHT, Ended, alone, execute
 
-from manycpu.pipeline.cli import cli
-
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
 
 STATE = """
@@ -121,21 +119,20 @@ def test_accelerate_itself_makes_a_world_of_each_rank(alone_each: tuple[Ended, P
         pytest.param("two.yaml", [], "ccl", marks=pytest.mark.skipif(bool(MISSING), reason=MISSING)),
     ],
 )
-@pytest.mark.usefixtures("home")
 def test_a_config_that_accelerate_wrote_is_a_run_of_its_script(
     alone_each: tuple[Ended, Path],
     config: str,
     words: list[str],
     backend: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = ["--accelerate-config", str(alone_each[1] / config), *words, "--backend", backend]
     own = [str(PROGRAM), str(tmp_path), "--backend", "its own", "-m"]
-    cli(["run", *given, *own], standalone_mode=False)
-    printed = capsys.readouterr()
-    assert printed.err.count("not needed here: main_training_function") == 1
-    assert printed.out.count("said by one") == 1, printed.out
+    command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *given, *own]
+    ended = execute(command, {"MANYCPU_HOME": str(tmp_path / "home")}, tmp_path)
+    assert ended.code == 0, ended.out
+    assert ended.out.count("not needed here: main_training_function") == 1
+    assert ended.out.count("said by one") == 1, ended.out
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     trained = ranks[0]["trained"]
     for rank, seen in enumerate(ranks):
