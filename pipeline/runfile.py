@@ -9,9 +9,10 @@ import yaml
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["read_run_file"]
+__all__ = ["read_mapping", "read_run_file"]
 
 _PARTS = ("run", "target")
+_OF_ACCELERATE = ("compute_environment", "distributed_type")
 
 
 def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -20,21 +21,35 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         BadInputError: There is no such file, it is not YAML, or it has other parts than these two.
     """
-    script = f"Give a script as --program {path}" if path.suffix == ".py" else None
+    is_script = f"Give a script as --program {path}" if path.suffix == ".py" else None
+    content = read_mapping(path, "a run file", "Begin it with `run:` and, below, `program: ...`", is_script)
+    _refuse_other_parts(path, content)
+    return _part(path, content, "run"), _part(path, content, "target")
+
+
+def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None) -> Mapping[str, Any]:
+    """Read a YAML file that holds names and values.
+
+    Args:
+        path: The file.
+        what: What kind of file it is to be, for who has none.
+        shape: What to do where it holds something else.
+        mistaken: What to do instead, where the path shows that another kind of file was given.
+
+    Raises:
+        BadInputError: There is no such file, it is not YAML, or it holds something else.
+    """
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise BadInputError(
-            f"{path} cannot be read: {error.strerror}", fix="Give the path of a run file"
-        ) from error
+        fix = f"Give the path of {what}"
+        raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
     except yaml.YAMLError as error:
-        fix = script or "Mend it at the line above"
+        fix = mistaken or "Mend it at the line above"
         raise BadInputError(f"{path} is not YAML: {error}", fix=fix) from error
     if not isinstance(content, Mapping):
-        fix = script or "Begin it with `run:` and, below, `program: ...`"
-        raise BadInputError(f"{path} holds no fields", fix=fix)
-    _refuse_other_parts(path, content)
-    return _part(path, content, "run"), _part(path, content, "target")
+        raise BadInputError(f"{path} holds no fields", fix=mistaken or shape)
+    return content
 
 
 def _refuse_other_parts(path: Path, content: Mapping[str, Any]) -> None:
@@ -43,11 +58,13 @@ def _refuse_other_parts(path: Path, content: Mapping[str, Any]) -> None:
             raise BadInputError(
                 f"{path} has a part {name!r}",
                 field=str(name),
-                fix=_fix_of_part(str(name)),
+                fix=_fix_of_part(path, str(name)),
             )
 
 
-def _fix_of_part(name: str) -> str:
+def _fix_of_part(path: Path, name: str) -> str:
+    if name in _OF_ACCELERATE:
+        return f"Give a config of Accelerate as --accelerate-config {path}, before the script"
     if name in TrainingRun.model_fields:
         return f"Indent `{name}` below `run:`"
     return "A run file has the parts `run` and `target`"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -11,6 +12,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
+from manycpu.pipeline.accelerate_config import read_accelerate_config
 from manycpu.pipeline.runfile import read_run_file
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
@@ -18,15 +20,29 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 
-__all__ = ["Command", "fields", "fields_of", "location_options", "open_run", "run_id"]
+__all__ = ["Command", "command", "fields", "fields_of", "location_options", "open_run", "run_id"]
 
 Command = Callable[..., Any]
-Options = Mapping[str, str | tuple[str, ...] | None]
-"""``run__field`` or ``target__field`` -> what was given; several where it may be repeated."""
+Options = Mapping[str, Any]
+"""``run__field`` or ``target__field`` -> what was given; several where it may be repeated. Beside them what
+``_OF_ACCELERATE`` names."""
+_CONFIG = "--accelerate-config"
+_OF_ACCELERATE = ("accelerate_config", "module", "words")
+
+
+class _BeforeAScript(click.Command):
+    """A command whose options end where a script begins: what follows is the script's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = all(word.partition("=")[0] != _CONFIG for word in args)
+        return super().parse_args(ctx, args)
+
+
+command = partial(click.command, cls=_BeforeAScript)
 
 
 def fields(command: Command) -> Command:
-    """Give a command the run file, and an option for every field of a run and of the targets."""
+    """Give a command the run file, or a config of Accelerate and a script, and an option for every field."""
     for (part, name), field in reversed(_FIELDS.items()):
         flag = _flag(part, name)
         metavar, more = _SHAPES[_shape(field)]
@@ -35,8 +51,22 @@ def fields(command: Command) -> Command:
         command = click.option(flag, f"{part}__{name}", metavar=metavar, multiple=bool(more), help=help_text)(
             command
         )
-    file = click.argument("file", required=False, type=click.Path(path_type=Path))
-    return file(command)
+    for add in _FILES:
+        command = add(command)
+    return command
+
+
+_FILES: tuple[Callable[[Command], Command], ...] = (
+    click.option("-m", "module", is_flag=True, help=f"With {_CONFIG}: SCRIPT is the name of a module."),
+    click.option(
+        _CONFIG,
+        type=click.Path(path_type=Path),
+        metavar="CONFIG",
+        help="A config that `accelerate config` has written; SCRIPT and its ARGS come last.",
+    ),
+    click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...]"),
+    click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE | SCRIPT"),
+)
 
 
 Shape = Literal["value", "mapping", "list"]
@@ -111,17 +141,47 @@ _PLACES = {
 def open_run(file: Path | None, options: Options, name: str) -> RunContext:
     """Open the run that a file and options describe; ``name`` tells it from others."""
     parts = fields_of(file, options)
-    base = file.parent if file else Path.cwd()
+    config = options.get("accelerate_config")
+    base = file.parent if file and not config else Path.cwd()
     ctx = open_context(parts["run"], parts["target"], "cli", name, base=base)
-    return replace(ctx, run_file=file)
+    return replace(ctx, run_file=config or file)
 
 
 def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
-    """Read the fields of run and target from a file and from options, which win."""
+    """Read the fields of run and target from a file and from options, which win.
+
+    Args:
+        file: The run file; beside a config of Accelerate, the script.
+        options: What else was given.
+
+    Raises:
+        BadInputError: Something of it cannot be read.
+    """
+    if config := options.get("accelerate_config"):
+        return _with_config(config, file, options)
+    if extra := [*(["-m"] if options.get("module") else []), *options.get("words", ())]:
+        fix = f"A script's own words come after {_CONFIG} CONFIG SCRIPT, or in --args"
+        raise BadInputError(f"{' '.join(extra)!r} cannot be used", fix=fix)
     run_fields, target_fields = read_run_file(file) if file else ({}, {})
-    parts = {"run": run_fields, "target": target_fields}
+    return _over({"run": run_fields, "target": target_fields}, options)
+
+
+def _with_config(config: Path, script: Path | None, options: Options) -> dict[str, dict[str, Any]]:
+    given = _over({"run": {}, "target": {}}, options)
+    told = read_accelerate_config(config, given["run"], given["target"])
+    for note in told.notes:
+        click.echo(f"{config}: {note}", err=True)
+    program = {"program": f"-m {script}" if options["module"] else str(script)} if script else {}
+    words = {"args": list(options["words"])} if options["words"] else {}
+    for name in {**program, **words}.keys() & given["run"].keys():
+        raise BadInputError("it is given twice", field=f"run.{name}", fix=f"Leave out {_flag('run', name)}")
+    return _over({"run": {**told.run, **program, **words}, "target": told.target}, options)
+
+
+def _over(parts: dict[str, dict[str, Any]], options: Options) -> dict[str, dict[str, Any]]:
+    """Lay options over the fields of a file."""
     for option, value in options.items():
-        if value not in (None, ()):
+        if option not in _OF_ACCELERATE and value not in (None, ()):
             part, name = option.split("__", 1)
             parts[part][name] = _value(part, name, value, parts[part].get(name))
     return parts

@@ -25,13 +25,14 @@ from manycpu.pipeline.verbs import all_verbs, launch, preflight
 __all__ = ["COMMANDS"]
 
 
-@click.command()
+@options.command()
 @options.fields
 @options.run_id
 def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     """Do a whole run: stage, build, launch, wait, export, clean up.
 
-    FILE is YAML with `run` and `target`; options win over it.
+    FILE is YAML with `run` and `target`; options win over it. With --accelerate-config, SCRIPT is what to
+    run, without an output unless --output names one, and what follows it is its own.
     """
     has_run_id, run_id = bool(run_id), run_id or all_verbs.new_run_id()
     ctx = options.open_run(file, values, run_id)
@@ -43,7 +44,7 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
         all_verbs.run_all(ctx, shown)
 
 
-@click.command(name="preflight")
+@options.command(name="preflight")
 @options.fields
 def preflight_(file: Path | None, **values: Any) -> None:
     """Check a run against its target, and start nothing."""
@@ -55,7 +56,7 @@ def preflight_(file: Path | None, **values: Any) -> None:
     click.echo("ready: nothing stands in the way of this run")
 
 
-@click.command()
+@options.command()
 @options.fields
 @click.option("--node", metavar="TEXT", help=f"Another node than this machine, such as {node_spec.EXAMPLE}.")
 def plan(file: Path | None, node: str | None, **values: Any) -> None:
@@ -75,7 +76,7 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
         click.echo(f"warning: {warning}")
 
 
-@click.command()
+@options.command()
 @options.fields
 @options.run_id
 def render(file: Path | None, run_id: str | None, **values: Any) -> None:
@@ -84,7 +85,7 @@ def render(file: Path | None, run_id: str | None, **values: Any) -> None:
     click.echo(as_yaml(*launch.objects(ctx)), nl=False)
 
 
-@click.command()
+@options.command()
 @options.fields
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="image.tar", show_default=True)
 def image(file: Path | None, output: Path, **values: Any) -> None:

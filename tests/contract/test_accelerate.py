@@ -1,10 +1,12 @@
 """Accelerate on several ranks: one world of them all, or a refusal; itself, and a stand-in for it."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import ccl_requirements
 from support.rank_launches import LIGHT, Ended, alone, execute
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
@@ -21,6 +23,24 @@ class PartialState:
         cpu = cpu or os.environ.get("TOLD") and os.environ["ACCELERATE_USE_CPU"] == "true"
         self._shared_state["num_processes"] = torch.distributed.get_world_size() if cpu else 1
 """
+ALONE = """
+import os
+from pathlib import Path
+from accelerate import Accelerator, PartialState
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.utils import write_basic_config
+
+here = Path(__file__).parent
+PartialState()
+if os.environ["RANK"] == "0":
+    write_basic_config(mixed_precision="bf16", save_location=str(here / "basic.json"))
+    of_two = {"distributed_type": "MULTI_CPU", "use_cpu": True, "num_processes": 2, "mixed_precision": "bf16"}
+    two = ClusterConfig(compute_environment="LOCAL_MACHINE", debug=False, **of_two)
+    two.to_yaml_file(str(here / "two.yaml"))
+print(Accelerator().num_processes)
+"""
+PROGRAM = Path(__file__).parents[1] / "scripts" / "accelerate_program.py"
+MISSING = ccl_requirements.missing()
 SHOW = "import os\nprint(os.environ.get('ACCELERATE_USE_CPU'))\nimport torch.distributed as dist\n"
 
 
@@ -78,9 +98,54 @@ def test_a_rank_alone_is_told_nothing(write: Callable[[str], Path]) -> None:
     assert (ended.code, ended.texts()) == (0, ["None"]), ended.out
 
 
-@pytest.mark.parametrize(("first", "code"), [("", 0), ("PartialState()\n", 86)])
-def test_accelerate_itself(first: str, code: int, write: Callable[[str], Path]) -> None:
-    script = f"from accelerate import Accelerator, PartialState\n{first}print(Accelerator().num_processes)"
-    ended = two_ranks(write(script), MANYCPU_BACKEND="gloo")
-    assert ended.code == code, ended.out
-    assert {text for text in ended.texts() if text.isdecimal()} == {"1" if code else "2"}
+@pytest.fixture(scope="module")
+def alone_each(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
+    """Run ranks that are each a world of Accelerate itself; the first writes Accelerate's configs."""
+    script = tmp_path_factory.mktemp("configs") / "train.py"
+    script.write_text(ALONE)
+    return two_ranks(script, MANYCPU_BACKEND="gloo"), script.parent
+
+
+def test_accelerate_itself_makes_a_world_of_each_rank(alone_each: tuple[Ended, Path]) -> None:
+    ended, _ = alone_each
+    assert ended.code == 86, ended.out
+    assert {text for text in ended.texts() if text.isdecimal()} == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "backend"),
+    [
+        ("basic.json", ["--nproc-per-node", "2"], "gloo"),
+        pytest.param("two.yaml", [], "ccl", marks=pytest.mark.skipif(bool(MISSING), reason=MISSING)),
+    ],
+)
+def test_a_config_that_accelerate_wrote_is_a_run_of_its_script(
+    alone_each: tuple[Ended, Path],
+    config: str,
+    words: list[str],
+    backend: str,
+    tmp_path: Path,
+) -> None:
+    given = ["--accelerate-config", str(alone_each[1] / config), *words, "--backend", backend]
+    own = [str(PROGRAM), str(tmp_path), "--backend", "its own", "-m"]
+    command = [sys.executable, "-m", "manycpu.pipeline.cli", "run", *given, *own]
+    ended = execute(command, {"MANYCPU_HOME": str(tmp_path / "home")}, tmp_path)
+    assert ended.code == 0, ended.out
+    assert ended.out.count("not needed here: main_training_function") == 1
+    assert ended.out.count("said by one") == 1, ended.out
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    trained = ranks[0]["trained"]
+    for rank, seen in enumerate(ranks):
+        assert seen == {
+            "distributed_type": "MULTI_CPU",
+            "process_index": rank,
+            "num_processes": 2,
+            "mixed_precision": "bf16",
+            "computed_in": "torch.bfloat16",
+            "backend": backend,
+            "trained": trained,
+            "loaded": trained,
+            "gathered": [trained, 0.0, trained, 1.0],
+            "metrics": [0.0, 1.0, 2.0, 3.0, 4.0],
+            "argv": ["--backend", "its own", "-m"],
+        }

@@ -35,7 +35,7 @@ def test_a_run_over_two_hosts_delivers_its_model(
     (tmp_path / "set" / "deep" / "set.txt").write_text("some data")
     program = script(CHECKS_DATA + Path(script()).read_text())
     given = {"program": program, "data": str(tmp_path / "set"), "output": str(tmp_path / "out")}
-    report = train({**given, "nnodes": 2, "spread": "require"}, both)
+    report = train({**given, "nnodes": 2, "spread": "require", "env": LIGHT}, both)
     assert (report.state, report.world_size, report.hosts) == ("succeeded", 2, ["node-a", "node-b"])
     assert (tmp_path / "out" / "model.txt").read_text() == "sum 2"
     assert report.left_behind == []

@@ -1,4 +1,4 @@
-"""The backend ccl: every collective beside gloo's, what goes wrong, and scripts that train with it."""
+"""The backend ccl: every collective beside gloo's, what goes wrong, and trainings."""
 
 import json
 import os
@@ -50,16 +50,18 @@ CASES = (
     "in_memory:3",
     "in_memory:4",
     "unlike:2",
-    "hybrid:4",
     "refusals:2",
     "average:2",
     "mismatch_in_detail:2",
-    "sparse:2",
     "several_at_once:2",
     "monitored:2",
-    "profiled:2",
     "alone:1",
     "hasty:2",
+    # What all of these import, they share.
+    "hybrid:4",
+    "sparse:2",
+    "profiled:2",
+    "trains:2",
 )
 Found = Callable[[str], dict[str, Any]]
 SOON = 20  # seconds; a third of what a group waits, for machines that do much else
@@ -280,14 +282,21 @@ def test_detail_names_shapes_that_differ(found: Found) -> None:
         assert "mismatch between collectives" in rank["error"]
 
 
-NODE = [sys.executable, "-m", "manycpu.pipeline.node"]
+def assert_as_gloo(seen: dict[str, list[list[float]]]) -> None:
+    for way in ("ddp", "fsdp", "fsdp2"):
+        ours, gloos = seen[way]
+        assert ours == pytest.approx(gloos, rel=1e-4)
+        assert ours == pytest.approx(seen["ddp"][0], rel=1e-3)
 
 
-def _processes() -> tuple[list[str], dict[str, str]]:
-    return [*NODE, "--nproc-per-node=2"], {}
+def test_trainings_go_as_with_gloo(found: Found) -> None:
+    """Over the transport of a run without MPI; test_accelerate.py and the recipe's tests train scripts."""
+    for rank in found("trains:2")["results"].values():
+        assert_as_gloo(rank)
 
 
-def _mpirun() -> tuple[list[str], dict[str, str]]:
+def test_an_unmodified_script_trains_over_mpi_as_with_gloo(tmp_path: Path) -> None:
+    """Over oneCCL's other transport."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -298,33 +307,17 @@ def _mpirun() -> tuple[list[str], dict[str, str]]:
         "I_MPI_PIN": "off",
         "I_MPI_HYDRA_BOOTSTRAP": "fork",
     }
-    return [intel.mpirun, "-n", "2", *NODE], dict(intel.env) | env
-
-
-@pytest.mark.parametrize(
-    ("launcher", "ways"), [(_processes, ()), (_mpirun, ("torch",))], ids=["processes", "mpirun"]
-)
-def test_unmodified_scripts_train_as_with_gloo(
-    launcher: Callable[[], tuple[list[str], dict[str, str]]], ways: tuple[str, ...], tmp_path: Path
-) -> None:
-    """Over both of oneCCL's transports; Accelerate and the Trainer, which know of none, over one."""
-    launch, env = launcher()
+    node = [sys.executable, "-m", "manycpu.pipeline.node", str(SCRIPTS / "ccl_train.py"), str(tmp_path)]
     done = subprocess.run(
-        [*launch, str(SCRIPTS / "ccl_train.py"), str(tmp_path), *ways],
+        [intel.mpirun, "-n", "2", *node],
         check=False,
         capture_output=True,
         text=True,
         timeout=500,
-        env=_environment(MANYCPU_BACKEND="ccl", **env),
+        env=_environment(MANYCPU_BACKEND="ccl", **intel.env, **env),
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     for rank in (0, 1):
         seen = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert seen["backend"] == "ccl"
-        for way in ("ddp", "fsdp", "fsdp2"):
-            ours, gloos = seen[way]
-            assert ours == pytest.approx(gloos, rel=1e-4)
-            assert ours == pytest.approx(seen["ddp"][0], rel=1e-3)
-        if not ways:
-            assert seen["accelerate"][-1] < seen["accelerate"][0] + 0.5
-            assert len(seen["trainer"]) == 4
+        assert_as_gloo(seen)

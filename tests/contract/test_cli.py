@@ -283,6 +283,77 @@ def test_options_win_over_the_file_and_stand_alone(manycpu: Type, script: Script
     assert (rendered["env"]["A"], rendered["env"]["MANYCPU_CPUS"]) == ("1", "1.0")
 
 
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """Write a config of Accelerate for two processes."""
+    path = tmp_path / "default_config.yaml"
+    path.write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nmachine_rank: 0\nmixed_precision: bf16\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (["SCRIPT", "--output", "its own", "-m"], ["train.py", "--output", "its own", "-m"]),
+        (["-m", "code.train", "-x"], ["-m", "code.train", "-x"]),
+        (["--program", "SCRIPT", "--args", "-x"], ["train.py", "-x"]),
+    ],
+)
+def test_a_config_of_accelerate_is_a_run_of_the_script_that_follows_it(
+    manycpu: Type,
+    script: Script,
+    tmp_path: Path,
+    config: str,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    program: list[str],
+) -> None:
+    """What follows the script is the script's own; paths start here, not at the config."""
+    monkeypatch.chdir(Path(script()).parents[1])
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(config, tmp_path / "elsewhere")
+    given = ["--accelerate-config", f"elsewhere/{Path(config).name}", "--env", "A=1"]
+    named = [word.replace("SCRIPT", "code/train.py") for word in words]
+    code, printed = manycpu("render", *given, *named)
+    rendered = yaml.safe_load(printed)
+    assert code == 0
+    assert rendered["argv"][-len(program) :] == program
+    assert "--nproc-per-node=2" in rendered["argv"]
+    env = rendered["env"]
+    assert (env["A"], env["ACCELERATE_MIXED_PRECISION"], env["MANYCPU_DTYPE"]) == ("1", "bf16", "bf16")
+    assert manycpu("preflight", *given, *named) == (0, "ready: nothing stands in the way of this run\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["CONFIG"], "Give a config of Accelerate as --accelerate-config CONFIG, before the script"),
+        (
+            ["train.py", "--accelerate-config", "CONFIG"],
+            "A script's own words come after --accelerate-config",
+        ),
+        (["train.py", "-m"], "'-m' cannot be used. A script's own words come after --accelerate-config"),
+        (["--accelerate-config", "train.py", "CONFIG"], "Write --accelerate-config FILE train.py"),
+        (["--accelerate-config", "none.yaml", "train.py"], "none.yaml cannot be read: No such file"),
+        (["--accelerate-config", "CONFIG"], "run.program: this field is needed"),
+        (["--accelerate-config", "CONFIG", "--program", "x", "train.py"], "run.program: it is given twice"),
+        (["--accelerate-config", "CONFIG", "--args", "-x", "train.py", "-y"], "Leave out --args"),
+    ],
+)
+def test_a_config_of_accelerate_that_is_given_otherwise_is_pointed_out(
+    manycpu: Type,
+    config: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('trains')")
+    code, printed = manycpu("preflight", *(word.replace("CONFIG", config) for word in words))
+    assert (code, message.replace("config CONFIG,", f"config {config},") in printed) == (2, True), printed
+
+
 def test_the_plan_says_why(manycpu: Type) -> None:
     code, printed = manycpu("plan", "--nproc-per-node", "2")
     assert code == 0

@@ -110,16 +110,22 @@ def said(out: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("family", MPIS)
 def test_two_hosts_train_together(family: str, hosts: made_hosts.Hosts, tmp_path: Path) -> None:
-    """Every MPI brings both hosts, the run's variables and no others, and the ranks add up."""
+    """Every MPI brings both hosts, the run's variables and no others, and the ranks add up.
+
+    By torch's gloo under one of them: what gloo finds there, its interface included, is the same under all.
+    """
     script = ALL_REDUCE + "print('given', os.environ['WORDS'], os.environ.get('NOT_OURS'), os.getcwd())\n"
+    script += "print('gloo has', os.environ['GLOO_SOCKET_IFNAME'] in dict(socket.if_nameindex()).values())\n"
     target = target_of(hosts, mpi=MPIS[family])
-    process = start(tmp_path, target, script, env={"WORDS": "two words, $HOME"}, spread="require")
+    env = {"WORDS": "two words, $HOME"} | ({} if family == "intel" else LIGHT)
+    process = start(tmp_path, target, f"import socket\n{script}", env=env, spread="require")
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
     proofs = [event for event in said(out) if event["event"] == "proof"]
     assert {event["at"] for event in proofs} == {(0, "node-a"), (1, "node-b")}
     assert sum("sum 2" in line for line in out.splitlines()) == 2
     assert out.count(f"given two words, $HOME None {tmp_path}/code") == 2
+    assert out.count("gloo has True") == 2
     assert (tmp_path / "output" / "model.txt").read_text() == "sum 2"
 
 

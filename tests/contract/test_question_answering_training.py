@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.tiny_bert import NAMES, run, tiny_data
 
+from manycpu.pipeline.node.options import translate
 from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.recipes.question_answering import ask, training
 from manycpu.pipeline.recipes.question_answering.ask import Reader
@@ -126,6 +127,16 @@ def test_the_options_of_the_first_documents_run(env: dict[str, str]) -> None:
     )
     assert found["train_steps"] == 4
     assert set(found) >= {"exact_match", "f1", "eval_loss", "train_loss", "train_samples_per_second"}
+
+
+def test_what_old_options_become_is_read_by_todays_trainer(tmp_path: Path) -> None:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    old = f"--output_dir {tmp_path} --ddp_backend ccl --no_cuda --use_ipex --num_train_epochs 2"
+    words, _ = translate(old.split(), "gloo")
+    parser = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
+    (training,) = parser.parse_args_into_dataclasses(words)
+    assert (training.use_cpu, training.ddp_backend, training.num_train_epochs) == (True, None, 2.0)
 
 
 def test_a_test_split_is_predicted(env: dict[str, str], tmp_path: Path) -> None:

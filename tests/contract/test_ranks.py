@@ -159,7 +159,7 @@ def test_torchrun_restarts_ranks_that_had_met(write: Callable[[str], Path]) -> N
 @pytest.mark.parametrize("family", MPIRUNS)
 def test_two_mpis_that_do_not_match(family: str, write: Callable[[str], Path]) -> None:
     """Ranks that cannot read their launcher's variables are each a world of one: twice no success."""
-    manifest = manifest_of(family, write("print('trained')"))
+    manifest = manifest_of(family, write("print('trained')"), env=LIGHT)
     start = manifest["argv"].index(sys.executable)
     hidden = ["PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]
     without = ["env", *(word for name in hidden for word in ("-u", name))]
@@ -197,7 +197,7 @@ def test_every_rank_fails_when_the_meeting_is_wrong(
 
 
 def test_a_rank_that_never_comes(write: Callable[[str], Path]) -> None:
-    (ended,) = by_hand(write("print('trained')"), {"RANK": "0", "MANYCPU_START_TIMEOUT": "2"})
+    (ended,) = by_hand(write("print('trained')"), LIGHT | {"RANK": "0", "MANYCPU_START_TIMEOUT": "2"})
     assert ended.code == 87
     assert (
         "1 of 2 ranks came within 2 s (run.start_timeout): rank 0 on" in ended.events("error")[0]["message"]

@@ -60,8 +60,7 @@ def singly():
 singly()
 """
 
-pytestmark = pytest.mark.usefixtures("home", "no_process_left")
-light = pytest.mark.usefixtures("light_torch")
+pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
 WRITES = "import os; open(os.environ['MANYCPU_OUTPUT'] + '/model.txt', 'w').write('the model')"
 
 
@@ -90,7 +89,6 @@ def test_templates_are_rendered_and_two_ranks_train(
     assert list((home / "runs").iterdir()) == []
 
 
-@light
 def test_the_first_rank_that_failed_is_in_the_tasks_error(
     run_dag: RunDag, script: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -135,7 +133,6 @@ def test_cleanup_runs_when_stage_fails_and_the_run_is_failed(
     assert list((home / "runs").iterdir()) == []
 
 
-@light
 def test_a_cleared_run_that_fails_is_no_success_by_the_report_of_its_first_time(
     run_dag: RunDag, script: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -167,7 +164,6 @@ def test_bad_input_fails_prepare_and_names_the_field(
     assert not (tmp_path / "out").exists()
 
 
-@light
 def test_a_program_that_is_to_write_no_model_succeeds_and_its_metrics_are_told(
     run_dag: RunDag, script: Callable[..., str], home: Path
 ) -> None:
@@ -225,7 +221,6 @@ def test_a_listener_hears_each_event_once_from_the_worker_and_the_trigger(
     assert len(logs) == 2, "the worker, and the trigger that goes on for it"
 
 
-@light
 def test_trainings_that_a_dag_describes_apart_are_apart(
     run_dag: RunDag, script: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -236,7 +231,6 @@ def test_trainings_that_a_dag_describes_apart_are_apart(
     assert sorted(path.name[-1] for path in tmp_path.glob("trained-*")) == ["a", "b", "c", "d"]
 
 
-@light
 def test_operators_used_singly_share_the_run_that_they_are_told_to(
     run_dag: RunDag, script: Callable[..., str], tmp_path: Path, home: Path
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from support.rank_launches import LIGHT
 from support.standalone_airflow import Airflow
 from support.waiting import until
 
@@ -63,7 +64,7 @@ def test_nothing_trains_that_nobody_asked_for(airflow: Airflow) -> None:
 def test_two_runs_at_once_from_the_api(airflow: Airflow, tmp_path: Path, script: Callable[..., str]) -> None:
     program, outputs = script(), [tmp_path / "a", tmp_path / "b"]
     confs = [{"program": program, "nproc_per_node": 2, "output": str(output)} for output in outputs]
-    demo = {"data": None, "model": None, "args": "", "dtype": "fp32", "oversubscribe": True}
+    demo = {"env": LIGHT, "data": None, "model": None, "args": "", "dtype": "fp32", "oversubscribe": True}
     runs = [airflow.trigger("train", conf | demo) for conf in confs]
     assert [airflow.end(run, 200) for run in runs] == ["success", "success"]
     for output in outputs:

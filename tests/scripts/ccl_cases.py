@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import ccl_matrix
-import ccl_train
 import torch
 import torch.distributed as dist
 
@@ -242,15 +241,6 @@ def overlap() -> dict[str, object]:
         factor @ factor
     found = {"completed": work.is_completed(), "right": bool((tensor == size).all())}
     dist.barrier()
-    dist.destroy_process_group()
-    return found
-
-
-def hybrid() -> dict[str, object]:
-    """Shard within pairs and replicate between them, beside plain data parallelism."""
-    start()
-    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    found = {"ddp": ccl_train.ddp(dist.group.WORLD), **ccl_train.hybrid(mesh)}
     dist.destroy_process_group()
     return found
 

@@ -5,6 +5,7 @@ torch is imported once, and each rank is a fork of that process: a case takes a 
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import signal
@@ -17,13 +18,16 @@ from pathlib import Path
 import ccl_cases
 import ccl_gloo_cases
 import ccl_memory_cases
+import ccl_training_cases
 import torch
 
 from manycpu.pipeline.node.ccl import register
 
-CASES = vars(ccl_cases) | vars(ccl_gloo_cases) | vars(ccl_memory_cases)
+CASES = vars(ccl_cases) | vars(ccl_gloo_cases) | vars(ccl_memory_cases) | vars(ccl_training_cases)
 AT_THE_END = ("again", "alone", "hasty", "raise_at_the_end", "several_at_once")
 """Cases of how a script ends, beside all with dead, exit and shutdown in their names."""
+WITH_DYNAMO = ("hybrid", "profiled", "sparse", "trains")
+"""Cases that import torch._dynamo, as every optimizer of torch does: that takes longer than the case."""
 LIMIT = 150.0  # seconds that a case may take; what still runs then, hangs
 
 
@@ -109,6 +113,8 @@ def main(folder: Path, wanted: list[str]) -> None:
     gc.freeze()  # the ranks then leave alone what they share
     for name in wanted:
         case, _, size = name.partition(":")
+        if case in WITH_DYNAMO:
+            importlib.import_module("torch._dynamo")
         begun = time.monotonic()
         found = world(case, int(size), folder / name.replace(":", "-")) | {
             "seconds": time.monotonic() - begun

@@ -45,10 +45,12 @@ def session(folder: Path, files: dict[str, str], *options: str, **env: str) -> s
         file = folder / "tests" / f"{name}.py"
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-    words = ("-v", "-p", "no:cacheprovider", "-o", "pythonpath=tests", "--import-mode=importlib", *options)
+    plugins = ("-p", "no:cacheprovider", "-p", "xdist")  # no others: their import takes most of a session
+    words = ("-v", *plugins, "-o", "pythonpath=tests", "--import-mode=importlib", *options)
     pytest_there = [sys.executable, "-m", "pytest", "--rootdir=.", "--max-worker-restart=0", *words, "tests"]
     # Of its own, also where this session is one of several processes.
     env |= {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         pytest_there, cwd=folder, env=env, check=False, capture_output=True, text=True, timeout=120
     )

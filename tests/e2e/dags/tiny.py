@@ -14,10 +14,12 @@ TESTS = Path(__file__).parents[2]
 RUN: dict[str, Any] = {
     "program": str(TESTS / "e2e" / "programs" / "tiny.py"),
     "output": "{{ params.folder }}/output",
-    "env": {"GO": "{{ params.folder }}/go", "TAG": "{{ dag.dag_id }}"},
+    "env": {
+        "GO": "{{ params.folder }}/go",
+        "TAG": "{{ dag.dag_id }}",
+        "PYTHONPATH": str(TESTS / "scripts" / "light_torch"),  # no test here is about torch
+    },
 }
-# Without torch, where launchers are not what a test is about.
-LIGHT = RUN | {"env": RUN["env"] | {"PYTHONPATH": str(TESTS / "scripts" / "light_torch")}}
 PARAMS = {"folder": Param(type="string")}
 FAST: dict[str, Any] = {"retries": 1, "retry_delay": timedelta(seconds=1)}
 
@@ -29,12 +31,12 @@ def tiny() -> None:
 
 @dag(schedule=None, params=PARAMS)
 def tiny_sync() -> None:
-    training_pipeline(run=LIGHT, deferrable=False, **FAST)
+    training_pipeline(run=RUN, deferrable=False, **FAST)
 
 
 @dag(schedule=None, params=PARAMS)
 def tiny_hurried() -> None:
-    training_pipeline(run=LIGHT, retries=0, execution_timeout=timedelta(seconds=30))
+    training_pipeline(run=RUN, retries=0, execution_timeout=timedelta(seconds=30))
 
 
 @dag(schedule=MODEL)

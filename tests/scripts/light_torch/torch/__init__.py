@@ -9,6 +9,15 @@ from types import SimpleNamespace
 __version__ = "0"
 
 
+class _Numbers(list):
+    def __int__(self):
+        return int(self[0])
+
+
+def ones(count):
+    return _Numbers([1] * count)
+
+
 def _no_ccl():
     from manycpu.pipeline.node.backends import UnavailableError
 

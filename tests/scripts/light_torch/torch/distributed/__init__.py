@@ -1,6 +1,13 @@
 """What the node asks of torch.distributed, and a process group that does nothing."""
 
-from torch.distributed.distributed_c10d import get_rank, get_world_size, init_process_group, is_initialized
+from torch.distributed.distributed_c10d import (
+    all_reduce,
+    destroy_process_group,
+    get_rank,
+    get_world_size,
+    init_process_group,
+    is_initialized,
+)
 from torch.distributed.store import DistError, PrefixStore, Store, TCPStore
 
 __all__ = [
@@ -8,6 +15,8 @@ __all__ = [
     "PrefixStore",
     "Store",
     "TCPStore",
+    "all_reduce",
+    "destroy_process_group",
     "get_rank",
     "get_world_size",
     "init_process_group",
