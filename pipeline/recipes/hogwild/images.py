@@ -36,7 +36,12 @@ class Images(NamedTuple):
         mean = float((counts * values).sum() / counts.sum())
         return mean, float(((counts * (values - mean) ** 2).sum() / counts.sum()).sqrt())
 
-    def __len__(self) -> int:  # type: ignore[override]
+    def share(self) -> None:
+        """Move them to shared memory, where all processes find them."""
+        self.pixels.share_memory_()  # type: ignore[no-untyped-call]
+        self.labels.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
         return len(self.labels)
 
 

@@ -12,12 +12,11 @@ from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
-__all__ = ["TENSORS", "VALUES", "Kind", "Report", "Reporter"]
+__all__ = ["TENSORS", "Kind", "Report", "Reporter", "tensors"]
 
 TENSORS: Final = 4
 """Tensors of a process that may be under way."""
-VALUES: Final = ("loss", "accuracy")
-"""What a report has, of the step's batch."""
+_VALUES: Final = 2  # of a report: the loss and the accuracy of the step's batch
 
 Kind = Literal["ready", "progress", "average", "done"]
 
@@ -31,6 +30,12 @@ class Report(NamedTuple):
     """Steps that the process has taken, over all epochs."""
     tensor: int
     """Number of the tensor that has the values; it is the reader's until it comes back."""
+
+
+def tensors() -> torch.Tensor:
+    """Make the tensors of a process, in shared memory: a row is a report's."""
+    made = torch.zeros(TENSORS, _VALUES)
+    return made.share_memory_()  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Reporter:

@@ -71,7 +71,7 @@ def average(models: list[nn.Module], ranks: int) -> None:
         dist.all_reduce(mean)
         mean /= ranks
     for state in states:
-        parts = mean.split([tensor.numel() for tensor in state])
+        parts = torch.split(mean, [tensor.numel() for tensor in state])
         for tensor, part in zip(state, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
 
@@ -81,7 +81,7 @@ def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int
     torch.manual_seed(chosen.seed)
     model, count = Net(), chosen.num_processes
     models = [copy.deepcopy(model) if chosen.averaged else model for _ in range(count)]
-    shared = Images(trained.pixels.share_memory_(), trained.labels.share_memory_())
+    trained.share()
     return [
         Job(
             options=chosen,
@@ -89,9 +89,9 @@ def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int
             threads=threads,
             bf16=env.get("MANYCPU_DTYPE") == "bf16",
             model=models[index].share_memory(),
-            images=shared,
+            images=trained,
             scale=trained.scale(),
-            tensors=torch.zeros(reports.TENSORS, len(reports.VALUES)).share_memory_(),
+            tensors=reports.tensors(),
         )
         for index in range(count)
     ]
@@ -177,7 +177,7 @@ class _Score(NamedTuple):
 @torch.no_grad()
 def _test(job: Job, tested: Images, size: int) -> dict[str, Any]:
     job.model.eval()
-    scores = [_score(job, tested, indices) for indices in torch.arange(len(tested)).split(size)]
+    scores = [_score(job, tested, indices) for indices in torch.split(torch.arange(len(tested)), size)]
     right = sum(score.right for score in scores)
     say(f"test: {right} of {len(tested)} images are recognised")
     return {

@@ -45,7 +45,7 @@ def work(job: Job, connection: "Connection[Any, Any]") -> None:
     values = torch.zeros(job.tensors.shape[1])
     job.model.train()
     for epoch in range(1, job.options.epochs + 1):
-        for indices in torch.randperm(len(job.images)).split(job.options.batch_size)[:steps]:
+        for indices in torch.split(torch.randperm(len(job.images)), job.options.batch_size)[:steps]:
             values = _step(job, optimizer, indices)
             done += 1
             if (done - 1) % steps % job.options.log_interval == 0:

@@ -13,7 +13,7 @@ from manycpu.pipeline.recipes.hogwild.worker import Job, work
 
 __all__ = ["DiedError", "Workers"]
 
-_HINTS = {
+_HINTS: dict[int, str] = {
     signal.SIGKILL: " (out of memory, perhaps)",
     signal.SIGBUS: " (/dev/shm is full, perhaps)",
 }
@@ -24,7 +24,7 @@ class DiedError(RuntimeError):
 
 
 class _Worker(NamedTuple):
-    index: int
+    number: int
     process: Any
     queue: "connection.Connection[Any, Any]"
     tensors: torch.Tensor
@@ -78,7 +78,7 @@ class Workers:
             _send(worker, steps)
         meeting: list[tuple[_Worker, int]] = []
         for worker, report in self._reports():
-            heard(worker.index, report, worker.tensors[report.tensor])
+            heard(worker.number, report, worker.tensors[report.tensor])
             if report.kind != "average":
                 _send(worker, report.tensor)
                 continue
@@ -107,35 +107,27 @@ class Workers:
         done: set[int] = set()
         while queues or ends:
             for each in connection.wait([*queues, *ends]):
-                if each in ends:
-                    # What it has reported is read first: the queue is not empty before it ends.
-                    worker = ends.pop(each)
-                    worker.process.join()
-                    if worker.process.exitcode:
-                        raise self._died(worker)
-                    continue
-                worker = queues[each]
-                report = _received(worker)
-                if report is None:
-                    del queues[each]
-                    if worker.index not in done:
-                        worker.process.join()
-                        raise self._died(worker)
-                    continue
-                if report.kind == "done":
-                    done.add(worker.index)
-                yield worker, report
+                if worker := ends.pop(each, None):
+                    self._check_end(worker)
+                elif report := _received(queues[each]):
+                    done |= {queues[each].number} if report.kind == "done" else set()
+                    yield queues[each], report
+                elif (worker := queues.pop(each)).number not in done:
+                    worker.process.join()  # only its end closes its queue
+                    raise self._died(worker)
+
+    def _check_end(self, worker: _Worker) -> None:
+        worker.process.join()
+        if worker.process.exitcode:
+            raise self._died(worker)
 
     def _died(self, worker: _Worker) -> DiedError:
         code = worker.process.exitcode
-        if code < 0:
-            how = f"was ended by {signal.Signals(-code).name}{_HINTS.get(signal.Signals(-code), '')}"
-        else:
-            how = f"ended with exit code {code}; what it died of stands above"
+        how = f"ended with exit code {code}" if code >= 0 else f"was ended by {_named(-code)}"
         others = len(self._workers) - 1
         return DiedError(
-            f"process {worker.index} of {others + 1} (pid {worker.process.pid}) {how}: it had not trained to "
-            f"the end, and the {others} others are ended"
+            f"process {worker.number} (pid {worker.process.pid}) {how}, before it had trained to the end; "
+            f"the {others} other(s) of this rank are ended"
         )
 
     def _end(self) -> None:
@@ -144,6 +136,10 @@ class Workers:
         for worker in self._workers:
             worker.process.join()
             worker.queue.close()
+
+
+def _named(number: int) -> str:
+    return f"{signal.Signals(number).name}{_HINTS.get(number, '')}"
 
 
 def _received(worker: _Worker) -> Report | None:
