@@ -32,10 +32,16 @@ def watch() -> None:
 
 
 def _threads() -> int:
+    """Count the threads that have the process' name: Python's and OpenMP's; those of services have their own."""
+    names = [_name(task) for task in Path("/proc/self/task").glob("*")]
+    return names.count(_name(Path("/proc/self")))
+
+
+def _name(task: Path) -> str:
     try:
-        return sum(1 for _ in Path("/proc/self/task").iterdir())
-    except OSError:  # not Linux
-        return 0
+        return (task / "comm").read_text()
+    except OSError:  # it has ended
+        return ""
 
 
 def _is_of_loader(process: Any) -> bool:

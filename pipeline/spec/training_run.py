@@ -119,8 +119,8 @@ class TrainingRun(BaseModel):
         le=1024,
         description="Processes that compute for each training process at a time: 1 is itself alone. A "
         "program that starts workers of its own (torch.multiprocessing, Hogwild, loaders that compute as "
-        "much) gives their number: each gets floor(cores / (processes x subprocesses)) threads, and they share "
-        "the cores of the process that started them.",
+        "much) gives their number: each gets floor(cores / (processes x subprocesses)) threads, and they "
+        "share the cores of the process that started them.",
         examples=[4],
         json_schema_extra=_section("Scale"),
     )
