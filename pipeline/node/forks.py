@@ -32,7 +32,7 @@ def watch() -> None:
 
 
 def _threads() -> int:
-    """Count the threads that have the process' name: Python's and OpenMP's; those of services have their own."""
+    """Count the threads that have the process' name: Python's and OpenMP's; services name theirs."""
     names = [_name(task) for task in Path("/proc/self/task").glob("*")]
     return names.count(_name(Path("/proc/self")))
 

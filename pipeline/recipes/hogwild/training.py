@@ -80,6 +80,8 @@ def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int
     _check_shared_memory(trained)
     torch.manual_seed(chosen.seed)
     model, count = Net(), chosen.num_processes
+    if chosen.start_method == "fork":
+        torch.optim.SGD(model.parameters())  # imports, for a second or two, what each fork would import anew
     models = [copy.deepcopy(model) if chosen.averaged else model for _ in range(count)]
     trained.share()
     return [
