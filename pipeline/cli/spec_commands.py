@@ -14,12 +14,13 @@ from rich.table import Table
 from manycpu.pipeline import display
 from manycpu.pipeline.cli import options
 from manycpu.pipeline.render import as_yaml
-from manycpu.pipeline.spec import cpu_plan, node_spec
+from manycpu.pipeline.spec import cpu_plan, node_spec, started_processes
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.program_code import main_file
 from manycpu.pipeline.verbs import all_verbs, launch, preflight
 
 __all__ = ["COMMANDS"]
@@ -66,14 +67,19 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
     """
     machine = node_spec.describe(node) if node else Machine.observe()
     run_fields = options.fields_of(file, values)["run"]
-    request = read_run({"program": "any", "output": "any", **run_fields}).cpu_request
-    node_plan = cpu_plan.plan(machine, request)
+    requested = read_run({"program": "any", "output": "any", **run_fields})
+    node_plan = cpu_plan.plan(machine, requested.cpu_request)
     table = Table("what", "value", "why")
     for row in node_plan.rows:
         table.add_row(*map(escape, row))
     Console().print(table)
     for warning in node_plan.warnings:
         click.echo(f"warning: {warning}")
+    if path := main_file(requested.program, file.parent if file else Path.cwd()):
+        source = path.read_text(errors="replace")
+        found = started_processes.findings(source, path.name, requested.subprocesses, node_plan.threads)
+        for finding in found:
+            click.echo(f"warning: {finding}")
 
 
 @options.command()

@@ -19,6 +19,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_ATTEMPT": str(placement.attempt),
         "MANYCPU_NNODES": str(run.nnodes) if low != high else str(high),
         "MANYCPU_NPROC_PER_NODE": str(run.nproc_per_node),
+        "MANYCPU_SUBPROCESSES": str(run.subprocesses) if run.subprocesses > 1 else "",
         "MANYCPU_BACKEND": run.backend or "auto",  # the ranks choose: they know what is there
         "MANYCPU_DTYPE": run.dtype,
         "MANYCPU_SPREAD": run.spread,

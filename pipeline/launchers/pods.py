@@ -105,7 +105,7 @@ def _threads(run: TrainingRun) -> Mapping[str, str]:
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # or torchrun warns
     machine = node_spec.describe(f"cores={math.ceil(cores)}")
-    request = CpuRequest(processes=run.nproc_per_node, cpus=cores, env=run.env)
+    request = CpuRequest(processes=run.nproc_per_node, subprocesses=run.subprocesses, cpus=cores, env=run.env)
     return cpu_plan.plan(machine, request).env
 
 

@@ -19,6 +19,7 @@ def plan(rank: Rank, environ: Mapping[str, str]) -> cpu_plan.CpuPlan:
     named = environ.get("MANYCPU_USER_ENV", "").split(",")
     request = CpuRequest(
         processes=rank.local_world_size,
+        subprocesses=int(environ.get("MANYCPU_SUBPROCESSES") or 1),
         cpus=float(cpus) if cpus else None,
         dtype=environ.get("MANYCPU_DTYPE") or "fp32",
         backend=environ.get("MANYCPU_BACKEND"),

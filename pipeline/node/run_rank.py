@@ -7,6 +7,7 @@ from pathlib import Path
 from manycpu.pipeline.node import (
     accelerate_world,
     cpus,
+    forks,
     meeting_point,
     options,
     rank_environment,
@@ -62,6 +63,7 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
         os.environ["MANYCPU_BACKEND"] = meeting.backend
     process_groups.wrap(meeting.backend, meeting.world_size)
     program = options.translated(program, meeting.backend)
+    forks.watch()
     process = os.getpid()
     code = script.execute(program)
     if os.getpid() != process:  # a child that the script forked, and that comes back here

@@ -33,7 +33,7 @@ class CpuPlan:
     cores: float
     processes: int
     threads: int
-    """Threads of each process, as they will be: the user's number where one was set."""
+    """Threads of each process that computes, as they will be: the user's number where one was set."""
     pins: tuple[tuple[Cpu, ...], ...] = ()
     """Processors of each process, by its local rank; empty: the kernel decides."""
     preload: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
     request = request or CpuRequest()
     sizes = _sizes(machine, request)
     unpinned = _why_not_pinned(machine, request, sizes)
-    pins = () if unpinned else pinning.places(machine.cpus, sizes.processes, sizes.fair)
+    pins = () if unpinned else pinning.places(machine.cpus, sizes.processes, sizes.cores_each)
     preload = () if "LD_PRELOAD" in request.env else _preload(machine)
     memory = request.memory or machine.memory
     return CpuPlan(
@@ -93,9 +93,9 @@ def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
     cores = min(machine.cores, request.cpus or math.inf)
     of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
     processes = request.processes or math.ceil(cores / of_socket)
-    fair = max(1, math.floor(cores / processes))
+    fair = max(1, math.floor(cores / (processes * request.subprocesses)))
     # The others follow the user's OpenMP: the least of them is what torch uses.
-    return Sizes(cores, processes, fair, request.threads or fair)
+    return Sizes(cores, processes, request.subprocesses, fair, request.threads or fair)
 
 
 def _why_not_pinned(machine: Machine, request: CpuRequest, sizes: Sizes) -> str | None:
@@ -132,7 +132,7 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
         f"{quantity.counted(machine.sockets, 'socket')}, {quantity.counted(machine.nodes, 'NUMA node')}",
         smt,
     )
-    lost = sizes.cores - sizes.processes * sizes.fair
+    lost = sizes.cores - sizes.computing * sizes.fair
     rest = f"; {lost:g} left over by whole threads" if lost > 0 else ""
     why = (
         "run.resources.cpu"
@@ -151,13 +151,15 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
 
 
 def _rows_of_processes(request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
-    processes = quantity.counted(sizes.processes, "process", "es")
-    share = f"floor({quantity.counted(sizes.cores, 'core')} / {processes}), at least 1"
+    computing = f"{sizes}" if sizes.subprocesses == 1 else f"({sizes})"
+    share = f"floor({quantity.counted(sizes.cores, 'core')} / {computing}), at least 1"
     yield Row(
         "processes",
         str(sizes.processes),
         "run.nproc_per_node" if request.processes else "one for each socket that the cores fill",
     )
+    if sizes.subprocesses > 1:
+        yield Row("subprocesses", str(sizes.subprocesses), "run.subprocesses: of each process, on its cores")
     yield Row("threads", str(sizes.threads), "run.env" if sizes.threads != sizes.fair else share)
 
 

@@ -1,8 +1,11 @@
 """What a run asks of each node's CPUs: the input of the CPU plan."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from manycpu.pipeline.spec import quantity
 
 __all__ = ["AFFINITY_VARIABLES", "THREAD_VARIABLES", "CpuRequest", "Sizes"]
 
@@ -33,6 +36,8 @@ class CpuRequest:
 
     processes: int | None = None
     """Training processes on the node (``run.nproc_per_node``); None: one for each socket."""
+    subprocesses: int = 1
+    """Processes that compute for each of them at a time (``run.subprocesses``)."""
     cpus: float | None = None
     """Processors that the run may use (``run.resources.cpu``); None: all that are granted."""
     memory: int | None = None
@@ -54,7 +59,23 @@ class Sizes(NamedTuple):
 
     cores: float
     processes: int
+    subprocesses: int
+    """Of each process; 1: it computes itself."""
     fair: int
-    """Threads of each process that the cores allow."""
+    """Threads of each subprocess that the cores allow."""
     threads: int
-    """Threads of each process, as they will be."""
+    """Threads of each subprocess, as they will be."""
+
+    @property
+    def computing(self) -> int:
+        """How many processes compute at a time."""
+        return self.processes * self.subprocesses
+
+    @property
+    def cores_each(self) -> int:
+        """Whole cores of a process, and of all its subprocesses together."""
+        return max(1, math.floor(self.cores / self.processes))
+
+    def __str__(self) -> str:
+        processes = quantity.counted(self.processes, "process", "es")
+        return processes if self.subprocesses == 1 else f"{processes} x {self.subprocesses} subprocesses"

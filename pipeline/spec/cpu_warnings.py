@@ -51,8 +51,9 @@ def _excess(machine: Machine, request: CpuRequest) -> Iterator[str]:
 
 
 def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
-    if sizes.processes > sizes.cores:
-        yield f"{sizes.processes} processes share {quantity.counted(sizes.cores, 'core')}: oversubscribed"
+    if sizes.computing > sizes.cores:
+        share = "share" if sizes.computing > 1 else "shares"
+        yield f"{sizes} {share} {quantity.counted(sizes.cores, 'core')}: oversubscribed"
     per_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
     if sizes.fair > per_socket:
         yield (
@@ -68,16 +69,15 @@ def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
 
 
 def _threads(request: CpuRequest, sizes: Sizes) -> Iterator[str]:
-    processes = quantity.counted(sizes.processes, "process", "es")
-    scale = f"{processes} on {quantity.counted(sizes.cores, 'core')}"
+    scale = f"{sizes} on {quantity.counted(sizes.cores, 'core')}"
     for name in THREAD_VARIABLES:
         text = request.env.get(name, "").strip()
         if not text or text == str(sizes.fair):
             continue
         count = int(text) if text.isdecimal() else 0
-        if count * sizes.processes > max(sizes.cores, sizes.processes):
+        if count * sizes.computing > max(sizes.cores, sizes.computing):
             yield (
-                f"run.env: {name}={text} makes {count * sizes.processes} threads of {scale}: oversubscribed; "
+                f"run.env: {name}={text} makes {count * sizes.computing} threads of {scale}: oversubscribed; "
                 f"leave it out to have the CPU plan's {sizes.fair}"
             )
         else:

@@ -113,6 +113,17 @@ class TrainingRun(BaseModel):
         examples=[1, 2],
         json_schema_extra=_section("Scale"),
     )
+    subprocesses: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Processes that compute for each training process at a time: 1 is itself alone. A "
+        "program that starts workers of its own (torch.multiprocessing, Hogwild, loaders that compute as "
+        "much) gives their number: each gets floor(cores / (processes x subprocesses)) threads, and they "
+        "share the cores of the process that started them.",
+        examples=[4],
+        json_schema_extra=_section("Scale"),
+    )
     backend: Backend | None = Field(
         None,
         description="Collective backend; the one asked for is the one used, or the run fails. Default: ccl "
@@ -261,6 +272,7 @@ class TrainingRun(BaseModel):
         memory = self.resources.memory
         return CpuRequest(
             processes=self.nproc_per_node if "nproc_per_node" in self.model_fields_set else None,
+            subprocesses=self.subprocesses,
             cpus=self.resources.cpu,
             memory=quantity.read(memory) if memory else None,
             dtype=self.dtype,

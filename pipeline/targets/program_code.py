@@ -16,7 +16,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.targets.context import MachineContext, RunContext
 from manycpu.pipeline.transfer import Manifest
 
-__all__ = ["Code", "code_of", "installed", "installed_digest", "module_root", "program_of"]
+__all__ = ["Code", "code_of", "installed", "installed_digest", "main_file", "module_root", "program_of"]
 
 _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
 _NOT_CODE = {"__pycache__", "node_modules", "venv", "env", "site-packages"}
@@ -35,6 +35,18 @@ def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
         return path.parent, (path.name,)
     root = None if kind == "recipe" else module_root(name, ctx.base)
     return root, ("-m", name)
+
+
+def main_file(words: str, base: Path) -> Path | None:
+    """Find the file that a program begins with; None where it is installed, a recipe, or not there."""
+    kind, name = program.parse(words)
+    module = Path(base, *name.split("."))
+    candidates = {
+        "recipe": [],
+        "script": [base / name],
+        "module": [module.with_suffix(".py"), module / "__main__.py"],
+    }
+    return next((path for path in candidates[kind] if path.is_file()), None)
 
 
 def module_root(name: str, base: Path) -> Path | None:

@@ -12,13 +12,15 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.run_report import REPORT
-from manycpu.pipeline.spec import program, squad
+from manycpu.pipeline.spec import cpu_plan, program, squad, started_processes
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
+from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import MachineContext, RunContext
 from manycpu.pipeline.targets.output import not_empty, occupied
-from manycpu.pipeline.targets.program_code import code_of, installed, module_root, program_of
+from manycpu.pipeline.targets.program_code import code_of, installed, main_file, module_root, program_of
 
 __all__ = ["preflight"]
 
@@ -66,6 +68,30 @@ def _code(ctx: RunContext) -> Findings:
         yield Finding("run.program", error.message, error.fix or "")
     except OSError as error:
         yield _unreadable("run.program", error)
+
+
+def _started_processes(ctx: RunContext) -> Findings:
+    """Find what the program does wrong with processes that it starts itself."""
+    path = main_file(ctx.run.program, ctx.base)
+    if path is None:
+        return
+    here = isinstance(ctx.target, Local)
+    threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if here else None
+    source = path.read_text(errors="replace")
+    yield from started_processes.findings(source, path.name, ctx.run.subprocesses, threads)
+
+
+def _hogwild(ctx: RunContext) -> Findings:
+    """Find ranks that a model in one machine's memory cannot be shared by."""
+    run, words = ctx.run, " ".join(ctx.run.args).replace("=", " ")
+    if run.program != "hogwild" or "--mode averaged" in words:
+        return
+    if run.nproc_per_node > 1 or run.nodes[1] > 1:
+        fix = "Add --mode averaged to run.args, or set run.nnodes and run.nproc_per_node to 1"
+        ranks = f"{run.nnodes} node(s) with {run.nproc_per_node} process(es) each"
+        yield Finding(
+            "run.args", f"--mode shared has one model in one rank's memory, and there are {ranks}", fix
+        )
 
 
 def _data(ctx: RunContext) -> Findings:
@@ -208,6 +234,8 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _launch_kind,
     _program,
     _code,
+    _started_processes,
+    _hogwild,
     _data,
     _hub,
     _squad,

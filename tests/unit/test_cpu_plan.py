@@ -29,6 +29,10 @@ def rows(made: CpuPlan) -> dict[str, str]:
     [
         ("cores=1", {}, 1, 1),
         ("cores=8", {"processes": 3}, 3, 2),
+        ("cores=8", {"processes": 1, "subprocesses": 4}, 1, 2),
+        ("cores=8", {"processes": 2, "subprocesses": 3}, 2, 1),
+        ("cores=2", {"processes": 1, "subprocesses": 4}, 1, 1),
+        (TWO, {"subprocesses": 4}, 2, 14),
         ("cores=3", {"processes": 2}, 2, 1),
         ("cores=2", {"processes": 4}, 4, 1),
         ("cores=2,threads=2", {"processes": 2}, 2, 1),
@@ -75,6 +79,16 @@ def test_pins(node: str, processes: int, pins: list[str]) -> None:
     assert all(len({cpu.core for cpu in pin}) >= made.threads for pin in made.pins)
 
 
+def test_a_ranks_cores_are_those_of_all_its_subprocesses() -> None:
+    made = planned("cores=8", processes=2, subprocesses=3)
+    assert [pinning.shown(pin) for pin in made.pins] == ["0-3", "4-7"]
+    found = {row.name: row for row in made.rows}
+    assert (found["processes"].value, found["subprocesses"].value, found["threads"].value) == ("2", "3", "1")
+    assert found["threads"].reason == "floor(8 cores / (2 processes x 3 subprocesses)), at least 1"
+    assert found["cores"].reason.endswith("2 left over by whole threads")
+    assert "subprocesses" not in rows(planned("cores=8", processes=2))
+
+
 def test_a_plan_tells_whether_each_rank_has_its_memory_near() -> None:
     (near,) = [row for row in planned(TWO, processes=2).rows if row.name == "pinning"]
     (far,) = [row for row in planned("sockets=2,cores=4,numa=4", processes=2).rows if row.name == "pinning"]
@@ -112,6 +126,16 @@ def test_an_exclusive_cpuset_as_large_as_the_quota_is_pinned() -> None:
     ("node", "wanted", "warning"),
     [
         ("cores=2", {"processes": 4}, "4 processes share 2 cores: oversubscribed"),
+        (
+            "cores=2",
+            {"processes": 1, "subprocesses": 4},
+            "1 process x 4 subprocesses share 2 cores: oversubscribed",
+        ),
+        (
+            "cores=8",
+            {"processes": 1, "subprocesses": 4, "env": {"OMP_NUM_THREADS": "8"}},
+            "run.env: OMP_NUM_THREADS=8 makes 32 threads of 1 process x 4 subprocesses on 8 cores: .* 2",
+        ),
         (
             "cores=8,limit=6.5",
             {"processes": 2, "cpus": 64},

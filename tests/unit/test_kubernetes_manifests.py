@@ -278,6 +278,7 @@ CHANGED = (
     {"nnodes": 3},
     {"nnodes": "1:3"},
     {"nproc_per_node": 3},
+    {"subprocesses": 4},
     {"max_restarts": 1},
     {"backend": "ccl"},
     {"dtype": "bf16"},

@@ -1,0 +1,153 @@
+"""Parse the options: those of PyTorch's example by the same names and with the same defaults, and our own."""
+
+import math
+from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.machine import Machine
+
+__all__ = ["Options", "parse", "threads"]
+
+_PROCESSES: Final = 2  # where neither --num-processes nor run.subprocesses says how many
+_LEAST: Final = {
+    "average_every": 1,
+    "batch_size": 1,
+    "epochs": 1,
+    "log_interval": 1,
+    "num_processes": 1,
+    "test_batch_size": 1,
+    "threads_per_process": 0,
+}
+_DEVICES: Final = ("cuda", "mps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """All options of a training."""
+
+    batch_size: int
+    test_batch_size: int
+    epochs: int
+    lr: float
+    momentum: float
+    seed: int
+    log_interval: int
+    num_processes: int
+    dry_run: bool
+    save_model: bool
+    mode: str
+    average_every: int
+    start_method: str
+    threads_per_process: int | None
+    """0: torch's own default; None: the processes share the rank's cores."""
+    notes: tuple[str, ...] = ()
+    """What was read otherwise than it was written."""
+
+    @property
+    def averaged(self) -> bool:
+        """Whether each process has a model of its own."""
+        return self.mode == "averaged"
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadInputError(message, field="run.args", fix="`--help` lists all options")
+
+
+def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
+    """Parse the options.
+
+    Args:
+        argv: Arguments after the program's name.
+        env: Environment; MANYCPU_SUBPROCESSES is the default of --num-processes, and WORLD_SIZE is compared.
+
+    Raises:
+        BadInputError: An option is unknown, or its value cannot be used.
+    """
+    given = vars(_parser(env).parse_args(argv))
+    notes = [f"--{name}: this recipe trains on CPUs, as it does now" for name in _DEVICES if given.pop(name)]
+    if (device := given.pop("device")) != "cpu":
+        raise BadInputError(
+            f"--device {device}: this recipe trains on CPUs", field="run.args", fix="Leave it out"
+        )
+    options = Options(**given, notes=tuple(notes))
+    _check_numbers(options)
+    _check_mode(options, env)
+    return options
+
+
+def threads(options: Options, env: Mapping[str, str], default: int) -> int:
+    """Choose how many threads each process computes with: floor(the rank's cores / processes), at least 1.
+
+    Args:
+        options: Those of the training; a number there wins.
+        env: Environment; OMP_NUM_THREADS wins where run.env sets it.
+        default: What torch takes by itself.
+    """
+    if options.threads_per_process:
+        return options.threads_per_process
+    if options.threads_per_process == 0 or "OMP_NUM_THREADS" in env.get("MANYCPU_USER_ENV", "").split(","):
+        return default
+    return max(1, _cores(env) // options.num_processes)
+
+
+def _cores(env: Mapping[str, str]) -> int:
+    """Count the cores of this rank: the CPU plan's, or outside of a run all that there are."""
+    if planned := env.get("MANYCPU_THREADS"):
+        return int(planned) * int(env.get("MANYCPU_SUBPROCESSES") or 1)
+    return math.floor(Machine.observe().cores)
+
+
+def _parser(env: Mapping[str, str]) -> ArgumentParser:
+    parser = _Parser("hogwild", allow_abbrev=False, formatter_class=ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--batch-size", type=int, default=64, help="images of a training step")
+    add("--test-batch-size", type=int, default=1000, help="images of a test step")
+    add("--epochs", type=int, default=10, help="how often each process goes through the data")
+    add("--lr", type=float, default=0.01, help="learning rate")
+    add("--momentum", type=float, default=0.5, help="momentum of SGD")
+    add("--seed", type=int, default=1, help="random seed; each process adds its number")
+    add("--log-interval", type=int, default=10, help="steps between reports of a process")
+    processes = int(env.get("MANYCPU_SUBPROCESSES") or 1)
+    default = processes if processes > 1 else _PROCESSES
+    add("--num-processes", type=int, default=default, help="processes that train; run.subprocesses, or 2")
+    add("--dry-run", action="store_true", help="take one step of each epoch")
+    add("--save_model", "--save-model", action="store_true", help="outside of a run: save the model here")
+    add("--mode", choices=("shared", "averaged"), default="shared", help="one model for all, or one each")
+    add("--average-every", type=int, default=10, help="steps between averages, with --mode averaged")
+    methods = ("spawn", "fork", "forkserver")
+    add("--start-method", choices=methods, default="spawn", help="how processes are started")
+    add("--threads-per-process", type=int, help="default: the rank's cores, shared; 0: torch's own default")
+    for name in _DEVICES:
+        add(f"--{name}", action="store_true", help=SUPPRESS)
+    add("--device", default="cpu", help=SUPPRESS)
+    return parser
+
+
+def _check_numbers(options: Options) -> None:
+    for name, least in _LEAST.items():
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise _unusable(name, value, f"Give {least} or more, or leave it out")
+    if not (math.isfinite(options.lr) and options.lr > 0):
+        raise _unusable("lr", options.lr, "Give a number above 0")
+    if not 0 <= options.momentum < 1:
+        raise _unusable("momentum", options.momentum, "Give a number from 0 to below 1")
+
+
+def _unusable(name: str, value: float, fix: str) -> BadInputError:
+    return BadInputError(f"--{name.replace('_', '-')} {value} cannot be used", field="run.args", fix=fix)
+
+
+def _check_mode(options: Options, env: Mapping[str, str]) -> None:
+    ranks = int(env.get("WORLD_SIZE") or 1)
+    if ranks > 1 and not options.averaged:
+        raise BadInputError(
+            f"--mode shared has one model in the memory of one rank, and there are {ranks} ranks",
+            field="run.args",
+            fix="Add --mode averaged, or set run.nnodes and run.nproc_per_node to 1 and run.subprocesses to "
+            "the number of processes",
+        )

@@ -1,0 +1,210 @@
+"""Run the training from end to end: data, processes, averages, the test, and what is written."""
+
+import copy
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - the field's name
+from torch import nn
+
+from manycpu.pipeline.node.metrics import metrics, progress
+from manycpu.pipeline.recipes.emit import say
+from manycpu.pipeline.recipes.hogwild import images, options, reports
+from manycpu.pipeline.recipes.hogwild.images import Images
+from manycpu.pipeline.recipes.hogwild.network import Net
+from manycpu.pipeline.recipes.hogwild.options import Options
+from manycpu.pipeline.recipes.hogwild.worker import Job
+from manycpu.pipeline.recipes.hogwild.workers import Workers
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["MODEL", "average", "run"]
+
+MODEL: Final = "MNIST_hogwild.pt"
+"""The model's state, named and made as PyTorch's example does."""
+_SHARED: Final = Path("/dev/shm")  # noqa: S108 - where shared memory is
+
+
+def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
+    """Train and test; write model and results to the output.
+
+    Returns:
+        The results, which are of all ranks; the test is rank 0's.
+
+    Raises:
+        BadInputError: Data or options cannot be used.
+        DiedError: One of the processes ended before the training did.
+    """
+    for note in chosen.notes:
+        say(note)
+    default, ranks = torch.get_num_threads(), int(env.get("WORLD_SIZE") or 1)
+    threads = options.threads(chosen, env, default)
+    torch.set_num_threads(1)  # OpenMP's threads must not exist when processes are forked
+    trained, tested = images.load(env)
+    jobs = _jobs(chosen, env, trained, threads)
+    say(
+        f"{ranks * len(jobs)} processes, {'a model each' if chosen.averaged else 'one model'}; "
+        f"{len(trained)} images; threads of each process: {threads}"
+    )
+    results = _train(chosen, jobs, ranks)
+    torch.set_num_threads(threads * len(jobs))
+    if env.get("RANK", "0") == "0":
+        results |= _test(jobs[0], tested, chosen.test_batch_size)
+        _write(jobs[0].model, results, chosen, env)
+    if ranks > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+    return results
+
+
+def average(models: list[nn.Module], ranks: int) -> None:
+    """Give all models the mean of their weights; those of the other ranks join in where there are any."""
+    states = [list(model.state_dict().values()) for model in models]
+    mean = torch.stack([torch.cat([tensor.flatten() for tensor in state]) for state in states]).mean(0)
+    if ranks > 1:
+        dist.all_reduce(mean)
+        mean /= ranks
+    for state in states:
+        parts = torch.split(mean, [tensor.numel() for tensor in state])
+        for tensor, part in zip(state, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int) -> list[Job]:
+    _check_shared_memory(trained)
+    torch.manual_seed(chosen.seed)
+    model, count = Net(), chosen.num_processes
+    if chosen.start_method == "fork":
+        torch.optim.SGD(model.parameters())  # imports, for a second or two, what each fork would import anew
+    models = [copy.deepcopy(model) if chosen.averaged else model for _ in range(count)]
+    trained.share()
+    return [
+        Job(
+            options=chosen,
+            number=int(env.get("RANK") or 0) * count + index,
+            threads=threads,
+            bf16=env.get("MANYCPU_DTYPE") == "bf16",
+            model=models[index].share_memory(),
+            images=trained,
+            scale=trained.scale(),
+            tensors=reports.tensors(),
+        )
+        for index in range(count)
+    ]
+
+
+def _check_shared_memory(trained: Images) -> None:
+    """See that the images fit into shared memory: who fills it up dies of SIGBUS."""
+    if not _SHARED.is_dir():
+        return
+    needed, free = trained.pixels.nbytes + trained.labels.nbytes, shutil.disk_usage(_SHARED).free
+    if needed > free:
+        raise BadInputError(
+            f"the images take {needed >> 20} MiB of shared memory, and {_SHARED} has {free >> 20} MiB left",
+            field="run.data",
+            fix="Mount a memory-backed volume there, or run the container with --shm-size",
+        )
+
+
+class _Log:
+    """Says what the processes report, and counts."""
+
+    def __init__(self, chosen: Options, steps: int) -> None:
+        self._every, self._total = chosen.log_interval, steps * chosen.epochs
+        self.last: dict[int, float] = {}
+        self.averages = 0
+
+    def heard(self, index: int, report: reports.Report, values: torch.Tensor) -> None:
+        loss, accuracy = values.tolist()
+        self.last[index] = loss
+        if report.kind != "progress":
+            return
+        say(
+            f"process {index}: epoch {report.epoch}, step {report.step} of {self._total}, "
+            f"loss {loss:.4f}, accuracy {accuracy:.2f}"
+        )
+        if index == 0:
+            progress(step=report.step, total_steps=self._total, epoch=report.epoch, loss=loss)
+
+
+def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
+    # Processes are started first: a process group has threads, and what they hold would be held in a fork.
+    with Workers(jobs, chosen.start_method) as workers:
+        if ranks > 1:
+            dist.init_process_group()
+        workers.ready()
+        steps = _steps(chosen, len(jobs[0].images), ranks)
+        log = _Log(chosen, steps)
+        models = [job.model for job in jobs]
+
+        def meet() -> None:
+            average(models, ranks)
+            log.averages += 1
+
+        began = time.monotonic()
+        workers.train(steps, log.heard, meet)
+        seconds = time.monotonic() - began
+    taken = steps * chosen.epochs * len(jobs) * ranks
+    samples = min(steps * chosen.batch_size, len(jobs[0].images)) * chosen.epochs * len(jobs) * ranks
+    return {
+        "averages": log.averages,
+        "processes": len(jobs) * ranks,
+        "threads_per_process": jobs[0].threads,
+        "train_loss": sum(log.last.values()) / len(log.last),
+        "train_runtime": seconds,
+        "train_samples_per_second": samples / seconds,
+        "train_steps": taken,
+    }
+
+
+def _steps(chosen: Options, count: int, ranks: int) -> int:
+    """Count the steps of an epoch: as many as the rank with the least data has, so that all meet as often."""
+    steps = torch.tensor(1 if chosen.dry_run else math.ceil(count / chosen.batch_size))
+    if ranks > 1:
+        dist.all_reduce(steps, dist.ReduceOp.MIN)
+    return int(steps)
+
+
+class _Score(NamedTuple):
+    loss: float
+    right: int
+
+
+@torch.no_grad()
+def _test(job: Job, tested: Images, size: int) -> dict[str, Any]:
+    job.model.eval()
+    scores = [_score(job, tested, indices) for indices in torch.split(torch.arange(len(tested)), size)]
+    right = sum(score.right for score in scores)
+    say(f"test: {right} of {len(tested)} images are recognised")
+    return {
+        "accuracy": right / len(tested),
+        "pixel_mean": job.scale[0],
+        "pixel_std": job.scale[1],
+        "test_loss": sum(score.loss for score in scores) / len(tested),
+    }
+
+
+def _score(job: Job, tested: Images, indices: torch.Tensor) -> _Score:
+    pixels, labels = tested.batch(indices, *job.scale)
+    scores = job.model(pixels)
+    loss = F.nll_loss(scores, labels, reduction="sum")
+    return _Score(float(loss), int((scores.argmax(1) == labels).sum()))
+
+
+def _write(model: nn.Module, results: dict[str, Any], chosen: Options, env: Mapping[str, str]) -> None:
+    metrics(results)
+    folder = env.get("MANYCPU_OUTPUT") or ("." if chosen.save_model else None)
+    if folder is None:
+        say("the model is not kept: add --save_model")
+        return
+    output = Path(folder)
+    output.mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), output / MODEL)
+    text = json.dumps(results, indent=2, sort_keys=True)
+    (output / "all_results.json").write_text(text + "\n", encoding="utf-8")
