@@ -28,10 +28,12 @@ from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = [
+    "TPU",
     "USER",
     "add_volumes",
     "container",
     "metadata",
+    "rank_resources",
     "rank_template",
     "rank_variables",
     "resources",
@@ -47,6 +49,7 @@ USER: Final = "manycpu"
 # Any image will do, also one that knows no such user: ssh and Python's getpass ask for its name.
 PASSWD: Final = f"root:x:0:0::/root:/bin/sh\n{USER}:x:{UID}:{UID}::{HOME}:/bin/sh\n"
 _LONGEST: Final = 2**31 - 1  # seconds: what fits into a pod's field
+TPU: Final = "google.com/tpu"  # the resource of GKE's nodes with TPUs
 FILES: Final = "files"  # a volume of small files that come from the pod's own annotations
 
 
@@ -96,7 +99,8 @@ def with_library(run: TrainingRun) -> TrainingRun:
 
 def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
     """Build the environment of a rank's container: the user's ``env`` wins over the CPU plan."""
-    return {"HOME": HOME, **_threads(run), **environment(with_library(run), placement)}
+    device = {"PJRT_DEVICE": "TPU"} if run.device == "xla" else {}
+    return {"HOME": HOME, **device, **_threads(run), **environment(with_library(run), placement)}
 
 
 def _threads(run: TrainingRun) -> Mapping[str, str]:
@@ -105,13 +109,20 @@ def _threads(run: TrainingRun) -> Mapping[str, str]:
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # or torchrun warns
     machine = node_spec.describe(f"cores={math.ceil(cores)}")
-    request = CpuRequest(processes=run.nproc_per_node, cpus=cores, env=run.env)
+    request = CpuRequest(processes=run.processes, cpus=cores, env=run.env)
     return cpu_plan.plan(machine, request).env
 
 
-def resources(cpu: float | None, memory: str | None) -> KubeObject:
+def rank_resources(run: TrainingRun) -> KubeObject:
+    """Build what a rank's pod asks for: the run's resources, and on device xla the devices of its node."""
+    tpus = run.nproc_per_node if run.device == "xla" else 0
+    return resources(run.resources.cpu, run.resources.memory, tpus)
+
+
+def resources(cpu: float | None, memory: str | None, tpus: int = 0) -> KubeObject:
     """Build limits equal to requests, so that the pod is of the class Guaranteed."""
     amounts = {"cpu": quantity.of_cores(cpu) if cpu else None, "memory": memory}
+    amounts |= {TPU: str(tpus) if tpus else None}
     present = {name: amount for name, amount in amounts.items() if amount}
     return {"requests": present, "limits": dict(present)} if present else {}
 
