@@ -1,21 +1,14 @@
 """What a run on XLA's devices may not ask for, whatever its launch kind."""
 
 from collections.abc import Iterator
-from typing import Final
 
-from manycpu.pipeline.launchers.pods import TPU
+from manycpu.pipeline.launchers.pod_spec import TPU, TPU_LABELS
 from manycpu.pipeline.spec import program
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.targets import Kubernetes, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["TPU_LABELS", "device_refusals"]
-
-TPU_LABELS: Final = {
-    "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
-    "cloud.google.com/gke-tpu-topology": "2x4",
-}
-"""Label by which GKE places pods on nodes with TPUs -> an example of its value."""
+__all__ = ["device_refusals"]
 
 
 def device_refusals(run: TrainingRun, target: Target) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from typing import Final
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.launchers.pod_spec import (
     HOME,
+    TPU,
     UID,
     env_list,
     on_nodes,
@@ -28,7 +29,6 @@ from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = [
-    "TPU",
     "USER",
     "add_volumes",
     "container",
@@ -49,7 +49,6 @@ USER: Final = "manycpu"
 # Any image will do, also one that knows no such user: ssh and Python's getpass ask for its name.
 PASSWD: Final = f"root:x:0:0::/root:/bin/sh\n{USER}:x:{UID}:{UID}::{HOME}:/bin/sh\n"
 _LONGEST: Final = 2**31 - 1  # seconds: what fits into a pod's field
-TPU: Final = "google.com/tpu"  # the resource of GKE's nodes with TPUs
 FILES: Final = "files"  # a volume of small files that come from the pod's own annotations
 
 
@@ -180,7 +179,8 @@ def template(
         {"name": FILES, "mountPath": path, "subPath": _key(path), "readOnly": True} for path in sorted(files)
     ]
     container = container | {"volumeMounts": mounts}
-    spec = pod_spec(container, [_files_volume(files)], securityContext=security(), **on_nodes(target))
+    nodes = on_nodes(target, ranks=role == "rank")
+    spec = pod_spec(container, [_files_volume(files)], securityContext=security(), **nodes)
     named = labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role)
     annotations = {f"manycpu/{_key(path)}": content for path, content in files.items()}
     return {

@@ -66,7 +66,9 @@ def training_function(model, options):
             "losses": [loss.item() for loss in losses],
             "accuracy": right / seen,
             "evaluated": seen,
-            "dtypes": sorted({str(tensor.dtype) for tensor in accelerator.unwrap_model(model).state_dict().values()}),
+            "dtypes": sorted(
+                {str(tensor.dtype) for tensor in accelerator.unwrap_model(model).state_dict().values()}
+            ),
             "batch": str(batch["weights"].dtype),
             "logits": str(logits.dtype),
             "device": accelerator.device.type,

@@ -7,7 +7,7 @@ from typing import Any, Final
 import yaml
 
 from manycpu.pipeline.adapters.cluster import amount
-from manycpu.pipeline.launchers.pods import TPU
+from manycpu.pipeline.launchers.pod_spec import TPU
 from manycpu.pipeline.launchers.ranks import rank_template
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, JobKind
