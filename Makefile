@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 LEGACY := .venv-legacy
+XLA := .venv-xla
 
-.PHONY: help demo ui test test-long test-legacy lint bench bench-quick cluster cluster-down docs clean requirements
+.PHONY: help demo ui test test-long test-legacy test-xla lint bench bench-quick cluster cluster-down docs clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -29,6 +30,9 @@ test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, and 
 
 test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an environment of its own
 	@MANYCPU_LEGACY=$(LEGACY) $(BIN)/python -m pytest tests/legacy
+
+test-xla: $(XLA)/.installed  ## one process on eight devices of XLA, in an environment of its own
+	@MANYCPU_XLA=$(XLA) $(BIN)/python -m pytest tests/xla
 
 lint: $(INSTALLED)  ## style, types and the dependency rule
 	@$(BIN)/ruff check .
@@ -54,7 +58,7 @@ docs: $(INSTALLED)  ## write the reference of fields and the page of benchmarks 
 	@$(BIN)/python -m bench._page
 
 clean:  ## remove what these targets made: the environment, Airflow's folder, caches
-	rm -rf $(VENV) $(LEGACY) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
+	rm -rf $(VENV) $(LEGACY) $(XLA) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 requirements: $(INSTALLED)  ## resolve the pinned requirements anew
@@ -72,4 +76,9 @@ $(COMPILED): $(INSTALLED)
 $(LEGACY)/.installed: $(INSTALLED) requirements/legacy-torch.txt requirements/legacy.txt
 	@'$(PYTHON)' -m venv $(LEGACY)
 	@VIRTUAL_ENV='$(CURDIR)/$(LEGACY)' $(BIN)/uv pip install --quiet -r requirements/legacy-torch.txt -r requirements/legacy.txt
+	@touch $@
+
+$(XLA)/.installed: $(INSTALLED) requirements/xla-torch.txt requirements/xla.txt
+	@'$(PYTHON)' -m venv $(XLA)
+	@VIRTUAL_ENV='$(CURDIR)/$(XLA)' $(BIN)/uv pip install --quiet -r requirements/xla-torch.txt -r requirements/xla.txt
 	@touch $@

@@ -143,8 +143,10 @@ def summary(console: Console, report: Report, path: str) -> None:
 def _scale(report: Report) -> str:
     if report.world_size is None:
         return "no ranks met"
-    backend = f"backend {report.backend}" if report.backend else "which initialised no backend"
-    return f"{report.world_size} ranks on {len(report.hosts)} host(s), {backend}"
+    used = f"backend {report.backend}" if report.backend else "which initialised no backend"
+    if devices := sum(rank.devices or 0 for rank in report.ranks):
+        used = f"{devices} devices of XLA"
+    return f"{report.world_size} ranks on {len(report.hosts)} host(s), {used}"
 
 
 def _verbs(report: Report) -> list[tuple[str, str, str]]:

@@ -38,6 +38,8 @@ class Rank(BaseModel):
     cpus: float | None = None
     hostname: str | None = None
     """What it calls itself: on Kubernetes the pod."""
+    devices: int | None = None
+    """Devices of XLA that it drives; None on CPUs."""
     exit_code: int | None = None
     """How it ended; None where nobody told."""
 
@@ -152,7 +154,9 @@ class Observer:
 
 
 def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
-    rank = Rank(rank=event.rank, host=event.host, cpus=event.cpus, hostname=event.hostname)
+    rank = Rank(
+        rank=event.rank, host=event.host, cpus=event.cpus, hostname=event.hostname, devices=event.devices
+    )
     existing = _find_meeting(observed, event, time)
     if existing is not None and rank.rank in existing["ranks"]:
         return  # a log that is read again

@@ -73,9 +73,9 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
             fix="Ask for fewer nodes, or add hosts",
         )
     for host in hosts[:nodes]:
-        if host.slots is not None and host.slots < run.nproc_per_node and not run.oversubscribe:
+        if host.slots is not None and host.slots < run.processes and not run.oversubscribe:
             raise BadInputError(
-                f"{run.nproc_per_node} processes were asked for, the hostfile gives {host.name} {host.slots}",
+                f"{run.processes} processes were asked for, the hostfile gives {host.name} {host.slots}",
                 field="run.nproc_per_node",
                 fix=f"Set it to {host.slots} or less, or set run.oversubscribe to true",
             )
@@ -169,10 +169,10 @@ def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> I
         yield Finding(
             "target.mpi", f"host {name} has no {path}", "Install the same MPI at the same path on every host"
         )
-    if run.nproc_per_node > (cores := facts.get("cores", run.nproc_per_node)) and not run.oversubscribe:
+    if run.processes > (cores := facts.get("cores", run.processes)) and not run.oversubscribe:
         yield Finding(
             "run.nproc_per_node",
-            f"{run.nproc_per_node} processes were asked for, and host {name} grants {cores:g} cores",
+            f"{run.processes} processes were asked for, and host {name} grants {cores:g} cores",
             f"Set it to {max(1, int(cores))} or less, or set run.oversubscribe to true",
         )
 

@@ -14,14 +14,18 @@ PLACEHOLDERS: Final = ("data", "model", "output", "checkpoints")
 def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
     """Build the environment of a rank, without what differs between ranks; the user's ``env`` wins."""
     low, high = run.nodes
+    on_xla = run.device == "xla"
     variables = {
         "MANYCPU_RUN": placement.name,
         "MANYCPU_ATTEMPT": str(placement.attempt),
         "MANYCPU_NNODES": str(run.nnodes) if low != high else str(high),
-        "MANYCPU_NPROC_PER_NODE": str(run.nproc_per_node),
+        "MANYCPU_NPROC_PER_NODE": str(run.processes),
         "MANYCPU_SUBPROCESSES": str(run.subprocesses) if run.subprocesses > 1 else "",
-        "MANYCPU_BACKEND": run.backend or "auto",  # the ranks choose: they know what is there
+        "MANYCPU_XLA_DEVICES": str(run.nproc_per_node) if on_xla else "",
+        # The ranks choose: they know what is there. Among its devices XLA has collectives of its own.
+        "MANYCPU_BACKEND": "" if on_xla else run.backend or "auto",
         "MANYCPU_DTYPE": run.dtype,
+        "ACCELERATE_DOWNCAST_BF16": "true" if run.downcast_bf16 else "",
         "MANYCPU_SPREAD": run.spread,
         "MANYCPU_CPUS": str(run.resources.cpu or ""),
         "MANYCPU_START_TIMEOUT": str(run.start_timeout),

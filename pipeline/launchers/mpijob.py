@@ -98,7 +98,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
             "metadata": pods.metadata(target, placement),
             "spec": {
                 "mpiImplementation": IMPLEMENTATIONS[target.mpi],
-                "slotsPerWorker": run.nproc_per_node,
+                "slotsPerWorker": run.processes,
                 "sshAuthMountPath": KEYS,
                 "launcherCreationPolicy": "WaitForWorkersReady",
                 # The default is None: sshd would run for ever.
@@ -163,7 +163,7 @@ def _worker(run: TrainingRun, target: Kubernetes, placement: Placement) -> dict[
         placement,
         command=["/bin/sh", "-c", literal(START_SSHD)],
         variables=pods.rank_variables(run, placement),
-        limits=pods.resources(run.resources.cpu, run.resources.memory),
+        limits=pods.rank_resources(run),
     )
     # Not ready before sshd answers; unlike a readiness probe this one does not go on through the training.
     probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}

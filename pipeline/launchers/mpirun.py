@@ -56,7 +56,7 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
     if mpi.family == "mpich":
         # Its -genvlist loses the last variable of its environment (4.0.2): let that be one that nobody needs.
         env["MANYCPU_LAST"] = "1"
-    processes = run.nproc_per_node * (len(placement.hosts) or 1)
+    processes = run.processes * (len(placement.hosts) or 1)
     words = [*dialect.options, "-n", str(processes), placement.python, *node_command(run, placement)]
     return [
         {
@@ -111,7 +111,7 @@ def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, 
     env = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     binding = ["--bind-to", "none"]
     if not isinstance(target, BareMetal):
-        return _Dialect([*binding, "--host", f"localhost:{run.nproc_per_node}"], env)
+        return _Dialect([*binding, "--host", f"localhost:{run.processes}"], env)
     agent = " ".join(_ssh(target)).strip()
     env |= {
         "OMPI_MCA_plm_rsh_agent": agent,
@@ -128,7 +128,7 @@ def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, 
             ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"),
             target.interface,
         )
-    count = run.nproc_per_node
+    count = run.processes
     options = [
         "--hostfile",  # always said: version 5 without it runs one node and reports success
         f"{placement.attempt_directory}/{HOSTFILE}",
@@ -154,7 +154,7 @@ def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> 
         "-f",
         f"{placement.attempt_directory}/{HOSTFILE}",
         "-ppn",
-        str(run.nproc_per_node),
+        str(run.processes),
         "-wdir",
         placement.code,
         "-genvlist",
@@ -163,7 +163,7 @@ def _hydra_options(run: TrainingRun, placement: Placement, names: list[str]) -> 
 
 
 def _hydra_hosts(run: TrainingRun, placement: Placement) -> str:
-    return "".join(f"{host.name}:{run.nproc_per_node}\n" for host in placement.hosts)
+    return "".join(f"{host.name}:{run.processes}\n" for host in placement.hosts)
 
 
 def _ssh(target: BareMetal) -> tuple[str, str]:

@@ -8,9 +8,12 @@ from manycpu.pipeline.spec.targets import Kubernetes
 
 __all__ = [
     "HOME",
+    "TPU",
+    "TPU_LABELS",
     "UID",
     "env_list",
     "literal",
+    "node_selector",
     "on_nodes",
     "one_off_pod",
     "pod_spec",
@@ -20,6 +23,12 @@ __all__ = [
 
 UID: Final = 1000
 HOME: Final = "/tmp"  # noqa: S108 - inside a pod, where nobody else is
+TPU: Final = "google.com/tpu"  # the resource of GKE's nodes with TPUs
+TPU_LABELS: Final = {
+    "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+    "cloud.google.com/gke-tpu-topology": "2x4",
+}
+"""Label by which GKE places pods that ask for TPUs -> an example of its value."""
 _GRACE: Final = 5  # seconds: such a pod has nothing to finish
 
 
@@ -63,10 +72,15 @@ def security() -> KubeObject:
     }
 
 
-def on_nodes(target: Kubernetes) -> KubeObject:
+def node_selector(target: Kubernetes) -> KubeObject:
+    """Choose the nodes of a pod that asks for no TPU: those with TPUs let no such pod in."""
+    return {label: value for label, value in target.node_selector.items() if label not in TPU_LABELS}
+
+
+def on_nodes(target: Kubernetes, *, ranks: bool = False) -> KubeObject:
     """Say which nodes a pod may run on, as whom, and from where its image comes."""
     fields = {
-        "nodeSelector": target.node_selector,
+        "nodeSelector": target.node_selector if ranks else node_selector(target),
         "tolerations": list(target.tolerations),
         "priorityClassName": target.priority_class,
         "serviceAccountName": target.service_account,

@@ -11,6 +11,7 @@ from typing import Final
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.launchers.pod_spec import (
     HOME,
+    TPU,
     UID,
     env_list,
     on_nodes,
@@ -32,6 +33,7 @@ __all__ = [
     "add_volumes",
     "container",
     "metadata",
+    "rank_resources",
     "rank_template",
     "rank_variables",
     "resources",
@@ -96,7 +98,8 @@ def with_library(run: TrainingRun) -> TrainingRun:
 
 def rank_variables(run: TrainingRun, placement: Placement) -> dict[str, str]:
     """Build the environment of a rank's container: the user's ``env`` wins over the CPU plan."""
-    return {"HOME": HOME, **_threads(run), **environment(with_library(run), placement)}
+    device = {"PJRT_DEVICE": "TPU"} if run.device == "xla" else {}
+    return {"HOME": HOME, **device, **_threads(run), **environment(with_library(run), placement)}
 
 
 def _threads(run: TrainingRun) -> Mapping[str, str]:
@@ -105,13 +108,20 @@ def _threads(run: TrainingRun) -> Mapping[str, str]:
     if cores is None:
         return {"OMP_NUM_THREADS": "1"}  # or torchrun warns
     machine = node_spec.describe(f"cores={math.ceil(cores)}")
-    request = CpuRequest(processes=run.nproc_per_node, subprocesses=run.subprocesses, cpus=cores, env=run.env)
+    request = CpuRequest(processes=run.processes, subprocesses=run.subprocesses, cpus=cores, env=run.env)
     return cpu_plan.plan(machine, request).env
 
 
-def resources(cpu: float | None, memory: str | None) -> KubeObject:
+def rank_resources(run: TrainingRun) -> KubeObject:
+    """Build what a rank's pod asks for: the run's resources, and on device xla the devices of its node."""
+    tpus = run.nproc_per_node if run.device == "xla" else 0
+    return resources(run.resources.cpu, run.resources.memory, tpus)
+
+
+def resources(cpu: float | None, memory: str | None, tpus: int = 0) -> KubeObject:
     """Build limits equal to requests, so that the pod is of the class Guaranteed."""
     amounts = {"cpu": quantity.of_cores(cpu) if cpu else None, "memory": memory}
+    amounts |= {TPU: str(tpus) if tpus else None}
     present = {name: amount for name, amount in amounts.items() if amount}
     return {"requests": present, "limits": dict(present)} if present else {}
 
@@ -169,7 +179,8 @@ def template(
         {"name": FILES, "mountPath": path, "subPath": _key(path), "readOnly": True} for path in sorted(files)
     ]
     container = container | {"volumeMounts": mounts}
-    spec = pod_spec(container, [_files_volume(files)], securityContext=security(), **on_nodes(target))
+    nodes = on_nodes(target, ranks=role == "rank")
+    spec = pod_spec(container, [_files_volume(files)], securityContext=security(), **nodes)
     named = labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role)
     annotations = {f"manycpu/{_key(path)}": content for path, content in files.items()}
     return {

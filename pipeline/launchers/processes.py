@@ -23,7 +23,7 @@ def objects(run: TrainingRun, target: Local, placement: Placement) -> list[dict[
         placement.python,
         "-m",
         "manycpu.pipeline.node",
-        f"--nproc-per-node={run.nproc_per_node}",
+        f"--nproc-per-node={run.processes}",
         *placement.program,
         *arguments(run, placement),
     ]

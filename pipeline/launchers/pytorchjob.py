@@ -39,7 +39,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
         placement,
         command=command,
         variables=pods.rank_variables(run, placement) | _rendezvous_variables(run),
-        limits=pods.resources(run.resources.cpu, run.resources.memory),
+        limits=pods.rank_resources(run),
     )
     template = pods.rank_template(pods.with_fields(container, _own_place(run)), run, target, placement)
     workers = {
@@ -56,7 +56,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
                 # Running ones are let be: they may still write when the job is called a success.
                 # Restarts of all pods together at which the operator gives up: one more than may be.
                 "runPolicy": pods.run_policy(run, target, clean="None", backoff=run.max_restarts + 1),
-                "nprocPerNode": str(run.nproc_per_node),
+                "nprocPerNode": str(run.processes),
                 **({"elasticPolicy": _elastic(run, placement)} if restarts(run) else {}),
                 "pytorchReplicaSpecs": {"Worker": workers},
             },
@@ -98,7 +98,7 @@ def _torchrun(run: TrainingRun, placement: Placement) -> Iterator[str]:
     low, high = run.nodes
     yield from (literal(placement.python), "-m", "torch.distributed.run")
     yield f"--nnodes={low if low == high else f'{low}:{high}'}"
-    yield f"--nproc-per-node={run.nproc_per_node}"
+    yield f"--nproc-per-node={run.processes}"
     yield f"--max-restarts={run.max_restarts}"
     if restarts(run):
         yield "--rdzv-backend=c10d"

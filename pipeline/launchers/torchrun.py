@@ -23,7 +23,7 @@ def objects(run: TrainingRun, target: Local, placement: Placement) -> list[dict[
         "-m",
         "torch.distributed.run",
         "--standalone",  # a rendezvous on a free port of its own: runs side by side do not meet
-        f"--nproc-per-node={run.nproc_per_node}",
+        f"--nproc-per-node={run.processes}",
         f"--max-restarts={run.max_restarts}",
         f"--log-dir={placement.attempt_directory}/torchrun",  # else it leaves a folder in /tmp
         "--no-python",

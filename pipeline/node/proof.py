@@ -71,7 +71,8 @@ def meet(
     # Membership may change within a round: the meeting has a name of its own, which rank 0 brings.
     me["meeting"] = next(record["meeting"] for record in records if record["rank"] == 0)
     me["backend"], reason = requested.choose_backend(records)
-    shown = ("rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round", "meeting")
+    shown = ["rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round", "meeting"]
+    shown += ["devices"] if requested.devices else []
     said_once = {"backend_reason": reason} if reason and rank.rank == 0 else {}
     say("proof", **{name: me[name] for name in shown}, **said_once)
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
@@ -89,6 +90,7 @@ def _describe(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[str,
         "cpus": plan.cores,
         "threads": plan.threads,
         "backend": requested.backend,
+        "devices": requested.devices,
         "round": _round(),
         "meeting": secrets.token_hex(4),
     }

@@ -22,6 +22,8 @@ class RequestedWorld(NamedTuple):
     """A name, :data:`AUTO`, or None: the choice is the script's."""
     spread: bool
     timeout: int
+    devices: int | None = None
+    """Devices of XLA that each process drives; None: it trains on CPUs."""
 
     def check_world(self, rank: Rank) -> None:
         """Compare the world that the launcher made with the one asked for.
@@ -99,6 +101,7 @@ def of(environ: Mapping[str, str]) -> RequestedWorld:
         backend=environ.get("MANYCPU_BACKEND") or None,
         spread=environ.get("MANYCPU_SPREAD") == "require",
         timeout=int(environ.get("MANYCPU_START_TIMEOUT") or 900),
+        devices=int(environ.get("MANYCPU_XLA_DEVICES") or 0) or None,
     )
 
 

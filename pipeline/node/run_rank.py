@@ -3,10 +3,12 @@
 import os
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from manycpu.pipeline.node import (
     accelerate_world,
     cpus,
+    device_environment,
     forks,
     meeting_point,
     options,
@@ -18,6 +20,9 @@ from manycpu.pipeline.node.emit import say, warn
 from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, PROOF, NodeExit
 from manycpu.pipeline.node.start import Start
 from manycpu.pipeline.spec import cpu_plan
+
+if TYPE_CHECKING:
+    from manycpu.pipeline.node.xla import Devices
 
 __all__ = ["run"]
 
@@ -43,6 +48,7 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
     asked_for.check_world(rank)
     plan = plan_cpus(rank)
     accelerate_world.prepare(rank)
+    device_environment.prepare(os.environ, asked_for.devices)
     listener = _meeting_point(rank) or listener
     _make_folders()
     start = Start(speaks=rank.rank == 0)
@@ -55,6 +61,7 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
     no_ccl = process_groups.lacking("ccl") if asked_for.backend == requested_world.AUTO else ""
     if asked_for.backend and asked_for.backend != requested_world.AUTO:
         process_groups.require(asked_for.backend)
+    devices = _take_devices(asked_for, start)
     start.waits_for(f"all ranks to meet: {rank.world_size} (for at most {asked_for.timeout} s)")
     meeting = proof.meet(rank, asked_for, plan, no_ccl, listener)
     start.ends()
@@ -68,10 +75,24 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
     code = script.execute(program)
     if os.getpid() != process:  # a child that the script forked, and that comes back here
         return code
+    if devices is not None:
+        devices.report()
+    if code == 0 and devices is not None:
+        devices.check(program.name)
     if code == 0 and rank.world_size > 1:
         accelerate_world.check(program.name, meeting.world_size)
         _check_initialised(program, rank)
     return code
+
+
+def _take_devices(asked_for: requested_world.RequestedWorld, start: Start) -> "Devices | None":
+    if asked_for.devices is None:
+        return None
+    start.waits_for("torch_xla, and its devices")
+    # Late: it imports torch.
+    from manycpu.pipeline.node import xla
+
+    return xla.take(asked_for.devices)
 
 
 def _check_initialised(program: script.Program, rank: rank_environment.Rank) -> None:

@@ -88,6 +88,8 @@ class ProofEvent(Event):
     """Why the ranks chose it; None where the run names its backend, and from all but rank 0."""
     cpus: Number | None = None
     threads: Number | None = None
+    devices: Whole | None = None
+    """Devices of XLA that it drives; None on CPUs."""
 
     def sentence(self) -> str:
         """Name the world, and what the rank has in it."""
@@ -238,6 +240,7 @@ _MEETING: Final = {
     "backend": "backend {}",
     "cpus": "{:g} cores",
     "threads": "{} threads",
+    "devices": "{} devices of XLA",
     "backend_reason": "this backend because {}",
 }
 _STEP: Final = {

@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from manycpu.pipeline.spec import patterns, quantity
+from manycpu.pipeline.spec import patterns, quantity, xla
 from manycpu.pipeline.spec.cpu_request import CpuRequest
 
 __all__ = ["Resources", "TrainingRun"]
@@ -109,7 +109,8 @@ class TrainingRun(BaseModel):
         1,
         ge=1,
         le=1024,
-        description="Training processes on each node; left out, one for each socket of the target local.",
+        description="Training processes on each node; left out, one for each socket of the target local. On "
+        f"device xla its devices, which one process drives; left out, {xla.DEVICES}.",
         examples=[1, 2],
         json_schema_extra=_section("Scale"),
     )
@@ -130,9 +131,20 @@ class TrainingRun(BaseModel):
         "where every rank has it, else gloo; the run's first lines and its report say which, and why.",
         json_schema_extra=_section("Scale"),
     )
+    device: Literal["cpu", "xla"] = Field(
+        "cpu",
+        description="Where tensors are computed: `cpu`, or `xla`, TPUs by torch_xla (docs/xla.md).",
+        json_schema_extra=_section("Scale"),
+    )
     dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
         description="Number format of the training; recipes follow it, other programs find MANYCPU_DTYPE.",
+        json_schema_extra=_section("Scale"),
+    )
+    downcast_bf16: bool = Field(
+        default=False,
+        description="On device xla with dtype bf16: the model's float becomes bfloat16 and its double "
+        "float, as Accelerate means it; its outputs, and metrics of them, stay float.",
         json_schema_extra=_section("Scale"),
     )
     resources: Resources = Field(
@@ -223,6 +235,12 @@ class TrainingRun(BaseModel):
         json_schema_extra=_section("Failures"),
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _devices_of_xla(cls, fields: Any) -> Any:
+        of_xla = isinstance(fields, Mapping) and fields.get("device") == "xla"
+        return {"nproc_per_node": xla.DEVICES, **fields} if of_xla else fields
+
     @field_validator("data", "model", "output", "checkpoints", "resume_from")
     @classmethod
     def _paths_are_not_empty(cls, value: str | None) -> str | None:
@@ -262,6 +280,11 @@ class TrainingRun(BaseModel):
         return isinstance(self.nnodes, str)
 
     @property
+    def processes(self) -> int:
+        """Training processes on each node: on device xla one, which drives all of its devices."""
+        return 1 if self.device == "xla" else self.nproc_per_node
+
+    @property
     def longest(self) -> int:
         """Seconds after which an attempt has surely ended: its time budgets, and an hour to spare."""
         return self.queue_timeout + self.start_timeout + self.run_timeout + _SPARE
@@ -271,7 +294,7 @@ class TrainingRun(BaseModel):
         """What the run asks of each node's CPUs."""
         memory = self.resources.memory
         return CpuRequest(
-            processes=self.nproc_per_node if "nproc_per_node" in self.model_fields_set else None,
+            processes=self.processes if "nproc_per_node" in self.model_fields_set else None,
             subprocesses=self.subprocesses,
             cpus=self.resources.cpu,
             memory=quantity.read(memory) if memory else None,

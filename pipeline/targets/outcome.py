@@ -25,7 +25,7 @@ def outcome(ctx: RunContext, status: Status, observed: Observed) -> Status:
 
 def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
     """Explain what is missing for a success to be believed; empty where nothing is."""
-    low, high = (nodes * ctx.run.nproc_per_node for nodes in ctx.run.nodes)
+    low, high = (nodes * ctx.run.processes for nodes in ctx.run.nodes)
     world = observed.world_size
     if world is None:
         return "no rank ever introduced itself, so nothing shows that the training ran as asked"
@@ -35,6 +35,9 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
         return f"{world} ranks met, but {len(observed.ranks)} introduced themselves"
     if ctx.run.backend is not None and observed.backend not in (None, ctx.run.backend):
         return f"backend {ctx.run.backend} was asked for, {observed.backend} was used"
+    drives = {rank.devices for rank in observed.ranks}
+    if ctx.run.device == "xla" and drives != {ctx.run.nproc_per_node}:
+        return f"{ctx.run.nproc_per_node} devices of XLA were asked for, and the ranks drive {drives}"
     return _lacking_spread(ctx, observed) or _lacking_end(ctx, observed) or _lacking_group(observed)
 
 

@@ -10,6 +10,7 @@ from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import refusals
+from manycpu.pipeline.launchers.device import device_refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.spec import cpu_plan, program, squad, started_processes
@@ -38,6 +39,10 @@ def preflight(ctx: RunContext) -> list[Finding]:
 
 def _launch_kind(ctx: RunContext) -> Findings:
     yield from refusals(ctx.run, ctx.target)
+
+
+def _device(ctx: RunContext) -> Findings:
+    yield from device_refusals(ctx.run, ctx.target)
 
 
 def _program(ctx: RunContext) -> Findings:
@@ -232,6 +237,7 @@ def _present_output(ctx: RunContext, output: Location) -> Findings:
 
 _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _launch_kind,
+    _device,
     _program,
     _code,
     _started_processes,

@@ -19,7 +19,7 @@ STAGES: Final[dict[str, tuple[str, ...]]] = {
     "contract, dags": ("contract", "dags"),
     "e2e, ui": ("e2e", "ui"),
     "cluster, kubernetes": ("cluster", "kubernetes"),
-    "others": ("long", "legacy"),
+    "others": ("long", "legacy", "xla"),
 }
 """Name of a stage -> its folders, in the order in which they run."""
 _SECONDS: Final = ("lint", "unit")

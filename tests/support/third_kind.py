@@ -48,7 +48,7 @@ class FitLauncher:
             placement,
             command=map(literal, ["python3", *node_command(run, placement)]),
             variables=pods.rank_variables(run, placement),
-            limits=pods.resources(run.resources.cpu, run.resources.memory),
+            limits=pods.rank_resources(run),
         )
         template = pods.rank_template(made, run, target, placement)
         meta = pods.metadata(target, placement)

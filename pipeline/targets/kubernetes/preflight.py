@@ -7,6 +7,7 @@ from typing import Any, Final
 import yaml
 
 from manycpu.pipeline.adapters.cluster import amount
+from manycpu.pipeline.launchers.pod_spec import TPU
 from manycpu.pipeline.launchers.ranks import rank_template
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, JobKind
@@ -141,14 +142,10 @@ def _resources(ctx: ClusterContext) -> Findings:
             "Set run.resources.cpu and run.resources.memory below what a node can allocate",
             fatal=False,
         )
-    if (
-        resources.cpu is not None
-        and ctx.run.nproc_per_node > max(1, resources.cpu)
-        and not ctx.run.oversubscribe
-    ):
+    if resources.cpu is not None and ctx.run.processes > max(1, resources.cpu) and not ctx.run.oversubscribe:
         yield Finding(
             "run.nproc_per_node",
-            f"{ctx.run.nproc_per_node} processes on {resources.cpu:g} cores",
+            f"{ctx.run.processes} processes on {resources.cpu:g} cores",
             f"Set it to {max(1, int(resources.cpu))} or less, or set run.oversubscribe to true",
         )
     yield from _allocatable(ctx)
@@ -158,11 +155,12 @@ def _allocatable(ctx: ClusterContext) -> Findings:
     """Compare with what nodes can allocate, where this account may see nodes."""
     nodes = _nodes(ctx)
     requests = {"cpu": str(ctx.run.resources.cpu or 0), "memory": ctx.run.resources.memory or "0"}
+    requests |= {TPU: str(ctx.run.nproc_per_node)} if ctx.run.device == "xla" else {}
     for resource, request in requests.items():
-        most = max((amount(node["status"]["allocatable"][resource]) for node in nodes), default=None)
+        most = max((amount(node["status"]["allocatable"].get(resource, "0")) for node in nodes), default=None)
         if most is not None and amount(request) > most:
             yield Finding(
-                f"run.resources.{resource}",
+                "run.nproc_per_node" if resource == TPU else f"run.resources.{resource}",
                 f"{request} was asked for, and no node that fits target.node_selector can allocate more than "
                 f"{most:f}",
                 "Ask for less",

@@ -37,10 +37,10 @@ def _scale(ctx: MachineContext) -> Findings:
             "Set run.nnodes to 1 and run.nproc_per_node higher, or take the target baremetal",
         )
     cores = Machine.observe().processors
-    if ctx.run.nproc_per_node > cores and not ctx.run.oversubscribe:
+    if ctx.run.processes > cores and not ctx.run.oversubscribe:
         yield Finding(
             "run.nproc_per_node",
-            f"{ctx.run.nproc_per_node} processes were asked for, and this machine grants {cores:g} cores",
+            f"{ctx.run.processes} processes were asked for, and this machine grants {cores:g} cores",
             f"Set it to {max(1, int(cores))} or less, or set run.oversubscribe to true",
         )
     if ctx.run.resources.cpu is not None and ctx.run.resources.cpu > cores:
@@ -56,6 +56,14 @@ def _torch(ctx: MachineContext) -> Findings:
         yield Finding(
             "target.kind", "this environment has no torch", "Install it: pip install 'manycpu[train]'"
         )
+
+
+def _xla(ctx: MachineContext) -> Findings:
+    """Check that this environment has torch_xla; on other machines the node reports it, in seconds."""
+    here = ctx.run.device == "xla" and isinstance(ctx.target, Local)
+    if here and importlib.util.find_spec("torch_xla") is None:
+        fix = "Use an environment of requirements/xla-torch.txt and requirements/xla.txt: docs/xla.md"
+        yield Finding("run.device", "'xla' was asked for, and this environment has no torch_xla", fix)
 
 
 def _backend(ctx: MachineContext) -> Findings:
@@ -126,6 +134,7 @@ def _disk(ctx: MachineContext) -> Findings:
 _CHECKS: tuple[Callable[[MachineContext], Findings], ...] = (
     _scale,
     _torch,
+    _xla,
     _backend,
     _mpirun,
     _hosts,

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from manycpu.pipeline.adapters.cluster import Cluster
-from manycpu.pipeline.launchers.pod_spec import env_list, literal, one_off_pod, pod_spec
+from manycpu.pipeline.launchers.pod_spec import env_list, literal, node_selector, one_off_pod, pod_spec
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError
 from manycpu.pipeline.spec.image import Change, Reference
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -84,7 +84,7 @@ def manifest(ctx: "ClusterContext", image_build: Build, image: str, owners: list
     spec = pod_spec(
         container,
         volumes,
-        nodeSelector=ctx.target.node_selector,
+        nodeSelector=node_selector(ctx.target),
         tolerations=list(ctx.target.tolerations),
         imagePullSecrets=[{"name": name}],
     )
