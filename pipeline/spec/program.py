@@ -12,7 +12,10 @@ from typing import Literal, NamedTuple
 
 __all__ = ["RECIPES", "Program", "parse"]
 
-RECIPES = {"question_answering": "manycpu.pipeline.recipes.question_answering"}
+RECIPES = {
+    "image_classification": "manycpu.pipeline.recipes.image_classification",
+    "question_answering": "manycpu.pipeline.recipes.question_answering",
+}
 
 
 class Program(NamedTuple):
