@@ -172,6 +172,7 @@ def test_what_cannot_be_trained_ends_it_with_a_message(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HOME", str(folder))
     monkeypatch.setenv("MANYCPU_DATA", env["MANYCPU_DATA"])
+    monkeypatch.chdir(folder)
     assert main([word.format(folder=folder) for word in words]) == 2
     assert re.search(rf"error: .*{said}", capsys.readouterr().err)
 

@@ -73,7 +73,12 @@ def test_the_tutorials_own_configuration_runs_from_a_staged_model(tmp_path: Path
     for i in range(84):
         pixels = random.integers(0, 256, (375, 500, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "pets" / f"{('beagle', 'great_dane')[i % 2]}_{i}.jpg")
-    report, printed = run(tmp_path / "run", data=str(tmp_path / "pets"), model=str(tmp_path / "model"))
+    report, printed = run(
+        tmp_path / "run",
+        data=str(tmp_path / "pets"),
+        model=str(tmp_path / "model"),
+        args=["--num_workers", "1"],
+    )
     assert report["metrics"]["train_steps"] == 10
     assert len(re.findall(r"epoch \d: \d+\.\d\d", printed)) == 5
     body = [

@@ -45,7 +45,7 @@ class Epochs:
             epochs=self._images.num_epochs,
             steps_per_epoch=len(loaders[0]),
         )
-        self.model, self._optimizer, self._train_loader, self._eval_loader, self._schedule = (
+        self._model, self._optimizer, self._train_loader, self._eval_loader, self._schedule = (
             accelerator.prepare(model, optimizer, *loaders, schedule)
         )
         self.step = 0
@@ -77,11 +77,10 @@ class Epochs:
         return results or self._evaluate()
 
     def _epoch(self, epoch: int) -> None:
-        self.model.train()
+        self._model.train()
         self._train_loader.set_epoch(epoch)
-        skipped = self.step % len(self._train_loader)
-        loader = self._accelerator.skip_first_batches(self._train_loader, skipped)
-        for batch in loader if skipped else self._train_loader:
+        done = self.step % len(self._train_loader)
+        for batch in self._accelerator.skip_first_batches(self._train_loader, done):
             self._step(batch)
             if self.step % self._images.logging_steps == 0 or self.step == self._total:
                 self._report()
@@ -89,7 +88,7 @@ class Epochs:
                 self._save()
 
     def _step(self, batch: dict[str, torch.Tensor]) -> None:
-        loss = cross_entropy(self.model(self._inputs(batch)), batch["label"])
+        loss = cross_entropy(self._model(self._inputs(batch)), batch["label"])
         self._accelerator.backward(loss)
         self._optimizer.step()
         self._schedule.step()
@@ -120,10 +119,10 @@ class Epochs:
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on all ranks together; what fills up the last batch of some is left out by gather."""
-        self.model.eval()
+        self._model.eval()
         right, losses = [], []
         for batch in self._eval_loader:
-            scores = self.model(self._inputs(batch))
+            scores = self._model(self._inputs(batch))
             found = scores.argmax(dim=-1) == batch["label"]
             own = found, cross_entropy(scores, batch["label"], reduction="none")
             all_found, all_losses = self._accelerator.gather_for_metrics(own)
@@ -150,11 +149,14 @@ class Epochs:
 def _of_any_world(accelerator: Accelerator) -> None:
     """Have checkpoints hold the bare model, which a world of any size reads."""
 
+    def bare(models: list[Any]) -> list[Any]:
+        return [accelerator.unwrap_model(model, keep_torch_compile=False) for model in models]
+
     def save(models: list[Any], weights: list[Any], _: str) -> None:
-        weights[:] = [accelerator.get_state_dict(model, unwrap=True) for model in models]
+        weights[:] = [model.state_dict() for model in bare(models)]
 
     def load(models: list[Any], _: str) -> None:
-        models[:] = [accelerator.unwrap_model(model, keep_torch_compile=False) for model in models]
+        models[:] = bare(models)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)

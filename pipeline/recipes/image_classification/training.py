@@ -54,7 +54,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     results = {**epochs.train(), **_speed(epochs, resumed, time.monotonic() - began)}
     metrics(results)
     if accelerator.is_main_process:
-        _write(accelerator.unwrap_model(epochs.model), options, labelled.classes, results)
+        _write(network, options, labelled.classes, results)
     accelerator.wait_for_everyone()
     return results
 
