@@ -3,13 +3,13 @@
 import json
 import re
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["fault", "newest", "of_others", "step"]
+__all__ = ["fault", "latest_first", "newest", "of_others", "step"]
 
 _NAME = re.compile(r"checkpoint-(\d+)")
-_TORCH_FILES = ("optimizer.pt", "scheduler.pt")
+_TORCH_FILES = ("optimizer", "scheduler")
+_TORCH_SUFFIXES = (".pt", ".bin")  # of the Trainer, and of Accelerate
 
 
 def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | None, list[str]]:
@@ -23,7 +23,7 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
         Its folder, or None; and what is wrong with each later one.
     """
     skipped: list[str] = []
-    for checkpoint in _latest_first(Path(folder)):
+    for checkpoint in latest_first(Path(folder)):
         if since is not None and _written(checkpoint) < since:
             continue
         reason = fault(checkpoint)
@@ -31,6 +31,14 @@ def newest(folder: str | Path, *, since: float | None = None) -> tuple[Path | No
             return checkpoint, skipped
         skipped.append(f"{checkpoint} is skipped: {reason}")
     return None, skipped
+
+
+def latest_first(folder: Path) -> list[Path]:
+    """List the checkpoints of a folder by their steps, whole or not."""
+    numbered = [
+        (int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))
+    ]
+    return [path for _, path in sorted(numbered, reverse=True)]
 
 
 def of_others(folder: Path, run: str) -> int:
@@ -43,10 +51,10 @@ def of_others(folder: Path, run: str) -> int:
 
 
 def fault(checkpoint: Path) -> str | None:
-    """Explain why a checkpoint of Hugging Face's Trainer cannot be resumed from; None when it is whole."""
+    """Explain why a checkpoint of a recipe cannot be resumed from; None when it is whole."""
     if not checkpoint.is_dir():
         return "there is no such folder"
-    # The Trainer writes its state last.
+    # The state is written last.
     if step(checkpoint) is None:
         return "it has no readable trainer_state.json: it was not written to its end"
     weights = sorted(checkpoint.glob("model*.safetensors"))
@@ -54,7 +62,7 @@ def fault(checkpoint: Path) -> str | None:
         return "it has no model*.safetensors"
     if broken := [file.name for file in weights if not _whole_safetensors(file)]:
         return f"{broken[0]} is cut short or damaged"
-    return next((problem for name in _TORCH_FILES if (problem := _torch_fault(checkpoint / name))), None)
+    return next((problem for name in _TORCH_FILES if (problem := _torch_fault(checkpoint, name))), None)
 
 
 def step(checkpoint: Path) -> int | None:
@@ -72,13 +80,6 @@ def _written(checkpoint: Path) -> float:
     return state.stat().st_mtime if state.exists() else checkpoint.stat().st_mtime
 
 
-def _latest_first(folder: Path) -> Iterator[Path]:
-    numbered = [
-        (int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))
-    ]
-    return (path for _, path in sorted(numbered, reverse=True))
-
-
 def _whole_safetensors(file: Path) -> bool:
     """Compare the size with what the header promises: 8 bytes of length, a JSON header, the tensors."""
     with file.open("rb") as opened:
@@ -91,8 +92,10 @@ def _whole_safetensors(file: Path) -> bool:
     return file.stat().st_size == 8 + length + max(ends, default=0)
 
 
-def _torch_fault(file: Path) -> str | None:
-    if not file.exists():
-        return f"it has no {file.name}"
+def _torch_fault(checkpoint: Path, name: str) -> str | None:
+    files = [checkpoint / f"{name}{suffix}" for suffix in _TORCH_SUFFIXES]
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
+        return f"it has no {files[0].name}"
     # torch.save writes a zip, whose table of contents comes last.
     return None if zipfile.is_zipfile(file) else f"{file.name} is cut short or damaged"

@@ -1,14 +1,11 @@
-"""What every recipe on Hugging Face's Trainer shares: speed, progress, and resuming from a checkpoint."""
+"""What every recipe on Hugging Face's Trainer shares: speed and progress."""
 
 import os
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
-import torch.distributed as dist
 from accelerate.utils import DDPCommunicationHookType
 from transformers import (
     PreTrainedModel,
@@ -20,19 +17,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from manycpu.pipeline.node.metrics import metrics, progress
-from manycpu.pipeline.recipes import checkpoints, ipex
-from manycpu.pipeline.recipes.emit import say
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.node.metrics import metrics
+from manycpu.pipeline.recipes import ipex
+from manycpu.pipeline.recipes.arguments import option
+from manycpu.pipeline.recipes.pace import Pace
 
-__all__ = ["CpuTrainer", "CpuTrainingOptions", "option", "resume_point", "usable"]
+__all__ = ["CpuTrainer", "CpuTrainingOptions", "usable"]
 
 _IN_PROGRESS: Final = ("epoch", "grad_norm", "learning_rate", "loss")
-
-
-def option(default: Any, text: str) -> Any:
-    """Describe an option of a recipe."""
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass
@@ -118,7 +110,7 @@ class ProgressCallback(TrainerCallback):
     """Reports all that the Trainer logs while it trains; the progress of a step in one line."""
 
     def __init__(self) -> None:
-        self._began, self._first, self._last_step = time.monotonic(), 0, -1
+        self._pace, self._last_step = Pace(), -1
         self._trains = False
         self._metrics: dict[str, Any] = {}
 
@@ -127,7 +119,7 @@ class ProgressCallback(TrainerCallback):
     ) -> None:
         """Record where the training begins: after a resume that is not step 0."""
         del args, control, kwargs
-        self._began, self._first, self._trains = time.monotonic(), state.global_step, True
+        self._pace, self._trains = Pace(state.global_step), True
 
     def on_log(
         self,
@@ -158,89 +150,9 @@ class ProgressCallback(TrainerCallback):
             self._report_progress(args, state)
 
     def _report_progress(self, args: TrainingArguments, state: TrainerState) -> None:
-        done, seconds = state.global_step - self._first, time.monotonic() - self._began
-        if not state.is_world_process_zero or done == 0:
+        if not state.is_world_process_zero:
             return
         self._last_step = state.global_step
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        progress(
-            step=state.global_step,
-            total_steps=state.max_steps,
-            epoch=round(state.epoch or 0.0, 3),
-            samples_per_second=round(done * batch / seconds, 2),
-            seconds_left=round((state.max_steps - state.global_step) * seconds / done),
-            **self._metrics,
-        )
-
-
-def resume_point(args: TrainingArguments, env: Mapping[str, str]) -> str | None:
-    """Choose the checkpoint to resume from, the same on every rank.
-
-    What was asked for comes first (``--resume_from_checkpoint``, then MANYCPU_RESUME_FROM), but a retry goes
-    on from what the run itself has written since; otherwise the newest whole one in ``args.output_dir``,
-    which a run has to itself.
-
-    Raises:
-        BadInputError: The checkpoint asked for is not whole, or a rank cannot see it.
-    """
-    requested = _requested_checkpoint(args, env)
-    chosen = _agreed(_choice(args, env, requested) if args.process_index == 0 else None)
-    if chosen is None:
-        return None
-    problem = checkpoints.fault(Path(chosen))
-    if not all(_everywhere(problem is None)):
-        raise BadInputError(
-            f"cannot go on from {chosen}: {problem or 'not every rank can read it'}",
-            field="run.resume_from" if requested else "run.checkpoints",
-            fix="Name a whole checkpoint, in a folder that every node shares",
-        )
-    if args.process_index == 0:
-        say(f"going on from {chosen}, step {checkpoints.step(Path(chosen))}")
-    return chosen
-
-
-def _requested_checkpoint(args: TrainingArguments, env: Mapping[str, str]) -> Path | None:
-    option = args.resume_from_checkpoint
-    named = option if isinstance(option, str) and option.lower() not in ("true", "false") else None
-    path = named or env.get("MANYCPU_RESUME_FROM")
-    return Path(path) if path else None
-
-
-def _choice(args: TrainingArguments, env: Mapping[str, str], requested: Path | None) -> str | None:
-    folder = Path(str(args.output_dir))
-    began = _first_resumed(folder, env.get("MANYCPU_RUN", "")) if requested else None
-    newest, skipped = (None, []) if requested and began is None else checkpoints.newest(folder, since=began)
-    for note in skipped:
-        say(f"checkpoint {note}")
-    chosen = newest or requested
-    others = 0 if chosen else checkpoints.of_others(folder, env.get("MANYCPU_RUN", ""))
-    if others:
-        say(f"{others} checkpoint(s) of other runs are in {folder.parent}: run.resume_from goes on from one")
-    return str(chosen) if chosen else None
-
-
-def _first_resumed(folder: Path, run: str) -> float | None:
-    """Return when this run first resumed from the checkpoint asked for; None when it does so only now."""
-    mark = folder / f".resumed-{run}"
-    if run and mark.exists():
-        return mark.stat().st_mtime
-    if run:
-        folder.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    return None
-
-
-def _agreed(choice: str | None) -> str | None:
-    if not dist.is_initialized():
-        return choice
-    box = [choice]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def _everywhere(mine: bool) -> list[bool]:
-    if not dist.is_initialized():
-        return [mine]
-    answers: list[bool] = [False] * dist.get_world_size()
-    dist.all_gather_object(answers, mine)
-    return answers
+        epoch = round(state.epoch or 0.0, 3)
+        self._pace.report(state.global_step, state.max_steps, batch, epoch=epoch, **self._metrics)

@@ -14,6 +14,7 @@ __all__ = ["RECIPES", "Program", "parse"]
 
 RECIPES = {
     "hogwild": "manycpu.pipeline.recipes.hogwild",
+    "image_classification": "manycpu.pipeline.recipes.image_classification",
     "question_answering": "manycpu.pipeline.recipes.question_answering",
 }
 

@@ -13,7 +13,7 @@ from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.launchers.device import device_refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.run_report import REPORT
-from manycpu.pipeline.spec import cpu_plan, program, squad, started_processes
+from manycpu.pipeline.spec import cpu_plan, image_folder, program, squad, started_processes
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.machine import Machine
@@ -149,6 +149,18 @@ def _squad(ctx: RunContext) -> Findings:
         yield Finding("run.data", problems[0], "Give files in SQuAD v1.1 format")
 
 
+def _images(ctx: RunContext) -> Findings:
+    run = ctx.run
+    # Of these options the recipe knows more.
+    told = any(word.startswith(("--data", "--label")) or word.endswith(".json") for word in run.args)
+    if run.program != "image_classification" or told or run.data is None or not Path(run.data).exists():
+        return
+    try:
+        image_folder.read(run.data, image_folder.LABEL_PATTERN)
+    except BadInputError as error:
+        yield Finding("run.data", error.message, error.fix or "")
+
+
 def _checkpoint(ctx: RunContext) -> Findings:
     run = ctx.run
     # The recipe reads a model's name from its environment and from a file of options, too.
@@ -245,6 +257,7 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _data,
     _hub,
     _squad,
+    _images,
     _checkpoint,
     _output,
     _writable,

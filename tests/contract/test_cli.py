@@ -79,6 +79,10 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"resources": {"memory": "1Gi"}}, "run.resources.memory: 'processes' cannot do this"),
     ({"resources": {"cpu": 4096}}, "run.resources.cpu: 4096 cores were asked for, and this machine grants"),
     ({"resume_from": "nothing"}, "run.resume_from: there is no folder"),
+    (
+        {"program": "image_classification", "data": "code"},
+        "run.data: there is no image in",
+    ),
 ]
 
 

@@ -73,6 +73,15 @@ def test_a_damaged_checkpoint_is_skipped_with_its_reason(
     assert said in skipped
 
 
+def test_accelerates_names_of_the_same_files_are_known(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, 1)
+    for file in path.glob("*.pt"):
+        file.rename(file.with_suffix(".bin"))
+    assert checkpoints.fault(path) is None
+    cut(path / "scheduler.bin")
+    assert checkpoints.fault(path) == "scheduler.bin is cut short or damaged"
+
+
 def test_zeros_in_place_of_a_header_are_damage(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, 1)
     weights = path / "model.safetensors"

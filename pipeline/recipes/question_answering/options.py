@@ -1,16 +1,13 @@
 """Parse the options: those of ``run_qa.py`` by the same names, with defaults from a run's environment."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from transformers import HfArgumentParser
-
+from manycpu.pipeline.recipes import arguments
+from manycpu.pipeline.recipes.arguments import Parser, has_option, option
 from manycpu.pipeline.recipes.old_options import translate
-from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, option, usable
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
 
 __all__ = ["DataOptions", "ModelOptions", "Options", "parse"]
 
@@ -102,11 +99,6 @@ class Options(NamedTuple):
 _KINDS: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]
 
 
-class _Parser(HfArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadInputError(message, field="run.args", fix="`--help` lists all options")
-
-
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """Parse the options.
 
@@ -117,67 +109,19 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     Raises:
         BadInputError: An option is unknown, or its value cannot be used.
     """
-    parser = _Parser(_KINDS, allow_abbrev=False)
-    words, notes = translate(_words(argv), parser)
+    parser = Parser(_KINDS)
+    words, notes = translate(arguments.words(argv), parser)
     parser.set_defaults(**_defaults(words, env))
-    try:
-        model, data, training, unknown = parser.parse_args_into_dataclasses(
-            words, return_remaining_strings=True, look_for_args_file=False
-        )
-    except ValueError as error:
-        raise BadInputError(str(error), field="run.args", fix="`--help` lists all options") from error
-    if unknown:
-        parser.error(f"unknown options: {' '.join(unknown)}")
-    _check_counts(data)
-    chosen = any(_has_option(words, step) for step in _STEPS)
-    output, moved = _folders(training, env)
+    model, data, training = parser.read(words)
+    arguments.check_least(data, _LEAST)
+    chosen = any(has_option(words, step) for step in _STEPS)
+    output, training.output_dir, moved = arguments.folders(training.output_dir, env)
     return Options(model, data, training, output, chosen, (*notes, *usable(training), *moved))
-
-
-def _check_counts(data: DataOptions) -> None:
-    for name, least in _LEAST.items():
-        value = getattr(data, name)
-        if value is not None and value < least:
-            raise BadInputError(
-                f"--{name} {value} is too small",
-                field="run.args",
-                fix=f"Give {least} or more, or leave it out",
-            )
-
-
-def _words(argv: Sequence[str]) -> list[str]:
-    if len(argv) != 1 or not argv[0].endswith(".json"):
-        return list(argv)
-    try:
-        options = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"{argv[0]} cannot be read: {error}", field="run.args") from error
-    return [word for name, value in options.items() if value is not None for word in _written(name, value)]
-
-
-def _written(name: str, value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 def _defaults(words: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
     variables = {"model_name_or_path": env.get("MANYCPU_MODEL"), "output_dir": env.get("MANYCPU_OUTPUT")}
     defaults: dict[str, Any] = {name: value for name, value in variables.items() if value}
-    if env.get("MANYCPU_DTYPE") == "bf16" and not _has_option(words, "fp16"):
+    if env.get("MANYCPU_DTYPE") == "bf16" and not has_option(words, "fp16"):
         defaults["bf16"] = True
     return defaults
-
-
-def _has_option(words: Sequence[str], name: str) -> bool:
-    return any(word.partition("=")[0] in (f"--{name}", f"--{name.replace('_', '-')}") for word in words)
-
-
-def _folders(training: CpuTrainingOptions, env: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Separate the output from the checkpoints, which Hugging Face keeps in one folder."""
-    requested, notes = training.output_dir or "trainer_output", []
-    output = env.get("MANYCPU_OUTPUT") or requested
-    if Path(output) != Path(requested):
-        notes.append(f"--output_dir {requested}: the model goes to {output}, from where the run exports it")
-    training.output_dir = env.get("MANYCPU_CHECKPOINTS") or f"{output.rstrip('/')}-checkpoints"
-    return output, notes

@@ -13,13 +13,13 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, Trainer, set_seed
 
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.recipes.emit import say
+from manycpu.pipeline.recipes.emit import bf16_notes, say
 from manycpu.pipeline.recipes.question_answering import checkpoint, data, preparation
 from manycpu.pipeline.recipes.question_answering.options import Options
 from manycpu.pipeline.recipes.question_answering.preparation import Prepared
-from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, resume_point
+from manycpu.pipeline.recipes.resuming import resume_point
+from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.hardware import bf16_warning, flags
 
 __all__ = ["run"]
 
@@ -58,10 +58,7 @@ def _announce(options: Options, env: Mapping[str, str]) -> None:
     if options.training.process_index > 0:
         # What holds for one rank holds for all: said once, it is read.
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    # Of the run's own dtype the CPU plan has said it.
-    chosen = options.training.bf16 and env.get("MANYCPU_DTYPE") != "bf16"
-    warning = bf16_warning(flags()) if chosen else None
-    for note in (*options.notes, *([warning] if warning else [])):
+    for note in (*options.notes, *bf16_notes(env, bf16=options.training.bf16)):
         say(note)
 
 
@@ -110,7 +107,7 @@ def _results(
 ) -> dict[str, Any]:
     results: dict[str, Any] = {}
     if "train" in prepared:
-        resume = resume_point(options.training, env)
+        resume = resume_point(str(options.training.output_dir), options.training.resume_from_checkpoint, env)
         if resume is None and _worth_evaluating_before(options, prepared):
             results |= _before(trainer)
         results |= _train(trainer, resume, options.output)

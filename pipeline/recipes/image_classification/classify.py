@@ -1,0 +1,78 @@
+"""Classify images: ``python -m manycpu.pipeline.recipes.image_classification.classify MODEL IMAGE...``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from PIL import Image
+
+from manycpu.pipeline.recipes.image_classification import loading, model
+
+__all__ = ["Classifier", "Guess"]
+
+
+class Guess(NamedTuple):
+    """The likeliest class of an image, and how likely it is, 0 to 1."""
+
+    name: str
+    probability: float
+
+
+class Classifier:
+    """A trained model that tells the classes of images.
+
+    Args:
+        folder: A model as the recipe leaves it.
+
+    Raises:
+        OSError: There is no such model.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        described: Any = self._model.pretrained_cfg
+        self._classes: list[str] = described["label_names"]
+        self._transform = loading.for_evaluation(described["input_size"][-1])
+        self._mean, self._std = model.normalization(self._model)
+
+    def classify(self, images: Sequence[str | Path]) -> list[Guess]:
+        """Guess the class of each image.
+
+        Raises:
+            OSError: One cannot be read.
+        """
+        batch = torch.stack([self._tensor(image) for image in images])
+        with torch.inference_mode():
+            odds = self._model((batch - self._mean) / self._std).softmax(dim=-1)
+        best = odds.max(dim=-1)
+        return [
+            Guess(self._classes[number], probability)
+            for number, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def _tensor(self, file: str | Path) -> torch.Tensor:
+        with Image.open(file) as image:
+            tensor: torch.Tensor = self._transform(image.convert("RGB"))
+        return tensor
+
+
+def main(argv: list[str]) -> int:
+    """Print each image's class; return what to exit with."""
+    if len(argv) < 2:  # noqa: PLR2004 - as in the usage
+        sys.stderr.write(f"usage: {__spec__.name} MODEL IMAGE...\n")
+        return 2
+    try:
+        guesses = Classifier(argv[0]).classify(argv[1:])
+    except OSError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    for file, guess in zip(argv[1:], guesses, strict=True):
+        sys.stdout.write(f"{file}: {guess.name} {guess.probability:.2f}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

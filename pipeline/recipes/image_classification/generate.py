@@ -1,0 +1,33 @@
+"""Write handwritten digits: ``python -m manycpu.pipeline.recipes.image_classification.generate FOLDER``.
+
+They are the 1,797 digits that scikit-learn (extra ``demo``) carries, each named ``CLASS_NUMBER.jpg``.
+
+Source: Alpaydin and Kaynak 1998, https://archive.ics.uci.edu/dataset/80
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+__all__ = ["main"]
+
+_SIZE = 32
+_WHITE = 16
+"""The digits' greatest value."""
+
+
+def main(folder: str) -> None:
+    """Write the digits into a folder, which is made."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    digits = load_digits()
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        image = Image.fromarray((pixels * (255 / _WHITE)).astype(np.uint8)).resize((_SIZE, _SIZE))
+        image.save(Path(folder, f"{label}_{number}.jpg"), quality=90)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,151 @@
+"""The model: created by timm, its body frozen, and written in the form that timm reads."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from timm.models import save_for_hf
+
+from manycpu.pipeline.recipes.image_classification.options import ImageOptions
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["check_size", "create", "freeze", "normalization", "write"]
+
+_DEFAULT = "resnet50d"
+_WEIGHTS = (".safetensors", ".bin", ".pth")
+_ALTERNATIVES = (
+    "Name a folder with a model of timm in run.model, see that the Hub or HF_HOME has the model, or give "
+    "--no_pretrained --unfreeze to begin with random weights"
+)
+
+
+class Source(NamedTuple):
+    """Where a model comes from: its name as timm reads it, and a file with weights for it."""
+
+    name: str
+    weights: Path | None = None
+
+
+def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
+    """Create the model, with a head for the classes; call it after the seed is set.
+
+    Args:
+        options: Which one, and whether with trained weights.
+        classes: How many there are.
+        env: Environment; MANYCPU_MODEL is the folder of run.model.
+
+    Raises:
+        BadInputError: timm has no such model, or its weights cannot be had.
+    """
+    source = _source(options.model, env.get("MANYCPU_MODEL"))
+    overlay = {"file": str(source.weights)} if source.weights and options.pretrained else None
+    try:
+        model = timm.create_model(
+            source.name, pretrained=options.pretrained, pretrained_cfg_overlay=overlay, num_classes=classes
+        )
+    except Exception as error:  # a library of downloads has errors of its own kind
+        raise BadInputError(
+            f"the model {source.name!r} cannot be loaded: {error}",
+            field="run.model" if env.get("MANYCPU_MODEL") else "run.args",
+            fix=_ALTERNATIVES if options.pretrained else "Check --model",
+        ) from error
+    return model.float()  # bf16 is for the computation (autocast) alone
+
+
+def freeze(model: Any) -> None:
+    """Have the head alone be trained.
+
+    Raises:
+        BadInputError: The model has no head.
+    """
+    model.requires_grad_(requires_grad=False)
+    model.get_classifier().requires_grad_(requires_grad=True)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise BadInputError("the model has no head to train", field="run.args", fix="Add --unfreeze")
+
+
+def check_size(model: Any, size: int) -> None:
+    """See that the model takes images of this height and width.
+
+    Raises:
+        BadInputError: It does not.
+    """
+    try:
+        with torch.inference_mode():
+            model.eval()(torch.zeros(1, 3, size, size))
+    except (AssertionError, RuntimeError) as error:
+        raise BadInputError(
+            f"the model takes no images of {size} x {size}: {error}",
+            field="run.args",
+            fix=f"Give --image_size {model.pretrained_cfg['input_size'][-1]}",
+        ) from error
+
+
+def normalization(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and standard deviation of each channel, as the model was trained with."""
+    mean, std = (torch.tensor(model.pretrained_cfg[name])[None, :, None, None] for name in ("mean", "std"))
+    return mean, std
+
+
+def write(model: Any, folder: Path, classes: tuple[str, ...], size: int) -> None:
+    """Write ``model.safetensors`` and ``config.json``, which timm reads as ``local-dir:FOLDER``."""
+    model.pretrained_cfg = {
+        **model.pretrained_cfg,
+        "input_size": (3, size, size),
+        "test_input_size": None,
+        # How evaluation brings an image to its size.
+        "crop_pct": 1.0,
+        "crop_mode": "squash",
+        "interpolation": "bilinear",
+    }
+    model.to(memory_format=torch.contiguous_format)  # safetensors writes no other
+    save_for_hf(model, str(folder), model_config={"label_names": list(classes)}, safe_serialization=True)
+
+
+def _source(name: str | None, staged: str | None) -> Source:
+    if name is None:
+        return _folder(Path(staged)) if staged else Source(_DEFAULT)
+    if Path(name).is_dir():
+        return _folder(Path(name))
+    if not name.startswith("hf-hub:"):
+        _check_name(name)
+    return Source(name, _weights(Path(staged)) if staged else None)
+
+
+def _folder(folder: Path) -> Source:
+    if not (folder / "config.json").is_file():
+        raise BadInputError(
+            f"{folder} has no config.json that tells which model of timm it is",
+            field="run.model",
+            fix="Tell by --model NAME in run.args which one its weights are of",
+        )
+    return Source(f"local-dir:{folder}")
+
+
+def _weights(staged: Path) -> Path:
+    found = [staged] if staged.is_file() else sorted(_weight_files(staged))
+    if len(found) != 1:
+        raise BadInputError(
+            f"{staged} has {len(found)} files with weights ({', '.join(_WEIGHTS)}); one is needed",
+            field="run.model",
+            fix="Name a folder with the weights of the model that --model names, or leave run.model out",
+        )
+    return found[0]
+
+
+def _weight_files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if path.suffix in _WEIGHTS)
+
+
+def _check_name(name: str) -> None:
+    if timm.is_model(name.partition(".")[0]):
+        return
+    near = difflib.get_close_matches(name, timm.list_models(), n=3)
+    raise BadInputError(
+        f"timm {timm.__version__} has no model {name!r}",
+        field="run.args",
+        fix=f"Did you mean {', '.join(near)}?" if near else "`timm.list_models()` lists them",
+    )

@@ -1,0 +1,125 @@
+"""Parse the options: names of Accelerate's examples, defaults from its tutorial and from the run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from manycpu.pipeline.recipes import arguments
+from manycpu.pipeline.recipes.arguments import option
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.image_folder import LABEL_PATTERN
+
+__all__ = ["ImageOptions", "Options", "parse"]
+
+_LEAST = {
+    "batch_size": 1,
+    "checkpoints_total_limit": 1,
+    "image_size": 1,
+    "logging_steps": 1,
+    "num_epochs": 1,
+    "num_workers": 0,
+    "seed": 0,
+}
+
+
+@dataclass
+class ImageOptions:
+    """What to train on which images, and how."""
+
+    data_dir: str | None = option(None, "Folder of images; default: run.data.")
+    label_pattern: str = option(
+        LABEL_PATTERN,
+        "Regular expression whose first group is the class in a file's name; not for one folder per class.",
+    )
+    output_dir: str | None = option(None, "Folder for the model; default: run.output.")
+    model: str | None = option(
+        None,
+        "A model of timm by its name, a folder with one, or hf-hub:NAME; default: run.model, else resnet50d.",
+    )
+    pretrained: bool = option(
+        default=True, text="Begin with trained weights: those of run.model, else from the Hub."
+    )
+    unfreeze: bool = option(default=False, text="Train the whole model, not only its head.")
+    image_size: int = option(224, "Height and width that images are brought to.")
+    batch_size: int = option(64, "Images of a step of each rank; twice as many in evaluation.")
+    lr: float = option(3e-2, "Greatest learning rate of the one cycle, which begins at a 25th of it.")
+    num_epochs: int = option(5, "Times that each image is trained on.")
+    seed: int = option(42, "Seed of the split, the head's weights, the order and the crops.")
+    num_workers: int | None = option(
+        None, "Processes of each rank that load images; default: one for each four threads of it, 4 at most."
+    )
+    cpu: bool = option(default=True, text="Train on CPUs: always so.")
+    mixed_precision: Literal["no", "bf16"] = option("no", "bf16: autocast; default: run.dtype.")
+    channels_last: bool = option(default=True, text="Keep the channels of a pixel together in memory.")
+    torch_compile: bool = option(default=False, text="Compile the model, which takes a minute.")
+    gradient_compression: Literal["no", "bf16", "fp16", "power_sgd"] = option(
+        "no", "What gradients are sent as: bf16 halves the traffic, power_sgd sends a low-rank part of them."
+    )
+    logging_steps: int = option(10, "Steps between two reports of progress.")
+    checkpointing_steps: str = option(
+        "epoch", "Save a checkpoint after so many steps, each `epoch`, or `no`."
+    )
+    checkpoints_total_limit: int = option(2, "Checkpoints to keep, the newest ones.")
+    resume_from_checkpoint: str | None = option(
+        None, "Checkpoint to go on from; default: the newest of this run, else run.resume_from."
+    )
+
+
+class Options(NamedTuple):
+    """All options of a training; the model goes to ``output``."""
+
+    images: ImageOptions
+    output: str
+    checkpoints: str
+    save_every: int | Literal["epoch"] | None
+    """Steps between two checkpoints."""
+    notes: tuple[str, ...] = ()
+    """What was read otherwise than it was written, or will not do what it seems to."""
+
+
+def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
+    """Parse the options.
+
+    Args:
+        argv: Arguments after the program's name, or one JSON file that has them.
+        env: Environment; MANYCPU_DATA, MANYCPU_OUTPUT, MANYCPU_CHECKPOINTS and MANYCPU_DTYPE are defaults.
+
+    Raises:
+        BadInputError: An option is unknown, or its value cannot be used.
+    """
+    kinds: list[Any] = [ImageOptions]
+    parser = arguments.Parser(kinds)
+    parser.set_defaults(**_defaults(env))
+    (images,) = parser.read(arguments.words(argv))
+    arguments.check_least(images, _LEAST)
+    if images.lr <= 0:
+        parser.error(f"--lr {images.lr:g} is no learning rate: it must be greater than 0")
+    folders = arguments.folders(images.output_dir, env)
+    every = _save_every(images.checkpointing_steps)
+    return Options(images, folders.output, folders.checkpoints, every, (*folders.notes, *_notes(images)))
+
+
+def _defaults(env: Mapping[str, str]) -> dict[str, Any]:
+    named = {"data_dir": env.get("MANYCPU_DATA"), "output_dir": env.get("MANYCPU_OUTPUT")}
+    precision = {"mixed_precision": "bf16"} if env.get("MANYCPU_DTYPE") == "bf16" else {}
+    return {name: value for name, value in named.items() if value} | precision
+
+
+def _save_every(text: str) -> int | Literal["epoch"] | None:
+    if text == "epoch":
+        return "epoch"
+    if text == "no":
+        return None
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise BadInputError(
+        f"--checkpointing_steps {text!r} is neither a number of steps nor `epoch` or `no`",
+        field="run.args",
+        fix="Give one of them",
+    )
+
+
+def _notes(images: ImageOptions) -> tuple[str, ...]:
+    if images.pretrained or images.unfreeze:
+        return ()
+    return ("the body has random weights and is frozen: only --unfreeze has it learn",)

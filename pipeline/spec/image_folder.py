@@ -1,0 +1,105 @@
+"""Find the images of a folder and their classes.
+
+With the standard library alone, so that preflight can look before anything is started.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["LABEL_PATTERN", "Labelled", "read"]
+
+LABEL_PATTERN = r"^(.*)_\d+\.jpg$"
+"""What tells the class in a file's name, as Accelerate's tutorial has it."""
+_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+
+
+class Labelled(NamedTuple):
+    """Images in the order of their names, which is the same on every node, and the class of each."""
+
+    files: tuple[Path, ...]
+    labels: tuple[int, ...]
+    classes: tuple[str, ...]
+
+    def part(self, indices: Sequence[int]) -> "Labelled":
+        """Select some of them."""
+        files, labels = self.files, self.labels
+        return Labelled(tuple(files[i] for i in indices), tuple(labels[i] for i in indices), self.classes)
+
+
+def read(folder: str | Path | None, pattern: str) -> Labelled:
+    """Find the images of a folder and their classes.
+
+    Where the folder itself has images, their names tell the class; else each folder in it is a class.
+
+    Args:
+        folder: Where they are.
+        pattern: Regular expression, searched in a file's name; its first group is the class.
+
+    Raises:
+        BadInputError: There are none, a name does not match, or they are all of one class.
+    """
+    if folder is None:
+        fix = "Name a folder of images there, or give --data_dir in run.args"
+        raise BadInputError("there are no images", field="run.data", fix=fix)
+    root = Path(folder)
+    files = sorted(path for path in root.iterdir() if _is_image(path)) if root.is_dir() else []
+    named = list(_by_name(files, pattern)) if files else list(_by_folder(root))
+    if not named:
+        raise BadInputError(
+            f"there is no image in {root}, nor in a folder of it",
+            field="run.data",
+            fix=f"Name a folder with files such as beagle_32.jpg, or with one folder per class; images are "
+            f"{', '.join(sorted(_SUFFIXES))}",
+        )
+    classes = sorted({name for _, name in named})
+    _check_classes(classes, root)
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = (numbers[name] for _, name in named)
+    return Labelled(tuple(file for file, _ in named), tuple(labels), tuple(classes))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _by_name(files: Sequence[Path], pattern: str) -> Iterator[tuple[Path, str]]:
+    compiled = _compiled(pattern)
+    for file in files:
+        match = compiled.search(file.name)
+        if match is None or not match[1]:
+            raise BadInputError(
+                f"the name {file.name!r} tells no class by the pattern {pattern}",
+                field="run.data",
+                fix="Give --label_pattern with a group for the class, or use one folder per class",
+            )
+        yield file, match[1]
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise BadInputError(f"--label_pattern {pattern}: {error}", field="run.args") from error
+    if compiled.groups == 0:
+        fix = r"Put what is the class into parentheses, as in ^(.*)_\d+\.jpg$"
+        raise BadInputError(f"--label_pattern {pattern} has no group", field="run.args", fix=fix)
+    return compiled
+
+
+def _by_folder(root: Path) -> Iterator[tuple[Path, str]]:
+    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    for folder in folders:
+        yield from ((path, folder.name) for path in sorted(folder.rglob("*")) if _is_image(path))
+
+
+def _check_classes(classes: Sequence[str], root: Path) -> None:
+    if len(classes) == 1:
+        raise BadInputError(
+            f"all images in {root} are of one class, {classes[0]!r}",
+            field="run.data",
+            fix="Name the folder that has the images, or one folder per class, of two classes at least",
+        )

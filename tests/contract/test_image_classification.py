@@ -1,0 +1,188 @@
+"""The recipe on two ranks, started as a run starts it: it learns to read handwritten digits."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ccl_requirements
+
+from manycpu.pipeline.recipes.image_classification import generate, images
+from manycpu.pipeline.recipes.image_classification.__main__ import main
+from manycpu.pipeline.recipes.image_classification.options import parse
+from manycpu.pipeline.spec import image_folder
+from manycpu.pipeline.spec.event_types import decode
+from manycpu.pipeline.spec.events import split
+
+# torch's own: its export of a scheduler's state.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+
+RANKS = (sys.executable, "-m", "manycpu.pipeline.node", "--nproc-per-node=2")
+RECIPE = ("-m", "manycpu.pipeline.recipes.image_classification")
+SMALL = ("--model", "test_resnet", "--no_pretrained", "--unfreeze", "--image_size", "32")
+OPTIONS = (*SMALL, "--lr", "1e-2", "--batch_size", "32", "--num_epochs", "3")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recipe")
+
+
+@pytest.fixture(scope="module")
+def env(folder: Path) -> dict[str, str]:
+    """Give the environment of a run on 1,797 digits; of the 360 to evaluate, the last step has 64 and 40."""
+    generate.main(str(folder / "digits"))
+    return {
+        "MANYCPU_RUN": "test",
+        "MANYCPU_BACKEND": "gloo" if ccl_requirements.missing() else "ccl",
+        "MANYCPU_NNODES": "1",
+        "MANYCPU_NPROC_PER_NODE": "2",
+        "MANYCPU_DATA": str(folder / "digits"),
+        "MANYCPU_OUTPUT": str(folder / "output"),
+        "MANYCPU_CHECKPOINTS": str(folder / "checkpoints"),
+        "MANYCPU_DTYPE": "fp32",
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(env: dict[str, str]) -> str:
+    """Train on two ranks, once for all that read what they leave; what they printed."""
+    done = subprocess.run(
+        (*RANKS, *RECIPE, *OPTIONS),
+        env=os.environ | env,
+        text=True,
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Let a training begin in this process as in one of its own: Accelerate remembers the last one."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - as its own tests do
+    GradientState._reset_state()  # noqa: SLF001
+
+
+def told(output: str, kind: str) -> list[dict[str, Any]]:
+    decoded = [decode(split(line).text) for line in output.splitlines()]
+    return [event.model_dump(exclude_unset=True) for event in decoded if event and event.event == kind]
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "all_results.json").read_text())
+    return found
+
+
+def test_two_ranks_learn_to_read_digits_and_tell_each_epochs_accuracy_once(
+    trained: str, folder: Path
+) -> None:
+    printed = re.findall(r"epoch (\d): (\d+\.\d\d)$", trained, re.MULTILINE)
+    assert [epoch for epoch, _ in printed] == ["0", "1", "2"]
+    found = [event["values"] for event in told(trained, "metrics") if "step" in event]
+    assert [f"{values['accuracy']:.2f}" for values in found] == [accuracy for _, accuracy in printed]
+    metrics = json.loads((folder / "output" / "metrics.json").read_text())
+    assert metrics["accuracy"] == results(folder / "output")["accuracy"] == float(printed[-1][1])
+    # A tenth of them would be right by chance.
+    assert metrics["accuracy"] >= 90
+
+
+def test_they_tell_how_far_they_are(trained: str) -> None:
+    # 1,437 images in batches of 32 on 2 ranks.
+    progress = told(trained, "progress")
+    assert [event["step"] for event in progress] == [*range(10, 70, 10), 69]
+    assert {event["total_steps"] for event in progress} == {69}
+    assert all(event.keys() >= {"loss", "learning_rate", "samples_per_second"} for event in progress)
+    assert (progress[-1]["epoch"], progress[-1]["seconds_left"]) == (3.0, 0)
+
+
+@pytest.mark.usefixtures("trained")
+def test_the_model_that_timm_reads_has_exactly_the_accuracy_that_the_ranks_told(
+    env: dict[str, str], folder: Path
+) -> None:
+    from manycpu.pipeline.recipes.image_classification.classify import Classifier
+
+    options = parse(OPTIONS, env).images
+    evaluated = images.split(
+        image_folder.read(env["MANYCPU_DATA"], options.label_pattern), options.seed
+    ).evaluation
+    guesses = Classifier(folder / "output").classify(evaluated.files)
+    right = sum(guess.name == file.name[0] for guess, file in zip(guesses, evaluated.files, strict=True))
+    assert results(folder / "output")["accuracy"] == round(100 * right / len(guesses), 2)
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_model_may_be_asked_from_a_shell(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from manycpu.pipeline.recipes.image_classification import classify
+
+    digit = str(folder / "digits" / "0_0.jpg")
+    assert classify.main([str(folder / "output"), digit]) == 0
+    assert re.fullmatch(rf"{digit}: \d [01]\.\d\d\n", capsys.readouterr().out)
+    assert classify.main([str(folder), digit]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("trained", "alone")
+def test_one_rank_goes_on_from_a_checkpoint_of_two(env: dict[str, str], folder: Path) -> None:
+    from manycpu.pipeline.recipes.image_classification import training
+
+    # Of the last two epochs.
+    kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert kept == ["checkpoint-46", "checkpoint-69"]
+    own = {"MANYCPU_DATA": env["MANYCPU_DATA"], "MANYCPU_OUTPUT": str(folder / "alone")}
+    own["MANYCPU_RESUME_FROM"] = str(folder / "checkpoints" / "checkpoint-69")
+    found = training.run(parse(OPTIONS, own), own)
+    # In half of the batches, its three epochs have twice as many steps.
+    assert (found["resumed_from_step"], found["train_steps"]) == (135, 135)
+    assert found["accuracy"] == results(folder / "output")["accuracy"]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "resnet50dd", "--image_size", "32"), r"no model 'resnet50dd'\. Did you mean resnet50d"),
+        ((*SMALL, "--batch_size", "2000"), "1437 images to train on are too few.*--batch_size 1437 or less"),
+        (
+            ("--model", "test_vit3", "--no_pretrained", "--image_size", "32"),
+            "no images of 32 x 32.*--image_size 160",
+        ),
+        (("--model", "{folder}"), r"run\.model: .* has no config\.json that tells which model of timm it is"),
+        (("--model", "test_resnet"), r"'test_resnet' cannot be loaded: .*--no_pretrained --unfreeze"),
+    ],
+)
+def test_what_cannot_be_trained_ends_it_with_a_message(
+    words: tuple[str, ...],
+    said: str,
+    env: dict[str, str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HOME", str(folder))
+    monkeypatch.setenv("MANYCPU_DATA", env["MANYCPU_DATA"])
+    monkeypatch.chdir(folder)
+    assert main([word.format(folder=folder) for word in words]) == 2
+    assert re.search(rf"error: .*{said}", capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_broken_image_is_named_before_anything_is_trained(
+    tmp_path: Path, env: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for digit in Path(env["MANYCPU_DATA"]).glob("[01]_*.jpg"):
+        (tmp_path / digit.name).symlink_to(digit)
+    (tmp_path / "1_9999.jpg").write_bytes(digit.read_bytes()[:100])
+    assert main([*SMALL, "--data_dir", str(tmp_path)]) == 2
+    assert re.search(r"run\.data: an image cannot be read: .*1_9999\.jpg: ", capsys.readouterr().err)
