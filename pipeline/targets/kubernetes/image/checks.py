@@ -191,14 +191,11 @@ def _version(image: Image, label: str, variable: str) -> str:
 
 
 def _other(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Finding]:
-    """Compare an image's versions, as far as it tells them, with what travels to it; the ranks compare all."""
+    """Compare an image's versions, where it tells them, with what travels to it; the ranks compare all."""
     for what, (_, label, variable) in _LEAST_VERSIONS.items():
         text, needed = _version(image, label, variable), needs.get(what, "")
-        if (
-            text
-            and needed
-            and text.partition("+")[0].split(".")[: needed.count(".") + 1] != needed.split(".")
-        ):
+        known = text.partition("+")[0].split(".")[: needed.count(".") + 1]
+        if text and needed and known != needed.split("."):
             yield Finding(
                 "target.image",
                 f"{name} has {what} {text}, and the notebook {needed}: a function travels between the "
