@@ -51,8 +51,8 @@ class Status(BaseModel):
 
 # What a training process of ours says with its exit code.
 EXIT_CODES = {
-    86: "each rank trained alone, without torch.distributed or as a world of Accelerate by itself, or divided "
-    "no batch among its devices",
+    86: "each rank trained alone, without torch.distributed or as a world of Accelerate by itself, or "
+    "divided no batch among its devices",
     87: "proof of scale failed: the ranks that met, or their devices, are not those asked for",
     88: "the collective backend or the device could not be had",
 }

@@ -87,6 +87,13 @@ def test_bf16_is_computed_in_bf16(trainings: Trainings) -> None:
     assert narrow[:4] != pytest.approx(wide[:4], abs=1e-6)
 
 
+def test_on_cpus_the_same_program_leaves_xla_alone_and_has_the_same_loss(trainings: Trainings) -> None:
+    on_cpus = trainings.report(device="cpu", nproc_per_node=1, args=SIZES)
+    assert on_cpus["metrics"]["device"] == "cpu"
+    assert not [name for name in on_cpus["metrics"] if name.startswith("xla")]
+    assert on_cpus["metrics"]["losses"] == pytest.approx(trainings.losses(dtype="fp32", args=SIZES), abs=1e-4)
+
+
 def test_the_report_has_the_devices_and_both_times(trainings: Trainings) -> None:
     report = trainings.report(dtype="fp32", args=SIZES)
     assert [rank["devices"] for rank in report["ranks"]] == [8]
