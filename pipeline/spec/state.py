@@ -54,6 +54,7 @@ EXIT_CODES = {
     86: "each rank trained alone, without torch.distributed or as a world of Accelerate by itself",
     87: "proof of scale failed: the ranks that met are not those asked for",
     88: "the collective backend could not be had",
+    89: "what the function returned cannot be passed on",
 }
 
 
