@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, task
 
-from manycpu.operators import train
+from manycpu.operators import task_state, train
 from manycpu.operators.decorator import _OF_OPERATORS, FunctionOperator
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -145,15 +145,15 @@ def test_the_next_try_attaches_where_the_worker_went_away(
     run_dag: RunDag, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow takes the first try for dead while its training goes on; the second defers, and is resumed."""
-    go, asked = tmp_path / "go", train.state_of
+    go = tmp_path / "go"
 
     def state_of(place: dict[str, Any]) -> str | None:
         if (tmp_path / "tries").exists() and not go.exists():
             go.touch()
             return "up_for_retry"
-        return asked(place)
+        return task_state.state_of(place)
 
-    monkeypatch.setattr(train, "state_of", state_of)
+    monkeypatch.setattr("manycpu.operators.train.state_of", state_of)
     monkeypatch.setattr(train, "SETTLED", 0.0)  # no scheduler is there to settle
     body = f"""
     while not os.path.exists(go):
@@ -202,6 +202,16 @@ def test_an_asset_is_made_by_a_function_that_trains(run_dag: RunDag, tmp_path: P
     assert extra["sha256"] == report(tmp_path / "out")["export"]["sha256"]
 
 
+def operator(made: Any) -> Any:
+    """Take the operator of what a decorated function returned."""
+    return made.operator
+
+
+def decorator(**options: Any) -> Any:
+    """Make the decorator as DAG files do."""
+    return task.manycpu(**options)
+
+
 def fit(lr: float = 0.1, data: Any = None, **more: Any) -> Any:
     """Train nothing."""
     return lr, data, more
@@ -225,7 +235,7 @@ WRONG = [
 def test_what_is_wrong_is_known_when_the_dag_file_is_read(
     options: dict[str, Any], arguments: dict[str, Any], words: str, *, expanded: bool
 ) -> None:
-    decorated = task.manycpu(**options)(fit)
+    decorated = decorator(**options)(fit)
     with DAG("wrong", schedule=None), pytest.raises(BadInputError, match=words):
         decorated.partial(**arguments).expand(other=[1]) if expanded else decorated(**arguments)
 
@@ -233,8 +243,8 @@ def test_what_is_wrong_is_known_when_the_dag_file_is_read(
 def test_what_templates_and_tasks_will_give_is_not_judged_before() -> None:
     with DAG("later", schedule=None) as dag:
         options = {"nproc_per_node": "{{ params.n }}", "target": {"kind": "{{ params.kind }}"}}
-        first = task.manycpu(**options)(fit)(lr="{{ params.lr }}")
-        task.manycpu(env={"A": "{{ ds }}"})(fit).override(task_id="second")(first, data=first)
+        first = decorator(**options)(fit)(lr="{{ params.lr }}")
+        decorator(env={"A": "{{ ds }}"})(fit).override(task_id="second")(first, data=first)
     assert dag.task_ids == ["fit", "second"]
     assert dag.get_task("second").upstream_task_ids == {"fit"}
 
@@ -244,8 +254,8 @@ def test_missing_arguments_are_airflows_to_refuse_but_a_place_may_be_an_option()
 
     with DAG("places", schedule=None):
         with pytest.raises(TypeError, match="missing a required argument: 'output'"):
-            task.manycpu(data="./x")(learn)()
-        made = task.manycpu(data="./x", output="./y")(learn)(data="./z").operator
+            decorator(data="./x")(learn)()
+        made = operator(decorator(data="./x", output="./y")(learn)(data="./z"))
     assert isinstance(made, FunctionOperator)
     assert made.op_kwargs == {"data": "./z", "output": "./y", "checkpoints": None}
 
@@ -253,8 +263,8 @@ def test_missing_arguments_are_airflows_to_refuse_but_a_place_may_be_an_option()
 def test_a_task_is_tried_twice_unless_somebody_says_otherwise() -> None:
     def retries(default_args: dict[str, Any], **options: Any) -> list[int]:
         with DAG("tries", schedule=None, default_args=default_args):
-            decorated = task.manycpu(**options)(fit)
-            return [decorated().operator.retries, decorated.expand(lr=[1]).operator.retries]
+            decorated = decorator(**options)(fit)
+            return [operator(decorated()).retries, operator(decorated.expand(lr=[1])).retries]
 
     assert retries({}) == [1, 1]
     assert retries({"retries": 3}) == [3, 3]
@@ -265,6 +275,6 @@ def test_a_field_of_the_run_that_airflow_has_too_is_the_runs() -> None:
     both = {*TrainingRun.model_fields} & {*_OF_OPERATORS}
     assert both == set(), "Airflow has come to have an option of that name"
     with DAG("resources", schedule=None):
-        decorated = task.manycpu(resources={"cpu": 2})(fit).override(resources={"memory": "1Gi"})
-        called, expanded = decorated().operator, decorated.expand(lr=[1]).operator
+        decorated = decorator(resources={"cpu": 2})(fit).override(resources={"memory": "1Gi"})
+        called, expanded = operator(decorated()), operator(decorated.expand(lr=[1]))
     assert called.run["resources"] == expanded.partial_kwargs["run"]["resources"] == {"memory": "1Gi"}

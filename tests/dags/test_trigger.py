@@ -169,14 +169,19 @@ def test_a_run_that_is_its_tasks_own_goes_with_it_unless_the_task_was_cleared(
 ) -> None:
     """No worker comes back to a deferred task that a person has ended."""
     ctx, handle, _ = training
-    states, task = iter([None, "failed"]), {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}
-    asked = []
-    monkeypatch.setattr(base_trigger, "state_of", lambda place: asked.append(place) or next(states))
+    states, task = {1: None, 2: "failed"}, {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}
+    asked: list[Any] = []
+
+    def state_of(place: dict[str, Any]) -> str | None:
+        asked.append(place)
+        return states[len(asked)]
+
+    monkeypatch.setattr(base_trigger, "state_of", state_of)
     asyncio.run(trigger(handle, cleans=task).on_kill())
     assert ctx.ledger.read().cancelled == {1: "task train, try 1 (id)"}, "the next try goes on from here"
     asyncio.run(trigger(handle, cleans=task).on_kill())
     assert asked == [task, task]
-    assert not ctx.directory.exists()
+    assert not ctx.ledger.exists()
     assert read_report(ctx).state == "cancelled"
 
 
