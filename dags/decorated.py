@@ -10,7 +10,7 @@ STEPS = 100
 def digits(rank: int, world_size: int) -> tuple[Any, Any, Any, Any]:
     """Take this rank's share of the digits of scikit-learn, and what all of them are tested with."""
     import torch
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
     images, test = images.float() / 16, len(labels) // 5

@@ -83,10 +83,14 @@ class FollowingTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Cancel the training: a person marked or cleared the task. Not called when the triggerer goes."""
-        ended = await asyncio.to_thread(self._cancel, self.by)
+        # In one thread, which goes on: Airflow cancels this, too, a second later.
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        ended = self._cancel(self.by)
         self.log.info("the training %s", "was ended" if ended else "had ended before")
         if self.cleans is not None:
-            await asyncio.to_thread(self._clean_up, self.cleans)
+            self._clean_up(self.cleans)
 
     def _cancel(self, by: str) -> bool:
         from manycpu.pipeline.verbs.cancel import cancel
