@@ -20,11 +20,10 @@ from manycpu.operators.access import access_of
 from manycpu.operators.masking import mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from airflow.sdk import Context
     from airflow.sdk.definitions.xcom_arg import XComArg
-    from jinja2 import Environment
 
     from manycpu.pipeline.spec.targets import Target
     from manycpu.pipeline.spec.training_run import TrainingRun
@@ -68,10 +67,12 @@ class RunOperator(BaseOperator):
         self.run = plain(run)
         self.target = plain(target)
 
-    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
-        """Render, and mask what is secret before Airflow keeps what was rendered."""
-        super().render_template_fields(context, jinja_env)
-        mask(self.run, self.target)
+    def _do_render_template_fields(
+        self, parent: Any, template_fields: Iterable[str], *how: Any, **more: Any
+    ) -> None:
+        """Render, and mask what is secret before Airflow keeps what was rendered; of expanded tasks, too."""
+        super()._do_render_template_fields(parent, template_fields, *how, **more)
+        mask(*(getattr(parent, name, None) for name in template_fields))
 
     def open(self, context: Context, name: str | None = None) -> RunContext:
         """Validate the rendered run and target, and open the run.

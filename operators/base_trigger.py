@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from manycpu.operators import task_log
+from manycpu.operators.clean_up import clean_up
+from manycpu.operators.task_state import ENDED_FOR_GOOD, state_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -34,9 +36,10 @@ class FollowingTrigger(BaseTrigger):
         not_before: Seconds since the epoch. An event that comes too soon after the deferral meets the
             scheduler before the worker's own end does, and the scheduler then fails the task.
         deadline: Seconds since the epoch at which the training is ended; None: no deadline.
+        cleans: The task, as :func:`state_of` wants it, where the run ends with it; None: others clean up.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each has a name
         self,
         *,
         handle: dict[str, Any],
@@ -44,14 +47,15 @@ class FollowingTrigger(BaseTrigger):
         by: str,
         not_before: float = 0,
         deadline: float | None = None,
+        cleans: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.handle, self.cursor, self.by = handle, cursor, by
-        self.not_before, self.deadline = not_before, deadline
+        self.not_before, self.deadline, self.cleans = not_before, deadline, cleans
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what this trigger is made from anew, on another triggerer."""
-        names = ("handle", "cursor", "by", "not_before", "deadline")
+        names = ("handle", "cursor", "by", "not_before", "deadline", "cleans")
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
 
@@ -79,13 +83,24 @@ class FollowingTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Cancel the training: a person marked or cleared the task. Not called when the triggerer goes."""
-        ended = await asyncio.to_thread(self._cancel, self.by)
+        # In one thread, which goes on: Airflow cancels this, too, a second later.
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        ended = self._cancel(self.by)
         self.log.info("the training %s", "was ended" if ended else "had ended before")
+        if self.cleans is not None:
+            self._clean_up(self.cleans)
 
     def _cancel(self, by: str) -> bool:
         from manycpu.pipeline.verbs.cancel import cancel
 
         return cancel(self._context(), by=by, attempt=self.handle["attempt"])
+
+    def _clean_up(self, task: dict[str, Any]) -> None:
+        """Leave nothing of the run, unless its task was cleared: the next try goes on with it."""
+        if state_of(task) in ENDED_FOR_GOOD:
+            clean_up(self._context(), self.log)
 
     def _context(self) -> RunContext:
         raise NotImplementedError

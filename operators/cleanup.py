@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from manycpu.operators.base import RunOperator, explained
+from manycpu.operators.clean_up import clean_up
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,16 +26,7 @@ class CleanupOperator(RunOperator):
         Raises:
             LaunchError: A process of the run does not end.
         """
-        from manycpu.pipeline.verbs.cleanup import cleanup
-
         with explained():
             ctx = self.open(context)
-            report = cleanup(ctx)
-        if report is None:
-            self.log.info("nothing to clean up")
-            return {}
-        for path in report.left_behind:
-            self.log.error("left behind: %s", path)
-        for path in report.kept:
-            self.log.info("kept: %s", path)
-        return report.model_dump(mode="json") if ctx.run.output is None else {}
+            report = clean_up(ctx, self.log)
+        return report.model_dump(mode="json") if report and ctx.run.output is None else {}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from manycpu.pipeline.verbs.export import Exported
 
-__all__ = ["ExportModelOperator"]
+__all__ = ["ExportModelOperator", "describe"]
 
 
 class ExportModelOperator(RunOperator):
@@ -58,14 +58,12 @@ class ExportModelOperator(RunOperator):
             self.log.info("run.output is null: there is no model to export")
         else:
             self.log.info("%s: %d files, manifest sha256 %s", exported.path, exported.files, exported.sha256)
-        self._describe_asset(context, exported)
+        if self.asset is not None:
+            describe(self.asset, context, exported)
         return exported.model_dump(mode="json")
 
-    def _describe_asset(self, context: Context, exported: Exported) -> None:
-        if self.asset is None:
-            return
-        context["outlet_events"][self.asset].extra = {
-            "path": exported.path,
-            "sha256": exported.sha256,
-            "metrics": exported.model_dump(mode="json")["metrics"],
-        }
+
+def describe(asset: Asset, context: Context, exported: Exported) -> None:
+    """Have an asset's event carry the path, the digest and the metrics of the model as its extra."""
+    fields = exported.model_dump(mode="json")
+    context["outlet_events"][asset].extra = {name: fields[name] for name in ("path", "sha256", "metrics")}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manycpu.operators.base import RunOperator, explained
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-__all__ = ["PrepareOperator"]
+    from manycpu.pipeline.targets.context import RunContext
+
+__all__ = ["PrepareOperator", "begin"]
 
 
 class PrepareOperator(RunOperator):
@@ -21,17 +23,30 @@ class PrepareOperator(RunOperator):
         Raises:
             AirflowFailException: Bad input; nothing was started.
         """
-        from manycpu.operators.worker_disk import findings
-        from manycpu.pipeline.spec.errors import raise_findings
-        from manycpu.pipeline.targets.attempt import join
-        from manycpu.pipeline.verbs.prepare import prepare
-
         with explained():
-            ctx = self.open(context)
-            local_findings = list(findings(ctx, self.executor))
-            raise_findings(local_findings)
-            for finding in [*local_findings, *prepare(ctx)]:
-                self.log.warning("%s", finding)
-            with ctx.ledger.update() as entry:
-                join(ctx, entry, "prepare")
-        self.log.info("run %s is ready, its folder is %s", ctx.name, ctx.where)
+            begin(self.open(context), self.executor, self.log)
+
+
+def begin(ctx: RunContext, executor: str | None, log: Any) -> None:
+    """Run preflight, log its warnings, and begin the ledger.
+
+    Args:
+        ctx: The run.
+        executor: The task's executor; None: Airflow's first one.
+        log: The task's logger.
+
+    Raises:
+        BadInputError: Something is wrong; nothing was started.
+    """
+    from manycpu.operators.worker_disk import findings
+    from manycpu.pipeline.spec.errors import raise_findings
+    from manycpu.pipeline.targets.attempt import join
+    from manycpu.pipeline.verbs.prepare import prepare
+
+    local_findings = list(findings(ctx, executor))
+    raise_findings(local_findings)
+    for finding in [*local_findings, *prepare(ctx)]:
+        log.warning("%s", finding)
+    with ctx.ledger.update() as entry:
+        join(ctx, entry, "prepare")
+    log.info("run %s is ready, its folder is %s", ctx.name, ctx.where)

@@ -29,6 +29,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "operators": [{"integration-name": _NAME, "python-modules": modules}],
         "triggers": [{"integration-name": _NAME, "python-modules": ["manycpu.operators.triggers"]}],
+        "task-decorators": [{"name": _NAME, "class-name": "manycpu.operators.decorator.manycpu_task"}],
         "config": {
             _NAME: {
                 "description": "Settings of manycpu.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from manycpu.operators import task_log
 from manycpu.operators.base import RunOperator, explained, require_begun
+from manycpu.operators.task_state import ENDED_BY_A_PERSON, TAKEN_OVER, place_of, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,8 +32,6 @@ STAY = 15.0  # seconds in the worker before deferring: most that goes wrong goes
 LONG = 30.0  # seconds that a training must have left for the worker to be given back before that
 SETTLED = 8.0  # seconds until the scheduler has surely noticed that the worker is done with a deferred task
 ASK_EVERY = 1.0  # seconds between two questions whether a person has ended this task
-_ENDED_BY_A_PERSON = {"failed", "success", "restarting", "removed", "skipped"}
-_TAKEN_OVER = {"up_for_retry", "scheduled", "queued"}  # Airflow took this process for dead
 _SLACK = timedelta(minutes=2)  # the trigger keeps the deadline; this much later Airflow would
 _AWAY = timedelta(hours=2)  # longer than a trigger waits for a cluster that does not answer
 
@@ -57,6 +56,8 @@ class TrainOperator(RunOperator):
     """
 
     template_fields = (*RunOperator.template_fields, "staged", "built")
+    cleans_up = False
+    """Whether the run goes with the task: then nothing is left of it when a person ends the task."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class TrainOperator(RunOperator):
         """
         self._signalled = True
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> Any:
         """Launch and wait; returns the handle of the attempt that succeeded.
 
         Raises:
@@ -91,7 +92,7 @@ class TrainOperator(RunOperator):
         with explained():
             return self._train(context, self.open(context))
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Go on after the trigger's event."""
         from manycpu.pipeline.spec.handle import read_handle
         from manycpu.pipeline.spec.state import Status
@@ -103,16 +104,18 @@ class TrainOperator(RunOperator):
                 self._raise_timeout(ctx, handle, status)
             if _ended_by_earlier_try(ctx, handle, context):
                 return self._train(context, ctx)
-            return self._conclude(ctx, handle, status)
+            return self._conclude(context, ctx, handle, status)
 
-    def _log_model_folder(self, ctx: RunContext, handle: Handle) -> None:
+    def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:  # noqa: ARG002 - others use it
+        """Go on after a training that succeeded; returns the task's result, the attempt's handle."""
         from manycpu.pipeline.targets import verbs_of
 
         if ctx.run.output is not None:
             folder = verbs_of(ctx).model_of(ctx, handle)
             self.log.info("the model is in %s: ExportModelOperator brings it to run.output", folder)
+        return handle.model_dump(mode="json")
 
-    def _train(self, context: Context, ctx: RunContext) -> dict[str, Any]:
+    def _train(self, context: Context, ctx: RunContext) -> Any:
         from manycpu.pipeline.verbs.launch import edited, launch
 
         staged, built = self.staged_and_built(ctx)
@@ -129,7 +132,7 @@ class TrainOperator(RunOperator):
             if not _ended_by_earlier_try(ctx, handle, context):
                 break
             self.log.info("attempt %d was ended with the try that started it", handle.attempt)
-        return self._conclude(ctx, handle, status)
+        return self._conclude(context, ctx, handle, status)
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
         """Take what was staged and built; do so here where it is missing, or came from other fields."""
@@ -189,12 +192,12 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.listeners import tell
         from manycpu.pipeline.verbs.cancel import cancel
 
-        state = _state(context)
-        if state in _ENDED_BY_A_PERSON:
+        state = state_of(place_of(context))
+        if state in ENDED_BY_A_PERSON:
             cancel(watch.ctx, by=_canceller(context), attempt=watch.handle.attempt)
             tell(watch.look()[0], *listeners)
             raise AirflowFailException("a person ended this task, and the training with it")
-        if self._signalled or state in _TAKEN_OVER:
+        if self._signalled or state in TAKEN_OVER:
             raise AirflowException(
                 "this worker is going away; the training goes on, and the next try attaches to it"
             )
@@ -214,6 +217,7 @@ class TrainOperator(RunOperator):
             by=_canceller(context),
             not_before=now + SETTLED,
             deadline=None if remaining is None else now + remaining.total_seconds(),
+            cleans=place_of(context) if self.cleans_up else None,
         )
         timeout = _latest(watch.ctx.run) if remaining is None else remaining + _SLACK
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
@@ -236,7 +240,7 @@ class TrainOperator(RunOperator):
             conclude(ctx, handle, status)
         raise AirflowTaskTimeout(f"the training was ended: not done within {self.execution_timeout}")
 
-    def _conclude(self, ctx: RunContext, handle: Handle, status: Status) -> dict[str, Any]:
+    def _conclude(self, context: Context, ctx: RunContext, handle: Handle, status: Status) -> Any:
         from airflow.sdk.exceptions import AirflowFailException
 
         from manycpu.pipeline.spec.errors import TrainingFailedError
@@ -249,8 +253,7 @@ class TrainOperator(RunOperator):
             if status.failure is not None and status.failure.exit_code in EXIT_CODES:
                 raise AirflowFailException(str(error)) from error  # another try would be refused as well
             raise
-        self._log_model_folder(ctx, handle)
-        return handle.model_dump(mode="json")
+        return self.finish(context, ctx, handle)
 
 
 class _Patience:
@@ -297,18 +300,3 @@ def _ended_by_earlier_try(ctx: RunContext, handle: Handle, context: Context) -> 
     """Whether an earlier try, which a person cleared, cancelled this attempt: then this try launches anew."""
     by = ctx.ledger.read().cancelled.get(handle.attempt, "")
     return by.startswith(f"task {context['ti'].task_id}, try ") and by != _canceller(context)
-
-
-def _state(context: Context) -> str | None:
-    """Ask Airflow for this task's state; None where nobody answers any more."""
-    instance = context["ti"]
-    try:
-        states = instance.get_task_states(
-            dag_id=instance.dag_id,
-            map_index=instance.map_index,
-            task_ids=[instance.task_id],
-            run_ids=[instance.run_id],
-        )
-    except Exception:  # noqa: BLE001 - the supervisor is gone, whatever that looks like from here
-        return None
-    return next(iter(states.get(instance.run_id, {}).values()), None)

@@ -1,6 +1,7 @@
 """Reduce the events that the ranks of an attempt report in their lines to what is worth keeping."""
 
 import bisect
+import json
 from collections.abc import Iterable, Mapping
 from functools import singledispatchmethod
 from typing import Any, Final
@@ -15,10 +16,11 @@ from manycpu.pipeline.spec.event_types import (
     MetricsEvent,
     ProgressEvent,
     ProofEvent,
+    ReturnedEvent,
     WarningEvent,
     decode,
 )
-from manycpu.pipeline.spec.events import RankLine, split
+from manycpu.pipeline.spec.events import RETURN_LIMIT, RankLine, is_shallow, split
 from manycpu.pipeline.spec.state import RankFailure
 
 __all__ = ["Observed", "Observer", "Rank", "observe"]
@@ -54,6 +56,10 @@ class Observed(BaseModel):
     rounds: list[dict[str, Any]] = Field(default_factory=list)
     metrics: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
+    returned: Any = None
+    """What rank 0 returned, where the program is the function of a task."""
+    parts: list[str] = Field(default_factory=list)
+    """What has come of that so far."""
     failure: RankFailure | None = None
     introduced: list[str] = Field(default_factory=list)
     """``rank@time`` of every introduction at a meeting without a name: a log may be read again."""
@@ -132,6 +138,10 @@ class Observer:
         return True
 
     @_reduce.register
+    def _on_returned(self, event: ReturnedEvent, rank: int | None, _: float) -> bool:
+        return rank == 0 and _note_returned(self.observed, event)
+
+    @_reduce.register
     def _on_warning(self, event: WarningEvent, *_: object) -> bool:
         _warn(self.observed, event.message)
         return True
@@ -198,6 +208,7 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
     if meeting is observed.rounds[-1]:
         # What an earlier one worked with proves nothing of this one.
         observed.ranks, observed.world_size, observed.backend = [], event.world_size, None
+        observed.returned, observed.parts = None, []
     return meeting
 
 
@@ -218,6 +229,28 @@ def _add_metrics(observed: Observed, values: Mapping[str, Any]) -> None:
     observed.metrics |= {name: value for name, value in values.items() if name not in left_out}
     if left_out:
         _warn(observed, f"of the metrics, the first {_METRICS} names are kept")
+
+
+def _note_returned(observed: Observed, event: ReturnedEvent) -> bool:
+    """Add a part of what was returned; whether that is all of it. Lines may be read again."""
+    before = observed.parts if event.part > 1 else []
+    parts = [*before, event.text]
+    if len(parts) != event.part or sum(map(len, parts)) > RETURN_LIMIT:
+        return False
+    whole = event.part == event.parts
+    observed.parts = [] if whole else parts
+    if whole:
+        observed.returned = _from_json("".join(parts))
+    return whole
+
+
+def _from_json(text: str) -> Any:
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value if is_shallow(value) else None
 
 
 def _warn(observed: Observed, message: str) -> None:

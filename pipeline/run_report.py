@@ -32,6 +32,8 @@ class Report(BaseModel):
     rounds: list[dict[str, Any]] = Field(default_factory=list)
     metrics: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
+    returned: Any = None
+    """What rank 0 returned, where the program was the function of a task."""
     verbs: dict[str, VerbRecord] = Field(default_factory=dict)
     image: str | None = None
     """Digest of the image that the attempt ran with; for local targets, of the code's snapshot."""
@@ -57,7 +59,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         export=redacted_fields(entry.export),
         kept=list(dict.fromkeys(used)),
         error=error and redacted(error),
-        **observed.model_dump(exclude={"failure", "failed_at", "introduced"}),
+        **observed.model_dump(exclude={"failure", "failed_at", "introduced", "parts"}),
         hosts=observed.hosts,
     )
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from manycpu.pipeline.node.emit import say, warn
-from manycpu.pipeline.node.returned import tell, tell_failure
 
 __all__ = ["FUNCTION", "LARGEST", "NOTES", "call", "versions"]
 
@@ -24,6 +23,7 @@ LARGEST: Final = 1 << 20
 """Bytes that what a function returns may take: it travels through the log."""
 _COMPARED: Final = ("torch", "accelerate")  # whose objects and records travel
 _BAD_INPUT: Final = 2
+_PART: Final = 2900  # characters of a part, in lines of at most 4,096 bytes
 
 
 def call(folder: Path) -> None:
@@ -139,11 +139,16 @@ def _tell(returned: Any) -> None:
         pickled = cloudpickle.dumps(returned)
     except Exception as error:  # noqa: BLE001 - whatever an object may raise
         fix = "Return numbers, tensors, or a model out of accelerator.unwrap_model"
-        tell_failure(f"what the function returned, of type {kind}, cannot be pickled: {error}. {fix}")
+        message = f"what the function returned, of type {kind}, cannot be pickled: {error}. {fix}"
+        say("pickled", part=0, parts=0, text="", message=message)
         return
     if len(pickled) > LARGEST:
         fix = "Write it to os.environ['MANYCPU_OUTPUT'], and give the run an output"
         size = f"{len(pickled):,} bytes, of which {LARGEST:,} can travel"
-        tell_failure(f"what the function returned, of type {kind}, takes {size}. {fix}")
+        message = f"what the function returned, of type {kind}, takes {size}. {fix}"
+        say("pickled", part=0, parts=0, text="", message=message)
         return
-    tell(base64.b64encode(pickled).decode())
+    text = base64.b64encode(pickled).decode()
+    parts = [text[start : start + _PART] for start in range(0, len(text), _PART)]
+    for number, part in enumerate(parts):
+        say("pickled", part=number, parts=len(parts), text=part)

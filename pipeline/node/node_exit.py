@@ -2,11 +2,12 @@
 
 from typing import Final
 
-__all__ = ["BACKEND", "NEVER_INITIALISED", "PROOF", "NodeExit"]
+__all__ = ["BACKEND", "NEVER_INITIALISED", "PROOF", "RETURNED", "NodeExit"]
 
 NEVER_INITIALISED: Final = 86
 PROOF: Final = 87
 BACKEND: Final = 88
+RETURNED: Final = 89
 
 
 class NodeExit(SystemExit):

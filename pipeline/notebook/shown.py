@@ -94,7 +94,7 @@ class Shown(Silent):
     def event(self, event: Event, line: RankLine) -> None:
         """Move the block, print warnings, keep what is returned and how a rank ended."""
         match event:
-            case OwnEvent(event="returned"):
+            case OwnEvent(event="pickled"):
                 self._take_part(event.model_dump())
             case ExitEvent() if event.code != 0 and line.rank is not None:
                 trace = "\n".join(self._tails.get(line.rank, ()))

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from manycpu.pipeline.spec.events import PREFIX, RankLine
+from manycpu.pipeline.spec.events import PREFIX, RankLine, is_shallow
 
 __all__ = [
     "EVENTS",
@@ -28,6 +28,7 @@ __all__ = [
     "OwnEvent",
     "ProgressEvent",
     "ProofEvent",
+    "ReturnedEvent",
     "StartEvent",
     "WarningEvent",
     "decode",
@@ -35,7 +36,6 @@ __all__ = [
 ]
 
 _LARGEST: Final = (1 << 63) - 1
-_DEPTH: Final = 32  # levels of lists and mappings; libraries that write them down again bear not many more
 
 Whole = Annotated[int, Field(ge=-_LARGEST, le=_LARGEST)]
 Number = Whole | float
@@ -140,6 +140,20 @@ class MetricsEvent(Event):
     values: dict[str, Any]
 
 
+class ReturnedEvent(Event):
+    """What the function of a task returned, as JSON: it may take several lines."""
+
+    event: Literal["returned"] = "returned"
+    part: Whole
+    """Which part of it this is, from 1 on."""
+    parts: Whole
+    text: str
+
+    def sentence(self) -> str:
+        """Give the JSON, or a part of it."""
+        return f"{'returned' if self.parts == 1 else f'returned ({self.part}/{self.parts})'}: {self.text}"
+
+
 class WarningEvent(MessageEvent):
     """What is not as the user may expect."""
 
@@ -183,6 +197,7 @@ EVENTS: Final[Mapping[str, type[Event]]] = {
         StartEvent,
         ProgressEvent,
         MetricsEvent,
+        ReturnedEvent,
         WarningEvent,
         ErrorEvent,
         ExitEvent,
@@ -199,7 +214,7 @@ def decode(text: str) -> Event | None:
         fields = json.loads(text[len(PREFIX) :])
         if "\\u" in text:
             json.dumps(fields, ensure_ascii=False).encode()  # half of a character could not be written again
-        if not isinstance(fields, dict) or not _is_shallow(fields, _DEPTH):
+        if not isinstance(fields, dict) or not is_shallow(fields):
             return None
         kind = fields.get("event")
         model = EVENTS.get(kind, OwnEvent) if isinstance(kind, str) else OwnEvent
@@ -217,13 +232,6 @@ def readable(line: RankLine, event: Event | None = None) -> str:
     """
     event = event or decode(line.text)
     return str(line if event is None else line._replace(text=event.sentence()))
-
-
-def _is_shallow(value: object, levels: int) -> bool:
-    if not isinstance(value, dict | list):
-        return True
-    inner = value.values() if isinstance(value, dict) else value
-    return levels > 0 and all(_is_shallow(item, levels - 1) for item in inner)
 
 
 def _listed(fields: Mapping[str, Any]) -> str:

@@ -13,10 +13,13 @@ import json
 import re
 from typing import Any, NamedTuple
 
-__all__ = ["LINE_LIMIT", "PREFIX", "RankLine", "encode", "join", "split"]
+__all__ = ["LINE_LIMIT", "PREFIX", "RETURN_LIMIT", "RankLine", "encode", "is_shallow", "join", "split"]
 
 PREFIX = "::manycpu:: "
 LINE_LIMIT = 4096
+RETURN_LIMIT = 32 << 10
+"""Bytes of JSON that a function's arguments, and what it returns, may take: both are kept in databases."""
+_DEPTH = 32  # levels of lists and mappings; libraries that write them down again bear not many more
 _RANK = re.compile(r"\[rank ([0-9]{1,9}) (\S+)\] ?(.*)", re.DOTALL)
 
 
@@ -47,6 +50,14 @@ def encode(event: str, **fields: Any) -> str:
 def join(rank: int, host: str, text: str) -> str:
     """Say which rank on which host wrote a line."""
     return f"[rank {rank} {host}] {text}"
+
+
+def is_shallow(value: object, levels: int = _DEPTH) -> bool:
+    """Whether what JSON can hold has at most so many levels of lists and mappings."""
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(is_shallow(item, levels - 1) for item in inner)
 
 
 def split(line: str) -> RankLine:

@@ -55,6 +55,7 @@ EXIT_CODES = {
     "divided no batch among its devices",
     87: "proof of scale failed: the ranks that met, or their devices, are not those asked for",
     88: "the collective backend or the device could not be had",
+    89: "what the function returned cannot be passed on",
 }
 
 

@@ -14,7 +14,7 @@ from support.event_collector import EventCollector
 from support.nasty_lines import NASTY
 from support.waiting import until
 
-from manycpu.operators import job_trigger, task_log
+from manycpu.operators import base_trigger, job_trigger, task_log
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.operators.train import _latest, _Patience
 from manycpu.operators.triggers import TrainingTrigger
@@ -31,6 +31,7 @@ from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cleanup import cleanup
 from manycpu.pipeline.verbs.launch import launch
 from manycpu.pipeline.verbs.prepare import prepare
+from manycpu.pipeline.verbs.report import read_report
 from manycpu.pipeline.verbs.stage import stage
 
 WAITS = """
@@ -161,6 +162,27 @@ def test_a_person_ends_the_training_and_the_record_says_who(training: Training) 
     entry = ctx.ledger.read()
     assert attempt_status(ctx, handle, entry).state == "cancelled"
     assert entry.cancelled == {1: "task train, try 1 (id)"}
+
+
+def test_a_run_that_is_its_tasks_own_goes_with_it_unless_the_task_was_cleared(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker comes back to a deferred task that a person has ended."""
+    ctx, handle, _ = training
+    states, task = {1: None, 2: "failed"}, {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}
+    asked: list[Any] = []
+
+    def state_of(place: dict[str, Any]) -> str | None:
+        asked.append(place)
+        return states[len(asked)]
+
+    monkeypatch.setattr(base_trigger, "state_of", state_of)
+    asyncio.run(trigger(handle, cleans=task).on_kill())
+    assert ctx.ledger.read().cancelled == {1: "task train, try 1 (id)"}, "the next try goes on from here"
+    asyncio.run(trigger(handle, cleans=task).on_kill())
+    assert asked == [task, task]
+    assert not ctx.ledger.exists()
+    assert read_report(ctx).state == "cancelled"
 
 
 def test_the_deadline_ends_the_training(training: Training) -> None:

@@ -42,9 +42,9 @@ def _said(handle: dict[str, Any], text: str) -> None:
     until(lambda: log.exists() and text in log.read_text(), 60)
 
 
-def _deferred(airflow: Airflow, run: str, handle: dict[str, Any]) -> None:
+def _deferred(airflow: Airflow, run: str, handle: dict[str, Any], task: str = "training.train") -> None:
     """Wait until the triggerer follows the training."""
-    until(lambda: airflow.task(run)["state"] == "deferred", 60)
+    until(lambda: airflow.task(run, task)["state"] == "deferred", 60)
     until(lambda: list(Path(handle["directory"]).glob("told.*")), 60)
 
 
@@ -152,3 +152,24 @@ def test_the_execution_timeout_of_a_deferred_task_ends_the_training(airflow: Air
     report = _report(tmp_path)
     assert (report["state"], report["left_behind"]) == ("cancelled", [])
     assert "ended by execution_timeout" in report["error"]
+
+
+def test_the_result_of_a_function_that_was_deferred_and_its_end_by_a_person(
+    airflow: Airflow, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    runs = [airflow.trigger("tiny_function", {"folder": str(folder)}) for folder in folders]
+    handles = [_handle(airflow, folder) for folder in folders]
+    for run, handle in zip(runs, handles, strict=True):
+        _deferred(airflow, run, handle, "fit")
+    folders[0].mkdir()
+    (folders[0] / "go").touch()
+    airflow.mark(runs[1], "failed", "fit")
+    assert airflow.end(runs[0]) == "success"
+    kept = airflow.api("GET", f"{runs[0]}/taskInstances/fit/xcomEntries/went")
+    assert kept["value"] == "on"
+    assert any("step 3 of 4" in line for line in airflow.log(runs[0], "fit"))
+    folder = {handle["directory"].partition("/attempts/")[0] for handle in handles}
+    until(lambda: not any(Path(one).exists() for one in folder), END)
+    ended = Path(airflow.home, "manycpu", "reports", handles[1]["run"], "report.json")
+    assert json.loads(ended.read_text())["state"] == "cancelled"

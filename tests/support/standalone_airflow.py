@@ -130,7 +130,7 @@ def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflo
     words = (home / "said").read_text().split()
     login, password = words[words.index("login:") + 1], words[words.index("password:") + 1]
     found = Airflow(url, home, login, password)
-    wanted = {"train", "tiny", "tiny_sync", "tiny_hurried", "tiny_consumer", "form"}
+    wanted = {"train", "tiny", "tiny_function", "tiny_sync", "tiny_hurried", "tiny_consumer", "form"}
     _until_up(lambda: wanted <= {dag["dag_id"] for dag in found.api("GET", "dags")["dags"]}, server, said)
     return found
 

@@ -52,7 +52,24 @@ def tiny_consumer() -> None:
     use()
 
 
+@dag(schedule=None, params=PARAMS)
+def tiny_function() -> None:
+    @task.manycpu(env={"PYTHONPATH": RUN["env"]["PYTHONPATH"]}, **FAST)
+    def fit(folder: str) -> dict[str, str]:
+        import time
+
+        from manycpu.pipeline.node.metrics import progress
+
+        progress(step=3, total_steps=4, loss=0.5, seconds_left=3600)
+        while not Path(folder, "go").exists():
+            time.sleep(0.1)
+        return {"went": "on", "in": folder}
+
+    fit("{{ params.folder }}")
+
+
 tiny()
+tiny_function()
 tiny_sync()
 tiny_hurried()
 tiny_consumer()

@@ -1,0 +1,80 @@
+"""Call the function of a task in a rank: what the module that is made of it ends with.
+
+Its arguments are the program's one argument, as JSON::
+
+    {"arguments": {"lr": 0.1}, "places": ["data"]}
+
+``places`` are parameters that get the path at which the run has its data, model, output or checkpoints
+there. What rank 0 returns becomes events, in as many lines as it takes.
+"""
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from manycpu.pipeline.node.emit import say
+from manycpu.pipeline.node.node_exit import RETURNED, NodeExit
+from manycpu.pipeline.spec.events import RETURN_LIMIT, is_shallow
+
+__all__ = ["call"]
+
+_PART: Final = 3500  # bytes of a line, which needs some for the rest
+
+
+def call(function: Callable[..., Any]) -> None:
+    """Call a function with the arguments of the task, and have rank 0 tell what it returns.
+
+    Raises:
+        NodeExit: 89, what it returned is not JSON, or more than 32 KiB of it.
+    """
+    given = json.loads(sys.argv[1])
+    places = {name: os.environ[f"MANYCPU_{name.upper()}"] for name in given["places"]}
+    bound = inspect.BoundArguments(inspect.signature(function), {**given["arguments"], **places})
+    value = function(*bound.args, **bound.kwargs)
+    if os.environ.get("RANK", "0") == "0":
+        _tell(_as_json(function.__name__, value))
+
+
+def _as_json(name: str, value: Any) -> str:
+    """Write a value as JSON; numbers of numpy and torch become Python's."""
+    try:
+        text = json.dumps(value, default=_number, ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+        deep = not is_shallow(json.loads(text))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refusal(name, f"returned what is no JSON ({error})") from error
+    if deep:
+        raise _refusal(name, "returned lists and mappings in each other, more than 32 levels deep")
+    if size > RETURN_LIMIT:
+        raise _refusal(name, f"returned {size:,} bytes of JSON, and {RETURN_LIMIT:,} can be passed on")
+    return text
+
+
+def _number(value: Any) -> Any:
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"there is a {type(value).__name__} in it")
+
+
+def _refusal(name: str, what: str) -> NodeExit:
+    fix = "Write it to a file in `output`, and return plain numbers, texts, lists and mappings."
+    return NodeExit(RETURNED, f"{name} {what}. {fix}")
+
+
+def _tell(text: str) -> None:
+    parts = [*_parts(text)]
+    for number, part in enumerate(parts, 1):
+        say("returned", part=number, parts=len(parts), text=part)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Cut a text to what fits into a line, where a character may take twelve bytes."""
+    while text:
+        end = _PART
+        while len(json.dumps(text[:end])) > _PART:
+            end = end * 3 // 4
+        yield text[:end]
+        text = text[end:]
