@@ -382,6 +382,41 @@ def test_the_plan_of_a_run_on_another_node(
     assert manycpu("plan", "--node", "cores=some") == (2, f"manycpu: {said}")
 
 
+def test_processes_that_a_program_starts_are_planned_for_and_judged_by_its_source(
+    manycpu: Type, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    source = "import torch.multiprocessing as mp\ndef main():\n    mp.spawn(print, nprocs=4)\n\nmain()\n"
+    fields = {"program": script(source), "output": "out", "nproc_per_node": 1}
+    unguarded = "warning: run.program: train.py:5: processes are started at module level (main(), in line 3)"
+    uncounted = "train.py:3: processes are started, and run.subprocesses is 1: each takes the 8 threads"
+
+    code, printed = manycpu("plan", run_file(tmp_path, **fields), "--node", "cores=8")
+    assert (code, unguarded in printed, uncounted in printed) == (0, True, True)
+    planned = ["plan", run_file(tmp_path, **fields), "--node", "cores=8", "--subprocesses", "4"]
+    printed = manycpu(*planned)[1]
+    assert "floor(8 cores / (1 process x 4 subprocesses))" in printed
+    assert (unguarded in printed, uncounted in printed) == (True, False)
+    code, printed = manycpu("preflight", run_file(tmp_path, **fields, subprocesses=4))
+    assert (code, unguarded in printed) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"nproc_per_node": 1}, 0),
+        ({"nproc_per_node": 2}, 2),
+        ({"nproc_per_node": 2, "args": ["--mode=averaged"]}, 0),
+    ],
+)
+def test_one_model_in_memory_for_several_ranks_is_refused(
+    manycpu: Type, tmp_path: Path, fields: dict[str, object], code: int
+) -> None:
+    fields = {"program": "hogwild", "output": "out", "oversubscribe": True, **fields}
+    found, printed = manycpu("preflight", run_file(tmp_path, **fields))
+    assert (found, "--mode shared has one model in one rank's memory" in printed) == (code, bool(code))
+
+
 def test_an_unknown_command_or_option_is_an_error_of_the_users(manycpu: Type) -> None:
     assert manycpu("fly")[0] == 2
     code, printed = manycpu("run", "--nprocs", "2")

@@ -1,6 +1,7 @@
 """The recipe hogwild on small data: both modes, under the node, and the end of a process."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -103,6 +104,17 @@ def test_when_a_process_dies_all_end_and_it_is_named(data: Path) -> None:
 def in_shared_memory(process: psutil.Process) -> list[str]:
     lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
     return [line for line in lines if "/dev/shm/" in line]  # noqa: S108 - where shared memory is
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="a core has nothing to share")
+def test_a_rank_shares_its_cores_with_the_processes_that_it_starts(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os; print('threads', os.environ['OMP_NUM_THREADS'])")
+    known = LIGHT | {"MANYCPU_CPUS": "2"}
+    assert "threads 2" in execute([*NODE, str(script)], known, tmp_path).texts()
+    assert (
+        "threads 1" in execute([*NODE, str(script)], known | {"MANYCPU_SUBPROCESSES": "2"}, tmp_path).texts()
+    )
 
 
 def test_a_program_that_forks_while_its_threads_run_is_warned_of(tmp_path: Path) -> None:

@@ -49,6 +49,15 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         ("train-labels-idx1-ubyte.gz", b"not packed", "cannot be read: Not a gzipped file"),
         ("train-labels-idx1-ubyte.gz", gzip.compress(idx((3,), b"abc"), mtime=0)[:-9], "cannot be read"),
     ],
+    ids=[
+        "a page",
+        "two dimensions",
+        "no sizes",
+        "too few labels",
+        "too few images",
+        "not packed",
+        "cut short",
+    ],
 )
 def test_what_is_no_such_file_is_refused(name: str, content: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / name
