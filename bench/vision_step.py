@@ -17,7 +17,7 @@ PRECISIONS = {  # name -> bf16, channels_last, compiled
 }
 WORDS = {
     "title": "A training step on images",
-    "meaning": "MEANING.",
+    "meaning": "bf16 and channels_last belong together; with the body frozen a step takes about a third.",
     "figures": {
         r"rates: (.+?): (.+)": (r"\1, \2", "images/s", ""),
         r"over fp32: (.+?): (.+)": (r"\1, \2 is so many times as fast as fp32", "x", ""),
