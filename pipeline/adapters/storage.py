@@ -124,8 +124,6 @@ class Location:
 
     def has(self, path: str) -> bool:
         """Whether there is such a file below."""
-        if self.local is not None:  # fsspec takes what lies behind a file for something that exists
-            return Path(self._at(path)).exists()
         return bool(self.fs.exists(self._at(path)))
 
     def sha256(self, item: Item, tick: Callable[[], None] = lambda: None) -> str:

@@ -43,6 +43,8 @@ def publish(
     """
     origin = written(str(source))
     if destination.local is not None:
+        if destination.local.is_file():
+            raise TransferError(f"{destination.local} has become a file, and no folder")
         return save(Hashing(origin), destination.local, key, progress, tick)
     manifest = scan(origin, tick)
     # Behind URLs there are no empty folders, and no names that are not UTF-8.

@@ -182,7 +182,7 @@ def test_a_model_that_could_not_be_exported_stays_after_the_last_try(
 """
     ran = run_dag("one", one(tmp_path, body.strip(), "retries=1, retry_delay=0, output='../out'"))
     assert ran.state == "failed"
-    (folder,) = (home / "runs").iterdir()
+    (folder,) = (home / "runs").glob("fit-*")
     assert (folder / "attempts" / "1" / "output" / "model").read_text() == "x"
     assert (tmp_path / "tries").read_text() == "x", "it is not trained again"
     (tmp_path / "out").unlink()
