@@ -183,8 +183,8 @@ REFUSED = {
     "made": ("return PATH", "`PATH`, which is made when the DAG file is read"),
     "twice": ("return TWICE", "`TWICE`, which is defined more than once"),
     "conditional": (
-        "return CONDITIONAL",
-        "`CONDITIONAL`, which is defined more than once, or on a condition",
+        "return GIVEN",
+        "`GIVEN`, which is defined more than once, or on a condition",
     ),
     "guarded": ("return guarded.x", "`guarded`, which is defined more than once, or on a condition"),
     "two": ("return LEFT", "`LEFT`, which is made when the DAG file is read"),
