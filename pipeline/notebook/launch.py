@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from manycpu.pipeline.node.function import versions
-from manycpu.pipeline.notebook import payload
+from manycpu.pipeline.notebook import payload, travel
 from manycpu.pipeline.notebook.shown import Shown, shown
 from manycpu.pipeline.runfile import read_run_file
 from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ManycpuError, TrainingFailedError
@@ -65,6 +65,8 @@ def launch(function: Callable[..., Any], *args: Any, target: AnyTarget = None, *
         payload.write(Path(folder), function, args, base=here, data=data, same_machine=same_machine)
         with shown() as display:
             display.say(announcement(ctx))
+            if ctx.run.device == "xla" and (advice := travel.model_advice(function, args)):
+                display.warn(advice)
             if not same_machine:
                 _warn_of_paths(display, payload.paths_of_here(function, args, here, data))
             return _returned(ctx, display)
@@ -74,11 +76,12 @@ def announcement(ctx: RunContext) -> str:
     """Say how wide a run is, in Accelerate's words."""
     low, high = ctx.run.nodes
     each = ctx.run.nproc_per_node
+    what = "CPU" if ctx.run.device == "cpu" else "XLA device"
     total = f"{low * each}" if low == high else f"{low * each} to {high * each}"
     if high == 1:
-        return f"Launching training on {total} CPU{'s' if each > 1 else ''}."
+        return f"Launching training on {total} {what}{'s' if each > 1 else ''}."
     nodes = f"{low}" if low == high else f"{low} to {high}"
-    return f"Launching training on {total} CPUs ({nodes} nodes x {each})."
+    return f"Launching training on {total} {what}s ({nodes} nodes x {each})."
 
 
 def _where(target: AnyTarget) -> tuple[dict[str, Any], Target | Mapping[str, Any] | None, Path]:

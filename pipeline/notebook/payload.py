@@ -3,6 +3,7 @@
 import ast
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -136,18 +137,23 @@ def _copy_modules(
     seen: set[str] = set()
     while names := waiting - seen:
         seen |= names
-        for file in (file for name in names for file in _files(base, name)):
-            place = folder / file.relative_to(base)
+        for root, file in (found for name in names for found in _files(base, name)):
+            place = folder / file.relative_to(root)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, place)
             waiting |= set(_imports(file))
 
 
-def _files(base: Path, name: str) -> Iterator[Path]:
-    if (base / f"{name}.py").is_file():
-        yield base / f"{name}.py"
-    elif (base / name).is_dir():
-        yield from (base / name).rglob("*.py")
+def _files(base: Path, name: str) -> Iterator[tuple[Path, Path]]:
+    """List the files of a module in the notebook's folder or a script's own, each with that folder."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    for root in [base, *([Path(script).absolute().parent] if script else [])]:
+        if (root / f"{name}.py").is_file():
+            yield root, root / f"{name}.py"
+            return
+        if (root / name).is_dir():
+            yield from ((root, file) for file in (root / name).rglob("*.py"))
+            return
 
 
 def _imports(file: Path) -> Iterator[str]:

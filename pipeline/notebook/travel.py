@@ -1,6 +1,7 @@
 """What a function takes along: variables of the notebook that it uses, and which of them cannot travel."""
 
 import dis
+import inspect
 import io
 import linecache
 import sys
@@ -12,10 +13,24 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Variable", "anywhere", "culprit", "modules", "reason_to_stay", "sources", "taken_along", "texts"]
+from manycpu.pipeline.spec import xla
+
+__all__ = [
+    "Variable",
+    "anywhere",
+    "culprit",
+    "item_name",
+    "model_advice",
+    "modules",
+    "reason_to_stay",
+    "sources",
+    "taken_along",
+    "texts",
+]
 
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _OF_A_PROCESS: Final = {"Accelerator", "AcceleratorState", "GradientState", "PartialState"}
+_MODEL: Final = ("torch.nn.modules.module", "Module")
 _DEPTH: Final = 3  # containers in containers, and attributes, in which a culprit is looked for
 _MOST: Final = 1000  # items of a container that are looked at
 
@@ -165,6 +180,20 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{place}]", part) for place, part in enumerate(value[:_MOST]))
     elif hasattr(value, "__dict__") and not isinstance(value, ModuleType):
         yield from ((f".{name}", part) for name, part in vars(value).items())
+
+
+def model_advice(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
+    """Tell what it costs that a function for XLA's devices builds its model inside; None where none does."""
+    used = (each.value for each in taken_along(function, args))
+    models = {kind.__name__ for kind in used if isinstance(kind, type) and _is_model(kind)}
+    try:
+        return xla.model_advice(inspect.getsource(function), models)
+    except (OSError, TypeError):  # a partial, or what was typed in no cell
+        return None
+
+
+def _is_model(kind: type) -> bool:
+    return any((base.__module__, base.__name__) == _MODEL for base in kind.__mro__)
 
 
 def sources(variables: list[Variable], function: Callable[..., Any]) -> dict[str, list[str]]:

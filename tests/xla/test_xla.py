@@ -146,3 +146,16 @@ def test_another_number_of_devices_than_asked_for_fails(trainings: Trainings) ->
     report = trainings.report(env="CPU_NUM_DEVICES=4")
     assert (report["code"], report["state"]) == (1, "failed")
     assert "8 devices of XLA were asked for (run.nproc_per_node), and CPU has 4" in report["error"]
+
+
+def test_a_notebook_s_function_gets_its_model_and_eight_devices(python: str, tmp_path: Path) -> None:
+    """A model that is built inside is warned of, and trains."""
+    command = [python, str(ROOT / "tests" / "scripts" / "xla_notebook.py")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / ".dev"), "MANYCPU_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Launching training on 8 XLA devices.") == 2
+    assert '{"weights": 1443}' in done.stdout
+    outside, inside = done.stdout.split('{"weights"')
+    assert "the function builds its model inside" not in outside
+    assert "the function builds its model inside" in inside
