@@ -40,8 +40,9 @@ def call(folder: Path) -> None:
     _show_sources(notes["sources"])
     with _working_folder(notes):
         function, args = _load(folder / FUNCTION)
+        rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change or fork either
         returned = function(*args)
-        if os.environ.get("RANK", "0") == "0":
+        if rank == "0" and os.getpid() == process:
             _tell(returned)
 
 

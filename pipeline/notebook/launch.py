@@ -1,6 +1,5 @@
 """launch: call a function on every rank of a run, and return what rank 0 returned."""
 
-import base64
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from manycpu.pipeline.node.function import versions
 from manycpu.pipeline.notebook import payload, travel
 from manycpu.pipeline.notebook.shown import Shown, shown
 from manycpu.pipeline.runfile import read_run_file
-from manycpu.pipeline.spec.errors import BadInputError, CancelledError, ManycpuError, TrainingFailedError
+from manycpu.pipeline.spec.errors import BadInputError, CancelledError, TrainingFailedError
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
@@ -51,10 +50,12 @@ def launch(function: Callable[..., Any], *args: Any, target: AnyTarget = None, *
     run_fields, target_fields, base = _where(target)
     _refuse_program(fields)
     here = Path.cwd()
-    run = {**run_fields, **_anchored(fields, here)}
-    run.setdefault("output", None)
+    payload.check_call(function, args)
+    run = {"output": None, **run_fields, **_anchored(fields, here)}
+    of_accelerate = {"ACCELERATE_MIXED_PRECISION": "bf16"} if run.get("dtype") == "bf16" else {}
+    run["env"] = {**of_accelerate, **(run_fields.get("env") or {}), **(fields.get("env") or {})}
     with TemporaryDirectory(prefix="manycpu-function-") as folder:
-        script = Path(folder, f"{payload.name_of(function)}.py")
+        script = Path(folder, payload.script_of(function))
         script.touch()  # the run is validated before anything is pickled
         ctx = open_context(
             {**run, "program": str(script), "args": ()}, target_fields, "notebook", new_run_id(), base=base
@@ -133,8 +134,7 @@ def _returned(ctx: RunContext, display: Shown) -> Any:
         raise
     except TrainingFailedError as error:
         raise _with_traceback(error, display) from None
-    text = display.returned()
-    return _decoded(text)
+    return display.returned.value()
 
 
 def _with_traceback(error: TrainingFailedError, display: Shown) -> TrainingFailedError:
@@ -144,11 +144,3 @@ def _with_traceback(error: TrainingFailedError, display: Shown) -> TrainingFaile
         return error
     rank, host, trace = failure
     return TrainingFailedError(f"rank {rank} on {host} failed:\n\n{trace}", field=error.field)
-
-
-def _decoded(text: str | None) -> Any:
-    import cloudpickle
-
-    if text is None:
-        raise ManycpuError("the training succeeded, and what the function returned did not arrive")
-    return cloudpickle.loads(base64.b64decode(text))

@@ -32,16 +32,16 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     function: Callable[..., Any],
     args: tuple[Any, ...] = (),
     num_processes: int | None = None,
-    mixed_precision: str = "no",
+    mixed_precision: str | None = None,
     use_port: str | int = "29500",
     master_addr: str = "127.0.0.1",
     node_rank: int = 0,
-    num_nodes: int = 1,
+    num_nodes: int | None = None,
     rdzv_backend: str = "static",
     rdzv_endpoint: str = "",
     rdzv_conf: Mapping[str, Any] | None = None,
     rdzv_id: str = "none",
-    max_restarts: int = 0,
+    max_restarts: int | None = None,
     monitor_interval: float = 0.1,
     log_line_prefix_template: str | None = None,
     *,
@@ -58,19 +58,20 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     Args:
         function: The training function.
         args: Its arguments.
-        num_processes: Processes on each node; None: one for each socket of this machine.
+        num_processes: Processes on each node; None: as the run file says, else one for each socket of this
+            machine.
         mixed_precision: ``no`` or ``bf16``: what ``Accelerator()`` takes where it is told nothing; ``fp16``
-            becomes ``bf16``, which is what CPUs have.
+            becomes ``bf16``, which is what CPUs have. None: as the run file says, else ``no``.
         use_port: Taken, not needed.
         master_addr: This machine.
         node_rank: 0: this call.
-        num_nodes: Nodes.
+        num_nodes: Nodes; None: as the run file says, else 1.
         rdzv_backend: Taken, not needed.
         rdzv_endpoint: Taken, not needed.
         rdzv_conf: Taken, not needed.
         rdzv_id: Taken, not needed.
         max_restarts: How often processes that failed are started anew; the function begins again, and finds
-            what it saved in ``MANYCPU_CHECKPOINTS``.
+            what it saved in ``MANYCPU_CHECKPOINTS``. None: as the run file says, else 0.
         monitor_interval: Taken, not needed.
         log_line_prefix_template: Taken, not needed.
         target: Where, as :func:`launch` has it; None: this machine.
@@ -89,12 +90,11 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     __tracebackhide__ = True
     given = {name: value for name, value in locals().items() if name in _NOT_NEEDED}
     _refuse_other_nodes(node_rank, master_addr, num_nodes, target)
+    counts = {"nnodes": num_nodes, "nproc_per_node": num_processes, "max_restarts": max_restarts}
     run = {
-        "nnodes": num_nodes,
-        "max_restarts": max_restarts,
-        **_precision(mixed_precision, fields.pop("env", None) or {}),
+        **{name: count for name, count in counts.items() if count is not None},
+        **_dtype(mixed_precision),
         **{f"{name}_timeout": seconds for name, seconds in (timeouts or {}).items()},
-        **({} if num_processes is None else {"nproc_per_node": num_processes}),
         **fields,
     }
     _tell_not_needed(given)
@@ -106,13 +106,13 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     return call(function, *args, **run)
 
 
-def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int, target: AnyTarget) -> None:
+def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int | None, target: AnyTarget) -> None:
     one_call = "One call suffices: it starts every node itself. Leave it out, and name the nodes in target="
     if node_rank != 0:
         raise BadInputError(f"this would be node {node_rank}", field="node_rank", fix=one_call)
     if not _is_this_machine(master_addr):
         raise BadInputError(f"{master_addr} is not this machine", field="master_addr", fix=one_call)
-    if num_nodes > 1 and target is None:
+    if (num_nodes or 1) > 1 and target is None:
         fix = "Say where they are: target='cluster.yaml', with the target baremetal or kubernetes in it"
         raise BadInputError(f"{num_nodes} nodes were asked for, and no target", field="num_nodes", fix=fix)
 
@@ -128,16 +128,16 @@ def _is_this_machine(address: str) -> bool:
     return True
 
 
-def _precision(mixed_precision: str, env: Mapping[str, str]) -> dict[str, Any]:
+def _dtype(mixed_precision: str | None) -> dict[str, str]:
+    if mixed_precision is None:
+        return {}
     asked = str(mixed_precision).lower()
     if asked not in _DTYPES:
         fix = "Take 'no' or 'bf16'"
         raise BadInputError(f"CPUs train in no {mixed_precision!r}", field="mixed_precision", fix=fix)
     if asked == "fp16":
         _say("mixed_precision 'fp16' becomes 'bf16': CPUs have no fp16 to train in")
-    dtype = _DTYPES[asked]
-    known = {"ACCELERATE_MIXED_PRECISION": "bf16"} if dtype == "bf16" else {}
-    return {"dtype": dtype, "env": {**known, **env}}
+    return {"dtype": _DTYPES[asked]}
 
 
 def _tell_not_needed(given: Mapping[str, object]) -> None:

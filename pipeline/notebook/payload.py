@@ -1,6 +1,7 @@
 """Write a function as the program of a run: pickled by value, with the user's modules that it imports."""
 
 import ast
+import inspect
 import json
 import shutil
 import sys
@@ -12,9 +13,10 @@ from rich.filesize import decimal
 
 from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
 from manycpu.pipeline.notebook import travel
+from manycpu.pipeline.notebook.pickling import dumps, named_only
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["name_of", "paths_of_here", "write"]
+__all__ = ["check_call", "paths_of_here", "script_of", "write"]
 
 _LARGEST: Final = 90 << 20  # bytes: what a run takes for code
 _SCRIPT: Final = '''"""Calls the function that travelled with it."""
@@ -65,31 +67,60 @@ def write(  # noqa: PLR0913 - where it goes, what it is, where it came from
     }
     (folder / NOTES).write_text(json.dumps(notes))
     _copy_modules(function, variables, base, folder)
-    script = folder / f"{name_of(function)}.py"
+    script = folder / script_of(function)
     script.write_text(_SCRIPT)
     return script
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """Name a function's program; a partial or a callable object goes by its class.
+def script_of(function: Callable[..., Any]) -> str:
+    """Name a function's script: as no module is named, for its folder comes first where ranks import.
 
-    >>> name_of(lambda: None)
-    'function'
+    >>> script_of(print), script_of(lambda: None)
+    ('print-function.py', 'a-function.py')
     """
-    name = str(getattr(function, "__name__", type(function).__name__))
-    return name if name.isidentifier() else "function"
+    name = travel.item_name(function)
+    return f"{name if name.isidentifier() else 'a'}-function.py"
+
+
+def check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """See that a function can be called with its arguments, and does its work when it is.
+
+    Raises:
+        BadInputError: It is none, or takes others, or what it returns does the work.
+    """
+    if not callable(function):
+        fix = "Give the function itself: launch(training_loop, 1, 2)"
+        raise BadInputError(f"{function!r} cannot be called", field="function", fix=fix)
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_kind(function) for is_kind in kinds):
+        fix = "Wrap it into a function that does the work"
+        name = travel.item_name(function)
+        raise BadInputError(
+            f"{name} is async or yields: a call of it does nothing", field="function", fix=fix
+        )
+    try:
+        inspect.signature(function).bind(*args)
+    except ValueError:  # of a builtin nobody knows
+        return
+    except TypeError as error:
+        given = f"with {len(args)} argument{'' if len(args) == 1 else 's'}"
+        fix = "Give the function's arguments, as a tuple to notebook_launcher: args=(1,)"
+        message = f"{travel.item_name(function)} cannot be called {given}: {error}"
+        raise BadInputError(message, field="args", fix=fix) from None
 
 
 def _pickled(function: Callable[..., Any], args: tuple[Any, ...], variables: list[travel.Variable]) -> bytes:
     __tracebackhide__ = True
-    import cloudpickle
-
     _refuse(variables, travel.reason_to_stay)
     try:
-        pickled: bytes = cloudpickle.dumps((function, args))
+        pickled = dumps((function, args))
     except Exception as error:
         _refuse(variables, _fails)
         raise BadInputError(f"the function cannot travel: {error}", field="function") from error
+    if named := sorted(set(named_only(pickled))):
+        message = f"`{named[0]}` travels by name alone, and no rank has it: it is no plain function or class"
+        fix = "Define it inside the function, or in a module beside the notebook"
+        raise BadInputError(message, field="function", fix=fix)
     if len(pickled) > _LARGEST:
         raise _too_much(len(pickled), variables)
     return pickled
@@ -107,19 +138,15 @@ def _refuse(variables: list[travel.Variable], fails: Callable[[Any], str | None]
 
 
 def _fails(value: Any) -> str | None:
-    import cloudpickle
-
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception as error:  # noqa: BLE001 - whatever an object may raise
         return f"cannot be pickled: {error}"
     return None
 
 
 def _too_much(size: int, variables: list[travel.Variable]) -> BadInputError:
-    import cloudpickle
-
-    sizes = {each.name: len(cloudpickle.dumps(each.value)) for each in variables}
+    sizes = {each.name: len(dumps(each.value)) for each in variables}
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
     named = ", ".join(f"{name} ({decimal(sizes[name])})" for name in largest)
     return BadInputError(
@@ -134,7 +161,7 @@ def _copy_modules(
 ) -> None:
     """Copy the modules beside the notebook that the function imports, and those that these import."""
     waiting = set(travel.modules([function, *(each.value for each in variables)]))
-    seen: set[str] = set()
+    seen = {"__main__"}
     while names := waiting - seen:
         seen |= names
         for root, file in (found for name in names for found in _files(base, name)):

@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.notebook.block import Block
+from manycpu.pipeline.notebook.returned import Returned
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import Finding, ManycpuError
+from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.event_types import (
     ErrorEvent,
     Event,
@@ -16,6 +17,7 @@ from manycpu.pipeline.spec.event_types import (
     MetricsEvent,
     OwnEvent,
     ProgressEvent,
+    ProofEvent,
     WarningEvent,
 )
 from manycpu.pipeline.spec.events import RankLine
@@ -24,6 +26,7 @@ __all__ = ["Shown", "shown"]
 
 _TRACE: Final = "Traceback (most recent call last):"
 _CHAINED: Final = ("direct cause of the following exception:", "another exception occurred:")
+_LINE: Final = 2000  # characters of a line that are kept
 _LINES: Final = 500  # of a rank that are kept, from its last traceback on
 Failure = tuple[int, str, str]
 """A rank, its host, and its traceback."""
@@ -49,9 +52,10 @@ class Shown(Silent):
     def __init__(self, block: Block | None) -> None:
         self._block = block
         self._tails: dict[int, list[str]] = {}
-        self._parts: dict[int, str] = {}
-        self._whole: int | None = None
-        self._stuck: str | None = None
+        self.returned = Returned()
+        """What rank 0 returned."""
+        self._meeting: str | None = None
+        self._raised: set[int] = set()
         self._failures: list[Failure] = []
         self._warned: set[str] = set()
 
@@ -94,13 +98,15 @@ class Shown(Silent):
     def event(self, event: Event, line: RankLine) -> None:
         """Move the block, print warnings, keep what is returned and how a rank ended."""
         match event:
-            case OwnEvent(event="pickled"):
-                self._take_part(event.model_dump())
+            case ProofEvent():
+                self._meet(event.meeting)
+            case OwnEvent(event="pickled") if line.rank == 0:
+                self.returned.take(event.model_dump())
             case ExitEvent() if event.code != 0 and line.rank is not None:
                 trace = "\n".join(self._tails.get(line.rank, ()))
                 self._failures.append((line.rank, event.host, trace or event.sentence()))
-            case ErrorEvent() if line.rank is not None and not self._was_printed(line.rank, event.message):
-                self._keep(line.rank, event.message)
+            case ErrorEvent() if line.rank is not None:
+                self._note_error(line.rank, event)
             case WarningEvent():
                 self.warn(event.message)
             case ProgressEvent() | MetricsEvent():
@@ -111,42 +117,32 @@ class Shown(Silent):
         if self._block is not None:
             self._block.end(written, path)
 
-    def returned(self) -> str | None:
-        """Return what rank 0 returned, as it travelled; None where it did not arrive.
-
-        Raises:
-            ManycpuError: It cannot travel.
-        """
-        if self._stuck is not None:
-            raise ManycpuError(f"the training succeeded, but {self._stuck}")
-        if self._whole is None or len(self._parts) != self._whole:
-            return None
-        return "".join(self._parts[number] for number in range(self._whole))
-
     def failure(self) -> Failure | None:
         """Return the first rank that failed, of those that raised where any did; None where no rank did.
 
         A rank that raised has others fail, which miss it.
         """
-        raised = [failure for failure in self._failures if _TRACE in failure[2]]
+        raised = [failure for failure in self._failures if failure[0] in self._raised]
         return next(iter([*raised, *self._failures]), None)
 
     def _keep(self, rank: int, text: str) -> None:
         tail = self._tails.setdefault(rank, [])
         if text == _TRACE and not any(line.endswith(_CHAINED) for line in tail[-2:]):
             tail.clear()
-        tail.append(text)
+        tail.append(text[:_LINE])
         del tail[:-_LINES]
 
-    def _was_printed(self, rank: int, message: str) -> bool:
-        return message in "\n".join(self._tails.get(rank, ()))
+    def _note_error(self, rank: int, event: ErrorEvent) -> None:
+        if event.kind != "Refusal":  # of ours: a rank that ended early, or misses another
+            self._raised.add(rank)
+        if event.message[:_LINE] not in "\n".join(self._tails.get(rank, ())):
+            self._keep(rank, event.message)
 
-    def _take_part(self, part: dict[str, Any]) -> None:
-        if part["part"] == 0:  # of a later round, perhaps, whose function was called again
-            self._parts.clear()
-        self._whole, self._stuck = part["parts"], part.get("message")
-        if part["parts"]:
-            self._parts[part["part"]] = part["text"]
+    def _meet(self, meeting: str | None) -> None:
+        """Begin anew where the ranks meet anew: what they did before a restart is undone."""
+        if meeting != self._meeting:
+            self._meeting, self._raised, self._failures = meeting, set(), []
+            self.returned.begin_round()
 
     def _move(self, event: ProgressEvent | MetricsEvent) -> None:
         if self._block is not None:

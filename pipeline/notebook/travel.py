@@ -31,6 +31,7 @@ __all__ = [
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _OF_A_PROCESS: Final = {"Accelerator", "AcceleratorState", "GradientState", "PartialState"}
 _MODEL: Final = ("torch.nn.modules.module", "Module")
+_LOOKUPS: Final = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"}
 _DEPTH: Final = 3  # containers in containers, and attributes, in which a culprit is looked for
 _MOST: Final = 1000  # items of a container that are looked at
 
@@ -107,7 +108,10 @@ def item_name(item: Any) -> str:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    """List the names that code looks up outside of itself: not those of attributes."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _LOOKUPS:
+            yield str(instruction.argval)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names(inner)
@@ -152,28 +156,34 @@ def culprit(variable: Variable, fails: Callable[[Any], str | None]) -> tuple[str
 
 
 def anywhere(fails: Callable[[Any], str | None], depth: int = _DEPTH) -> Callable[[Any], str | None]:
-    """Extend what is said of a value to what is inside of it."""
+    """Extend what is said of a value to what it contains; what an object does with its own is its affair."""
 
     def inside(value: Any, levels: int = depth) -> str | None:
         if why := fails(value):
             return why
-        parts = (inside(part, levels - 1) for _, part in _parts(value)) if levels else ()
+        parts = (inside(part, levels - 1) for _, part in _items(value)) if levels else ()
         return next(filter(None, parts), None)
 
     return inside
 
 
 def _culprit(name: str, value: Any, fails: Callable[[Any], str | None], depth: int) -> tuple[str, str] | None:
-    if known := reason_to_stay(value):
-        return name, known
     why = fails(value)
     if why is None or isinstance(value, (FunctionType, type)):
         return None  # of functions and classes, what they use is looked at by its own name
+    if known := reason_to_stay(value):
+        return name, known
     inner = (_culprit(name + path, part, fails, depth - 1) for path, part in _parts(value) if depth)
     return next((found for found in inner if found), (name, why))
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from _items(value)
+    if hasattr(value, "__dict__") and not isinstance(value, ModuleType):
+        yield from ((f".{name}", part) for name, part in vars(value).items())
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in [*value.items()][:_MOST])
     elif isinstance(value, (list, tuple)):

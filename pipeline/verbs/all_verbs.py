@@ -82,7 +82,7 @@ def run_all(ctx: RunContext, listener: RunListener) -> Report:
                 listener.finding(finding)
     except KeyboardInterrupt as interrupt:
         if not begun_before:
-            cleanup(ctx)
+            _cleaned_up(ctx)
         raise CancelledError("interrupted; nothing was launched") from interrupt
     # All of it is this process's: when it is killed, nobody has to wait for the end of the lease.
     ctx.ledger.change_lease(holder=process.handle_of_this_process(Path(), ctx.name, 0))
@@ -98,9 +98,17 @@ def run_all(ctx: RunContext, listener: RunListener) -> Report:
     finally:
         if not taken_away:  # otherwise nothing is left to clean up, nor to report on
             with _reporting(listener, "cleanup"):
-                written = cleanup(ctx) or read_report(ctx)
+                written = _cleaned_up(ctx) or read_report(ctx)
             listener.report(written, report_path(ctx))
     return conclude_run(written)
+
+
+def _cleaned_up(ctx: RunContext) -> Report | None:
+    """Clean up to the end, also when somebody interrupts it: only a second time gives up."""
+    try:
+        return cleanup(ctx)
+    except KeyboardInterrupt:
+        return cleanup(ctx)
 
 
 def _stage_to_export(ctx: RunContext, listener: RunListener) -> None:

@@ -13,7 +13,7 @@ from support.waiting import processes_of, until
 
 # Ranks that need no torch find a stand-in for it; the kernel has the real one.
 BEGIN = f"""
-import functools, io, os, threading
+import functools, io, os, pathlib, threading
 from manycpu.pipeline import launch, notebook_launcher
 from manycpu.pipeline import notebook_launcher as with_torch
 light = {LIGHT!r}
@@ -72,7 +72,7 @@ def training_loop():
 
 notebook_launcher(training_loop, num_processes=2)
 """,
-    "generator": "launch(world, (number for number in range(3)))",
+    "generator": "launch(print, (number for number in range(3)))",
     "accelerator": """
 import accelerate
 accelerator = accelerate.Accelerator(cpu=True)
@@ -82,6 +82,67 @@ with_torch(lambda: accelerator.prepare(1), num_processes=2)
 import torch
 model = torch.nn.Linear(2, 2, device="meta")
 with_torch(lambda model: model, (model,), num_processes=2)
+""",
+    "cached": """
+@functools.lru_cache
+def remembered(x):
+    return x
+
+launch(lambda: remembered(1))
+""",
+    "yields": """
+def loop():
+    yield 1
+
+launch(loop)
+""",
+    "arguments": "launch(world, 1)",
+    "nothing": "launch(None)",
+    "environment": """
+from os import environ
+os.environ["HF_TOKEN"] = "made-up-secret"
+def reads():
+    return environ["RANK"], environ["HF_TOKEN"]
+
+value = launch(reads, nproc_per_node=1, env=light)
+pickles = "".join(map(str, (path.read_bytes() for path in pathlib.Path("home").rglob("function.pkl"))))
+value, "made-up-secret" in pickles
+""",
+    "statistics": """
+def statistics():
+    from statistics import mean
+    calls.append(1)
+    return mean([1, 3]), len(calls)
+
+calls = []
+launch(statistics, nproc_per_node=1, env=light)
+""",
+    "run_file": """
+import yaml
+pathlib.Path("two.yaml").write_text(yaml.safe_dump({
+    "run": {"nproc_per_node": 2, "dtype": "bf16", "env": light | {"WORD": "here"}, "start_timeout": 50},
+    "target": {"kind": "local"},
+}))
+def told():
+    names = "WORD", "OTHER", "ACCELERATE_MIXED_PRECISION", "MANYCPU_START_TIMEOUT"
+    return [*world(), *map(os.environ.get, names)]
+
+with_torch(told, target="two", env={"OTHER": "there"}, timeouts={"start": 60})
+""",
+    "caught": """
+def training_loop():
+    rank, size = world()
+    if rank == 0:
+        try:
+            raise KeyError("caught")
+        except KeyError:
+            import traceback
+            traceback.print_exc()
+        import torch
+        torch.distributed.all_reduce(torch.ones(1))
+    raise RuntimeError("the true one")
+
+notebook_launcher(training_loop, num_processes=2)
 """,
     "node_rank": "notebook_launcher(world, num_processes=2, num_nodes=2, node_rank=1)",
     "master_addr": "notebook_launcher(world, num_processes=2, num_nodes=2, master_addr='192.0.2.7')",
@@ -178,6 +239,10 @@ def test_an_exception_has_the_rank_s_own_traceback_with_the_cell_s_lines(cells: 
         ("generator", "`args[0]` cannot be pickled: cannot pickle 'generator' object"),
         ("accelerator", "`accelerator` is of Accelerate's Accelerator: make it inside the function"),
         ("device", "`args[0]` is on the device meta"),
+        ("cached", "`remembered` travels by name alone, and no rank has it"),
+        ("yields", "loop is async or yields: a call of it does nothing"),
+        ("arguments", "world cannot be called with 1 argument: too many positional arguments"),
+        ("nothing", "None cannot be called"),
         ("node_rank", "node_rank: this would be node 1. One call suffices"),
         ("master_addr", "master_addr: 192.0.2.7 is not this machine. One call suffices"),
         ("no_target", "num_nodes: 2 nodes were asked for, and no target"),
@@ -191,6 +256,23 @@ def test_what_cannot_work_is_named_before_anything_starts(
     assert cells[cell].error.startswith("BadInputError: "), cells[cell].error
     assert message in cells[cell].error
     assert "Launching" not in cells[cell].printed
+
+
+def test_the_environment_is_each_rank_s_own_and_no_secret_is_written_down(cells: dict[str, Cell]) -> None:
+    assert cells["environment"].value == "(('0', 'made-up-secret'), False)", cells["environment"].error
+
+
+def test_a_function_that_is_named_as_a_module_hides_none_and_is_called_once(cells: dict[str, Cell]) -> None:
+    assert cells["statistics"].value == "(2, 1)", cells["statistics"].error
+
+
+def test_a_run_file_counts_where_the_call_says_nothing(cells: dict[str, Cell]) -> None:
+    assert cells["run_file"].value == "[0, 2, 'here', 'there', 'bf16', '60']", cells["run_file"].error
+
+
+def test_the_rank_that_raised_is_blamed_not_one_that_caught(cells: dict[str, Cell]) -> None:
+    assert cells["caught"].error.startswith("TrainingFailedError: rank 1 on ")
+    assert "RuntimeError: the true one" in cells["caught"].error
 
 
 def test_a_model_that_is_too_much_to_return_has_a_place(cells: dict[str, Cell]) -> None:

@@ -87,8 +87,8 @@ def test_modules_beside_the_notebook_go_along_with_what_they_import(
     folder.mkdir()
     script = payload.write(folder, cell["outer"], (), base=tmp_path, data=None, same_machine=True)
     written = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert written == {FUNCTION, NOTES, "outer.py", "mine.py", "deeper/__init__.py", "lazily.py"}
-    assert script.name == "outer.py"
+    assert written == {FUNCTION, NOTES, "outer-function.py", "mine.py", "deeper/__init__.py", "lazily.py"}
+    assert script.name == "outer-function.py"
 
 
 def test_paths_of_this_machine_are_named_unless_they_lead_to_the_data(
