@@ -105,7 +105,7 @@ class _Pieces:
     """What a function uses of its file: ``imports`` and ``others``, each in the order in which they stand."""
 
     def __init__(self, function: Callable[..., Any], tree: ast.Module, node: ast.FunctionDef) -> None:
-        self._function, self._bound = function, _bindings(tree)
+        self._function, self._bound, self._tree = function, _bindings(tree), tree
         self._folder = Path(function.__code__.co_filename).parent
         self._taken: dict[str, list[ast.stmt]] = {node.name: []}
         self._future = [one for one in tree.body if _is_future(one)]
@@ -139,7 +139,22 @@ class _Pieces:
         if isinstance(found[0], ast.Assign | ast.AnnAssign) and not _is_constant(found[0]):
             fix = f"Make it inside the function, or {_ARGUMENT}"
             raise self._refusal(name, "is made when the DAG file is read, and is no plain constant", fix)
+        if line := self._change_of(name, found[0]):
+            fix = f"Write it down as it is to be, in one place, or {_ARGUMENT}"
+            raise self._refusal(name, f"is changed after its definition ({line})", fix)
         return found
+
+    def _change_of(self, name: str, definition: ast.stmt) -> str | None:
+        """Say where a name's value is changed at the file's top; None where it is what its definition says."""
+        changed = (node.lineno for one in self._tree.body for node in _run_by(one) if _changes(node, name))
+        if (line := next(changed, None)) is not None:
+            return f"line {line}"
+        if not isinstance(definition, ast.Assign | ast.AnnAssign) or definition.value is None:
+            return None
+        variables = self._function.__globals__
+        code = compile(ast.Expression(definition.value), "<piece>", "eval")
+        written = eval(code, dict(variables))  # noqa: S307 - literals, constants and operators of the file
+        return None if written == variables.get(name, written) else "it has another value by now"
 
     def _imported(self, name: str, statement: ast.Import | ast.ImportFrom) -> ast.stmt:
         """Import a name alone, of all that a statement imports.
@@ -207,6 +222,37 @@ def _used_in(table: symtable.SymbolTable) -> Iterator[str]:
     for symbol in table.get_symbols():
         if symbol.is_global() and (symbol.is_referenced() or symbol.is_declared_global()):
             yield symbol.get_name()
+
+
+def _run_by(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
+    """List what is run when a statement is: nothing of the functions and classes that it defines."""
+    if isinstance(statement, _Definition):
+        return
+    yield statement
+    for node in ast.iter_child_nodes(statement):
+        if isinstance(node, ast.stmt):
+            yield from _run_by(node)
+        elif isinstance(node, ast.expr):
+            yield node
+
+
+def _changes(node: ast.stmt | ast.expr, name: str) -> bool:
+    """Whether a piece of code changes what a name stands for: an item, an attribute, or by a method."""
+    match node:
+        case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
+            return _root(node) == name
+        case ast.AugAssign(target=target):
+            return _root(target) == name
+        case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
+            return _root(method) == name
+    return False
+
+
+def _root(node: ast.expr) -> str | None:
+    """Find the name that an attribute or item is of, however deep."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def _is_future(statement: ast.stmt) -> bool:

@@ -238,3 +238,26 @@ def test_parameters_of_airflows_context_are_refused_unless_they_are_given(tmp_pa
     module = imported(text, tmp_path)
     assert "ranks know nothing of Airflow's context, such as `ds`" in refused(module.fit, ("ds", "ti"))
     assert module_source(module.other, ("ds", "ti"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "TABLE['lr'] = 2",
+        "TABLE.update(lr=2)",
+        "for number in range(2):\n    TABLE[number] = 1",
+        "del TABLE['a']",
+        "TABLE['a'] += 1",
+        "Kept.x = 5",
+        "def change():\n    TABLE['b'] = 1\nchange()",
+    ],
+)
+def test_what_is_changed_after_its_definition_is_refused(change: str, tmp_path: Path) -> None:
+    """The ranks would have it as it is written down, and nobody would notice."""
+    text = f"TABLE = {{'a': 1}}\nclass Kept:\n    x = 1\ndef fit():\n    return TABLE, Kept\n{change}\n"
+    assert "is changed after its definition (" in refused(imported(text, tmp_path).fit)
+
+
+def test_what_only_looks_at_a_constant_changes_nothing(tmp_path: Path) -> None:
+    text = "TABLE = {'a': 1}\nSIZE = len(TABLE)\ndef fit():\n    return TABLE\nassert TABLE.get('a')\n"
+    assert "TABLE" in module_source(imported(text, tmp_path).fit)
