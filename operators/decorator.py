@@ -91,7 +91,8 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         from manycpu.pipeline.targets.context import home
 
         call = _Call(self.python_callable, tuple(self.op_args), dict(self.op_kwargs), self.run)
-        program = home() / "functions" / key / f"{self.python_callable.__name__}.py"
+        # As no module is named: its folder comes first where ranks import.
+        program = home() / "functions" / key / f"{self.python_callable.__name__}-function.py"
         return {**call.fields, "program": str(program), "args": [call.argument()]}, self.target
 
 

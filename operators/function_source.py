@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib.machinery
 import inspect
 import re
 import symtable
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -116,6 +118,10 @@ class _Pieces:
         self.others = [one for one in ordered if not isinstance(one, ast.Import | ast.ImportFrom)]
 
     def _take(self, piece: ast.stmt) -> None:
+        for one in ast.walk(piece):
+            if isinstance(one, ast.Import | ast.ImportFrom):
+                for alias in one.names:
+                    self._imported(_name_of(alias), one)
         for name in _globals_of([*self._future, piece]):
             if name not in self._taken and (name in self._bound or name not in _PRESENT):
                 self._taken[name] = self._definitions(name)
@@ -153,7 +159,7 @@ class _Pieces:
             return None
         variables = self._function.__globals__
         code = compile(ast.Expression(definition.value), "<piece>", "eval")
-        written = eval(code, dict(variables))  # noqa: S307 - literals, constants and operators of the file
+        written = eval(code, dict(variables))  # noqa: S307 - of literals and constants
         return None if written == variables.get(name, written) else "it has another value by now"
 
     def _imported(self, name: str, statement: ast.Import | ast.ImportFrom) -> ast.stmt:
@@ -272,7 +278,16 @@ def _is_of_airflow(value: object) -> bool:
 
 
 def _is_beside(folder: Path, module: str) -> bool:
-    return (folder / f"{module}.py").is_file() or (folder / module).is_dir()
+    """Whether a module comes from a folder: one without ``__init__.py`` gives way to what is installed."""
+    if (folder / f"{module}.py").is_file() or (folder / module / "__init__.py").is_file():
+        return True
+    return (folder / module).is_dir() and not _is_installed(folder, module)
+
+
+def _is_installed(folder: Path, module: str) -> bool:
+    elsewhere = [place for place in sys.path if Path(place).resolve() != folder.resolve()]
+    found = importlib.machinery.PathFinder.find_spec(module, elsewhere)
+    return module in sys.stdlib_module_names or (found is not None and found.origin is not None)
 
 
 def _name_of(alias: ast.alias) -> str:

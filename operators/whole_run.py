@@ -70,12 +70,17 @@ class WholeRunOperator(TrainOperator):
         from manycpu.pipeline.verbs.wait import observed_of
 
         exported = export(ctx, handle, self.transferred())
-        returned = observed_of(ctx, handle).returned
+        observed = observed_of(ctx, handle)
         self._conclude_run(ctx)
+        if not observed.has_returned:
+            raise AirflowFailException(
+                "the training ended well, and rank 0 returned nothing: the function ended its process itself. "
+                "Have it return"
+            )
         for asset in self.outlets:
             if isinstance(asset, Asset):
                 describe(asset, context, exported)
-        return returned
+        return observed.returned
 
     def _conclude_run(self, ctx: RunContext) -> None:
         """Clean up, and raise what the report records: another try would train again, and meet the same."""

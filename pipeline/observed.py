@@ -58,6 +58,8 @@ class Observed(BaseModel):
     warnings: list[str] = Field(default_factory=list)
     returned: Any = None
     """What rank 0 returned, where the program is the function of a task."""
+    has_returned: bool = False
+    """Whether it did: None is something to return."""
     parts: list[str] = Field(default_factory=list)
     """What has come of that so far."""
     failure: RankFailure | None = None
@@ -208,7 +210,7 @@ def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str
     if meeting is observed.rounds[-1]:
         # What an earlier one worked with proves nothing of this one.
         observed.ranks, observed.world_size, observed.backend = [], event.world_size, None
-        observed.returned, observed.parts = None, []
+        observed.returned, observed.has_returned, observed.parts = None, False, []
     return meeting
 
 
@@ -240,7 +242,7 @@ def _note_returned(observed: Observed, event: ReturnedEvent) -> bool:
     whole = event.part == event.parts
     observed.parts = [] if whole else parts
     if whole:
-        observed.returned = _from_json("".join(parts))
+        observed.returned, observed.has_returned = _from_json("".join(parts)), True
     return whole
 
 

@@ -59,7 +59,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         export=redacted_fields(entry.export),
         kept=list(dict.fromkeys(used)),
         error=error and redacted(error),
-        **observed.model_dump(exclude={"failure", "failed_at", "introduced", "parts"}),
+        **observed.model_dump(exclude={"failure", "failed_at", "has_returned", "introduced", "parts"}),
         hosts=observed.hosts,
     )
 

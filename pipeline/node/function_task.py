@@ -28,13 +28,19 @@ def call(function: Callable[..., Any]) -> None:
     """Call a function with the arguments of the task, and have rank 0 tell what it returns.
 
     Raises:
-        NodeExit: 89, what it returned is not JSON, or more than 32 KiB of it.
+        NodeExit: 89, what it returned is not JSON, or more than 32 KiB of it; or it did not return.
     """
     given = json.loads(sys.argv[1])
     places = {name: os.environ[f"MANYCPU_{name.upper()}"] for name in given["places"]}
     bound = inspect.BoundArguments(inspect.signature(function), {**given["arguments"], **places})
-    value = function(*bound.args, **bound.kwargs)
-    if os.environ.get("RANK", "0") == "0":
+    rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change or fork either
+    try:
+        value = function(*bound.args, **bound.kwargs)
+    except SystemExit as end:
+        if end.code:
+            raise
+        raise _refusal(function.__name__, "ended its process (sys.exit) where it is to return") from end
+    if rank == "0" and os.getpid() == process:
         _tell(_as_json(function.__name__, value))
 
 

@@ -168,7 +168,7 @@ def _copy_modules(
             place = folder / file.relative_to(root)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, place)
-            waiting |= set(_imports(file))
+            waiting |= set(_imports(file)) if file.suffix == ".py" else set()
 
 
 def _files(base: Path, name: str) -> Iterator[tuple[Path, Path]]:
@@ -179,8 +179,15 @@ def _files(base: Path, name: str) -> Iterator[tuple[Path, Path]]:
             yield root, root / f"{name}.py"
             return
         if (root / name).is_dir():
-            yield from ((root, file) for file in (root / name).rglob("*.py"))
+            yield from ((root, file) for file in (root / name).rglob("*") if _is_of_package(file))
             return
+
+
+def _is_of_package(file: Path) -> bool:
+    """Whether a file goes with the package it is in: its code, and in a package proper what lies beside it."""
+    if not file.is_file() or file.suffix == ".pyc":
+        return False
+    return file.suffix == ".py" or (file.parent / "__init__.py").is_file()
 
 
 def _imports(file: Path) -> Iterator[str]:

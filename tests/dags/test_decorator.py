@@ -125,6 +125,22 @@ def test_a_result_that_cannot_be_passed_on_fails_without_a_retry(
     assert report(written)["state"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise SystemExit(0)", "fit ended its process (sys.exit) where it is to return"),
+        ("os._exit(0)", "rank 0 returned nothing"),
+    ],
+)
+def test_a_function_that_ends_its_process_has_returned_nothing_and_fails(
+    body: str, said: str, run_dag: RunDag, tmp_path: Path, home: Path
+) -> None:
+    ran = run_dag("one", one(tmp_path, body, "retries=0"))
+    assert ran.state == "failed"
+    assert said in ran.said
+    assert list((home / "runs").iterdir()) == []
+
+
 def test_a_failed_try_leaves_its_checkpoints_to_the_next_and_the_last_one_nothing(
     run_dag: RunDag, tmp_path: Path, home: Path
 ) -> None:

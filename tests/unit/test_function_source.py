@@ -258,6 +258,16 @@ def test_what_is_changed_after_its_definition_is_refused(change: str, tmp_path: 
     assert "is changed after its definition (" in refused(imported(text, tmp_path).fit)
 
 
+def test_what_stands_beside_the_file_is_refused_also_within_the_function(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "yaml").mkdir()  # data of that name: the library is imported all the same
+    module = imported(
+        "def fit():\n    import beside\ndef other():\n    import yaml\n    return yaml\n", tmp_path
+    )
+    assert "`beside`, which is imported from beside the DAG file" in refused(module.fit)
+    assert "import yaml" in module_source(module.other)
+
+
 def test_what_only_looks_at_a_constant_changes_nothing(tmp_path: Path) -> None:
     text = "TABLE = {'a': 1}\nSIZE = len(TABLE)\ndef fit():\n    return TABLE\nassert TABLE.get('a')\n"
     assert "TABLE" in module_source(imported(text, tmp_path).fit)
