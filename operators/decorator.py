@@ -223,6 +223,9 @@ def _checked(call: _Call, target: Any) -> str:
     if wrong := [name for name in ("program", "args") if name in call.run]:
         fix = "Leave it out; what the function is called with are its arguments"
         raise BadInputError("the function is the program", field=f"run.{wrong[0]}", fix=fix)
+    if isinstance(target, str) and not _has_templates(target):
+        fix = f"Write it as {{'kind': {target!r}, ...}}, or as Kubernetes(...), which names its fields"
+        raise BadInputError("a target is a mapping of its fields", field="target", fix=fix)
     known = {name: value for name, value in call.fields.items() if not _has_templates(value)}
     read_run({"output": None, **known, "program": call.function.__name__})
     if not _has_templates(target):

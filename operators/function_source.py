@@ -151,7 +151,7 @@ class _Pieces:
         return found
 
     def _change_of(self, name: str, definition: ast.stmt) -> str | None:
-        """Say where a name's value is changed at the file's top; None where it is what its definition says."""
+        """Say where a name's value is changed at the file's top; None where it is as it was defined."""
         changed = (node.lineno for one in self._tree.body for node in _run_by(one) if _changes(node, name))
         if (line := next(changed, None)) is not None:
             return f"line {line}"

@@ -134,12 +134,15 @@ def _welcome(console: Console, home: Path, port: int) -> None:
 
 def _cancel_trainings() -> None:
     """End what outlives its worker on purpose; the DAG runs find it cancelled when Airflow is back."""
+    from manycpu.pipeline.spec.errors import RunGoneError
     from manycpu.pipeline.targets.context import home
     from manycpu.pipeline.targets.runs import on_this_machine
     from manycpu.pipeline.verbs.cancel import cancel
 
     for ctx in on_this_machine(home()):
-        cancel(ctx, by="the end of make ui")
+        with suppress(RunGoneError):
+            if ctx.ledger.lease().holder is None:  # others are of commands and notebooks, which see to them
+                cancel(ctx, by="the end of make ui")
 
 
 def _print(console: Console, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WholeRunOperator"]
 
+_RETRY_DELAY = timedelta(seconds=10)
+
 
 class WholeRunOperator(TrainOperator):
     """Train, as :class:`TrainOperator` does, export, clean up, and return what rank 0 returned.
@@ -34,13 +37,16 @@ class WholeRunOperator(TrainOperator):
 
     Args:
         retries: 1 by default: a try that finds a training alive attaches to it.
+        retry_delay: 10 seconds by default.
         kwargs: What :class:`TrainOperator` takes.
     """
 
     cleans_up = True
 
-    def __init__(self, *, retries: int | None = 1, **kwargs: Any) -> None:
-        super().__init__(retries=retries, **kwargs)
+    def __init__(
+        self, *, retries: int | None = 1, retry_delay: timedelta | float = _RETRY_DELAY, **kwargs: Any
+    ) -> None:
+        super().__init__(retries=retries, retry_delay=retry_delay, **kwargs)
 
     def execute(self, context: Context) -> Any:
         """Do all of it; returns what rank 0 returned.
@@ -74,8 +80,8 @@ class WholeRunOperator(TrainOperator):
         self._conclude_run(ctx)
         if not observed.has_returned:
             raise AirflowFailException(
-                "the training ended well, and rank 0 returned nothing: the function ended its process itself. "
-                "Have it return"
+                "the training ended well, and rank 0 returned nothing: the function ended its process "
+                "itself. Have it return"
             )
         for asset in self.outlets:
             if isinstance(asset, Asset):

@@ -1,14 +1,16 @@
 """See that Accelerate takes the ranks for one world: on CPUs it does so only where it is told of them."""
 
+import functools
+import inspect
 import os
 import sys
-from typing import Final
+from typing import Any, Final
 
 from manycpu.pipeline.node.emit import warn
 from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, NodeExit
 from manycpu.pipeline.node.rank_environment import Rank
 
-__all__ = ["check", "prepare", "tell_backend"]
+__all__ = ["check", "prepare", "tell_backend", "widen_fp16"]
 
 _VARIABLE: Final = "ACCELERATE_USE_CPU"
 _TRUE: Final = {"y", "yes", "t", "true", "on", "1"}  # as Accelerate reads it
@@ -32,6 +34,23 @@ def tell_backend(backend: str) -> None:
     shared = getattr(state, "_shared_state", {})
     if shared.get("backend"):  # without one it takes each rank for a world of its own
         shared["backend"] = backend
+
+
+def widen_fp16() -> None:
+    """Have ``Accelerator(mixed_precision="fp16")`` mean bf16, aloud: it would be fp32, silently."""
+    from accelerate import Accelerator
+
+    original = Accelerator.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = inspect.signature(original).bind(self, *args, **kwargs)
+        if str(bound.arguments.get("mixed_precision")) == "fp16":
+            warn("mixed_precision 'fp16' becomes 'bf16': CPUs have no fp16 to train in")
+            bound.arguments["mixed_precision"] = "bf16"
+        original(*bound.args, **bound.kwargs)
+
+    Accelerator.__init__ = init
 
 
 def check(program: str, world_size: int) -> None:

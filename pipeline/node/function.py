@@ -13,9 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from manycpu.pipeline.node import accelerate_world
 from manycpu.pipeline.node.emit import say, warn
 
-__all__ = ["FUNCTION", "LARGEST", "NOTES", "call", "versions"]
+__all__ = ["FUNCTION", "LARGEST", "NOTES", "call", "define", "versions"]
 
 NOTES: Final = "function.json"
 FUNCTION: Final = "function.pkl"
@@ -40,10 +41,17 @@ def call(folder: Path) -> None:
     _show_sources(notes["sources"])
     with _working_folder(notes):
         function, args = _load(folder / FUNCTION)
+        if notes["accelerate"]:
+            accelerate_world.widen_fp16()
         rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change or fork either
         returned = function(*args)
         if rank == "0" and os.getpid() == process:
             _tell(returned)
+
+
+def define(folder: Path) -> None:
+    """Have ``__main__`` define what the notebook does, for a process that finds things there by name."""
+    _load(folder / FUNCTION)
 
 
 def versions() -> dict[str, str]:
@@ -75,7 +83,20 @@ def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         function, args = cloudpickle.loads(file.read_bytes())
     except ImportError as error:
         _refuse(f"the function needs what this node lacks: {error}. Install it there, or in the image")
+    _define(function)
     return function, args
+
+
+def _define(function: Callable[..., Any]) -> None:
+    """Put what came with a function where it was defined: pickles of its classes name that place."""
+    from cloudpickle import cloudpickle
+
+    main = vars(sys.modules["__main__"])
+    came = {name: value for name, value in getattr(function, "__globals__", {}).items() if name[:2] != "__"}
+    if getattr(function, "__module__", None) == "__main__":
+        main.update(came)
+    classes = [*getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})]
+    main.update({kind.__name__: kind for kind in classes if kind.__module__ == "__main__"})
 
 
 def _refuse(message: str) -> None:

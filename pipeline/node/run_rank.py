@@ -103,11 +103,16 @@ def _check_initialised(program: script.Program, rank: rank_environment.Rank) -> 
         return
     raise NodeExit(
         NEVER_INITIALISED,
-        f"{program.name} ended without ever initialising torch.distributed, although {rank.world_size} "
+        f"{_label(program)} ended without ever initialising torch.distributed, although {rank.world_size} "
         "processes were asked for: each of them trained alone. Call torch.distributed.init_process_group "
         "(Accelerate and the Hugging Face Trainer do) in this program, not in one that it starts, or ask for "
         "one process.",
     )
+
+
+def _label(program: script.Program) -> str:
+    """Name a program as its user does: a function that was made one goes by its own name."""
+    return Path(program.name).name.removesuffix("-function.py") if not program.module else program.name
 
 
 def plan_cpus(rank: rank_environment.Rank) -> cpu_plan.CpuPlan:

@@ -17,6 +17,7 @@ __all__ = ["Block", "curve"]
 _EVERY: Final = 0.5  # seconds between two drawings
 _POINTS: Final = 200  # of a curve
 _WIDTH, _HEIGHT = 480, 120
+_WORDS: Final = {"wait": "training"}
 
 
 class Block:
@@ -28,7 +29,7 @@ class Block:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
-        self._step, self._text, self._numbers = "", "", ""
+        self._step, self._text, self._progress, self._metrics = "", "", "", ""
         self._losses: list[tuple[float, float]] = []
         self._share: float | None = None
         self._drawn = 0.0
@@ -46,7 +47,7 @@ class Block:
 
     def step(self, verb: str) -> None:
         """Show the step that the run is at."""
-        self._step, self._text, self._share = verb, "", None
+        self._step, self._text, self._share = _WORDS.get(verb, verb), "", None
         self._draw()
 
     def transfer(self, done: int, total: int) -> None:
@@ -56,8 +57,10 @@ class Block:
 
     def move(self, event: ProgressEvent | MetricsEvent) -> None:
         """Show how far the training is, and add its loss to the curve."""
-        self._numbers = event.sentence() if isinstance(event, ProgressEvent) else _listed(event.values)
-        if isinstance(event, ProgressEvent):
+        if isinstance(event, MetricsEvent):
+            self._metrics = _listed(event.values)
+        else:
+            self._progress = event.sentence()
             if event.loss is not None and math.isfinite(event.loss):
                 self._losses = _thinned([*self._losses, (event.step or len(self._losses), event.loss)])
             if event.step is not None and event.total_steps:
@@ -77,11 +80,12 @@ class Block:
         if time.monotonic() < self._drawn + _EVERY:
             return
         self._drawn = time.monotonic()
-        plain = " · ".join(filter(None, (self._step, self._text, self._numbers)))
+        plain = " · ".join(filter(None, (self._step, self._text, self._progress, self._metrics)))
         self._handle.update({"text/plain": plain, "text/html": self._html()}, raw=True)
 
     def _html(self) -> str:
-        rows = [html.escape(text) for text in (f"{self._step} {self._text}".strip(), self._numbers) if text]
+        head = " · ".join(filter(None, (self._step, self._text)))
+        rows = [html.escape(text) for text in (head, self._progress, self._metrics) if text]
         bar = "" if self._share is None else f'<progress value="{self._share:.4f}"></progress><br>'
         return f'<div class="manycpu">{curve(self._losses)}{bar}{"<br>".join(rows)}</div>'
 

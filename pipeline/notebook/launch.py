@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,20 +12,34 @@ from manycpu.pipeline.node.function import versions
 from manycpu.pipeline.notebook import payload, travel
 from manycpu.pipeline.notebook.shown import Shown, shown
 from manycpu.pipeline.runfile import read_run_file
-from manycpu.pipeline.spec.errors import BadInputError, CancelledError, TrainingFailedError
+from manycpu.pipeline.spec.errors import (
+    BadInputError,
+    CancelledError,
+    ExportError,
+    ManycpuError,
+    TrainingFailedError,
+)
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.verbs.all_verbs import new_run_id, run_all
 
 __all__ = ["AnyTarget", "launch"]
 
 AnyTarget = Target | Mapping[str, Any] | str | os.PathLike[str] | None
 _KINDS: Final = ("local", "baremetal", "kubernetes")
+_OF_THE_CALL: Final = ("program", "args", "data", "model", "output")
 _PATHS: Final = ("data", "model", "output")
 
 
-def launch(function: Callable[..., Any], *args: Any, target: AnyTarget = None, **fields: Any) -> Any:
+def launch(
+    function: Callable[..., Any],
+    *args: Any,
+    target: AnyTarget = None,
+    run_id: str | None = None,
+    **fields: Any,
+) -> Any:
     """Call a function on every rank of a run, and return what rank 0 returned.
 
     The function travels by value, with what it uses of the notebook. On its node it finds the environment
@@ -34,7 +49,9 @@ def launch(function: Callable[..., Any], *args: Any, target: AnyTarget = None, *
         function: The function; defined in a cell, in a script, or in a module beside it.
         args: Its arguments.
         target: Where: a Target, its fields, the path of a run file (whose fields of ``run`` count, too, where
-            the call gives no others), or a kind of target by name. None: this machine.
+            the call gives no others, but for its program, data, model and output), or a kind of target by
+            name. None: this machine.
+        run_id: Tells this run from every other: the same again replaces its output. None: a new one.
         fields: Fields of :class:`manycpu.pipeline.TrainingRun` but ``program`` and ``args``; ``output`` may
             be left out, then what the function writes to a model's folder is nowhere.
 
@@ -44,6 +61,8 @@ def launch(function: Callable[..., Any], *args: Any, target: AnyTarget = None, *
     Raises:
         BadInputError: A field is wrong, or something the function uses cannot travel; nothing was started.
         TrainingFailedError: The function raised on a rank: its traceback is the message.
+        ExportError: There is an ``output``, and nothing was written to it, or it did not get there; what the
+            function returned is the error's ``returned``.
         ManycpuError: A verb of the run failed, or what was returned cannot travel back.
     """
     __tracebackhide__ = True
@@ -53,14 +72,18 @@ def launch(function: Callable[..., Any], *args: Any, target: AnyTarget = None, *
     payload.check_call(function, args)
     run = {"output": None, **run_fields, **_anchored(fields, here)}
     of_accelerate = {"ACCELERATE_MIXED_PRECISION": "bf16"} if run.get("dtype") == "bf16" else {}
+    if not isinstance(fields.get("env") or {}, Mapping):
+        fix = "Write it as {'NAME': 'value'}"
+        raise BadInputError("a mapping is needed", field="env", fix=fix)
     run["env"] = {**of_accelerate, **(run_fields.get("env") or {}), **(fields.get("env") or {})}
+    name = run_id or new_run_id()
     with TemporaryDirectory(prefix="manycpu-function-") as folder:
         script = Path(folder, payload.script_of(function))
         script.touch()  # the run is validated before anything is pickled
         ctx = open_context(
-            {**run, "program": str(script), "args": ()}, target_fields, "notebook", new_run_id(), base=base
+            {**run, "program": str(script), "args": ()}, target_fields, "notebook", name, base=base
         )
-        ctx = replace(ctx, needs=versions())
+        ctx = replace(find(ctx) if run_id else ctx, needs=versions())
         data = ctx.run.data if ctx.run.data and "://" not in ctx.run.data else None
         same_machine = isinstance(ctx.target, Local)
         payload.write(Path(folder), function, args, base=here, data=data, same_machine=same_machine)
@@ -92,10 +115,10 @@ def _where(target: AnyTarget) -> tuple[dict[str, Any], Target | Mapping[str, Any
     if target in _KINDS:
         return {}, {"kind": target}, Path.cwd()
     file = Path(target).expanduser()
-    if not file.is_file() and file.suffix == "":
+    if not file.is_file() and file.suffix == "":  # a run file's name alone
         file = next((named for end in (".yaml", ".yml") if (named := file.with_suffix(end)).is_file()), file)
     run_fields, target_fields = read_run_file(file)
-    run_fields = {name: value for name, value in run_fields.items() if name not in ("program", "args")}
+    run_fields = {name: value for name, value in run_fields.items() if name not in _OF_THE_CALL}
     return run_fields, target_fields, file.absolute().parent
 
 
@@ -131,6 +154,10 @@ def _returned(ctx: RunContext, display: Shown) -> Any:
     except CancelledError as ended:
         if isinstance(ended.__cause__, KeyboardInterrupt):  # as whoever pressed the button expects
             raise KeyboardInterrupt(str(ended)) from None
+        raise
+    except ExportError as error:
+        with suppress(ManycpuError):
+            error.returned = display.returned.value()  # type: ignore[attr-defined]
         raise
     except TrainingFailedError as error:
         raise _with_traceback(error, display) from None

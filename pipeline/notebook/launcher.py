@@ -1,5 +1,7 @@
 """notebook_launcher: Accelerate's call, on this machine or on a whole cluster."""
 
+import difflib
+import inspect
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -7,8 +9,10 @@ from functools import partial
 from typing import Any, Final
 
 from manycpu.pipeline.node.environment_check import meet
+from manycpu.pipeline.notebook import payload
 from manycpu.pipeline.notebook.launch import AnyTarget, launch
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
+from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = ["notebook_launcher"]
 
@@ -88,6 +92,7 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
         ManycpuError: The run failed otherwise.
     """
     __tracebackhide__ = True
+    _refuse_unknown(fields)
     given = {name: value for name, value in locals().items() if name in _NOT_NEEDED}
     _refuse_other_nodes(node_rank, master_addr, num_nodes, target)
     counts = {"nnodes": num_nodes, "nproc_per_node": num_processes, "max_restarts": max_restarts}
@@ -98,12 +103,27 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
         **fields,
     }
     _tell_not_needed(given)
+    payload.check_call(function, args)
     call = partial(launch, target=target)
     if os.environ.get(_DEBUG, "").lower() in _TRUE:
         _try_out(
             call, {name: value for name, value in run.items() if name not in ("data", "model", "output")}
         )
     return call(function, *args, **run)
+
+
+def _refuse_unknown(fields: Mapping[str, Any]) -> None:
+    own = [name for name in inspect.signature(notebook_launcher).parameters if name != "fields"]
+    known = {*own, *TrainingRun.model_fields, "run_id"}
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            fix = (
+                f"Did you mean {near[0]!r}?"
+                if near
+                else f"It takes {', '.join(own)}, and the fields of a run"
+            )
+            raise BadInputError("there is no such argument", field=name, fix=fix)
 
 
 def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int | None, target: AnyTarget) -> None:

@@ -26,7 +26,10 @@ from pathlib import Path
 from manycpu.pipeline.node import function
 
 __tracebackhide__ = True
-function.call(Path(__file__).parent)
+if __name__ == "__main__":
+    function.call(Path(__file__).parent)
+else:  # a process that the function spawns
+    function.define(Path(__file__).parent)
 '''
 _EVERYWHERE: Final = ("/dev", "/etc", "/proc", "/sys", "/usr")  # what nodes have too
 _SHORTEST: Final = 3  # parts of a path: /tmp and /home are everywhere, too
@@ -64,6 +67,7 @@ def write(  # noqa: PLR0913 - where it goes, what it is, where it came from
         "folder": str(base),
         "data": data,
         "same_machine": same_machine,
+        "accelerate": "accelerate" in {*travel.modules([function, *(each.value for each in variables)])},
     }
     (folder / NOTES).write_text(json.dumps(notes))
     _copy_modules(function, variables, base, folder)
@@ -91,6 +95,10 @@ def check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if not callable(function):
         fix = "Give the function itself: launch(training_loop, 1, 2)"
         raise BadInputError(f"{function!r} cannot be called", field="function", fix=fix)
+    if not isinstance(args, tuple | list):
+        raise BadInputError(
+            f"args are {args!r}", field="args", fix="Write them as a tuple: args=(1, 2), or (1,)"
+        )
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(is_kind(function) for is_kind in kinds):
         fix = "Wrap it into a function that does the work"
@@ -133,7 +141,9 @@ def _refuse(variables: list[travel.Variable], fails: Callable[[Any], str | None]
     for variable in variables:
         if found := travel.culprit(variable, deep):
             name, why = found
-            fix = "Make it inside the function, or leave it out of what the function uses"
+            fix = (
+                "Make it inside the function, where its ranks are, or leave it out of what the function uses"
+            )
             raise BadInputError(f"`{name}` {why}", field="function", fix=fix)
 
 
@@ -184,7 +194,7 @@ def _files(base: Path, name: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _is_of_package(file: Path) -> bool:
-    """Whether a file goes with the package it is in: its code, and in a package proper what lies beside it."""
+    """Whether a file goes with a package: its code, and in a package proper what lies beside it."""
     if not file.is_file() or file.suffix == ".pyc":
         return False
     return file.suffix == ".py" or (file.parent / "__init__.py").is_file()

@@ -22,9 +22,11 @@ class Returned:
 
     def take(self, part: dict[str, Any]) -> None:
         """Take a part: ``part`` of ``parts`` with its ``text``, or a ``message`` why none can travel."""
-        self._count, self._why_not = part["parts"], part.get("message")
-        if part["parts"]:
-            self._parts[part["part"]] = part["text"]
+        match part:
+            case {"part": int(number), "parts": int(count), "text": str(text)}:
+                self._count, self._why_not = count, part.get("message")
+                if count:
+                    self._parts[number] = text
 
     def value(self) -> Any:
         """Unpickle it.
@@ -41,5 +43,5 @@ class Returned:
                 "the training succeeded, but nothing came back from the function",
                 fix="It ends rank 0 itself, as sys.exit does: have it return",
             )
-        text = "".join(self._parts[number] for number in range(self._count))
+        text = "".join(self._parts.get(number, "") for number in range(self._count))
         return cloudpickle.loads(base64.b64decode(text))

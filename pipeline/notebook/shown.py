@@ -21,6 +21,7 @@ from manycpu.pipeline.spec.event_types import (
     WarningEvent,
 )
 from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.state import describe_exit
 
 __all__ = ["Shown", "shown"]
 
@@ -104,7 +105,7 @@ class Shown(Silent):
                 self.returned.take(event.model_dump())
             case ExitEvent() if event.code != 0 and line.rank is not None:
                 trace = "\n".join(self._tails.get(line.rank, ()))
-                self._failures.append((line.rank, event.host, trace or event.sentence()))
+                self._failures.append((line.rank, event.host, trace or describe_exit(event.code)))
             case ErrorEvent() if line.rank is not None:
                 self._note_error(line.rank, event)
             case WarningEvent():

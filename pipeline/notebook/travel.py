@@ -122,10 +122,10 @@ def reason_to_stay(value: Any) -> str | None:
     if isinstance(value, _LOCKS):
         return "is a lock"
     if isinstance(value, io.IOBase) and not isinstance(value, (io.BytesIO, io.StringIO)):
-        return "is an open file: open it inside the function"
+        return "is an open file"
     kind = type(value)
     if kind.__module__.split(".")[0] == "accelerate" and kind.__name__ in _OF_A_PROCESS:
-        return f"is of Accelerate's {kind.__name__}: make it inside the function, where the other ranks are"
+        return f"is of Accelerate's {kind.__name__}, which is each process's own"
     if device := _device(value):
         return f"is on the device {device}: leave it on the CPU, each rank has its own"
     return None

@@ -149,6 +149,8 @@ notebook_launcher(training_loop, num_processes=2)
     "no_target": "notebook_launcher(world, num_processes=2, num_nodes=2)",
     "precision": "notebook_launcher(world, num_processes=2, mixed_precision='fp8')",
     "field": "notebook_launcher(world, num_processes=2, memroy='2Gi')",
+    "processes": "notebook_launcher(world, num_procs=2)",
+    "tuple": "notebook_launcher(world, 1, num_processes=2)",
     "returns_much": "launch(lambda: bytes(2 << 20), nproc_per_node=1, env=light)",
     "versions": """
 import manycpu.pipeline.node.function as function
@@ -173,7 +175,7 @@ launch(training_loop, nproc_per_node=1, env=light)
 os.environ["ACCELERATE_DEBUG_MODE"] = "yes"
 def training_loop():
     from accelerate import Accelerator
-    accelerator = Accelerator()
+    accelerator = Accelerator(mixed_precision="fp16")
     state = accelerator.state
     return str(state.distributed_type), state.backend, accelerator.num_processes, accelerator.mixed_precision
 
@@ -237,7 +239,10 @@ def test_an_exception_has_the_rank_s_own_traceback_with_the_cell_s_lines(cells: 
         ("lock", "`table (which helper uses)['lock']` is a lock"),
         ("file", "`handle` is an open file"),
         ("generator", "`args[0]` cannot be pickled: cannot pickle 'generator' object"),
-        ("accelerator", "`accelerator` is of Accelerate's Accelerator: make it inside the function"),
+        (
+            "accelerator",
+            "`accelerator` is of Accelerate's Accelerator, which is each process's own",
+        ),
         ("device", "`args[0]` is on the device meta"),
         ("cached", "`remembered` travels by name alone, and no rank has it"),
         ("yields", "loop is async or yields: a call of it does nothing"),
@@ -247,7 +252,9 @@ def test_an_exception_has_the_rank_s_own_traceback_with_the_cell_s_lines(cells: 
         ("master_addr", "master_addr: 192.0.2.7 is not this machine. One call suffices"),
         ("no_target", "num_nodes: 2 nodes were asked for, and no target"),
         ("precision", "mixed_precision: CPUs train in no 'fp8'"),
-        ("field", "run.memroy: there is no such field"),
+        ("field", "memroy: there is no such argument. "),
+        ("processes", "num_procs: there is no such argument. Did you mean 'num_processes'?"),
+        ("tuple", "args are 1. Write them as a tuple"),
     ],
 )
 def test_what_cannot_work_is_named_before_anything_starts(
@@ -290,12 +297,13 @@ def test_one_block_has_the_curve_and_how_the_run_ended(cells: dict[str, Cell]) -
     shown = cells["curve"].shown
     assert "loss 3 → 1, steps 1 to 3" in shown
     assert "&lt;b&gt;f1 0.5" in shown
-    assert "succeeded report: " in shown
+    assert "succeeded · report: " in shown
 
 
 def test_debug_mode_has_all_ranks_meet_before_accelerate_sees_its_world(cells: dict[str, Cell]) -> None:
     assert "2 ranks on " in cells["debug"].printed
     assert "added up their numbers by gloo" in cells["debug"].printed
+    assert cells["debug"].printed.count("'fp16' becomes 'bf16'") == 1
     assert cells["debug"].value == "('DistributedType.MULTI_CPU', 'gloo', 2, 'bf16')", cells["debug"].error
 
 
