@@ -41,6 +41,7 @@ _INNER: Final = {
         for name in ("backend", "mode", "use_dynamic", "use_fullgraph", "use_regional_compilation")
     ),
 }
+_TRUE: Final = ("1", "true", "yes")
 _DTYPES: Final = {"no": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "bf16"}
 """What Accelerate calls mixed_precision -> ``run.dtype``."""
 
@@ -92,7 +93,7 @@ def translate(config: Fields, run: Fields, target: Fields) -> InOurWords:
     scale = _scale(config, run)
     dtype = run.get("dtype", _DTYPES[asked])
     env = {"ACCELERATE_MIXED_PRECISION": "bf16" if dtype == "bf16" else "no"}
-    env |= {"ACCELERATE_DEBUG_MODE": "true"} if config.get("debug") else {}
+    env |= {"ACCELERATE_DEBUG_MODE": "true"} if str(config.get("debug")).lower() in _TRUE else {}
     fields = {"output": None, "dtype": dtype, "env": env | _dynamo(config), **scale}
     where = _target(config, scale["nnodes"], target)
     return InOurWords(fields, where, tuple(_notes(config, asked, dtype)))
@@ -123,7 +124,7 @@ def _refuse_sharding(config: Fields) -> None:
     if place != "LOCAL_MACHINE":
         fix = "Answer `accelerate config` with this machine, and give the target here: --target-kind"
         raise BadInputError(f"{place} starts its own machines", field="compute_environment", fix=fix)
-    kind = config.get("distributed_type", "NO")
+    kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     if kind not in (*_CPU_TYPES, *_DEVICE_TYPES):
         raise BadInputError(f"{kind} is not for CPUs", field="distributed_type", fix=_data_parallel())
     for name in _SHARDING:
@@ -196,7 +197,7 @@ def _dynamo(config: Fields) -> dict[str, str]:
 
 
 def _notes(config: Fields, asked: str, dtype: str) -> list[str]:
-    kind = config.get("distributed_type", "NO")
+    kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     unused = [name for name in _NOT_NEEDED if config.get(name) not in _SAYS_NOTHING]
     notes = {
         f"distributed_type {kind}: the processes train on CPUs": kind in _DEVICE_TYPES,

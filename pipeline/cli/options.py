@@ -169,6 +169,8 @@ def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
 def _with_config(config: Path, script: Path | None, options: Options) -> dict[str, dict[str, Any]]:
     given = _over({"run": {}, "target": {}}, options)
     told = read_accelerate_config(config, given["run"], given["target"])
+    if script and script.is_dir() and not options["module"]:
+        raise BadInputError(f"{script} is a folder", field="run.program", fix="Give the script that trains")
     for note in told.notes:
         click.echo(f"{config}: {note}", err=True)
     program = {"program": f"-m {script}" if options["module"] else str(script)} if script else {}

@@ -1,5 +1,6 @@
 """export: bring the trained model to the output, verified, in one step."""
 
+import logging
 import socket
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from manycpu.pipeline.verbs.wait import observed_of
 
 __all__ = ["Exported", "export", "unseen"]
 
+_LOG = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 
@@ -45,6 +47,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
     with ctx.ledger.timed("export") as record:
         if ctx.run.output is None:
             record.result, manifest = "skipped", Manifest(files=())
+            _warn_of_strays(ctx, handle)
         else:
             manifest = verbs_of(ctx).export(ctx, handle, progress)
             if not manifest.files:
@@ -61,6 +64,19 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
             entry.export = exported.model_dump(exclude={"metrics"})
         write_report(ctx, run_report.draft(entry, observed, RunState.RUNNING))
         return exported
+
+
+def _warn_of_strays(ctx: RunContext, handle: Handle) -> None:
+    """Name what the program wrote to its working folder, where nothing keeps it."""
+    written = verbs_of(ctx).strays(ctx, ctx.ledger.read(), handle)
+    if written:
+        more = f" (and {len(written) - 1} more)" if len(written) > 1 else ""
+        _LOG.warning(
+            "run.output is null, and the program wrote %s%s, which is not kept: have it write to "
+            "$MANYCPU_OUTPUT, and give the run an output",
+            written[0],
+            more,
+        )
 
 
 def _no_model(ctx: RunContext, handle: Handle) -> ExportError:

@@ -557,3 +557,13 @@ def test_a_program_that_is_to_write_no_model_succeeds_with_its_metrics(script: S
     assert list((home / "runs").iterdir()) == []
     text = (home / "reports" / found.name / "report.json").read_text()
     assert Report.model_validate_json(text) == found
+
+
+@pytest.mark.usefixtures("home", "light_torch")
+def test_what_a_program_writes_beside_itself_is_warned_of_where_nothing_keeps_it(
+    script: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    program = script("open('model.pt', 'w').write('x')")
+    report = train({"program": program, "output": None, "nproc_per_node": 1})
+    assert report.state == "succeeded"
+    assert "model.pt, which is not kept" in caplog.text

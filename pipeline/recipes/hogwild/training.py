@@ -206,5 +206,6 @@ def _write(model: nn.Module, results: dict[str, Any], chosen: Options, env: Mapp
     output = Path(folder)
     output.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), output / MODEL)
-    text = json.dumps(results, indent=2, sort_keys=True)
+    known = {name: value if math.isfinite(value) else None for name, value in results.items()}
+    text = json.dumps(known, indent=2, sort_keys=True, allow_nan=False)
     (output / "all_results.json").write_text(text + "\n", encoding="utf-8")
