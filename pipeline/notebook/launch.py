@@ -112,6 +112,9 @@ def _where(target: AnyTarget) -> tuple[dict[str, Any], Target | Mapping[str, Any
     """Read a target: fields of a run that come with it, the target, and the folder of its relative paths."""
     if target is None or isinstance(target, (Local, BareMetal, Kubernetes, Mapping)):
         return {}, target, Path.cwd()
+    if not isinstance(target, str | os.PathLike):
+        fix = "Give a Target, its fields, or the path of a run file"
+        raise BadInputError(f"given was {target!r}", field="target", fix=fix)
     if target in _KINDS:
         return {}, {"kind": target}, Path.cwd()
     file = Path(target).expanduser()

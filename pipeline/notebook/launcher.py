@@ -93,6 +93,9 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     """
     __tracebackhide__ = True
     _refuse_unknown(fields)
+    if not isinstance(timeouts or {}, Mapping):
+        fix = "Write it as {'start': 600}: acknowledge, queue, start, run or stall, and seconds"
+        raise BadInputError(f"given was {timeouts!r}", field="timeouts", fix=fix)
     given = {name: value for name, value in locals().items() if name in _NOT_NEEDED}
     _refuse_other_nodes(node_rank, master_addr, num_nodes, target)
     counts = {"nnodes": num_nodes, "nproc_per_node": num_processes, "max_restarts": max_restarts}
@@ -132,7 +135,7 @@ def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int | None,
         raise BadInputError(f"this would be node {node_rank}", field="node_rank", fix=one_call)
     if not _is_this_machine(master_addr):
         raise BadInputError(f"{master_addr} is not this machine", field="master_addr", fix=one_call)
-    if (num_nodes or 1) > 1 and target is None:
+    if num_nodes not in (None, 1) and target is None:
         fix = "Say where they are: target='cluster.yaml', with the target baremetal or kubernetes in it"
         raise BadInputError(f"{num_nodes} nodes were asked for, and no target", field="num_nodes", fix=fix)
 

@@ -58,6 +58,7 @@ def write(  # noqa: PLR0913 - where it goes, what it is, where it came from
         BadInputError: A variable that it uses cannot travel, or it takes too much along.
     """
     __tracebackhide__ = True
+    (folder / ".gitignore").write_text("!*\n")  # whatever a repository around it leaves out
     variables = travel.taken_along(function, args)
     pickled = _pickled(function, args, variables)
     (folder / FUNCTION).write_bytes(pickled)
@@ -184,7 +185,10 @@ def _copy_modules(
 def _files(base: Path, name: str) -> Iterator[tuple[Path, Path]]:
     """List the files of a module in the notebook's folder or a script's own, each with that folder."""
     script = getattr(sys.modules["__main__"], "__file__", None)
+    origin = getattr(sys.modules.get(name), "__file__", None)
     for root in [base, *([Path(script).absolute().parent] if script else [])]:
+        if origin is not None and not Path(origin).absolute().is_relative_to(root):
+            continue  # it is installed, whatever lies here by its name
         if (root / f"{name}.py").is_file():
             yield root, root / f"{name}.py"
             return

@@ -54,7 +54,7 @@ def not_empty(ctx: RunContext, name: str, text: str | None) -> Finding:
         return Finding(
             "run.output",
             f"{ctx.destination} is not empty: another run, {before.name}, wrote its model and report there",
-            "Give another output, or move that one away; that run again, by its run id (--run-id), replaces it",
+            "Give another output, or move that one away; that run again, by its --run-id, replaces it",
         )
     return Finding(
         "run.output",

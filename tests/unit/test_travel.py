@@ -51,7 +51,7 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
     variables: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(CELL.replace("{absolute}", str(tmp_path / "mine.py")), "cell", "exec"), variables)  # noqa: S102
     yield variables
-    for name in ("mine", "deeper"):
+    for name in ("mine", "deeper", "lazily"):
         sys.modules.pop(name, None)
 
 
@@ -87,6 +87,7 @@ def test_modules_beside_the_notebook_go_along_with_what_they_import(
     folder.mkdir()
     script = payload.write(folder, cell["outer"], (), base=tmp_path, data=None, same_machine=True)
     written = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    written.remove(".gitignore")
     assert written == {FUNCTION, NOTES, "outer-function.py", "mine.py", "deeper/__init__.py", "lazily.py"}
     assert script.name == "outer-function.py"
 
