@@ -188,8 +188,6 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", part) for key, part in [*value.items()][:_MOST])
     elif isinstance(value, (list, tuple)):
         yield from ((f"[{place}]", part) for place, part in enumerate(value[:_MOST]))
-    elif hasattr(value, "__dict__") and not isinstance(value, ModuleType):
-        yield from ((f".{name}", part) for name, part in vars(value).items())
 
 
 def model_advice(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:

@@ -1,5 +1,7 @@
 """What a notebook's function takes along, what is named where it cannot travel, and which paths it uses."""
 
+import logging
+import pickle
 import sys
 import threading
 from collections.abc import Iterator
@@ -55,6 +57,26 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
         sys.modules.pop(name, None)
 
 
+class Reader:
+    """Leaves its lock behind, and makes another where it arrives."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+class Holder:
+    """Travels as it is, and cannot: it has a lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
 def names(function: Any, *args: Any) -> set[str]:
     return {variable.name for variable in travel.taken_along(function, args)}
 
@@ -78,6 +100,22 @@ def test_a_lock_is_named_wherever_it_is() -> None:
         "is a lock",
     )
     assert travel.culprit(travel.Variable("numbers", [1, 2]), travel.reason_to_stay) is None
+
+
+def test_what_an_object_leaves_behind_by_itself_is_no_reason_to_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logging.getLogger("travels")
+    monkeypatch.setattr(log, "handlers", [logging.StreamHandler()])  # each has a lock
+    payload.write(tmp_path, len, ([log, Reader()],), base=tmp_path, data=None, same_machine=True)
+    _, ((arrived, reader),) = pickle.loads((tmp_path / FUNCTION).read_bytes())  # noqa: S301 - our own
+    assert arrived is log
+    assert reader.lock.acquire(blocking=False)
+
+
+def test_what_an_object_cannot_take_along_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"`args\[0\]\['held'\]\.lock` is a lock"):
+        payload.write(tmp_path, len, ({"held": Holder()},), base=tmp_path, data=None, same_machine=True)
 
 
 def test_modules_beside_the_notebook_go_along_with_what_they_import(
