@@ -4,17 +4,19 @@ import logging
 import pickle
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from manycpu.pipeline.node.function import FUNCTION, NOTES
+from manycpu.pipeline.node.function import FUNCTION, NOTES, call
 from manycpu.pipeline.notebook import payload, travel
 from manycpu.pipeline.notebook.block import curve
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.notebook.returned import Returned
+from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
+from manycpu.pipeline.spec.event_types import decode
 
 CELL = """
 import os
@@ -142,6 +144,37 @@ def test_paths_of_this_machine_are_named_unless_they_lead_to_the_data(
     assert "root" in found["../images"]
     staged = payload.paths_of_here(cell["loop"], (), base, str(tmp_path / "images"))
     assert set(staged) == {mine}
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "why_not"),
+    [
+        (list, (range(100_000),), None),
+        (bytes, (1 << 20,), "takes 1,048,... bytes, of which 1,048,576 can travel"),
+        (threading.Lock, (), "of type lock, cannot be pickled"),
+    ],
+)
+def test_what_the_function_returns_comes_back_whole_or_says_why_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    why_not: str | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    payload.write(tmp_path, function, args, base=tmp_path, data=None, same_machine=True)
+    call(tmp_path)
+    returned = Returned()
+    for line in capsys.readouterr().out.splitlines():
+        event = decode(line)
+        assert event is not None
+        returned.take(event.model_dump())
+    if why_not is None:
+        assert returned.value() == function(*args)
+        return
+    with pytest.raises(ManycpuError, match=f"the training succeeded, but .*{why_not}"):
+        returned.value()
 
 
 def test_too_much_to_take_along_is_named_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
