@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from manycpu.pipeline.node import accelerate_world
 from manycpu.pipeline.node.emit import say, say_in_parts, warn
+from manycpu.pipeline.spec.words import first_of, public
 
 __all__ = ["FUNCTION", "LARGEST", "NOTES", "call", "define", "versions"]
 
@@ -58,7 +59,7 @@ def versions() -> dict[str, str]:
     found = {"Python": ".".join(map(str, sys.version_info[:2]))}
     for name in _COMPARED:
         try:
-            found[name] = version(name).partition("+")[0]  # the build, such as +cpu, makes no difference
+            found[name] = public(version(name))  # the build, such as +cpu, makes no difference
         except PackageNotFoundError:
             continue
     return found
@@ -142,11 +143,10 @@ def _lay_data(root: Path, data: str | None) -> None:
 
 
 def _warn_of_files(root: Path) -> None:
-    written = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    written = [path.name for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
     if written:
-        more = f" and {len(written) - 1} more" if len(written) > 1 else ""
         warn(
-            f"{written[0].name}{more} was written to the working folder, which is gone with the run: "
+            f"{first_of(written)} was written to the working folder, which is gone with the run: "
             "write to os.environ['MANYCPU_OUTPUT'], and give the run an output"
         )
 
