@@ -85,13 +85,14 @@ def launch(
         ctx = replace(find(ctx) if run_id else ctx, needs=versions())
         data = ctx.run.data if ctx.run.data and "://" not in ctx.run.data else None
         same_machine = isinstance(ctx.target, Local)
-        payload.write(Path(folder), function, args, base=here, data=data, same_machine=same_machine)
+        call = travel.Call(function, args)
+        payload.write(Path(folder), call, base=here, data=data, same_machine=same_machine)
         with shown() as display:
             display.say(announcement(ctx))
-            if ctx.run.device == "xla" and (advice := travel.model_advice(function, args)):
+            if ctx.run.device == "xla" and (advice := travel.model_advice(call)):
                 display.warn(advice)
             if not same_machine:
-                _warn_of_paths(display, payload.paths_of_here(function, args, here, data))
+                _warn_of_paths(display, payload.paths_of_here(call, here, data))
             return _returned(ctx, display)
 
 
