@@ -1,5 +1,5 @@
 """A browser for the tests of pages."""
 
-from support.browser import page
+from support.browser import chromium, page
 
-__all__ = ["page"]
+__all__ = ["chromium", "page"]
