@@ -1,24 +1,16 @@
-"""A training's page in headless Chromium: what it shows, and how it answers to pointer and keyboard."""
+"""A training's page as an HTML file in Chromium: what it shows, and how it answers to the keyboard."""
 
 import json
-from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
-from support.browser import Page, needs_chromium
-from support.made_reports import HOSTILE, large_report, usual_report
-from support.web_server import served
-
-from manycpu.pipeline import page as page_package
-from manycpu.pipeline.page import as_html
+from support.browser import needs_chromium
+from support.drawn_pages import Open
+from support.made_reports import HOSTILE, usual_report
 
 pytestmark = needs_chromium
-Open = Callable[..., Page]
 SIZES = [(1280, 900), (400, 800)]
 VALUES = "return [...document.querySelectorAll(arguments[0])].map(it => it.dataset.value)"
 # The least contrast between a text and what is behind it, and that text.
@@ -42,62 +34,6 @@ const told = (it) => [...it.childNodes].some((child) => child.nodeType === 3 && 
 const texts = [...document.body.querySelectorAll("*")].filter((it) => told(it) && it.checkVisibility());
 return texts.map((it) => [ratio(it), it.textContent]).sort((a, b) => a[0] - b[0])[0];
 """
-
-
-@pytest.fixture
-def shown(page: Page, tmp_path: Path) -> Open:
-    """Open a report as its HTML file; nothing may complain."""
-
-    def show(report: dict[str, Any], size: tuple[int, int] = SIZES[0], scheme: str = "light") -> Page:
-        file = tmp_path / "report.html"
-        file.write_text(as_html(report))
-        page.resize(*size)
-        page.prefer(scheme)
-        page.browser.get(file.as_uri())
-        page.shows(report.get("name") or "A training")
-        assert page.complaints() == []
-        return page
-
-    return show
-
-
-class _Modules(SimpleHTTPRequestHandler):
-    """Serves the page's static files, and a document to draw into."""
-
-    def do_GET(self) -> None:
-        if self.path != "/":
-            super().do_GET()
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b'<!doctype html><link rel="icon" href="data:,"><div id="root"></div>')
-        self.wfile.write(b'<link rel="stylesheet" href="training.css">')
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
-@pytest.fixture
-def mounted(page: Page) -> Iterator[Page]:
-    """Import the modules as they are served, and hold what they offer as ``window.drawn``."""
-    with served(partial(_Modules, directory=page_package.__path__[0])) as address:  # type: ignore[arg-type]
-        page.browser.get(f"http://{address}/")
-        yield page
-
-
-def mount(page: Page, first: Any, what: str = "mount", options: object = None) -> None:
-    page.js(
-        """return import("/training.js").then((module) => {
-            window.drawn = module[arguments[0]](document.getElementById("root"), arguments[1] ?? undefined);
-            window.drawn.update(arguments[2]);
-        })""",
-        *(what, options, first),
-    )
-
-
-def update(page: Page, documents: Any) -> None:
-    page.js("window.drawn.update(arguments[0])", documents)
 
 
 def test_the_numbers_are_those_of_the_report(shown: Open) -> None:
@@ -205,26 +141,6 @@ def test_all_of_it_can_be_read_at_any_width_light_and_dark(
     assert bright == (scheme == "light")
 
 
-def test_a_large_run_draws_in_less_than_a_second_and_answers(mounted: Page) -> None:
-    mount(mounted, {})
-    seconds = mounted.js(
-        """const root = document.getElementById("root");
-        return import("/training.js").then(({ mount }) => [1, 2, 3].map(() => {
-            const began = performance.now();
-            mount(root, {}).update({ report: arguments[0] });
-            root.getBoundingClientRect();
-            return (performance.now() - began) / 1000;
-        }))""",
-        large_report(),
-    )
-    assert min(seconds) < 1, seconds
-    assert len(mounted.all(".chart")) == 40
-    assert len(mounted.all(".ranks tbody tr")) == 64
-    ActionChains(mounted.browser).move_to_element(mounted.find("[data-metric=loss] .plot")).perform()
-    assert mounted.find("[data-metric=loss] .where").text.startswith("at step 4")
-    assert mounted.find("[data-metric=metric_00] .where").text.startswith("at step 4")
-
-
 def test_the_keyboard_reads_a_curve(shown: Open) -> None:
     report = usual_report()
     values, page = report["series"]["loss"]["values"], shown(report)
@@ -288,107 +204,3 @@ def test_a_report_of_an_older_version_has_no_curves_and_all_else(shown: Open) ->
     page = shown({name: value for name, value in usual_report().items() if name not in new})
     page.shows("4 ranks met on 2 hosts")
     assert not page.find("main").find_element("css selector", ".curves").is_displayed()
-
-
-def test_what_moves_keeps_what_a_person_does_with_it(mounted: Page) -> None:
-    live = usual_report(state="running", reason=None, progress={"step": 420, "total_steps": 800})
-    tasks = [{"name": "train", "state": "running", "seconds": 3.0, "start": None, "href": "/log"}]
-    mount(mounted, {"report": live, "tasks": tasks})
-    mounted.resize(1280, 700)
-    mounted.find("summary").click()
-    mounted.find(".choice label:last-child").click()
-    link = mounted.find(".tasks a")
-    mounted.js(
-        "arguments[0].focus(); scrollTo(0, 900); getSelection().selectAllChildren(arguments[1])",
-        *(link, mounted.find(".proof")),
-    )
-    before = mounted.js("return scrollY")
-    later = {**live, "world_size": 5, "progress": {"step": 430, "total_steps": 800}}
-    later["metrics"] = {**live["metrics"], "loss": 0.25, "a_new_one": 1}
-    later["series"] = {**live["series"], "a_new_one": live["series"]["eval_f1"]}
-    update(mounted, {"report": later, "tasks": [{**tasks[0], "seconds": 4.0}]})
-    mounted.shows("step 430 of 800")
-    mounted.shows("5 ranks met")
-    assert mounted.browser.switch_to.active_element == link
-    assert mounted.find("details").get_attribute("open") is not None
-    assert mounted.find("[data-metric=a_new_one]").is_displayed()
-    assert mounted.js("return document.querySelector('.choice input[value=time]').checked")
-    assert mounted.js("return getSelection().toString()").startswith("5 ranks met")
-    assert abs(mounted.js("return scrollY") - before) < 300  # one more chart may stand above
-    assert mounted.complaints() == []
-
-
-def test_a_link_opens_logs_and_runs_nothing(mounted: Page) -> None:
-    tasks = [
-        {"name": "train", "state": "success", "seconds": 3.0, "start": 1763856000, "href": "/dags/x/runs/1"},
-        {"name": "odd", "state": None, "href": "javascript:document.title='owned'"},
-    ]
-    mount(mounted, {"report": {}, "tasks": tasks})
-    (link,) = mounted.all(".tasks a")
-    assert str(link.get_attribute("href")).endswith("/dags/x/runs/1")
-    assert len(mounted.all(".tasks tbody tr")) == 2
-
-
-@pytest.mark.parametrize("dark", [True, False])
-def test_whoever_mounts_it_chooses_the_theme(mounted: Page, *, dark: bool) -> None:
-    mounted.prefer("light" if dark else "dark")
-    mount(mounted, {"report": usual_report()}, options={"dark": dark})
-    color = mounted.js("return getComputedStyle(document.querySelector('.chart')).backgroundColor")
-    assert (color == "rgb(255, 255, 255)") is not dark
-    mounted.js("window.drawn.destroy()")
-    assert not mounted.all(".chart")
-
-
-def rows() -> list[dict[str, Any]]:
-    told = [("success", 93.1, 0.6), ("success", 94.2, 0.7), ("failed", 99.9, 0.1), ("running", None, 0.5)]
-    return [
-        {
-            "id": f"run{at}",
-            "href": f"/runs/{at}",
-            "start": f"2026-01-0{at + 1}T00:00:00Z",
-            "seconds": 300.5 - at,
-            "state": state,
-            "document": usual_report(metrics={"loss": loss, **({"eval_f1": f1} if f1 else {})}),
-        }
-        for at, (state, f1, loss) in enumerate(told)
-    ] + [{"id": "empty"}]
-
-
-def test_runs_sort_by_any_metric_and_the_best_is_marked(mounted: Page) -> None:
-    mount(mounted, rows(), "mountHistory")
-
-    def order() -> list[str]:
-        return [row.find_element("css selector", "td:nth-child(2)").text for row in mounted.all("tbody tr")]
-
-    assert order() == ["run3", "run2", "run1", "run0", "empty"]
-    mounted.find("th button[title=eval_f1]").send_keys(Keys.ENTER)
-    assert order() == ["run2", "run1", "run0", "run3", "empty"]  # the best first
-    mounted.find("th button[title=loss]").click()
-    assert order() == ["run2", "run3", "run0", "run1", "empty"]
-    mounted.find("th button[title=loss]").click()
-    assert order() == ["run1", "run0", "run3", "run2", "empty"]
-    assert mounted.find("th[aria-sort]").get_attribute("aria-sort") == "descending"
-    best = mounted.js(
-        "return [...document.querySelectorAll('.best')].map(it => it.closest('tr').dataset.key)"
-    )
-    assert sorted(best) == ["run0", "run1"]  # the lowest loss and the highest f1, of those that succeeded
-
-
-def test_chosen_runs_are_drawn_over_each_other_and_stay_so(mounted: Page) -> None:
-    mount(mounted, rows(), "mountHistory")
-    for box in mounted.all("tbody input")[:2]:
-        box.send_keys(Keys.SPACE)
-    assert [it.text for it in mounted.all(".entry")] == ["run3", "run2"]
-    assert len(mounted.all("[data-metric=loss] path")) == 2
-    update(mounted, [*rows(), {"id": "later", "start": "2026-02-01T00:00:00Z", "state": "running"}])
-    assert [it.text for it in mounted.all(".entry")] == ["run3", "run2"]
-    assert [box.is_selected() for box in mounted.all("tbody input")] == [
-        False,
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-    assert mounted.js("return document.documentElement.scrollWidth <= innerWidth")
-    assert mounted.complaints() == []
