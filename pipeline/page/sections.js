@@ -30,8 +30,8 @@ function sentence(report) {
   const after = report.attempts > 1 ? ` after ${report.attempts} attempts` : "";
   const told = {
     succeeded: `It finished${took ? ` in ${took}` : ""}${after}.`,
-    failed: firstLine(report.error) || `It failed${after}.`,
-    cancelled: firstLine(report.error) || "It was ended by a person.",
+    failed: `It failed${after}.`,
+    cancelled: "It was cancelled.",
     running: "The training runs.",
     pending: "It waits to begin.",
   };
@@ -83,7 +83,7 @@ function facts(report) {
       "Backend",
       textOf(report.backend) && h("span", { title: textOf(report.backend_reason) }, report.backend),
     ],
-    ["Numbers", [textOf(dtype), device !== "cpu" && textOf(device)].filter(Boolean).join(" on ")],
+    ["dtype", [textOf(dtype), device !== "cpu" && textOf(device)].filter(Boolean).join(" on ")],
     ["Target", [textOf(kind), textOf(launch)].filter(Boolean).join(", ")],
     ["Attempt", isNumber(report.attempts) && number(report.attempts)],
     ["All steps", isNumber(seconds(report)) && lasted(seconds(report))],
