@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import Any
 
 from manycpu.pipeline.ledger import Result, VerbRecord
-from manycpu.pipeline.listeners import RankListener, tell
+from manycpu.pipeline.listeners import RankListener, flush, tell
 from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.errors import (
     CancelledError,
@@ -44,6 +44,7 @@ def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
             lines, status = watching.look()
             tell(lines, *listeners)
             if status.state.terminal:
+                flush(listeners)
                 return outcome(watching.ctx, status, watching.observed)
             if not watching.behind:
                 time.sleep(POLL)
