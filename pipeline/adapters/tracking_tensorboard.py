@@ -1,6 +1,7 @@
-"""The door to TensorBoard: its files, by tensorboardX, which needs no torch."""
+"""The door to TensorBoard: its files, by its own package, which imports no torch."""
 
 import secrets
+import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,8 @@ __all__ = ["TensorBoardTracker"]
 
 _HEADER: Final = struct.Struct("<QI")  # length of a record, and its checksum
 _CHECKSUM: Final = 4  # bytes after it
-_ABOUT: Final = "run"
+_VERSION: Final = "brain.Event:2"
+_ABOUT: Final = "run/text_summary"
 Known = set[tuple[str, int, float]]
 
 
@@ -32,21 +34,20 @@ class TensorBoardTracker:
 
     def send(self, tracked: Tracked, points: Sequence[Point]) -> None:
         """Write points."""
-        from tensorboardX.summary import scalar
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
         writer, known = self._writer(self._folder(tracked))
         for point in points:
-            summary = scalar(point.name, point.value)
-            _write(writer, known, summary, point.step, point.time)
+            value = Summary.Value(tag=point.name, simple_value=point.value)
+            _write(writer, known, value, point.step, point.time)
         writer.flush()
 
     def end(self, tracked: Tracked, ending: Ending) -> None:
         """Write what was missed, and what the run was, as text."""
-        from tensorboardX.summary import text
-
         self.send(tracked, ending.points)
         writer, known = self._writer(self._folder(tracked))
-        _write(writer, known, text(_ABOUT, _table(tracked, ending)), 0, ending.time)
+        if _ABOUT not in {tag for tag, _, _ in known}:
+            _write(writer, known, _text(_ABOUT, _table(tracked, ending)), 0, ending.time)
         writer.close()
         del self._open[self._folder(tracked)]
 
@@ -56,27 +57,49 @@ class TensorBoardTracker:
 
     def _writer(self, folder: Path) -> tuple[Any, Known]:
         if folder not in self._open:
-            from tensorboardX.event_file_writer import EventsWriter
-
-            known = {key for path in sorted(folder.glob("*.tfevents.*")) for key in _keys(path)}
-            folder.mkdir(parents=True, exist_ok=True)
-            # Others may write there in the same second.
-            writer = EventsWriter(str(folder / "events"), f".{secrets.token_hex(4)}")
-            self._open[folder] = writer, known
+            known = {key for path in folder.glob("*.tfevents.*") for key in _keys(path)}
+            self._open[folder] = _new_file(folder), known
         return self._open[folder]
 
 
-def _write(writer: Any, known: Known, summary: Any, step: int, when: float) -> None:
-    from tensorboardX.proto.event_pb2 import Event
+def _new_file(folder: Path) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
-    key = (summary.value[0].tag, step, when)
+    folder.mkdir(parents=True, exist_ok=True)
+    now = time.time()
+    # TensorBoard reads them in the order of their names; others may begin one in the same second.
+    name = f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
+    writer = RecordWriter((folder / name).open("wb"))
+    writer.write(Event(wall_time=now, file_version=_VERSION).SerializeToString())
+    return writer
+
+
+def _write(writer: Any, known: Known, value: Any, step: int, when: float) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    key = (value.tag, step, when)
     if key not in known:
-        writer.write_event(Event(wall_time=when, step=step, summary=summary))
+        event = Event(wall_time=when, step=step, summary=Summary(value=[value]))
+        writer.write(event.SerializeToString())
         known.add(key)
 
 
+def _text(tag: str, text: str) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    return Summary.Value(tag=tag, tensor=tensor, metadata=metadata)
+
+
 def _keys(path: Path) -> Iterator[tuple[str, int, float]]:
-    from tensorboardX.proto.event_pb2 import Event
+    from tensorboard.compat.proto.event_pb2 import Event
 
     for record in _records(path):
         event = Event.FromString(record)

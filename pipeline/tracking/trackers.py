@@ -103,7 +103,7 @@ def _folder(ctx: RunContext) -> Path:
 
 
 TRACKERS: Final[Mapping[str, Kind]] = {
-    "tensorboard": Kind("TensorBoard", "tensorboardX", _open_tensorboard, _tensorboard_is_away),
+    "tensorboard": Kind("TensorBoard", "tensorboard", _open_tensorboard, _tensorboard_is_away),
     "mlflow": Kind("MLflow", "mlflow", _open_mlflow, _mlflow_is_away),
 }
 """Name in ``run.tracking`` -> the tracker."""
