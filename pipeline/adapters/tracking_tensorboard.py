@@ -4,7 +4,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ _HEADER: Final = struct.Struct("<QI")  # length of a record, and its checksum
 _CHECKSUM: Final = 4  # bytes after it
 _VERSION: Final = "brain.Event:2"
 _ABOUT: Final = "run/text_summary"
-Known = set[tuple[str, int, float]]
+Key = tuple[str, int, float]
 
 
 class TensorBoardTracker:
@@ -30,60 +30,77 @@ class TensorBoardTracker:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._open: dict[Path, tuple[Any, Known]] = {}
+        self._files: dict[Path, _File] = {}
 
     def send(self, tracked: Tracked, points: Sequence[Point]) -> None:
-        """Write points."""
+        """Write points.
+
+        Raises:
+            OSError: They cannot be written.
+        """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        writer, known = self._writer(self._folder(tracked))
-        for point in points:
-            value = Summary.Value(tag=point.name, simple_value=point.value)
-            _write(writer, known, value, point.step, point.time)
-        writer.flush()
+        values = (Summary.Value(tag=point.name, simple_value=point.value) for point in points)
+        self._file(tracked).write(
+            (value, each.step, each.time) for value, each in zip(values, points, strict=True)
+        )
 
     def end(self, tracked: Tracked, ending: Ending) -> None:
-        """Write what was missed, and what the run was, as text."""
+        """Write what was missed, and what the run was, as text.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         self.send(tracked, ending.points)
-        writer, known = self._writer(self._folder(tracked))
-        if _ABOUT not in {tag for tag, _, _ in known}:
-            _write(writer, known, _text(_ABOUT, _table(tracked, ending)), 0, ending.time)
-        writer.close()
-        del self._open[self._folder(tracked)]
+        self._file(tracked).write([(_text(_ABOUT, _table(tracked, ending)), 0, ending.time)])
 
-    def _folder(self, tracked: Tracked) -> Path:
+    def _file(self, tracked: Tracked) -> "_File":
         began = time.strftime("%Y%m%dT%H%M%S", time.gmtime(tracked.began))
-        return self._root / tracked.name / f"{began}-{tracked.attempt}"
-
-    def _writer(self, folder: Path) -> tuple[Any, Known]:
-        if folder not in self._open:
-            known = {key for path in folder.glob("*.tfevents.*") for key in _keys(path)}
-            self._open[folder] = _new_file(folder), known
-        return self._open[folder]
+        folder = self._root / tracked.name / f"{began}-{tracked.attempt}"
+        if folder not in self._files:
+            self._files[folder] = _File(folder)
+        return self._files[folder]
 
 
-def _new_file(folder: Path) -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
+class _File:
+    """A file of this process's own, which has what those beside it have not."""
 
-    folder.mkdir(parents=True, exist_ok=True)
-    now = time.time()
-    # TensorBoard reads them in the order of their names; others may begin one in the same second.
-    name = f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
-    writer = RecordWriter((folder / name).open("wb"))
-    writer.write(Event(wall_time=now, file_version=_VERSION).SerializeToString())
-    return writer
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._known = {key for path in folder.glob("*.tfevents.*") for key in _keys(path)}
+        folder.mkdir(parents=True, exist_ok=True)
+        now = time.time()
+        # TensorBoard reads them in the order of their names; others may begin one in the same second.
+        name = f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
+        self._path = folder / name
+        self._append([Event(wall_time=now, file_version=_VERSION)])
+
+    def write(self, values: Iterable[tuple[Any, int, float]]) -> None:
+        """Append values, each with its step and its time, that are not there yet."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        new = {_key(*each): each for each in values}
+        new = {key: each for key, each in new.items() if key not in self._known}
+        self._append(
+            Event(wall_time=when, step=step, summary=Summary(value=[value]))
+            for value, step, when in new.values()
+        )
+        self._known |= new.keys()
+
+    def _append(self, events: Iterable[Any]) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        with self._path.open("ab") as file:
+            writer = RecordWriter(file)
+            for event in events:
+                writer.write(event.SerializeToString())
 
 
-def _write(writer: Any, known: Known, value: Any, step: int, when: float) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    key = (value.tag, step, when)
-    if key not in known:
-        event = Event(wall_time=when, step=step, summary=Summary(value=[value]))
-        writer.write(event.SerializeToString())
-        known.add(key)
+def _key(value: Any, step: int, when: float) -> Key:
+    """Tell a value from others; what a run was is told once."""
+    return (value.tag, step, when) if value.tag != _ABOUT else (_ABOUT, 0, 0.0)
 
 
 def _text(tag: str, text: str) -> Any:
@@ -98,12 +115,12 @@ def _text(tag: str, text: str) -> Any:
     return Summary.Value(tag=tag, tensor=tensor, metadata=metadata)
 
 
-def _keys(path: Path) -> Iterator[tuple[str, int, float]]:
+def _keys(path: Path) -> Iterator[Key]:
     from tensorboard.compat.proto.event_pb2 import Event
 
     for record in _records(path):
         event = Event.FromString(record)
-        yield from ((value.tag, event.step, event.wall_time) for value in event.summary.value)
+        yield from (_key(value, event.step, event.wall_time) for value in event.summary.value)
 
 
 def _records(path: Path) -> Iterator[bytes]:
