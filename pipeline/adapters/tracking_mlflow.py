@@ -86,7 +86,8 @@ class MlflowTracker:
         if ending.model and ending.path:
             self._register(ending.model, ending.path, own)
         self._client.set_terminated(own, _STATUS[ending.state], round(ending.time * 1000))
-        self._tidy(tracked, own)
+        if ending.final:
+            self._tidy(tracked, own)
 
     def _run_of(self, tracked: Tracked) -> str:
         """Find the run of an attempt, or make it."""

@@ -52,7 +52,8 @@ class TensorBoardTracker:
             OSError: It cannot be written.
         """
         self.send(tracked, ending.points)
-        self._file(tracked).write([(_text(_ABOUT, _table(tracked, ending)), 0, ending.time)])
+        if ending.final:
+            self._file(tracked).write([(_text(_ABOUT, _table(tracked, ending)), 0, ending.time)])
 
     def _file(self, tracked: Tracked) -> "_File":
         began = time.strftime("%Y%m%dT%H%M%S", time.gmtime(tracked.began))

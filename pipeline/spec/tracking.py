@@ -46,6 +46,8 @@ class Ending:
     state: Literal["succeeded", "failed", "cancelled"]
     time: float
     """When, in seconds since the epoch."""
+    final: bool = True
+    """Whether the whole run has ended: it may still be exported, or tried again."""
     points: Sequence[Point] = ()
     """Every point that was kept: those that were sent before count once."""
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -3,19 +3,25 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from manycpu.pipeline import run_report
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted
+from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.tracking import Ending, Tracked
+from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.tracking.told import ending_of, tracked
 from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker
 
-__all__ = ["tell_end"]
+__all__ = ["tell_end", "tell_state"]
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE: Final = 60.0  # seconds for the whole of it
@@ -23,7 +29,7 @@ _UPLOAD: Final = 3600.0  # seconds, where the files of a model are part of it
 
 
 def tell_end(ctx: RunContext, report: Report, path: str) -> list[str]:
-    """Tell the trackers of a run how its last attempt ended; nothing that they do is an error.
+    """Tell the trackers of a run how it ended; nothing that they do is an error.
 
     Args:
         ctx: The run; its ledger is still there.
@@ -37,15 +43,36 @@ def tell_end(ctx: RunContext, report: Report, path: str) -> list[str]:
     if entry.attempt == 0:
         return []  # nothing ever trained
     run = as_started(ctx, entry, entry.attempt).run
-    ending = ending_of(report, path, run.registered_model, time.time())
-    attempt = tracked(entry, entry.attempt)
-    lines = []
-    for name in dict.fromkeys(run.tracking):
+    ending = ending_of(report, time.time(), path, run.registered_model)
+    lines = list(_untold(ctx, run.tracking, tracked(entry, entry.attempt), ending))
+    for line in lines:
+        _LOG.warning("%s", line)
+    return lines
+
+
+def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
+    """Tell the trackers of a run how an attempt ended, before its model is exported.
+
+    Whoever is away hears it at the end of the run.
+    """
+    with suppress(ManycpuError):  # of the ledger, or of what the ranks said: the end says it again
+        entry = ctx.ledger.read()
+        trackers = as_started(ctx, entry, handle.attempt).run.tracking
+        if not trackers or entry.attempt != handle.attempt:
+            return
+        observed = verbs_of(ctx).observed_of(ctx, handle)
+        report = run_report.draft(entry, observed, status.state, status.reason)
+        ending = ending_of(report, time.time())
+        for line in _untold(ctx, trackers, tracked(entry, handle.attempt), ending):
+            _LOG.info("%s; it is told again when the run has ended", line)
+
+
+def _untold(ctx: RunContext, trackers: Iterable[str], attempt: Tracked, ending: Ending) -> Iterator[str]:
+    """Tell trackers; name those that could not be told, and say why."""
+    for name in dict.fromkeys(trackers):
         patience = _UPLOAD if name == "mlflow" and ending.model else _PATIENCE
         if why := _failure(partial(_tell, name, ctx, attempt, ending), patience):
-            lines.append(f"{TRACKERS[name].label} was not told how the run ended: {redacted(why)}")
-            _LOG.warning("%s", lines[-1])
-    return lines
+            yield f"{TRACKERS[name].label} was not told how the run ended: {redacted(why)}"
 
 
 def _tell(name: str, ctx: RunContext, attempt: Tracked, ending: Ending) -> None:

@@ -68,20 +68,21 @@ def tracked(entry: Entry, attempt: int) -> Tracked:
     )
 
 
-def ending_of(report: Report, path: str, model: str | None, time: float) -> Ending:
+def ending_of(report: Report, time: float, path: str | None = None, model: str | None = None) -> Ending:
     """Say how the last attempt of a run ended.
 
     Args:
         report: Its report.
-        path: Where that is.
-        model: Name under which the exported model is to be registered.
         time: When it ended, in seconds since the epoch.
+        path: Where the report is; None: the run goes on, and this is a draft.
+        model: Name under which the exported model is to be registered.
     """
     said = {name: getattr(report, name) for name in _REPORTED} | {"report": path}
     exported = (report.export or {}).get("path")
     return Ending(
         state=_STATES.get(report.state, "failed"),  # type: ignore[arg-type]
         time=time,
+        final=path is not None,
         points=list(_series(getattr(report, "series", {}))),
         tags={f"manycpu.{name}": str(value) for name, value in said.items() if value is not None},
         model=model if exported and report.state is RunState.SUCCEEDED else None,

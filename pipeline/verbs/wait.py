@@ -21,6 +21,7 @@ from manycpu.pipeline.targets import Watch, verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.tracking.ending import tell_state
 
 __all__ = ["POLL", "conclude", "observed_of", "wait", "watch"]
 
@@ -63,6 +64,7 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
         _record(ctx, handle, error)
     except ClusterError as unrecorded:  # which changes no end
         _LOG.warning("how the training ended could not be recorded: %s", unrecorded)
+    tell_state(ctx, handle, status)
     if error is not None:
         raise error
 

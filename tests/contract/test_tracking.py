@@ -79,7 +79,7 @@ def report(tmp_path: Path) -> Report:
     return Report.model_validate_json((tmp_path / "out" / "report.json").read_text())
 
 
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def scalars(folder: Path) -> dict[str, list[tuple[int, Any]]]:
     """Read what TensorBoard shows of the one attempt in a folder."""
     (attempt,) = folder.glob("*/*")
     read = EventAccumulator(str(attempt))
@@ -197,6 +197,8 @@ def test_who_hears_an_attempt_again_makes_no_second_run_and_no_second_point(
     (run,) = mlflow.runs(key=ctx.key)
     assert run["info"]["status"] == "RUNNING"
     conclude(ctx, handle, status)
+    (run,) = mlflow.runs(key=ctx.key)
+    assert run["info"]["status"] == "FINISHED"
     cleanup(ctx)
     (run,) = mlflow.runs(key=ctx.key)
     assert mlflow.history(run, "loss") == LOSSES
