@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.spec.tracking import Ending, Point, Tracked
@@ -34,12 +34,18 @@ def silence(address: str) -> str | None:
     MLflow's client tries for minutes before it says so.
     """
     parts = urlsplit(address)
-    if parts.scheme not in _PORTS or parts.hostname is None or parts.scheme in getproxies():
+    if parts.scheme not in _PORTS or parts.hostname is None:
+        return None  # such as databricks
+    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
         return None
     try:
-        socket.create_connection((parts.hostname, parts.port or _PORTS[parts.scheme]), _PATIENCE).close()
+        where = (parts.hostname, parts.port or _PORTS[parts.scheme])
+    except ValueError:  # which would quote what may be a password
+        return "MLFLOW_TRACKING_URI is no address"
+    try:
+        socket.create_connection(where, _PATIENCE).close()
     except OSError as error:
-        return f"{parts.hostname}:{parts.port or _PORTS[parts.scheme]} does not answer: {error}"
+        return f"{where[0]}:{where[1]} does not answer: {error}"
     return None
 
 
