@@ -89,11 +89,10 @@ class MlflowTracker:
         own = self._found[_identity(tracked)]
         tags = [RunTag(name, value[:_LONGEST_TAG]) for name, value in ending.tags.items()]
         self._client.log_batch(own, tags=tags)
+        self._client.set_terminated(own, _STATUS[ending.state], round(ending.time * 1000))
+        self._tidy(tracked, own)
         if ending.model and ending.path:
             self._register(ending.model, ending.path, own)
-        self._client.set_terminated(own, _STATUS[ending.state], round(ending.time * 1000))
-        if ending.final:
-            self._tidy(tracked, own)
 
     def _run_of(self, tracked: Tracked) -> str:
         """Find the run of an attempt, or make it."""

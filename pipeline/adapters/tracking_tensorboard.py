@@ -67,36 +67,42 @@ class _File:
     """A file of this process's own, which has what those beside it have not."""
 
     def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
+        self._folder = folder
         self._known = {key for path in folder.glob("*.tfevents.*") for key in _keys(path)}
-        folder.mkdir(parents=True, exist_ok=True)
-        now = time.time()
-        # TensorBoard reads them in the order of their names; others may begin one in the same second.
-        name = f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
-        self._path = folder / name
-        self._append([Event(wall_time=now, file_version=_VERSION)])
+        self._path: Path | None = None
 
     def write(self, values: Iterable[tuple[Any, int, float]]) -> None:
         """Append values, each with its step and its time, that are not there yet."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        new = {_key(*each): each for each in values}
-        new = {key: each for key, each in new.items() if key not in self._known}
-        self._append(
+        new = {key: each for each in values if (key := _key(*each)) not in self._known}
+        if not new:
+            return
+        first = [Event(wall_time=time.time(), file_version=_VERSION)] if self._path is None else []
+        events = [
             Event(wall_time=when, step=step, summary=Summary(value=[value]))
             for value, step, when in new.values()
-        )
+        ]
+        path, self._path = self._path or self._new_path(), None  # what fails may have written half of it
+        _append(path, [*first, *events])
+        self._path = path
         self._known |= new.keys()
 
-    def _append(self, events: Iterable[Any]) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
+    def _new_path(self) -> Path:
+        # TensorBoard reads files in the order of their names; others may begin one in the same second.
+        name = f"{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
+        return self._folder / f"events.out.tfevents.{name}"
 
-        with self._path.open("ab") as file:
-            writer = RecordWriter(file)
-            for event in events:
-                writer.write(event.SerializeToString())
+
+def _append(path: Path, events: Iterable[Any]) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        writer = RecordWriter(file)
+        for event in events:
+            writer.write(event.SerializeToString())
 
 
 def _key(value: Any, step: int, when: float) -> Key:

@@ -77,6 +77,6 @@ def model_name(name: str, trackers: Sequence[str], output: str | None) -> str:
         raise ValueError("MLflow registers models: put mlflow into run.tracking")
     if output is None:
         raise ValueError("there is no model to register where run.output is null")
-    if "/" in name or ":" in name:
-        raise ValueError("the name of a registered model has no slash and no colon")
+    if set(name) & {"/", ":", "'"}:
+        raise ValueError("the name of a registered model has no slash, no colon and no quote")
     return name

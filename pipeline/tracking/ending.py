@@ -72,7 +72,7 @@ def _untold(ctx: RunContext, trackers: Iterable[str], attempt: Tracked, ending: 
     for name in dict.fromkeys(trackers):
         patience = _UPLOAD if name == "mlflow" and ending.model else _PATIENCE
         if why := _failure(partial(_tell, name, ctx, attempt, ending), patience):
-            yield f"{TRACKERS[name].label} was not told how the run ended: {redacted(why)}"
+            yield f"{TRACKERS[name].label} was not told all of the run: {redacted(why)}"
 
 
 def _tell(name: str, ctx: RunContext, attempt: Tracked, ending: Ending) -> None:

@@ -23,7 +23,7 @@ __all__ = ["listeners"]
 _LOG = logging.getLogger(__name__)
 _EVERY: Final = 3.0  # seconds between two batches
 _AGAIN: Final = 15.0  # seconds until one who was away is tried again
-_LAST: Final = 5.0  # seconds that whoever goes on waits for the last batch
+_LAST: Final = 10.0  # seconds that whoever goes on waits for the last batch: the first loads a library
 _ROOM: Final = 20_000  # points that wait
 
 

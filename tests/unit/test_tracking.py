@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
+from manycpu.pipeline.adapters.tracking_mlflow import silence
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.listeners import RankListener
 from manycpu.pipeline.spec.errors import BadInputError
@@ -126,6 +127,11 @@ def test_preflight_asks_for_the_server_and_warns_of_one_that_is_away(
     assert not fatal
     assert "127.0.0.1:1 does not answer" in text
     assert "very-secret" not in text
+
+
+def test_an_address_that_is_none_is_not_quoted() -> None:
+    assert silence("http://me:very/secret@host") == "MLFLOW_TRACKING_URI is no address"
+    assert silence("databricks") is None
 
 
 def test_preflight_names_the_extra_that_is_not_installed(
