@@ -45,7 +45,7 @@ class _Told(Silent):
 
     def __init__(self, name: str, ctx: RunContext, handle: Handle, warn: Callable[[str], object]) -> None:
         self._label, self._warn = TRACKERS[name].label, warn
-        self._tracker, self._tracked = partial(open_tracker, name, ctx), partial(_described, ctx, handle)
+        self._sending = _Sending(partial(open_tracker, name, ctx), partial(_described, ctx, handle))
         self._waiting: deque[Point] = deque(maxlen=_ROOM)
         self._change = threading.Condition()
         self._busy = self._gives_up = self._hurried = self._warned = False
@@ -74,9 +74,8 @@ class _Told(Silent):
 
     def _send(self) -> None:
         """Send batches until no more points come, or none to one who is away."""
-        send = _Sending(self._tracker, self._tracked)
         while batch := self._take():
-            why = send(batch)
+            why = self._sending(batch)
             with self._change:
                 if why is not None:
                     self._say(why)
