@@ -24,7 +24,7 @@ FLAGS = (
 )
 # A folder to put screenshots for the README into: MANYCPU_SCREENSHOTS=docs/images
 SCREENSHOTS = os.environ.get("MANYCPU_SCREENSHOTS")
-SECTIONS = ["Program", "Scale", "Environment", "Failures", "Deadlines", "Target", "Target: local"]
+SECTIONS = ["Program", "Scale", "Environment", "Failures", "Deadlines", "Tracking", "Target", "Target: local"]
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("chromium") and shutil.which("chromedriver")),
