@@ -1,0 +1,125 @@
+"""Headless Chromium: a window that is asked for what a person would look for."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support import expected_conditions as conditions
+from selenium.webdriver.support.ui import WebDriverWait
+
+__all__ = ["Page", "chromium", "needs_chromium", "page"]
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-proxy-server"),
+    "--window-size=1280,1360",
+)
+# A folder to put screenshots for the README into: MANYCPU_SCREENSHOTS=docs/images
+SCREENSHOTS = os.environ.get("MANYCPU_SCREENSHOTS")
+
+needs_chromium = pytest.mark.skipif(
+    not (shutil.which("chromium") and shutil.which("chromedriver")),
+    reason="Chromium is not installed: packages chromium and chromium-driver",
+)
+
+
+class Page:
+    """A browser window, asked for what a person would look for; waits until it is there."""
+
+    def __init__(self, browser: webdriver.Chrome) -> None:
+        self.browser, self._wait = browser, WebDriverWait(browser, 60)
+
+    def find(self, css: str) -> WebElement:
+        """Find what can be clicked or typed into."""
+        found: WebElement = self._wait.until(conditions.element_to_be_clickable((By.CSS_SELECTOR, css)))
+        return found
+
+    def all(self, css: str) -> list[WebElement]:
+        """List what is there at this moment."""
+        return self.browser.find_elements(By.CSS_SELECTOR, css)
+
+    def button(self, text: str) -> WebElement:
+        """Find a button of the dialog by what is on it."""
+        path = f"//*[@role='dialog']//button[normalize-space()='{text}']"
+        found: WebElement = self._wait.until(conditions.element_to_be_clickable((By.XPATH, path)))
+        return found
+
+    def paste(self, name: str, text: str) -> None:
+        """Put a text into a field, in the place of what is there."""
+        field = self.find(f"[name='{name}']")
+        field.send_keys(Keys.CONTROL + "a" + Keys.NULL, Keys.DELETE)
+        self._wait.until(lambda _: not field.get_attribute("value"))
+        if text:  # in one piece: typed faster than the form follows, characters get lost
+            self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
+        self._wait.until(lambda _: field.get_attribute("value") == text, f"{name} did not take {text!r}")
+
+    def shows(self, text: str, timeout: float = 60) -> None:
+        """Wait for a text."""
+        seen = conditions.text_to_be_present_in_element((By.TAG_NAME, "body"), text)
+        WebDriverWait(self.browser, timeout).until(seen, f"the page never showed {text!r}")
+
+    def js(self, body: str, *args: object) -> Any:
+        """Run the body of a function in the page, and return what it does."""
+        return self.browser.execute_script(body, *args)
+
+    def resize(self, width: int, height: int) -> None:
+        """Show the page as wide as this, also where no window can be that narrow."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def prefer(self, scheme: str) -> None:
+        """Have the person like ``light`` or ``dark``."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def complaints(self) -> list[str]:
+        """List what stands in the console as an error or a warning since the last time."""
+        entries = self.browser.get_log("browser")  # type: ignore[no-untyped-call]
+        return [entry["message"] for entry in entries if entry["level"] in {"SEVERE", "WARNING"}]
+
+    def shoot(self, name: str, height: int) -> None:
+        """Take a screenshot, when they are wanted."""
+        if SCREENSHOTS:
+            self.browser.set_window_size(1280, height)
+            Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
+            self.browser.save_screenshot(f"{SCREENSHOTS}/{name}.png")
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """Start one browser for all tests of this process."""
+    options = Options()
+    options.binary_location = str(shutil.which("chromium"))
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        yield browser
+    finally:
+        browser.quit()
+
+
+@pytest.fixture
+def page(chromium: webdriver.Chrome) -> Iterator[Page]:
+    """Open a window of the test's own, which knows nothing of those before it."""
+    first = chromium.current_window_handle
+    chromium.switch_to.new_window("window")
+    opened = Page(chromium)
+    opened.complaints()
+    try:
+        yield opened
+    finally:
+        everything = {"origin": "*", "storageTypes": "all"}
+        chromium.execute_cdp_cmd("Storage.clearDataForOrigin", everything)
+        chromium.close()
+        chromium.switch_to.window(first)
