@@ -100,9 +100,18 @@ class MlflowTracker:
         if identity not in self._found:
             found = self._search(tracked) or self._made(tracked)
             if not found[0].data.params:  # whoever made it may have ended before
-                self._client.log_batch(found[0].info.run_id, params=_params(tracked.params))
+                self._describe(found[0].info.run_id, tracked.params)
             self._found[identity] = found[0].info.run_id
         return self._found[identity]
+
+    def _describe(self, run: str, params: Mapping[str, str]) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.log_batch(run, params=_params(params))
+        except MlflowException:
+            if not self._client.get_run(run).data.params:  # else another process did, in the same moment
+                raise
 
     def _made(self, tracked: Tracked) -> list[Any]:
         tags = {name: value[:_LONGEST_TAG] for name, value in {**tracked.tags, **_tags(tracked)}.items()}
