@@ -107,7 +107,7 @@ def _append(path: Path, events: Iterable[Any]) -> None:
 
 def _key(value: Any, step: int, when: float) -> Key:
     """Tell a value from others; what a run was is told once."""
-    return (value.tag, step, when) if value.tag != _ABOUT else (_ABOUT, 0, 0.0)
+    return (value.tag, step, round(when, 3)) if value.tag != _ABOUT else (_ABOUT, 0, 0.0)
 
 
 def _text(tag: str, text: str) -> Any:

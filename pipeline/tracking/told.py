@@ -83,7 +83,7 @@ def ending_of(report: Report, time: float, path: str | None = None, model: str |
         state=_STATES.get(report.state, "failed"),  # type: ignore[arg-type]
         time=time,
         final=path is not None,
-        points=list(_series(getattr(report, "series", {}))),
+        points=list(_series(report.model_dump(mode="json").get("series", {}))),
         tags={f"manycpu.{name}": str(value) for name, value in said.items() if value is not None},
         model=model if exported and report.state is RunState.SUCCEEDED else None,
         path=exported,
