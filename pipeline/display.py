@@ -89,6 +89,9 @@ class Display:
         elif not isinstance(event, _IN_SUMMARY):
             self._print(f"  {readable(line, event)}", "yellow" if isinstance(event, WarningEvent) else "")
 
+    def flush(self) -> None:
+        """Do nothing: every line is printed."""
+
     def finding(self, finding: Finding) -> None:
         """Print a warning of preflight."""
         self._print(f"  warning: {finding}", "yellow")

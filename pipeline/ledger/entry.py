@@ -66,6 +66,8 @@ class Entry(BaseModel):
     target: dict[str, Any]
     tasks: dict[str, str] = Field(default_factory=dict)
     """What is done for the run (prepare, train) -> the task that did it first."""
+    dag: dict[str, str] = Field(default_factory=dict)
+    """``dag_id`` and ``run_id`` of the DAG run that it is of; empty elsewhere."""
     attempts: dict[int, Attempt] = Field(default_factory=dict)
     """Attempt -> what it was started with; older versions did not note it."""
     ends: dict[int, End] = Field(default_factory=dict)

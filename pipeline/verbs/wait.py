@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import Any
 
 from manycpu.pipeline.ledger import End, Result, VerbRecord
-from manycpu.pipeline.listeners import RankListener, tell
+from manycpu.pipeline.listeners import RankListener, flush, tell
 from manycpu.pipeline.spec.errors import (
     CancelledError,
     ClusterError,
@@ -21,6 +21,7 @@ from manycpu.pipeline.targets import Watch, verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.tracking.ending import tell_state
 
 __all__ = ["POLL", "conclude", "observed_of", "wait", "watch"]
 
@@ -44,6 +45,7 @@ def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
             lines, status = watching.look()
             tell(lines, *listeners)
             if status.state.terminal:
+                flush(listeners)
                 return outcome(watching.ctx, status, watching.observed)
             if not watching.behind:
                 time.sleep(POLL)
@@ -62,6 +64,7 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
         _record(ctx, handle, status, error)
     except ClusterError as unrecorded:  # which changes no end
         _LOG.warning("how the training ended could not be recorded: %s", unrecorded)
+    tell_state(ctx, handle, status)
     if error is not None:
         raise error
 
