@@ -23,10 +23,13 @@ from manycpu.pipeline.spec.event_types import (
     readable,
 )
 from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.terminal_curve import draw, spark
 
 __all__ = ["Display", "summary"]
 
 _IN_SUMMARY = (BackendEvent, ExitEvent, MetricsEvent, PaceEvent)
+_SPARK, _CURVE = 16, (60, 6)  # characters of a curve beside a bar; of one below, and its lines
 _PLAIN_EVERY = 10  # per cent of a transfer between two plain lines
 
 
@@ -46,6 +49,7 @@ class Display:
         )
         self._bar: TaskID | None = None
         self._printed_percent = 0
+        self._losses = Series()
         self._log = _Log(self)
 
     def __enter__(self) -> Self:
@@ -85,7 +89,9 @@ class Display:
     def event(self, event: Event, line: RankLine) -> None:
         """Print what a rank reports; progress moves the bar instead where there is one."""
         if isinstance(event, ProgressEvent) and self._console.is_terminal:
-            self._move(event.step or 0, event.total_steps, event.sentence())
+            self._losses.add(event.step, float(event.time or 0), event.loss)
+            text = f"{spark(self._losses, _SPARK)} {event.sentence()}".strip()
+            self._move(event.step or 0, event.total_steps, text)
         elif not isinstance(event, _IN_SUMMARY):
             self._print(f"  {readable(line, event)}", "yellow" if isinstance(event, WarningEvent) else "")
 
@@ -138,10 +144,22 @@ def summary(console: Console, report: Report, path: str) -> None:
     console.print(_table(("verb", "seconds", "result"), _verbs(report)))
     if report.metrics:
         console.print(_table(("metric", "value"), [(name, _value(v)) for name, v in report.metrics.items()]))
+    for line in _curve(report):
+        console.print(line, markup=False, highlight=False)
     console.print(f"{report.state}: {_scale(report)}", markup=False, highlight=False)
     for leftover in report.left_behind:
         console.print(f"left behind: {leftover}", style="red", markup=False)
     console.print(f"report: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _curve(report: Report) -> list[str]:
+    """Draw the loss over its steps, with what it begins and ends with."""
+    series = report.series.get("loss")
+    lines = draw(series, *_CURVE) if series else []
+    if series is None or not lines:
+        return []
+    steps = f" from step {series.steps[0]:g} to {series.steps[-1]:g}" if None not in series.steps else ""
+    return [*lines, f"loss {_value(series.values[0])} to {_value(series.values[-1])}{steps}"]
 
 
 def _scale(report: Report) -> str:

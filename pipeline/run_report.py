@@ -10,7 +10,7 @@ from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec.credentials import redacted, redacted_fields
 from manycpu.pipeline.spec.observed import Observed, Progress, Rank
 from manycpu.pipeline.spec.output import REPORT
-from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.series import LIMIT, Series
 from manycpu.pipeline.spec.state import RunState
 
 __all__ = ["COMPACT", "REPORT", "Report", "as_json", "compact", "draft", "parse"]
@@ -18,7 +18,8 @@ __all__ = ["COMPACT", "REPORT", "Report", "as_json", "compact", "draft", "parse"
 COMPACT: Final = 64_000
 """Bytes of JSON that a compact report takes at most."""
 _NOT_REPORTED: Final = {"failure", "failed_at", "has_returned", "introduced", "parts", "events"}
-_POINTS: Final = (300, 150, 75, 40, 20, 4)  # of a curve, as few as it takes
+_FEWEST: Final = 4  # points of a curve
+_STEP: Final = 0.9  # of so many are tried next
 _LONG: Final = ("warnings", "kept", "left_behind", "hosts", "ranks", "rounds", "history")
 _ITEMS: Final = 64  # of each of those, where all are too many
 _TEXT: Final = 1000  # characters of a value, the same
@@ -102,18 +103,24 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
         report: The report.
         limit: Bytes of JSON.
     """
-    for points in _POINTS:
-        thin = {name: series.thinned(points) for name, series in report.series.items()}
-        fields = report.model_copy(update={"series": thin}).model_dump(mode="json", exclude_defaults=True)
-        fields |= {"schema_version": report.schema_version}
-        if _size(fields) <= limit:
-            return fields
+    points = LIMIT
+    while _size(fields := _with_points(report, points)) > limit and points > _FEWEST:
+        share = limit / _size(fields)
+        points = max(_FEWEST, int(points * min(_STEP, share)))
+    if _size(fields) <= limit:
+        return fields
     fields = {name: _shortened(name, value) for name, value in fields.items()}
     for name in ("returned", "series", "rounds", "ranks", "metrics", "run", "warnings", "error"):
         if _size(fields) <= limit:
             break
         fields.pop(name, None)
     return fields
+
+
+def _with_points(report: Report, points: int) -> dict[str, Any]:
+    thin = {name: series.thinned(points) for name, series in report.series.items()}
+    fields = report.model_copy(update={"series": thin}).model_dump(mode="json", exclude_defaults=True)
+    return fields | {"schema_version": report.schema_version}
 
 
 def _size(fields: dict[str, Any]) -> int:

@@ -1,7 +1,6 @@
 """The block of a notebook's cell that moves while a run goes on: step, loss curve, throughput, time left."""
 
 import html
-import math
 import sys
 import time
 from collections.abc import Mapping
@@ -11,11 +10,11 @@ from rich.filesize import decimal
 
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.event_types import MetricsEvent, ProgressEvent
+from manycpu.pipeline.spec.series import Series
 
 __all__ = ["Block", "curve"]
 
 _EVERY: Final = 0.5  # seconds between two drawings
-_POINTS: Final = 200  # of a curve
 _WIDTH, _HEIGHT = 480, 120
 _WORDS: Final = {"wait": "training"}
 
@@ -30,7 +29,7 @@ class Block:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
         self._step, self._text, self._progress, self._metrics = "", "", "", ""
-        self._losses: list[tuple[float, float]] = []
+        self._losses = Series()
         self._share: float | None = None
         self._drawn = 0.0
 
@@ -61,8 +60,7 @@ class Block:
             self._metrics = _listed(event.values)
         else:
             self._progress = event.sentence()
-            if event.loss is not None and math.isfinite(event.loss):
-                self._losses = _thinned([*self._losses, (event.step or len(self._losses), event.loss)])
+            self._losses.add(event.step, float(event.time or 0), event.loss)
             if event.step is not None and event.total_steps:
                 self._share = min(1.0, event.step / event.total_steps)
         self._draw()
@@ -96,25 +94,17 @@ def _listed(values: Mapping[str, Any]) -> str:
     )
 
 
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Leave out every second point where there are too many; the last stays."""
-    return points if len(points) <= _POINTS else [*points[:-1:2], points[-1]]
-
-
-def curve(points: list[tuple[float, float]]) -> str:
-    """Draw a loss over steps as inline SVG; nothing where there are not two points.
-
-    Args:
-        points: Step and loss, the steps rising.
-    """
-    if len(points) < 2:  # noqa: PLR2004 - a line has two ends
+def curve(series: Series) -> str:
+    """Draw a loss over its steps as inline SVG; nothing where there are not two points."""
+    losses = series.values
+    if len(losses) < 2:  # noqa: PLR2004 - a line has two ends
         return ""
-    steps, losses = [step for step, _ in points], [loss for _, loss in points]
+    steps = [at if step is None else step for at, step in zip(series.index, series.steps, strict=True)]
     low, high = min(losses), max(losses)
     across, up = (steps[-1] - steps[0]) or 1, (high - low) or 1
     places = " ".join(
         f"{(step - steps[0]) / across * _WIDTH:.1f},{(high - loss) / up * _HEIGHT:.1f}"
-        for step, loss in points
+        for step, loss in zip(steps, losses, strict=True)
     )
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT + 20}" viewBox="0 -4 {_WIDTH} {_HEIGHT + 24}" role="img" '

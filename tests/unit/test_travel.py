@@ -19,6 +19,7 @@ from manycpu.pipeline.notebook.returned import Returned
 from manycpu.pipeline.notebook.travel import Call
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 from manycpu.pipeline.spec.event_types import decode
+from manycpu.pipeline.spec.series import Series
 
 CELL = """
 import os
@@ -186,7 +187,14 @@ def test_too_much_to_take_along_is_named_by_variable(tmp_path: Path, monkeypatch
         payload.write(tmp_path, Call(len, (1, bytes(2000))), base=tmp_path, data=None, same_machine=True)
 
 
+def _series(*points: tuple[int, float]) -> Series:
+    series = Series()
+    for step, value in points:
+        series.add(step, 0.0, value)
+    return series
+
+
 def test_a_curve_is_drawn_from_two_points_on() -> None:
-    assert curve([(1, 2.0)]) == ""
-    assert 'points="0.0,0.0 480.0,120.0"' in curve([(1, 2.0), (5, 1.0)])
-    assert "nan" not in curve([(1, 2.0), (2, 2.0)])
+    assert curve(_series((1, 2.0))) == ""
+    assert 'points="0.0,0.0 480.0,120.0"' in curve(_series((1, 2.0), (5, 1.0)))
+    assert "nan" not in curve(_series((1, 2.0), (2, 2.0)))

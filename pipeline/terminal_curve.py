@@ -1,0 +1,60 @@
+"""Draw a curve in a terminal, of dots in Braille: each character holds two by four of them."""
+
+from itertools import pairwise
+from typing import Final
+
+from manycpu.pipeline.spec.series import Series
+
+__all__ = ["draw", "spark"]
+
+_BRAILLE: Final = 0x2800
+_DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # row by row, left and right
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+def draw(series: Series, width: int, height: int) -> list[str]:
+    """Draw a curve over its steps, or, where it has none, over its values' order.
+
+    Args:
+        series: The curve.
+        width: Characters of a line.
+        height: Lines.
+
+    Returns:
+        The lines, from the top; none where there are not two points.
+    """
+    across = _shares([at if step is None else step for at, step in zip(*_ordinates(series), strict=True)])
+    up = _shares(series.values)
+    if len(up) < 2:  # noqa: PLR2004 - a line has two ends
+        return []
+    rows = [[0] * width for _ in range(height)]
+    columns, dots = 2 * width - 1, 4 * height - 1
+    ends = [(round(x * columns), round((1 - y) * dots)) for x, y in zip(across, up, strict=True)]
+    for (left, begin), (right, end) in pairwise(ends):
+        steps = max(abs(right - left), abs(end - begin), 1)
+        for at in range(steps + 1):
+            x, y = left + round((right - left) * at / steps), begin + round((end - begin) * at / steps)
+            rows[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
+    return ["".join(chr(_BRAILLE + cell) for cell in row) for row in rows]
+
+
+def spark(series: Series, width: int) -> str:
+    """Draw the last values of a curve in one line of bars.
+
+    >>> spark(Series(index=[0, 1, 2], steps=[1, 2, 3], times=[1, 2, 3], values=[2.0, 1.0, 0.0]), 8)
+    '█▄▁'
+    """
+    shares = _shares(series.thinned(max(width, 4)).values)[-width:]
+    return "".join(_BARS[int(share * (len(_BARS) - 0.01))] for share in shares)
+
+
+def _ordinates(series: Series) -> tuple[list[int], list[int | float | None]]:
+    return series.index, series.steps if None not in series.steps else [None] * len(series.steps)
+
+
+def _shares(values: list[int] | list[int | float] | list[float]) -> list[float]:
+    """Place values between the least, 0, and the greatest, 1."""
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    return [(value - low) / ((high - low) or 1) for value in values]
