@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.handle import Handle
+    from manycpu.pipeline.spec.observed import Observed
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.context import RunContext
 
@@ -106,9 +107,9 @@ class FollowingTrigger(BaseTrigger):
     def _context(self) -> RunContext:
         raise NotImplementedError
 
-    def _listen(self, ctx: RunContext, handle: Handle) -> None:
+    def _listen(self, ctx: RunContext, handle: Handle, observed: Observed) -> None:
         """Make those who hear the attempt from here on."""
-        self._listeners = task_log.listeners(self.log, ctx, handle)
+        self._listeners = task_log.listeners(self.log, ctx, handle, observed.progress)
 
     def _pass_on(self, lines: Iterable[RankLine]) -> None:
         """Have the listeners hear lines."""

@@ -17,6 +17,7 @@ from manycpu.pipeline.spec.event_types import (
     Event,
     ExitEvent,
     MetricsEvent,
+    PaceEvent,
     ProgressEvent,
     WarningEvent,
     readable,
@@ -25,7 +26,7 @@ from manycpu.pipeline.spec.events import RankLine
 
 __all__ = ["Display", "summary"]
 
-_IN_SUMMARY = (BackendEvent, ExitEvent, MetricsEvent)
+_IN_SUMMARY = (BackendEvent, ExitEvent, MetricsEvent, PaceEvent)
 _PLAIN_EVERY = 10  # per cent of a transfer between two plain lines
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import Finding
-from manycpu.pipeline.spec.event_types import Event, decode, readable
+from manycpu.pipeline.spec.event_types import Event, PaceEvent, decode, readable
 from manycpu.pipeline.spec.events import RankLine
 
 __all__ = ["RankListener", "ReadableLog", "RunListener", "Silent", "flush", "tell"]
@@ -78,8 +78,9 @@ class ReadableLog:
         self._write(str(line))
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Write its sentence."""
-        self._write(readable(line, event))
+        """Write its sentence; how fast each rank goes is for curves."""
+        if not isinstance(event, PaceEvent):
+            self._write(readable(line, event))
 
     def flush(self) -> None:
         """Do nothing: every line is written."""

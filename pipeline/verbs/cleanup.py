@@ -5,10 +5,10 @@ from contextlib import suppress
 
 from manycpu.pipeline import run_report
 from manycpu.pipeline.ledger import Entry, VerbRecord
-from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.attempt import attempt_status

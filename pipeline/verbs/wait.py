@@ -5,9 +5,8 @@ import time
 from contextlib import closing
 from typing import Any
 
-from manycpu.pipeline.ledger import Result, VerbRecord
+from manycpu.pipeline.ledger import End, Result, VerbRecord
 from manycpu.pipeline.listeners import RankListener, flush, tell
-from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.errors import (
     CancelledError,
     ClusterError,
@@ -16,6 +15,7 @@ from manycpu.pipeline.spec.errors import (
     TrainingFailedError,
 )
 from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch, verbs_of
 from manycpu.pipeline.targets.context import RunContext
@@ -61,7 +61,7 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
     """
     error = _error(status)
     try:
-        _record(ctx, handle, error)
+        _record(ctx, handle, status, error)
     except ClusterError as unrecorded:  # which changes no end
         _LOG.warning("how the training ended could not be recorded: %s", unrecorded)
     tell_state(ctx, handle, status)
@@ -69,10 +69,11 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
         raise error
 
 
-def _record(ctx: RunContext, handle: Handle, error: ManycpuError | None) -> None:
+def _record(ctx: RunContext, handle: Handle, status: Status, error: ManycpuError | None) -> None:
     seconds = verbs_of(ctx).seconds(ctx, handle)
     with ctx.ledger.update() as entry:
         result: Result = "failed" if error else "done"
+        entry.ends[handle.attempt] = End(state=status.state, reason=status.in_short, seconds=seconds)
         entry.verbs["wait"] = VerbRecord(seconds=seconds, result=result, error=error and str(error))
 
 
