@@ -42,7 +42,7 @@ def listeners(
         warn: Is told, once for each tracker, that it is away.
         progress: How far the training is, for those who do not hear it from its beginning.
     """
-    step = progress and progress.step
+    step = None if progress is None else progress.step
     return tuple(_Told(name, ctx, handle, warn, step) for name in dict.fromkeys(ctx.run.tracking))
 
 
