@@ -28,13 +28,13 @@ def points_of(event: Event, rank: int | None, step: float | None, now: float) ->
     Args:
         event: What a rank has reported.
         rank: The rank.
-        step: The step that the training has come to, where an event names none.
+        step: The step that the training has come to: that of a pace.
         now: Its time where it has none, in seconds since the epoch.
     """
     if isinstance(event, ProgressEvent):
         step, values = event.step, {name: getattr(event, name) for name in _PROGRESS}
     elif isinstance(event, MetricsEvent):
-        step, values = step if event.step is None else event.step, event.values
+        step, values = event.step, event.values
     elif isinstance(event, PaceEvent) and rank == 0:
         step, values = event.step if step is None else step, {"step_seconds": event.step_seconds}
     else:
