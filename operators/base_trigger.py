@@ -111,9 +111,9 @@ class FollowingTrigger(BaseTrigger):
     def _context(self) -> RunContext:
         raise NotImplementedError
 
-    def _listen(self, ctx: RunContext, handle: Handle) -> None:
+    def _listen(self, ctx: RunContext, handle: Handle, observed: Observed) -> None:
         """Make those who hear the attempt from here on."""
-        self._listeners = task_log.listeners(self.log, ctx, handle)
+        self._listeners = task_log.listeners(self.log, ctx, handle, observed.progress)
         self._live = Live(ctx, self.place, self.log, wait=True)
 
     def _show(self, status: Status, observed: Observed) -> None:

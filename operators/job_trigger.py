@@ -185,8 +185,9 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
 
         handle, ctx = self._handle(), self._context()
-        self._listen(ctx, handle)
-        return handle, ctx, AttemptRecorder(ctx, handle, self.cursor, self.by)
+        recorder = AttemptRecorder(ctx, handle, self.cursor, self.by)
+        self._listen(ctx, handle, recorder.state.observed)
+        return handle, ctx, recorder
 
     def _context(self) -> ClusterContext:
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger

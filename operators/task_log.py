@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.handle import Handle
+    from manycpu.pipeline.spec.observed import Progress
     from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["listeners"]
 
 
-def listeners(log: Any, ctx: RunContext, handle: Handle) -> tuple[RankListener, ...]:
+def listeners(
+    log: Any, ctx: RunContext, handle: Handle, progress: Progress | None = None
+) -> tuple[RankListener, ...]:
     """Make those who hear all that the ranks of an attempt write.
 
     Args:
         log: The logger of the operator, or of the trigger that goes on for it.
         ctx: The run, as the attempt was started.
         handle: The attempt.
+        progress: How far the training is, where another has heard its beginning.
     """
     from manycpu.pipeline.listeners import ReadableLog
     from manycpu.pipeline.tracking.live import listeners as trackers
 
-    return ReadableLog(partial(log.info, "%s")), *trackers(ctx, handle, partial(log.warning, "%s"))
+    return ReadableLog(partial(log.info, "%s")), *trackers(ctx, handle, partial(log.warning, "%s"), progress)

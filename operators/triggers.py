@@ -59,7 +59,7 @@ class TrainingTrigger(FollowingTrigger):
             self._bookmark.write_text(str(cursor))
         handle = read_handle(self.handle)
         watching = watch(self._context(), handle, cursor)
-        self._listen(watching.ctx, handle)
+        self._listen(watching.ctx, handle, watching.observed)
         return watching
 
     def _look(self, watch: Watch) -> Status:

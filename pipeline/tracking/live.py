@@ -10,9 +10,10 @@ from typing import Final
 
 from manycpu.pipeline.listeners import RankListener, Silent
 from manycpu.pipeline.spec.credentials import redacted
-from manycpu.pipeline.spec.event_types import Event
+from manycpu.pipeline.spec.event_types import Event, ProgressEvent
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.observed import Progress
 from manycpu.pipeline.spec.tracking import Point, Tracked, Tracker
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.tracking.told import points_of, tracked
@@ -28,7 +29,10 @@ _ROOM: Final = 20_000  # points that wait
 
 
 def listeners(
-    ctx: RunContext, handle: Handle, warn: Callable[[str], object] = _LOG.warning
+    ctx: RunContext,
+    handle: Handle,
+    warn: Callable[[str], object] = _LOG.warning,
+    progress: Progress | None = None,
 ) -> tuple[RankListener, ...]:
     """Make those who pass on what the ranks of an attempt report to the trackers of its run.
 
@@ -36,23 +40,34 @@ def listeners(
         ctx: The run, as the attempt was started.
         handle: The attempt.
         warn: Is told, once for each tracker, that it is away.
+        progress: How far the training is, for those who do not hear it from its beginning.
     """
-    return tuple(_Told(name, ctx, handle, warn) for name in dict.fromkeys(ctx.run.tracking))
+    step = None if progress is None else progress.step
+    return tuple(_Told(name, ctx, handle, warn, step) for name in dict.fromkeys(ctx.run.tracking))
 
 
 class _Told(Silent):
     """Gathers the points of an attempt, and has a thread send them for as long as there are any."""
 
-    def __init__(self, name: str, ctx: RunContext, handle: Handle, warn: Callable[[str], object]) -> None:
-        self._label, self._warn = TRACKERS[name].label, warn
+    def __init__(
+        self,
+        name: str,
+        ctx: RunContext,
+        handle: Handle,
+        warn: Callable[[str], object],
+        step: float | None,
+    ) -> None:
+        self._label, self._warn, self._step = TRACKERS[name].label, warn, step
         self._sending = _Sending(partial(open_tracker, name, ctx), partial(_described, ctx, handle))
         self._waiting: deque[Point] = deque(maxlen=_ROOM)
         self._change = threading.Condition()
         self._busy = self._gives_up = self._hurried = self._warned = False
 
-    def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - as every listener has it
+    def event(self, event: Event, line: RankLine) -> None:
         """Gather its points."""
-        points = points_of(event, time.time())
+        if isinstance(event, ProgressEvent):
+            self._step = event.step
+        points = points_of(event, line.rank, self._step, time.time())
         if not points:
             return
         with self._change:

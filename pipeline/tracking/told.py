@@ -9,34 +9,39 @@ from typing import Any, Final
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted_fields
-from manycpu.pipeline.spec.event_types import Event, MetricsEvent, ProgressEvent
+from manycpu.pipeline.spec.event_types import Event, MetricsEvent, PaceEvent, ProgressEvent
+from manycpu.pipeline.spec.series import Series
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import Ending, Point, Tracked
 
 __all__ = ["ending_of", "points_of", "tracked"]
 
-_PROGRESS: Final = ("epoch", "loss", "grad_norm", "learning_rate", "samples_per_second")
+_PROGRESS: Final = ("loss", "grad_norm", "learning_rate", "samples_per_second")
 _UNTOLD: Final = frozenset({"env", "tracking", "registered_model"})
 _STATES: Final = {RunState.SUCCEEDED: "succeeded", RunState.CANCELLED: "cancelled"}
 _REPORTED: Final = ("state", "world_size", "backend", "error")
 
 
-def points_of(event: Event, now: float) -> list[Point]:
-    """Read the points of an event; none of one that has no numbers.
+def points_of(event: Event, rank: int | None, step: float | None, now: float) -> list[Point]:
+    """Read the points of an event, as the curves of the report have them; none of one that has no numbers.
 
     Args:
         event: What a rank has reported.
+        rank: The rank.
+        step: The step that the training has come to: that of a pace.
         now: Its time where it has none, in seconds since the epoch.
     """
     if isinstance(event, ProgressEvent):
-        values = {name: getattr(event, name) for name in _PROGRESS}
+        step, values = event.step, {name: getattr(event, name) for name in _PROGRESS}
     elif isinstance(event, MetricsEvent):
-        values = event.values
+        step, values = event.step, event.values
+    elif isinstance(event, PaceEvent) and rank == 0:
+        step, values = event.step if step is None else step, {"step_seconds": event.step_seconds}
     else:
         return []
     time = float(now if event.time is None else event.time)
     numbers = ((name, _number(value)) for name, value in values.items())
-    return [Point(name, int(event.step or 0), time, value) for name, value in numbers if value is not None]
+    return [Point(name, int(step or 0), time, value) for name, value in numbers if value is not None]
 
 
 def tracked(entry: Entry, attempt: int) -> Tracked:
@@ -83,17 +88,17 @@ def ending_of(report: Report, time: float, path: str | None = None, model: str |
         state=_STATES.get(report.state, "failed"),  # type: ignore[arg-type]
         time=time,
         final=path is not None,
-        points=list(_series(report.model_dump(mode="json").get("series", {}))),
+        points=list(_points(report.series)),
         tags={f"manycpu.{name}": str(value) for name, value in said.items() if value is not None},
         model=model if exported and report.state is RunState.SUCCEEDED else None,
         path=exported,
     )
 
 
-def _series(series: Mapping[str, Any]) -> Iterator[Point]:
-    for name, columns in series.items():
-        for step, time, value in zip(columns["steps"], columns["times"], columns["values"], strict=True):
-            yield Point(name, int(step or 0), float(time), float(value))
+def _points(curves: Mapping[str, Series]) -> Iterator[Point]:
+    for name, curve in curves.items():
+        for step, time, value in zip(curve.steps, curve.times, curve.values, strict=True):
+            yield Point(name, int(step or 0), time, float(value))
 
 
 def _number(value: object) -> float | None:

@@ -117,9 +117,6 @@ def mlflow_said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text.partition(":")[0] for text in texts if "MLflow" in text]
 
 
-@pytest.mark.xfail(
-    "series" not in Report.model_fields, reason="the report keeps the last of each metric only"
-)
 def test_what_a_server_has_missed_it_is_told_at_the_end(
     away: MlflowServer, tmp_path: Path, script: Script, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,16 +11,19 @@ from support.waiting import until
 from manycpu.pipeline.adapters.tracking_mlflow import silence
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.listeners import RankListener
+from manycpu.pipeline.observed import Observer
+from manycpu.pipeline.run_report import draft
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.event_types import MetricsEvent, ProgressEvent, WarningEvent
-from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.event_types import Event, MetricsEvent, PaceEvent, ProgressEvent, WarningEvent
+from manycpu.pipeline.spec.events import RankLine, encode
 from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import Ending, Point, Tracked
 from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.tracking import live, trackers
-from manycpu.pipeline.tracking.told import points_of, tracked
+from manycpu.pipeline.tracking.told import ending_of, points_of, tracked
 from manycpu.pipeline.verbs.preflight import preflight
 
 PROCESS = ProcessHandle(
@@ -47,7 +50,7 @@ def entry(**run: object) -> Entry:
 
 def test_points_are_the_finite_numbers_of_progress_and_metrics() -> None:
     progress = ProgressEvent(step=3, total_steps=8, loss=0.5, seconds_left=9, time=1.0)
-    assert points_of(progress, now=7.0) == [Point("loss", 3, 1.0, 0.5)]
+    assert points_of(progress, 0, 2, now=7.0) == [Point("loss", 3, 1.0, 0.5)]
     values = {
         "f1": 93,
         "nan": float("nan"),
@@ -56,8 +59,8 @@ def test_points_are_the_finite_numbers_of_progress_and_metrics() -> None:
         "ok": True,
         "none": None,
     }
-    assert points_of(MetricsEvent(values=values), now=7.0) == [Point("f1", 0, 7.0, 93.0)]
-    assert points_of(WarningEvent(message="0.5"), now=7.0) == []
+    assert points_of(MetricsEvent(values=values), 0, None, now=7.0) == [Point("f1", 0, 7.0, 93.0)]
+    assert points_of(WarningEvent(message="0.5"), 0, 2, now=7.0) == []
 
 
 def test_an_attempt_is_told_by_what_it_was_started_with() -> None:
@@ -229,3 +232,24 @@ def test_of_more_than_there_is_room_for_the_last_are_kept(
     listener.flush()
     assert [point.step for point in keeper.points] == list(range(91, 101))
     assert len(said) == 1
+
+
+def test_points_told_while_it_trains_are_those_of_the_reports_curves(keeper: Keeper, tmp_path: Path) -> None:
+    """Else the end would tell them a second time, at other steps."""
+    events: list[Event] = [
+        MetricsEvent(values={"before": 1.0}, time=1.0),
+        PaceEvent(step=2, step_seconds=0.5, time=2.0),
+        ProgressEvent(step=4, epoch=0.5, loss=0.25, time=3.0),
+        MetricsEvent(step=3, values={"eval": 2}, time=4.0),
+        PaceEvent(step=9, step_seconds=0.5, time=5.0),
+        MetricsEvent(values={"after": 1.0}, time=6.0),
+    ]
+    (listener,) = live.listeners(context(tmp_path, "mlflow"), PROCESS)
+    observer = Observer()
+    for event in events:
+        line = RankLine(0, "a", encode(event.event, **event.model_dump(exclude={"event"}, exclude_none=True)))
+        observer.hear(line)
+        listener.event(event, line)
+    listener.flush()
+    report = draft(entry(), observer.observed, RunState.SUCCEEDED)
+    assert sorted(keeper.points) == sorted(ending_of(report, 9.0).points)
