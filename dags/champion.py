@@ -70,11 +70,11 @@ def digits_dataset() -> None:
 )
 def champion() -> None:
     started: Any = task(multiple_outputs=True)(steps.begin)()
-    world = {"nproc_per_node": started["nproc_per_node"], "target": started["target"], "oversubscribe": True}
+    where: dict[str, Any] = {name: started[name] for name in ("nproc_per_node", "target")}
 
     @task_group
     def candidate(rate: float) -> Any:
-        @task.manycpu(max_active_tis_per_dagrun=AT_ONCE, **world)
+        @task.manycpu(oversubscribe=True, max_active_tis_per_dagrun=AT_ONCE, **where)
         def fit(rate: float, data: str, output: str) -> dict[str, float]:
             from manycpu.pipeline.recipes import digits
 
@@ -86,13 +86,13 @@ def champion() -> None:
         fitted >> described
         return described
 
-    @task.manycpu(**world)
+    @task.manycpu(oversubscribe=True, **where)
     def evaluate(model: str, data: str) -> dict[str, float]:
         from manycpu.pipeline.recipes import digits
 
         return digits.evaluate(model, data)
 
-    @task.manycpu(**world)
+    @task.manycpu(oversubscribe=True, **where)
     def predict(model: str, data: str, output: str) -> dict[str, int]:
         from manycpu.pipeline.recipes import digits
 
@@ -100,8 +100,8 @@ def champion() -> None:
 
     candidates: Any = candidate.expand(rate=task(steps.rates)())
     contenders: Any = task(steps.choose)(candidates, started["run"], started["version"])
-    paths = contenders.map(steps.path_of)
-    judged = evaluate.partial(data=started["holdout"]).expand(model=paths)
+    paths: Any = contenders.map(steps.path_of)
+    judged: Any = evaluate.partial(data=started["holdout"]).expand(model=paths)
     compared: Any = task(multiple_outputs=True)(steps.compare)(contenders, judged)
     road: Any = task.branch(steps.road)(compared["better"])
     approve = ApprovalOperator(

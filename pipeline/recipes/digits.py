@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -100,7 +100,7 @@ def _descend(network: nn.Module, batch: Labelled, rate: float) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     images, labels = batch
     for step in range(1, _STEPS + 1):
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss: Any = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -122,7 +122,7 @@ def _load(model: str) -> nn.Module:
 
 def _accuracy(network: nn.Module, batch: Labelled) -> float:
     images, labels = batch
-    return (network(images).argmax(1) == labels).float().mean().item()
+    return float((network(images).argmax(1) == labels).float().mean())
 
 
 def _read(folder: str) -> list[list[int]]:

@@ -1,35 +1,29 @@
-"""DAG `champion` where a threshold decides: what is promoted, and what is left of those that are not."""
+"""DAG `champion` where something fails: nothing is promoted, nothing stays, and the run says so."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.in_process_airflow import Ran
 
+from manycpu.operators.champion.promotions import champion
 from manycpu.operators.champion.versions import write_version
 
-RunDag = Callable[..., Ran]
-pytestmark = pytest.mark.usefixtures("no_process_left")
 
-
-def conf(folder: Path, **more: Any) -> dict[str, Any]:
-    return {"folder": str(folder), "ask": False, "nproc_per_node": 1, "rates": [0.3], **more}
-
-
-def left(folder: Path) -> list[str]:
-    """Names of models that are there, but for the champion's and the one before."""
-    return [
-        path.name for path in (*folder.glob("runs/*"), *folder.glob("models/*"), *folder.glob("models/.*"))
-    ]
-
-
-def test_the_best_of_those_that_succeeded_is_promoted_and_used(
-    run_dag: RunDag, tmp_path: Path, home: Path
+@pytest.mark.usefixtures("home", "no_process_left")
+def test_a_failed_candidate_is_passed_over_and_a_failed_evaluation_leaves_nothing(
+    run_dag: Callable[..., Ran], tmp_path: Path
 ) -> None:
-    write_version(tmp_path / "data", 100)
-    ran = run_dag("champion", conf=conf(tmp_path))
-    print(ran.said[-6000:], ran.tasks)
-    assert ran.state == "success"
-    print(list(tmp_path.rglob("*.csv")), left(tmp_path))
-    assert 0
+    version = write_version(tmp_path / "data", 50).path
+    shutil.copy(f"{version}/train/digits.csv", f"{version}/holdout/digits.csv")
+    conf = {"folder": str(tmp_path), "ask": False, "nproc_per_node": 1, "rates": [1e30, 0.3]}
+    ran = run_dag("champion", conf=conf)
+    assert "the training diverged at step" in ran.said
+    assert "the candidate of rate 1e+30 failed: " in ran.said
+    assert ran.tasks["choose"] == "success"
+    assert "the model has seen 50 of the 50 rows that it is to be judged by" in ran.said
+    assert ran.state == "failed"
+    assert ran.tasks["tidy"] == "success"
+    assert champion(tmp_path) is None
+    assert list(tmp_path.glob("runs/*")) == []
