@@ -110,6 +110,8 @@ def champion() -> None:
         body=compared["body"],
         response_timeout=PATIENCE,
         defaults="Reject",
+        retries=2,  # an answer within the first second may fail the task: it asks again
+        retry_delay=timedelta(seconds=5),
     )
     promoted: Any = task(
         outlets=[CHAMPION], multiple_outputs=True, trigger_rule="none_failed_min_one_success"

@@ -34,6 +34,8 @@ class Candidate(BaseModel):
 
     name: str
     """Of the DAG run that trained it, and of its content: a retry promotes the same."""
+    key: str
+    """Of the run that trained it."""
     path: str
     sha256: str
     rate: float

@@ -104,7 +104,7 @@ def describe(rate: float, output: str) -> Fields:
         return {"rate": rate, "error": error}
     accuracy = report.returned["accuracy"]
     exported = {"path": output, "sha256": report.export["sha256"], "metrics": report.metrics}
-    return {"rate": rate, "accuracy": accuracy, **exported}
+    return {"rate": rate, "accuracy": accuracy, "key": report.key, **exported}
 
 
 def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params: Any = None) -> list[Fields]:
@@ -187,7 +187,7 @@ def promote(
     except ManycpuError as error:  # another try would meet the same
         raise AirflowFailException(str(error)) from error
     _LOG.info("promotion %d: %s", promoted.number, promoted.path)
-    if registered := name_champion(promoted.sha256):
+    for registered in name_champion(promoted.key):
         _LOG.info("alias champion: %s", registered)
     fields = promoted.model_dump(mode="json")
     outlet_events[task.outlets[0]].extra = {name: fields[name] for name in ("path", "sha256", "metrics")}

@@ -1,4 +1,4 @@
-"""The door to MLflow's model registry."""
+"""The door to MLflow's model registry, for those who have it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from typing import Final
 __all__ = ["ALIAS", "name_champion"]
 
 ALIAS: Final = "champion"
-_DIGEST: Final = "manycpu.sha256"
+_KEY: Final = "manycpu.key"
+"""Tag of a run of MLflow's with the key of the run that it tracks."""
 
 
-def name_champion(sha256: str) -> str | None:
-    """Give the alias ``champion`` to the registered version of a model, in MLflow.
+def name_champion(key: str) -> list[str]:
+    """Give the alias ``champion`` to what a run has registered in MLflow's model registry.
 
     Args:
-        sha256: Digest of the exported model, which its version has as tag ``manycpu.sha256``.
+        key: The run's.
 
     Returns:
-        Name and version; None where nothing is tracked, or that model is not registered.
+        Name and version of each; none where nothing is tracked, or the run has registered no model.
 
     Raises:
         mlflow.exceptions.MlflowException: The server refuses the call, or does not answer.
     """
     if not os.environ.get("MLFLOW_TRACKING_URI") or find_spec("mlflow") is None:
-        return None
+        return []
     from mlflow import MlflowClient
 
     client = MlflowClient()
-    versions = client.search_model_versions(f"tags.`{_DIGEST}` = '{sha256}'")
-    for version in versions:
-        client.set_registered_model_alias(version.name, ALIAS, version.version)
-    return ", ".join(f"{version.name} {version.version}" for version in versions) or None
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    named = []
+    for run in client.search_runs(experiments, f"tags.`{_KEY}` = '{key}'"):
+        for version in client.search_model_versions(f"run_id = '{run.info.run_id}'"):
+            client.set_registered_model_alias(version.name, ALIAS, version.version)
+            named.append(f"{version.name} {version.version}")
+    return named

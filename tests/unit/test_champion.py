@@ -12,6 +12,7 @@ from manycpu.operators.champion import steps, words
 from manycpu.operators.champion.promotions import Candidate, SupersededError, champion, discard, promote
 from manycpu.operators.champion.versions import newest, read_version, write_version
 from manycpu.pipeline.adapters import disk
+from manycpu.pipeline.adapters.model_registry import name_champion
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 from manycpu.pipeline.transfer import Hashing, save
@@ -25,7 +26,13 @@ def trained(folder: Path, name: str, content: str = "") -> Candidate:
     manifest = save(Hashing(Location.of(str(made), "test")), output, "key")
     (output / "report.json").write_text("{}")
     return Candidate(
-        name=name, path=str(output), sha256=manifest.digest, rate=0.1, data="/data/v0001", accuracy=0.9
+        name=name,
+        key="key",
+        path=str(output),
+        sha256=manifest.digest,
+        rate=0.1,
+        data="/data/v0001",
+        accuracy=0.9,
     )
 
 
@@ -158,7 +165,7 @@ def test_the_newest_events_version_is_trained_on_else_the_newest_of_the_folder(
 
 
 def test_the_best_is_chosen_of_those_that_succeeded(tmp_path: Path, params: dict[str, Any]) -> None:
-    good = {"path": "/m", "sha256": "0123456789", "metrics": {}}
+    good = {"key": "k", "path": "/m", "sha256": "0123456789", "metrics": {}}
     candidates = [
         {"rate": 0.1, "accuracy": 0.7, **good},
         {"rate": 0.2, "accuracy": 0.8, **good},
@@ -205,7 +212,19 @@ def test_the_page_of_a_run_is_below_airflows_address(monkeypatch: pytest.MonkeyP
 
 
 def test_the_registry_is_asked_only_where_runs_are_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from manycpu.pipeline.adapters.model_registry import name_champion
-
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert name_champion("0" * 64) is None
+    assert name_champion("0123456789") == []
+
+
+def test_what_the_run_has_registered_gets_the_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    client = mlflow.MlflowClient()
+    experiment = client.create_experiment("digits", artifact_location=str(tmp_path / "artifacts"))
+    client.create_registered_model("digits")
+    for key in ("loser", "winner", "later"):
+        run = client.create_run(experiment, tags={"manycpu.key": key}).info.run_id
+        client.create_model_version("digits", f"runs:/{run}/model", run)
+    assert name_champion("winner") == ["digits 2"]
+    assert client.get_model_version_by_alias("digits", "champion").version in (2, "2")
+    assert name_champion("nobody") == []
