@@ -208,7 +208,8 @@ def conclude(candidates: Iterable[Fields] | Fields, ti: Any = None) -> Fields:
     """Say in a few sentences what came of the DAG run, where nothing of it failed but candidates."""
     compared, approval, promoted = (ti.xcom_pull(task_ids=name) for name in ("compare", "approve", "promote"))
     failed = [f"rate {one['rate']:g}" for one in _several(candidates) if "error" in one]
-    said = [compared["says"], words.decision(compared["better"], approval, promoted)]
+    decided = words.decision(better=compared["better"], promoted=promoted is not None, approval=approval)
+    said = [compared["says"], decided]
     said += [f"Candidates that failed: {', '.join(failed)}."] if failed else []
     says = " ".join(said)
     _LOG.info(says)

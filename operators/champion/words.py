@@ -58,26 +58,21 @@ class Comparison:
         return [str(one[name]) if one else "none yet" for one in (self.best, self.champion)]
 
 
-def decision(better: bool, approval: Mapping[str, Any] | None, promoted: object) -> str:
-    """Say who decided what.
+def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None) -> str:
+    """Say what was decided.
 
     Args:
         better: Whether the candidate was better by more than the threshold.
-        approval: What the approval task returned; None: nobody was asked.
-        promoted: None: nothing was.
+        promoted: Whether it was promoted.
+        approval: What the approval task returned: nothing where nobody was asked, or it was not approved.
     """
     if not better:
         return "That is not enough: nothing was promoted, and the champion stays."
+    if not promoted:
+        return "It was not approved: nothing was promoted."
     if approval is None:
         return "The threshold decided: it was promoted."
-    user = approval.get("responded_by_user")
-    if promoted is not None:
-        return f"It was promoted: {_name(user)} approved."
-    return (
-        f"Nothing was promoted: {_name(user)} rejected it."
-        if user
-        else "Nothing was promoted: nobody answered."
-    )
+    return f"It was promoted: {_name(approval.get('responded_by_user'))} approved."
 
 
 def page(dag_id: str, run_id: str) -> str:

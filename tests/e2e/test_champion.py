@@ -59,7 +59,9 @@ def test_a_new_version_becomes_a_champion_that_a_worse_one_does_not_replace(
     first = champion(folder)
     assert isinstance(first, Champion)
     assert first.metrics["holdout_accuracy"] > 0.8
-    assert _conclusion(airflow, run)["promoted"]
+    concluded = _conclusion(airflow, run)
+    assert concluded["promoted"]
+    assert concluded["says"].endswith(f"It was promoted: {airflow.user} approved.")
     assert {"model.pt", "seen.txt"} < {path.name for path in Path(first.path).iterdir()}
     assert len(next(folder.glob("predictions/*/predictions.csv")).read_text().splitlines()) == 201
     assert _left(folder) == []
@@ -89,7 +91,7 @@ def test_a_person_rejects_a_better_one(airflow: Airflow, tmp_path: Path) -> None
     assert airflow.end(run, WAIT) == "success"
     concluded = _conclusion(airflow, run)
     assert not concluded["promoted"]
-    assert concluded["says"].endswith(f"Nothing was promoted: {airflow.user} rejected it.")
+    assert concluded["says"].endswith("It was not approved: nothing was promoted.")
     assert champion(tmp_path) is None
     assert _left(tmp_path) == []
     assert not (tmp_path / "predictions").exists()
