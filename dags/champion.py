@@ -65,6 +65,8 @@ def digits_dataset() -> None:
         "target": Param({"kind": "local"}, type="object", description="Where all of them run."),
         "folder": FOLDER,
     },
+    # Every step may be tried again: also the question, which Airflow fails where it is answered at once.
+    default_args={"retries": 1, "retry_delay": timedelta(seconds=5)},
     tags=TAGS,
     doc_md=__doc__,
 )
@@ -110,8 +112,6 @@ def champion() -> None:
         body=compared["body"],
         response_timeout=PATIENCE,
         defaults="Reject",
-        retries=2,  # an answer within the first second may fail the task: it asks again
-        retry_delay=timedelta(seconds=5),
     )
     promoted: Any = task(
         outlets=[CHAMPION], multiple_outputs=True, trigger_rule="none_failed_min_one_success"

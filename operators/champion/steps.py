@@ -36,6 +36,7 @@ __all__ = [
     "conclude",
     "describe",
     "new_version",
+    "path_of",
     "promote",
     "rates",
     "road",
@@ -222,9 +223,20 @@ def _several(results: Iterable[Fields] | Fields) -> list[Fields]:
 
 
 def _folder(params: Mapping[str, Any]) -> Path:
+    """Find the folder of it all.
+
+    Raises:
+        AirflowFailException: It is no folder on a disk: promotions need what a file system promises.
+    """
+    from manycpu.pipeline.adapters.storage import is_remote
     from manycpu.pipeline.targets.context import home
 
-    return Path(params["folder"]).expanduser() if params["folder"] else home() / "champion"
+    folder = params["folder"]
+    if not folder:
+        return home() / "champion"
+    if is_remote(folder) or not Path(folder).expanduser().is_absolute():
+        raise AirflowFailException(f"params.folder: {folder!r} is no absolute path. Give a folder on a disk")
+    return Path(folder).expanduser()
 
 
 def _run(dag_run: Any) -> str:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
 from manycpu.operators.champion import steps, words
 from manycpu.operators.champion.promotions import Candidate, SupersededError, champion, discard, promote
@@ -164,6 +165,12 @@ def test_the_newest_events_version_is_trained_on_else_the_newest_of_the_folder(
     assert steps.begin(params, RUN)["version"] == second
 
 
+@pytest.mark.parametrize("folder", ["s3://bucket/champion", "champion"])
+def test_a_folder_is_on_a_disk_and_the_same_for_every_worker(params: dict[str, Any], folder: str) -> None:
+    with pytest.raises(AirflowFailException, match="is no absolute path"):
+        steps.begin(params | {"folder": folder}, RUN)
+
+
 def test_the_best_is_chosen_of_those_that_succeeded(tmp_path: Path, params: dict[str, Any]) -> None:
     good = {"key": "k", "path": "/m", "sha256": "0123456789", "metrics": {}}
     candidates = [
@@ -176,7 +183,7 @@ def test_the_best_is_chosen_of_those_that_succeeded(tmp_path: Path, params: dict
     assert steps.choose(candidates[0], "run", "/data", params)[0]["rate"] == 0.1
     promote(tmp_path, trained(tmp_path, "a"), 0)
     assert [one["name"] for one in steps.choose(candidates, "run", "/data", params)] == ["run-01234567", "a"]
-    with pytest.raises(Exception, match="no candidate succeeded"):
+    with pytest.raises(AirflowFailException, match="no candidate succeeded"):
         steps.choose(candidates[2:], "run", "/data", params)
 
 
