@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import ManycpuError
-from manycpu.pipeline.spec.output import MANIFEST
+from manycpu.pipeline.spec.output import manifests
 from manycpu.pipeline.transfer import Hashing, Manifest, save
 
 __all__ = ["Candidate", "Champion", "SupersededError", "champion", "discard", "promote"]
@@ -90,18 +91,21 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
 
 
 def discard(folder: Path, prefix: str) -> list[str]:
-    """Delete the copies of models that were never promoted; returns their names.
+    """Delete what is left of promotions that came to nothing; returns the names of what was deleted.
 
     Args:
         folder: Where champions are kept.
-        prefix: What their names begin with.
+        prefix: What the names of their models begin with.
     """
     promoted = {one.name for one in _promotions(folder)}
-    copies = [*(folder / "models").glob(f"{prefix}*"), *(folder / "models").glob(f".{prefix}*")]
-    lost = [copy for copy in copies if copy.name not in promoted]
-    for copy in lost:
-        shutil.rmtree(copy)
-    return [copy.name for copy in lost]
+    found = [path for kind in ("models", "promotions") for path in (folder / kind).glob(f".{prefix}*")]
+    found += [model for model in (folder / "models").glob(f"{prefix}*") if model.name not in promoted]
+    for path in found:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return [path.name for path in found]
 
 
 def _promotions(folder: Path) -> list[Champion]:
@@ -111,22 +115,32 @@ def _promotions(folder: Path) -> list[Champion]:
 
 def _copy(candidate: Candidate, model: Path) -> None:
     """Copy what was exported, and nothing else; the copy appears whole."""
-    try:
-        exported = Manifest.read(Path(candidate.path) / MANIFEST)
-    except (FileNotFoundError, ValueError) as error:
+    source = Location.of(candidate.path, "candidate")
+    exported = _exported(source, candidate.sha256)
+    if exported is None:
         fix = "It is removed at the end of its DAG run: start another one"
-        raise ManycpuError(f"there is no model at {candidate.path}", fix=fix) from error
-    source = Location.of(candidate.path, "candidate").only(file.path for file in exported.files)
-    copied = save(Hashing(source), model, candidate.name)
+        raise ManycpuError(f"the model that was evaluated is not at {candidate.path}", fix=fix)
+    copied = save(Hashing(source.only(file.path for file in exported.files)), model, candidate.name)
     if copied.digest != candidate.sha256:
         shutil.rmtree(model)
         raise ManycpuError(f"{candidate.path} has changed since it was evaluated: nothing was promoted")
 
 
+def _exported(folder: Location, sha256: str) -> Manifest | None:
+    """Read the manifest of an export; a model may have a manifest.json of its own."""
+    for name in manifests(folder.has):
+        with suppress(ValueError):
+            manifest, _ = Manifest.parse(folder.read_text(name) or "")
+            if manifest.digest == sha256:
+                return manifest
+    return None
+
+
 def _recorded(folder: Path, asked: Champion) -> Champion:
     """Create the file of a promotion, whole, unless there is one of its number; returns what stands there."""
     folder.mkdir(parents=True, exist_ok=True)
-    file, partial = folder / f"{asked.number:06}.json", folder / f".{asked.name}"
+    file = folder / f"{asked.number:06}.json"
+    partial = folder / f".{asked.name}.{uuid.uuid4().hex}"
     partial.write_text(asked.model_dump_json(indent=1) + "\n")
     disk.sync(folder)
     with suppress(FileExistsError):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from support.approval import asked
 from support.standalone_airflow import Airflow
 from support.waiting import until
@@ -42,6 +43,7 @@ def _left(folder: Path) -> list[Path]:
     return [path for path in found if str(path) not in kept]
 
 
+@pytest.mark.timeout(600, func_only=True)  # two DAG runs, of ten trainings in all
 def test_a_new_version_becomes_a_champion_that_a_worse_one_does_not_replace(
     airflow: Airflow, tmp_path: Path
 ) -> None:

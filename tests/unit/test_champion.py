@@ -19,11 +19,12 @@ from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 from manycpu.pipeline.transfer import Hashing, save
 
 
-def trained(folder: Path, name: str, content: str = "") -> Candidate:
+def trained(folder: Path, name: str, files: dict[str, str] | None = None) -> Candidate:
     """Make what a training exports, with a report beside it."""
     made, output = folder / "made" / name, folder / "runs" / name
     made.mkdir(parents=True)
-    (made / "model.pt").write_text(content or name)
+    for file, content in (files or {"model.pt": name}).items():
+        (made / file).write_text(content)
     manifest = save(Hashing(Location.of(str(made), "test")), output, "key")
     (output / "report.json").write_text("{}")
     return Candidate(
@@ -48,6 +49,12 @@ def test_a_promotion_has_a_copy_of_the_model_alone(tmp_path: Path) -> None:
     assert (promoted.number, promoted.path) == (1, str(tmp_path / "models" / "a"))
     assert names(Path(promoted.path)) == {"model.pt", "manifest.json"}
     assert promote(tmp_path, candidate, 0) == promoted, "a retry promotes nothing anew"
+
+
+def test_a_model_with_a_manifest_of_its_own_is_copied_whole(tmp_path: Path) -> None:
+    promoted = promote(tmp_path, trained(tmp_path, "a", {"model.pt": "a", "manifest.json": "[]"}), 0)
+    assert names(Path(promoted.path)) == {"model.pt", "manifest.json", "manifest.manycpu.json"}
+    assert (Path(promoted.path) / "manifest.json").read_text() == "[]"
 
 
 def test_a_candidate_that_was_compared_with_an_earlier_champion_is_refused(tmp_path: Path) -> None:
@@ -97,6 +104,9 @@ def test_a_crash_before_the_promotion_leaves_the_old_champion(
             promote(tmp_path, second, 1)
     assert champion(tmp_path) == first
     assert (Path(first.path) / "model.pt").read_text() == "a"
+    assert discard(tmp_path, "b")
+    assert names(tmp_path / "models") == {"a"}
+    assert names(tmp_path / "promotions") == {"000001.json"}
     promoted = promote(tmp_path, second, 1)
     assert (promoted.name, champion(tmp_path)) == ("b", promoted)
 
@@ -113,7 +123,7 @@ def test_a_model_that_is_gone_or_changed_is_not_promoted(tmp_path: Path) -> None
     (Path(candidate.path) / "model.pt").write_text("another")
     with pytest.raises(ManycpuError, match="has changed since it was evaluated"):
         promote(tmp_path, candidate, 0)
-    with pytest.raises(ManycpuError, match="there is no model"):
+    with pytest.raises(ManycpuError, match="the model that was evaluated is not at"):
         promote(tmp_path, candidate.model_copy(update={"path": str(tmp_path / "none")}), 0)
     assert champion(tmp_path) is None
     assert names(tmp_path / "models") == set()
