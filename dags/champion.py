@@ -104,7 +104,7 @@ def champion() -> None:
     contenders: Any = task(steps.choose)(candidates, started["run"], started["version"])
     paths: Any = contenders.map(steps.path_of)
     judged: Any = evaluate.partial(data=started["holdout"]).expand(model=paths)
-    compared: Any = task(multiple_outputs=True)(steps.compare)(contenders, judged)
+    compared: Any = task(multiple_outputs=True)(steps.compare)(contenders, judged, candidates)
     road: Any = task.branch(steps.road)(compared["better"])
     approve = ApprovalOperator(
         task_id="approve",
@@ -118,7 +118,7 @@ def champion() -> None:
     )(steps.promote)(contenders, compared["accuracy"])
     predicted = predict(model=promoted["path"], data=started["unlabelled"], output=started["predictions"])
     tidied: Any = task(steps.tidy)(started["run"], started["models"])
-    concluded: Any = task(trigger_rule="none_failed")(steps.conclude)(candidates)
+    concluded: Any = task(trigger_rule="none_failed")(steps.conclude)()
 
     road >> [approve, promoted]
     approve >> promoted >> tidied.as_teardown(setups=started)

@@ -136,7 +136,11 @@ def path_of(contender: Fields) -> str:
 
 
 def compare(
-    contenders: Sequence[Fields], judged: Iterable[Fields], params: Any = None, dag_run: Any = None
+    contenders: Sequence[Fields],
+    judged: Iterable[Fields],
+    candidates: Iterable[Fields] | Fields,
+    params: Any = None,
+    dag_run: Any = None,
 ) -> Fields:
     """Compare what both reached on the rows that neither saw.
 
@@ -144,16 +148,17 @@ def compare(
         Whether the candidate is ``better`` by more than the threshold, its ``accuracy``, and the comparison
         in words: ``says`` as a sentence, ``body`` as Markdown with a table.
     """
-    scores = [one["accuracy"] for one in judged]
-    before = [*scores[1:], None][0]
-    gain = scores[0] - (before or 0)
-    named = dict(zip(("best", "champion"), contenders, strict=False))
-    comparison = words.Comparison(**named, accuracy=scores[0], before=before, threshold=params["threshold"])
-    _LOG.info(comparison.sentence)
+    comparison = words.Comparison(
+        contenders=contenders,
+        scores=[one["accuracy"] for one in judged],
+        failed=[one["rate"] for one in _several(candidates) if "error" in one],
+        threshold=params["threshold"],
+    )
+    _LOG.info(comparison.text)
     return {
-        "better": gain > params["threshold"],
-        "accuracy": scores[0],
-        "says": comparison.sentence,
+        "better": comparison.gain > params["threshold"],
+        "accuracy": comparison.scores[0],
+        "says": comparison.text,
         "body": f"{comparison.table}\n\n[The run's page]({words.page(dag_run.dag_id, dag_run.run_id)})\n",
     }
 
@@ -205,14 +210,11 @@ def tidy(run: str, models: str, params: Any = None) -> list[str]:
     return gone
 
 
-def conclude(candidates: Iterable[Fields] | Fields, ti: Any = None) -> Fields:
+def conclude(ti: Any = None) -> Fields:
     """Say in a few sentences what came of the DAG run, where nothing of it failed but candidates."""
     compared, approval, promoted = (ti.xcom_pull(task_ids=name) for name in ("compare", "approve", "promote"))
-    failed = [f"rate {one['rate']:g}" for one in _several(candidates) if "error" in one]
     decided = words.decision(better=compared["better"], promoted=promoted is not None, approval=approval)
-    said = [compared["says"], decided]
-    said += [f"Candidates that failed: {', '.join(failed)}."] if failed else []
-    says = " ".join(said)
+    says = f"{compared['says']} {decided}"
     _LOG.info(says)
     return {"promoted": promoted is not None, "says": says}
 

@@ -8,54 +8,58 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Comparison", "decision", "page"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Comparison:
     """A candidate beside the champion, if there is one.
 
     Args:
-        best: Fields of the candidate.
-        champion: Fields of the champion; None: there is none yet.
-        accuracy: Of the candidate, on rows that neither saw.
-        before: Of the champion, on the same.
+        contenders: Fields of the candidate, and of the champion.
+        scores: What they reached, on rows that neither saw.
+        failed: Rates of candidates that failed.
         threshold: By how much the candidate has to be better.
     """
 
-    best: Mapping[str, Any]
-    champion: Mapping[str, Any] | None = None
-    accuracy: float
-    before: float | None
+    contenders: Sequence[Mapping[str, Any]]
+    scores: Sequence[float]
+    failed: Sequence[float]
     threshold: float
 
     @property
-    def sentence(self) -> str:
-        """Both figures, and what was needed."""
-        other = "there is no champion yet" if self.before is None else f"the champion {_percent(self.before)}"
-        needed = f"; needed were {_points(self.threshold)} more" if self.threshold else ""
-        return (
-            f"The candidate of rate {self.best['rate']:g} reached {_percent(self.accuracy)}, {other}{needed}."
-        )
+    def gain(self) -> float:
+        """By how much the candidate is better; without a champion, than nothing at all."""
+        return self.scores[0] - sum(self.scores[1:])
+
+    @property
+    def text(self) -> str:
+        """What was reached, what was needed, and which candidates failed."""
+        score, *others = map(_percent, self.scores)
+        other = f"the champion {others[0]}" if others else "there is no champion yet"
+        needed = f"; needed was a lead of {100 * self.threshold:g} points" if self.threshold else ""
+        first = f"The candidate of rate {self.contenders[0]['rate']:g} reached {score}, {other}{needed}."
+        return " ".join([first, *self._failed()])
 
     @property
     def table(self) -> str:
         """The same as a table of Markdown."""
         rows = [
-            ("", "candidate", "champion"),
-            ("---", "---", "---"),
-            ("digits told right, of those that neither saw", _percent(self.accuracy), _percent(self.before)),
-            ("rate", *self._both("rate")),
-            ("trained on version", *(Path(path).name for path in self._both("data"))),
-            ("sha256", *(f"`{digest[:12]}`" for digest in self._both("sha256"))),
+            ["", "candidate", "champion"],
+            ["---"] * 3,
+            ["digits told right, of those that neither saw", *map(_percent, self.scores)],
+            ["rate", *(str(one["rate"]) for one in self.contenders)],
+            ["trained on version", *(Path(one["data"]).name for one in self.contenders)],
+            ["sha256", *(f"`{one['sha256'][:12]}`" for one in self.contenders)],
         ]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        return "\n".join(lines)
+        lines = [f"| {' | '.join((*row, 'none yet')[:3])} |" for row in rows]
+        return "\n".join([*lines, "", *self._failed()])
 
-    def _both(self, name: str) -> list[str]:
-        return [str(one[name]) if one else "none yet" for one in (self.best, self.champion)]
+    def _failed(self) -> list[str]:
+        rates = ", ".join(f"{rate:g}" for rate in self.failed)
+        return [f"Candidates that failed: those of rate {rates}."] if rates else []
 
 
 def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None) -> str:
@@ -67,7 +71,7 @@ def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None
         approval: What the approval task returned: nothing where nobody was asked, or it was not approved.
     """
     if not better:
-        return "That is not enough: nothing was promoted, and the champion stays."
+        return "That is not enough: nothing was promoted."
     if not promoted:
         return "It was not approved: nothing was promoted."
     if approval is None:
@@ -87,9 +91,5 @@ def _name(user: Any) -> str:
     return str(user.get("name") or user.get("id")) if isinstance(user, dict) else str(user)
 
 
-def _percent(share: float | None) -> str:
-    return "none yet" if share is None else f"{100 * share:.1f} %"
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:g} percentage points"
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -162,6 +162,7 @@ def params(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+FAILED = [{"rate": 0.5, "error": "diverged"}]
 RUN = SimpleNamespace(dag_id="champion", run_id="manual__2026-01-01T00:00:00+00:00")
 
 
@@ -216,9 +217,12 @@ def test_what_comes_after_the_comparison(
         {"rate": 0.1, "data": f"/data/v000{number}", "sha256": "ab" * 32} for number in range(len(scores))
     ]
     given = params | {"threshold": threshold, "ask": ask}
-    compared = steps.compare(contenders, [{"accuracy": score} for score in scores], given, RUN)
+    compared = steps.compare(contenders, [{"accuracy": score} for score in scores], FAILED, given, RUN)
     assert steps.road(compared["better"], given) == task
     assert ("there is no champion yet" in compared["says"]) == (len(scores) == 1)
+    assert ("| none yet |" in compared["body"]) == (len(scores) == 1)
+    for text in (compared["says"], compared["body"]):
+        assert "Candidates that failed: those of rate 0.5." in text
 
 
 def test_the_page_of_a_run_is_below_airflows_address(monkeypatch: pytest.MonkeyPatch) -> None:
