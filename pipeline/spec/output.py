@@ -13,8 +13,11 @@ from typing import Any, Final
 
 __all__ = [
     "MANIFEST",
+    "PAGE",
+    "PAGE_BEGINS",
     "REPORT",
     "fields_of",
+    "is_page",
     "manifest_name",
     "manifests",
     "programs_report",
@@ -24,6 +27,10 @@ __all__ = [
 MANIFEST: Final = "manifest.json"
 """Lists what an export wrote; its ``run`` is the key of the run that did."""
 REPORT: Final = "report.json"
+PAGE: Final = "report.html"
+"""Shows report.json to people; written where the output is a folder."""
+PAGE_BEGINS: Final = "<!doctype html>\n<!-- a report of manycpu -->\n"
+"""Tells our page from a program's own file of that name."""
 
 
 def manifest_name(taken: Collection[str]) -> str:
@@ -67,6 +74,11 @@ def fields_of(text: str | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def is_page(text: str | None) -> bool:
+    """Whether a report.html is one of ours, and no file of the program's own."""
+    return text is not None and text.startswith(PAGE_BEGINS)
 
 
 def replaceable(report: str | None, key: str) -> bool:
