@@ -10,6 +10,7 @@ Rejected, or no better: nothing is promoted, and `conclude` says so. What the lo
 The page docs/champion.md says more.
 """
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,9 @@ from manycpu.operators.champion import steps
 
 DIGITS, CHAMPION = Asset("digits"), Asset("champion-model")
 AT_ONCE = 2  # candidates that train side by side
+# Where there is an MLflow, candidates are runs of it, and the champion's version has the alias `champion`.
+IS_TRACKED = bool(os.environ.get("MLFLOW_TRACKING_URI"))
+TRACKED: dict[str, Any] = {"tracking": ["mlflow"], "registered_model": "digits"} if IS_TRACKED else {}
 PATIENCE = timedelta(days=7)  # without an answer within that time, nothing is promoted
 FOLDER = Param(
     None,
@@ -76,7 +80,7 @@ def champion() -> None:
 
     @task_group
     def candidate(rate: float) -> Any:
-        @task.manycpu(oversubscribe=True, max_active_tis_per_dagrun=AT_ONCE, **where)
+        @task.manycpu(oversubscribe=True, max_active_tis_per_dagrun=AT_ONCE, **where, **TRACKED)
         def fit(rate: float, data: str, output: str) -> dict[str, float]:
             from manycpu.pipeline.recipes import digits
 

@@ -228,7 +228,8 @@ def _checked(call: _Call, target: Any) -> str:
         fix = f"Write it as {{'kind': {target!r}, ...}}, or as Kubernetes(...), which names its fields"
         raise BadInputError("a target is a mapping of its fields", field="target", fix=fix)
     known = {name: value for name, value in call.fields.items() if not _has_templates(value)}
-    read_run({"output": None, **known, "program": call.function.__name__})
+    known.setdefault("output", "known later")  # there will be one
+    read_run({**known, "program": call.function.__name__})
     if not _has_templates(target):
         read_target(target)
     call.argument(templates=True)

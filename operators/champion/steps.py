@@ -182,7 +182,7 @@ def promote(
     Raises:
         AirflowFailException: Another one was promoted since the comparison, or the model is gone.
     """
-    from manycpu.pipeline.adapters.model_registry import name_champion
+    from manycpu.pipeline.adapters.tracking_mlflow import name_champion
     from manycpu.pipeline.spec.errors import ManycpuError
 
     best, *champions = contenders

@@ -277,6 +277,17 @@ def test_missing_arguments_are_airflows_to_refuse_but_a_place_may_be_an_option()
     assert made.op_kwargs == {"data": "./z", "output": "./y", "checkpoints": None}
 
 
+def test_a_model_may_be_registered_whose_output_a_template_says() -> None:
+    def learn(output: str) -> None: ...
+
+    options = {"tracking": ["mlflow"], "registered_model": "qa"}
+    with DAG("registered", schedule=None):
+        made = operator(decorator(**options)(learn)(output="/models/{{ run_id }}"))
+        with pytest.raises(BadInputError, match=r"there is no model to register where run.output is null"):
+            decorator(**options)(fit)()
+    assert isinstance(made, FunctionOperator)
+
+
 def test_a_task_is_tried_twice_unless_somebody_says_otherwise() -> None:
     def retries(default_args: dict[str, Any], **options: Any) -> list[int]:
         with DAG("tries", schedule=None, default_args=default_args):

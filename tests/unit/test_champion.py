@@ -13,8 +13,8 @@ from manycpu.operators.champion import steps, words
 from manycpu.operators.champion.promotions import Candidate, SupersededError, champion, discard, promote
 from manycpu.operators.champion.versions import newest, read_version, write_version
 from manycpu.pipeline.adapters import disk
-from manycpu.pipeline.adapters.model_registry import name_champion
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.adapters.tracking_mlflow import name_champion
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 from manycpu.pipeline.transfer import Hashing, save
 
@@ -237,10 +237,12 @@ def test_the_registry_is_asked_only_where_runs_are_tracked(monkeypatch: pytest.M
     assert name_champion("0123456789") == []
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The ``noload``")  # of MLflow's own store
 def test_what_the_run_has_registered_gets_the_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
+    from mlflow import MlflowClient
+
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    client = mlflow.MlflowClient()
+    client = MlflowClient()
     experiment = client.create_experiment("digits", artifact_location=str(tmp_path / "artifacts"))
     client.create_registered_model("digits")
     for key in ("loser", "winner", "later"):
