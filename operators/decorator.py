@@ -20,7 +20,7 @@ from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
 from manycpu.operators.base import RunOperator, plain
 from manycpu.operators.function_source import module_source
-from manycpu.operators.whole_run import WholeRunOperator
+from manycpu.operators.whole_run import RETRY_DELAY, WholeRunOperator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -164,7 +164,8 @@ class FunctionTask(_TaskDecorator[Any, Any, FunctionOperator]):
         call = _Call(self.function, (), given, self.kwargs["run"])
         _checked(call, plain(self.kwargs.get("target")))
         task: Any = super()._expand(expand_input, strict=strict)
-        task.operator.partial_kwargs.setdefault("retries", 1)  # as the operator itself would have it
+        for name, value in (("retries", 1), ("retry_delay", RETRY_DELAY)):
+            task.operator.partial_kwargs.setdefault(name, value)  # as the operator itself would have it
         return task
 
 
@@ -227,7 +228,8 @@ def _checked(call: _Call, target: Any) -> str:
         fix = f"Write it as {{'kind': {target!r}, ...}}, or as Kubernetes(...), which names its fields"
         raise BadInputError("a target is a mapping of its fields", field="target", fix=fix)
     known = {name: value for name, value in call.fields.items() if not _has_templates(value)}
-    read_run({"output": None, **known, "program": call.function.__name__})
+    known.setdefault("output", "known later")  # there will be one
+    read_run({**known, "program": call.function.__name__})
     if not _has_templates(target):
         read_target(target)
     call.argument(templates=True)

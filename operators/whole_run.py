@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["WholeRunOperator"]
+__all__ = ["RETRY_DELAY", "WholeRunOperator"]
 
-_RETRY_DELAY = timedelta(seconds=10)
+RETRY_DELAY = timedelta(seconds=10)
 
 
 class WholeRunOperator(TrainOperator):
@@ -44,7 +44,7 @@ class WholeRunOperator(TrainOperator):
     cleans_up = True
 
     def __init__(
-        self, *, retries: int | None = 1, retry_delay: timedelta | float = _RETRY_DELAY, **kwargs: Any
+        self, *, retries: int | None = 1, retry_delay: timedelta | float = RETRY_DELAY, **kwargs: Any
     ) -> None:
         super().__init__(retries=retries, retry_delay=retry_delay, **kwargs)
 

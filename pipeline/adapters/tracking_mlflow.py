@@ -4,6 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 from manycpu.pipeline.adapters.storage import is_remote
 from manycpu.pipeline.spec.tracking import Ending, Point, Tracked
 
-__all__ = ["MlflowTracker", "silence"]
+__all__ = ["MlflowTracker", "name_champion", "silence"]
 
 _PATIENCE: Final = 5.0  # seconds to answer
 _PORTS: Final = {"http": 80, "https": 443}
@@ -25,6 +26,7 @@ _UNNAMEABLE: Final = re.compile(r"[^\w\-. /]")
 _LONGEST_NAME, _LONGEST_PARAM, _LONGEST_TAG = 250, 6000, 5000  # characters
 _STATUS: Final = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _EXISTS: Final = "RESOURCE_ALREADY_EXISTS"
+_CHAMPION: Final = "champion"  # alias of the model in use
 _MODEL: Final = "model"  # folder among a run's artifacts
 
 
@@ -47,6 +49,27 @@ def silence(address: str) -> str | None:
     except OSError as error:
         return f"{where[0]}:{where[1]} does not answer: {error}"
     return None
+
+
+def name_champion(key: str) -> list[str]:
+    """Give the alias ``champion`` to what a run has registered in the model registry.
+
+    Args:
+        key: The run's.
+
+    Returns:
+        Name and version of each; none where nothing is tracked, or the run has registered no model.
+
+    Raises:
+        ConnectionError: The server does not answer.
+        MlflowException: It refuses.
+    """
+    address = os.environ.get("MLFLOW_TRACKING_URI")
+    if not address or find_spec("mlflow") is None:
+        return []
+    if why := silence(address):
+        raise ConnectionError(why)
+    return MlflowTracker(address).give_alias(_CHAMPION, key)
 
 
 class MlflowTracker:
@@ -93,6 +116,16 @@ class MlflowTracker:
         self._tidy(tracked, own)
         if ending.model and ending.path:
             self._register(ending.model, ending.path, own)
+
+    def give_alias(self, alias: str, key: str) -> list[str]:
+        """Give an alias to what the attempts of a run have registered; returns names and versions."""
+        experiments = [experiment.experiment_id for experiment in self._client.search_experiments()]
+        named = []
+        for run in self._client.search_runs(experiments, f"tags.`manycpu.key` = '{key}'"):
+            for version in self._client.search_model_versions(f"run_id = '{run.info.run_id}'"):
+                self._client.set_registered_model_alias(version.name, alias, str(version.version))
+                named.append(f"{version.name} {version.version}")
+        return named
 
     def _run_of(self, tracked: Tracked) -> str:
         """Find the run of an attempt, or make it."""

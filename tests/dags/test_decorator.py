@@ -11,6 +11,7 @@ from airflow.sdk import DAG, task
 
 from manycpu.operators import task_state, train
 from manycpu.operators.decorator import _OF_OPERATORS, FunctionOperator
+from manycpu.operators.whole_run import RETRY_DELAY
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.runs import reopen_folder
@@ -276,6 +277,17 @@ def test_missing_arguments_are_airflows_to_refuse_but_a_place_may_be_an_option()
     assert made.op_kwargs == {"data": "./z", "output": "./y", "checkpoints": None}
 
 
+def test_a_model_may_be_registered_whose_output_a_template_says() -> None:
+    def learn(output: str) -> None: ...
+
+    options = {"tracking": ["mlflow"], "registered_model": "qa"}
+    with DAG("registered", schedule=None):
+        made = operator(decorator(**options)(learn)(output="/models/{{ run_id }}"))
+        with pytest.raises(BadInputError, match=r"there is no model to register where run.output is null"):
+            decorator(**options)(fit)()
+    assert isinstance(made, FunctionOperator)
+
+
 def test_a_task_is_tried_twice_unless_somebody_says_otherwise() -> None:
     def retries(default_args: dict[str, Any], **options: Any) -> list[int]:
         with DAG("tries", schedule=None, default_args=default_args):
@@ -285,6 +297,9 @@ def test_a_task_is_tried_twice_unless_somebody_says_otherwise() -> None:
     assert retries({}) == [1, 1]
     assert retries({"retries": 3}) == [3, 3]
     assert retries({"retries": 3}, retries=0) == [0, 0]
+    with DAG("delay", schedule=None):
+        task = decorator()(fit)
+        assert {operator(task()).retry_delay, operator(task.expand(lr=[1])).retry_delay} == {RETRY_DELAY}
 
 
 def test_a_field_of_the_run_that_airflow_has_too_is_the_runs() -> None:

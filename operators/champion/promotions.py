@@ -1,0 +1,150 @@
+"""Who is champion: promotions, one after the other, none of which can be half done or pass over another.
+
+Promotion n is the file ``promotions/n.json``, which only one can create, and only whole; the last one counts.
+Its model is complete in ``models/`` by then: a crash before leaves the old champion, and nothing that counts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from manycpu.pipeline.adapters import disk
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.output import manifests
+from manycpu.pipeline.transfer import Hashing, Manifest, save
+
+__all__ = ["Candidate", "Champion", "SupersededError", "champion", "discard", "promote"]
+
+
+class SupersededError(ManycpuError):
+    """The champion is no longer the one that the candidate was compared with: nothing was promoted."""
+
+
+class Candidate(BaseModel):
+    """A trained model that may become champion."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    """Of the DAG run that trained it, and of its content: a retry promotes the same."""
+    key: str
+    """Of the run that trained it."""
+    path: str
+    sha256: str
+    rate: float
+    data: str
+    """Path of the version of the data set that it was trained on."""
+    accuracy: float
+    """On rows that it was not trained on, but chosen by."""
+    metrics: dict[str, Any] = {}
+
+
+class Champion(Candidate):
+    """A model that was promoted; ``path`` is its own copy."""
+
+    number: int
+    """Of the promotion, from 1."""
+
+
+def champion(folder: Path) -> Champion | None:
+    """Read the last promotion; None where there was none."""
+    return max(_promotions(folder), key=lambda one: one.number, default=None)
+
+
+def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
+    """Make a candidate the champion, if that still is the one that it was compared with.
+
+    Of the models that were champions the last but one is kept, for whoever still reads it; older ones go.
+
+    Args:
+        folder: Where champions are kept.
+        candidate: The model; one that is champion already stays it.
+        instead_of: Number of the promotion that it was compared with; 0: there was no champion.
+
+    Raises:
+        SupersededError: Another one was promoted meanwhile.
+        ManycpuError: The model is gone, or is not what was exported.
+    """
+    last = champion(folder)
+    if last and last.name == candidate.name:
+        return last
+    number, model = instead_of + 1, folder / "models" / candidate.name
+    _copy(candidate, model)
+    asked = Champion(**{**candidate.model_dump(), "path": str(model)}, number=number)
+    promoted = _recorded(folder / "promotions", asked)
+    if promoted.name != candidate.name:
+        raise SupersededError(
+            f"the candidate was compared with promotion {instead_of}, and there is promotion {number} by now",
+            fix="Start the DAG again: it compares with the present champion",
+        )
+    for older in _promotions(folder)[:-2]:
+        shutil.rmtree(folder / "models" / older.name, ignore_errors=True)
+    return promoted
+
+
+def discard(folder: Path, prefix: str) -> list[str]:
+    """Delete what is left of promotions that came to nothing; returns the names of what was deleted.
+
+    Args:
+        folder: Where champions are kept.
+        prefix: What the names of their models begin with.
+    """
+    promoted = {one.name for one in _promotions(folder)}
+    found = [path for kind in ("models", "promotions") for path in (folder / kind).glob(f".{prefix}*")]
+    found += [model for model in (folder / "models").glob(f"{prefix}*") if model.name not in promoted]
+    for path in found:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return [path.name for path in found]
+
+
+def _promotions(folder: Path) -> list[Champion]:
+    files = sorted((folder / "promotions").glob("[0-9]*.json"))
+    return [Champion.model_validate_json(file.read_text()) for file in files]
+
+
+def _copy(candidate: Candidate, model: Path) -> None:
+    """Copy what was exported, and nothing else; the copy appears whole."""
+    source = Location.of(candidate.path, "candidate")
+    exported = _exported(source, candidate.sha256)
+    if exported is None:
+        fix = "It is removed at the end of its DAG run: start another one"
+        raise ManycpuError(f"the model that was evaluated is not at {candidate.path}", fix=fix)
+    copied = save(Hashing(source.only(file.path for file in exported.files)), model, candidate.name)
+    if copied.digest != candidate.sha256:
+        shutil.rmtree(model)
+        raise ManycpuError(f"{candidate.path} has changed since it was evaluated: nothing was promoted")
+
+
+def _exported(folder: Location, sha256: str) -> Manifest | None:
+    """Read the manifest of an export; a model may have a manifest.json of its own."""
+    for name in manifests(folder.has):
+        with suppress(ValueError):
+            manifest, _ = Manifest.parse(folder.read_text(name) or "")
+            if manifest.digest == sha256:
+                return manifest
+    return None
+
+
+def _recorded(folder: Path, asked: Champion) -> Champion:
+    """Create the file of a promotion, whole, unless there is one of its number; returns what stands there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{asked.number:06}.json"
+    partial = folder / f".{asked.name}.{uuid.uuid4().hex}"
+    partial.write_text(asked.model_dump_json(indent=1) + "\n")
+    disk.sync(folder)
+    with suppress(FileExistsError):
+        os.link(partial, file)  # a rename would replace the other one
+    partial.unlink()
+    disk.sync(folder)
+    return Champion.model_validate_json(file.read_text())

@@ -1,0 +1,154 @@
+"""Handwritten digits of 8x8 pixels, in rows of comma-separated values: fit a small network, judge it, use it.
+
+What ``dags/champion.py`` trains. A row is the digit and its 64 pixels; one that is to be told has no digit.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from manycpu.pipeline.node.metrics import metrics, progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["evaluate", "fit", "predict"]
+
+_STEPS: Final = 100
+_SHOWN: Final = 20  # steps between two that are reported
+_VALIDATION: Final = 5  # every fifth row tells candidates apart, and none of them learns it
+_PIXELS: Final = 64
+_WHITE: Final = 16
+_MODEL, _SEEN = "model.pt", "seen.txt"
+Labelled = tuple[torch.Tensor, torch.Tensor]
+
+
+def fit(rate: float, data: str, output: str) -> dict[str, float]:
+    """Train on every rank's share of the rows, and write the model and what it has seen.
+
+    Returns:
+        The rate, and the share of the validation rows that the network gets right.
+
+    Raises:
+        ArithmeticError: The training diverged.
+    """
+    dist.init_process_group()
+    torch.manual_seed(0)
+    rows = _read(data)
+    train, validation = _split(rows)
+    network = _network()
+    _descend(network, _labelled(train[dist.get_rank() :: dist.get_world_size()]), rate)
+    accuracy = _accuracy(network, _labelled(validation))
+    metrics({"accuracy": accuracy, "rows": len(rows)}, step=_STEPS)
+    if dist.get_rank() == 0:
+        torch.save(network.state_dict(), Path(output) / _MODEL)
+        Path(output, _SEEN).write_text("\n".join(map(_digest, rows)) + "\n")
+    dist.destroy_process_group()
+    return {"rate": rate, "accuracy": accuracy}
+
+
+def evaluate(model: str, data: str) -> dict[str, float]:
+    """Judge a model, each rank on its share of the rows.
+
+    Returns:
+        The share of the rows that it gets right, and their number.
+
+    Raises:
+        ValueError: The model has seen one of the rows.
+    """
+    dist.init_process_group()
+    rows = _read(data)
+    _demand_unseen(model, rows)
+    images, labels = _labelled(rows[dist.get_rank() :: dist.get_world_size()])
+    right = (_load(model)(images).argmax(1) == labels).sum()
+    dist.all_reduce(right)
+    accuracy = right.item() / len(rows)
+    metrics({"holdout_accuracy": accuracy})
+    dist.destroy_process_group()
+    return {"accuracy": accuracy, "rows": len(rows)}
+
+
+def predict(model: str, data: str, output: str) -> dict[str, int]:
+    """Tell the digit of each row, each rank of its share, and write them in the rows' order.
+
+    Returns:
+        The number of rows.
+    """
+    dist.init_process_group()
+    rows = _read(data)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    told = _load(model)(_images(rows[rank::size])).argmax(1).tolist() if rows[rank::size] else []
+    shares: list[list[int]] = [[] for _ in range(size)]
+    dist.all_gather_object(shares, told)
+    if rank == 0:
+        lines = [f"{row},{shares[row % size][row // size]}" for row in range(len(rows))]
+        Path(output, "predictions.csv").write_text("\n".join(["row,digit", *lines]) + "\n")
+    dist.destroy_process_group()
+    return {"rows": len(rows)}
+
+
+def _descend(network: nn.Module, batch: Labelled, rate: float) -> None:
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    images, labels = batch
+    for step in range(1, _STEPS + 1):
+        loss: Any = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if not torch.isfinite(loss):
+            raise ArithmeticError(f"the training diverged at step {step}: rate {rate:g} is too high")
+        if step % _SHOWN == 0:
+            progress(step=step, total_steps=_STEPS, loss=loss.item())
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(nn.Linear(_PIXELS, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def _load(model: str) -> nn.Module:
+    network = _network()
+    network.load_state_dict(torch.load(Path(model) / _MODEL, weights_only=True))
+    return network
+
+
+def _accuracy(network: nn.Module, batch: Labelled) -> float:
+    images, labels = batch
+    return float((network(images).argmax(1) == labels).float().mean())
+
+
+def _read(folder: str) -> list[list[int]]:
+    """Read the rows of every file of a folder, by name."""
+    files = sorted(Path(folder).glob("*.csv"))
+    return [list(map(int, row)) for file in files for row in csv.reader(file.read_text().splitlines())]
+
+
+def _split(rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    validation = rows[::_VALIDATION]
+    return [row for number, row in enumerate(rows) if number % _VALIDATION], validation
+
+
+def _labelled(rows: list[list[int]]) -> Labelled:
+    return _images([row[1:] for row in rows]), torch.tensor([row[0] for row in rows])
+
+
+def _images(rows: list[list[int]]) -> torch.Tensor:
+    return torch.tensor(rows).float() / _WHITE
+
+
+def _digest(row: Iterable[int]) -> str:
+    return hashlib.sha256(",".join(map(str, row)).encode()).hexdigest()
+
+
+def _demand_unseen(model: str, rows: list[list[int]]) -> None:
+    seen = set(Path(model, _SEEN).read_text().split())
+    if known := sum(_digest(row) in seen for row in rows):
+        raise ValueError(f"the model has seen {known} of the {len(rows)} rows that it is to be judged by")

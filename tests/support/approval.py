@@ -1,0 +1,20 @@
+"""A task that asks a person, in a real Airflow."""
+
+from typing import Any
+
+from support.standalone_airflow import Airflow
+from support.waiting import until
+
+__all__ = ["asked"]
+
+_SETTLED = "TaskInstance Finished: dag_id={}, task_id={}, run_id={},"
+
+
+def asked(airflow: Airflow, run: str, task: str = "approve", timeout: float = 280) -> dict[str, Any]:
+    """Wait until a person is asked, and can answer; returns what that person is shown."""
+    until(lambda: airflow.task(run, task)["state"] == "awaiting_input", timeout)
+    found = airflow.task(run, task)
+    # An answer before the scheduler has heard that the worker went fails the task, without a word.
+    settled = _SETTLED.format(found["dag_id"], task, found["dag_run_id"])
+    until(lambda: settled in (airflow.home / "standalone.log").read_text(errors="replace"))
+    return dict(airflow.api("GET", f"{run}/taskInstances/{task}/-1/hitlDetails"))

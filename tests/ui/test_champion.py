@@ -1,0 +1,44 @@
+"""A person approves of a model in Airflow's own web UI, in headless Chromium, with the comparison in view."""
+
+from pathlib import Path
+from urllib.parse import quote
+
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support import expected_conditions as conditions
+from selenium.webdriver.support.ui import WebDriverWait
+from support.approval import asked
+from support.browser import Page, needs_chromium
+from support.standalone_airflow import Airflow
+
+from manycpu.operators.champion.promotions import champion
+from manycpu.operators.champion.versions import write_version
+
+pytestmark = needs_chromium
+
+
+def test_a_person_approves_with_the_comparison_in_view(airflow: Airflow, page: Page, tmp_path: Path) -> None:
+    write_version(tmp_path / "data", 100)
+    conf = {"folder": str(tmp_path), "rates": [0.3], "nproc_per_node": 1}
+    path = airflow.trigger("champion", conf)
+    run = path.rpartition("/")[2]
+    asked(airflow, path)
+
+    shown = f"{airflow.url}/dags/champion/runs/{quote(run, safe='')}"
+    page.browser.get(f"{shown}/tasks/approve/required_actions")
+    page.find("input[name=username]").send_keys(airflow.user)
+    page.find("input[name=password]").send_keys(airflow.password)
+    page.find("button[type=submit]").click()
+    page.shows("Is this model to be the champion?")
+    cells = [cell.text for cell in page.all("table td")]
+    assert cells[:3] == ["digits told right, of those that neither saw", cells[1], "none yet"]
+    assert cells[1].endswith(" %")
+    link = page.find("a[href$='/plugin/training']")
+    assert link.get_attribute("href") == f"{shown}/plugin/training"
+    page.shoot("approval", 900)
+
+    approve = (By.XPATH, "//button[normalize-space()='Approve']")
+    WebDriverWait(page.browser, 60).until(conditions.element_to_be_clickable(approve)).click()
+    assert airflow.end(path, 280) == "success"
+    promoted = champion(tmp_path)
+    assert promoted is not None
+    assert promoted.name.startswith(next((tmp_path / "predictions").iterdir()).name)
