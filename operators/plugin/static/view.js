@@ -1,0 +1,92 @@
+// What both tabs have: the colours of the host, one sentence where there is something to say, links without a reload.
+
+import { address } from "./api.js";
+
+/** Make an element; `children` are elements and text. */
+export function element(tag, attributes = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), attributes);
+  made.append(...children);
+  return made;
+}
+
+/** The tab's own part: a style sheet, and a sentence that is read out when it changes. */
+export class Note {
+  constructor(root) {
+    this.line = element("p", { className: "manycpu-note", hidden: true });
+    this.line.setAttribute("role", "status");
+    root.append(element("link", { rel: "stylesheet", href: new URL("airflow.css", import.meta.url).href }), this.line);
+  }
+
+  /** Say a sentence; without one, nothing. */
+  say(text = "") {
+    if (this.line.textContent !== text) this.line.textContent = text;
+    this.line.hidden = !text;
+  }
+
+  /** Say what is wrong, and what comes next. */
+  tell(error, wait, what) {
+    if (error.status === 403) return this.say(`Airflow does not let you see ${what}: it takes the right to read this DAG, its runs, tasks and XComs.`);
+    if (error.status === 404) return this.say(`Airflow knows of no ${what} here.`);
+    const next = wait === null ? "" : ` The next try is in ${Math.round(wait / 1000)} s; what is shown may be old.`;
+    return this.say(`Airflow does not answer (${error.message}).${next}`);
+  }
+}
+
+/** A drawing in the host's colours: made anew when they change, with what was last drawn. */
+export class Drawing {
+  #drawn = null;
+  #last = null;
+
+  constructor(root, mount, options) {
+    this.#mount = () => mount(root, { ...options, dark: isDark() });
+    this.#watch.observe(document.documentElement, { attributes: true, attributeFilter: ["class"] });
+  }
+
+  #mount;
+  #dark = isDark();
+  #watch = new MutationObserver(() => {
+    if (this.#dark === isDark()) return;
+    this.#dark = isDark();
+    if (this.#last !== null) this.#redraw();
+  });
+
+  update(...shown) {
+    this.#last = shown;
+    this.#drawn ??= this.#mount();
+    this.#drawn.update(...shown);
+  }
+
+  /** Show nothing. */
+  clear() {
+    this.#drawn?.destroy();
+    this.#drawn = this.#last = null;
+  }
+
+  destroy() {
+    this.#watch.disconnect();
+    this.clear();
+  }
+
+  #redraw() {
+    this.#drawn?.destroy();
+    this.#drawn = this.#mount();
+    this.#drawn.update(...this.#last);
+  }
+}
+
+/** Make a link of one of Airflow's pages: an address, and what a plain click does instead of leaving the page. */
+export function link(below, go) {
+  return {
+    href: address(below).href,
+    onClick: (event) => {
+      if (event.button !== 0 || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+      event.preventDefault();
+      go(`/${below}`);
+    },
+  };
+}
+
+/** Seconds since the epoch of what Airflow writes as a date; null where there is none. */
+export const seconds = (date) => (date ? Date.parse(date) / 1000 : null);
+
+const isDark = () => document.documentElement.classList.contains("dark");
