@@ -18,11 +18,18 @@ from support.waiting import processes_of, until
 
 from manycpu.operators import local_airflow
 
-__all__ = ["Airflow", "airflow"]
+__all__ = ["Airflow", "airflow", "guarded_airflow"]
 
 _START = 180  # seconds: three times what a busy machine of two cores took
-_TINY_DAGS = Path(__file__).parents[1] / "e2e" / "dags"
-_RUNNING = pytest.StashKey[ExitStack]()
+_TESTS = Path(__file__).parents[1]
+_DAGS = {"manycpu": local_airflow.DAGS, "tiny": _TESTS / "e2e" / "dags", "shown": _TESTS / "ui" / "dags"}
+_BELOW = "/behind/proxy"
+_GUARDED = {
+    "PYTHONPATH": str(_TESTS),
+    "AIRFLOW__CORE__AUTH_MANAGER": "support.denying_auth.DenyingAuthManager",
+    "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer,outsider:viewer",
+}
+_RUNNING = pytest.StashKey[dict[str, ExitStack]]()
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -33,6 +40,11 @@ class Airflow:
         self.url, self.home, self.user, self.password = url, home, user, password
         body = {"username": user, "password": password}
         self._token = _ask(f"{url}/auth/token", "POST", body)["access_token"]
+
+    def as_user(self, user: str) -> "Airflow":
+        """Log in as another user."""
+        passwords = json.loads((self.home / "simple_auth_manager_passwords.json.generated").read_text())
+        return Airflow(self.url, self.home, user, passwords[user])
 
     def api(self, method: str, path: str, body: object = None) -> Any:
         """Ask the REST API."""
@@ -78,40 +90,58 @@ class Airflow:
 def airflow(
     request: pytest.FixtureRequest, new_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Airflow]:
-    """The one Airflow of the session, with the DAGs of the package and of tests/e2e."""
-    home = tmp_path_factory.mktemp("airflow")
-    shutil.copy(new_database, home)
+    """The one Airflow of the session, with the DAGs of the package and of the tests."""
+    yield from _session_airflow(request, new_database, tmp_path_factory.mktemp("airflow"))
+
+
+@pytest.fixture(scope="session")
+def guarded_airflow(
+    request: pytest.FixtureRequest, new_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Airflow]:
+    """Another one, below a path, with users of whom one may not see every DAG: ``support.denying_auth``."""
+    home = tmp_path_factory.mktemp("guarded")
+    yield from _session_airflow(request, new_database, home, _BELOW, _GUARDED)
+
+
+def _session_airflow(
+    request: pytest.FixtureRequest, database: Path, home: Path, below: str = "", env: dict[str, str] | None = None
+) -> Iterator[Airflow]:
+    shutil.copy(database, home)
     with ExitStack() as stack:
-        request.config.stash[_RUNNING] = stack
-        yield stack.enter_context(_running(home))
+        request.config.stash.setdefault(_RUNNING, {})[str(request.fixturename)] = stack
+        yield stack.enter_context(_running(home, below, env or {}))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """End Airflow after the last test that uses it: it takes its share of the cores."""
+    """End an Airflow after the last test that uses it: it takes its share of the cores."""
     result = yield
-    if nextitem is not None and _uses(item) and not _uses(nextitem):
-        item.config.stash.get(_RUNNING, ExitStack()).close()
+    for name, stack in item.config.stash.get(_RUNNING, {}).items():
+        if nextitem is not None and _uses(item, name) and not _uses(nextitem, name):
+            stack.close()
     return result
 
 
-def _uses(item: pytest.Item) -> bool:
-    return "airflow" in getattr(item, "fixturenames", ())
+def _uses(item: pytest.Item, fixture: str) -> bool:
+    return fixture in getattr(item, "fixturenames", ())
 
 
 @contextmanager
-def _running(home: Path) -> Iterator[Airflow]:
+def _running(home: Path, below: str, more: dict[str, str]) -> Iterator[Airflow]:
     """Start Airflow as `make ui` does; end it as Ctrl-C does, and see that nothing of it is left."""
     port = free_port()
-    bundles = local_airflow.settings(home, port, {"manycpu": local_airflow.DAGS, "tiny": _TINY_DAGS})
+    bundles = local_airflow.settings(home, port, _DAGS)
+    url = f"http://127.0.0.1:{port}{below}"
     env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
     env |= {name: value for name, value in bundles.items() if name.endswith("BUNDLE_CONFIG_LIST")}
     env |= {"AIRFLOW_HOME": str(home), "PORT": str(port), "MANYCPU_TEST_HOME": str(home)}
+    env |= {"AIRFLOW__API__BASE_URL": url, "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/"}
+    env |= more
     command = [sys.executable, "-m", "manycpu.operators.ui"]
     with (home / "said").open("wb") as said:
         server = subprocess.Popen(command, env=env, stdout=said, stderr=said)
     try:
-        yield _wait_for(server, f"http://127.0.0.1:{port}", home)
+        yield _wait_for(server, url, home)
     finally:
         server.terminate()
         code = server.wait(60)
@@ -131,6 +161,7 @@ def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflo
     login, password = words[words.index("login:") + 1], words[words.index("password:") + 1]
     found = Airflow(url, home, login, password)
     wanted = {"train", "tiny", "tiny_function", "tiny_sync", "tiny_hurried", "tiny_consumer", "form"}
+    wanted |= {"shown", "hidden", "foreign", "growing"}
     _until_up(lambda: wanted <= {dag["dag_id"] for dag in found.api("GET", "dags")["dags"]}, server, said)
     return found
 
