@@ -13,6 +13,8 @@ from typing import Any, Final
 
 __all__ = [
     "MANIFEST",
+    "PAGE",
+    "PAGE_BEGINS",
     "REPORT",
     "fields_of",
     "manifest_name",
@@ -24,6 +26,10 @@ __all__ = [
 MANIFEST: Final = "manifest.json"
 """Lists what an export wrote; its ``run`` is the key of the run that did."""
 REPORT: Final = "report.json"
+PAGE: Final = "report.html"
+"""Shows report.json to people; written where the output is a folder."""
+PAGE_BEGINS: Final = "<!doctype html>\n<!-- a report of manycpu -->\n"
+"""Tells our page from a program's own file of that name."""
 
 
 def manifest_name(taken: Collection[str]) -> str:
