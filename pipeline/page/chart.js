@@ -55,14 +55,24 @@ export class Chart {
     this.where = h("span", { class: "where" });
     this.drawing = h("div", { class: "drawing" });
     this.rule = h("div", { class: "rule", hidden: true });
-    this.plot = h("div", {
-      ...{ class: "plot", tabindex: "0", role: "slider", "aria-label": name },
-      ...{ onkeydown: (event) => this.key(event), onblur: () => this.onCursor(null, this) },
-      ...{ onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event) },
-      onpointerleave: () => this.onCursor(null, this),
-    }, this.drawing, this.rule);
+    this.plot = h(
+      "div",
+      {
+        ...{ class: "plot", tabindex: "0", role: "slider", "aria-label": name },
+        ...{ onkeydown: (event) => this.key(event), onblur: () => this.onCursor(null, this) },
+        ...{ onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event) },
+        onpointerleave: () => this.onCursor(null, this),
+      },
+      this.drawing,
+      this.rule,
+    );
     const title = h("h3", { title: name }, name);
-    const head = h("div", { class: "chart-head" }, title, h("span", { class: "reading" }, this.value, this.where));
+    const head = h(
+      "div",
+      { class: "chart-head" },
+      title,
+      h("span", { class: "reading" }, this.value, this.where),
+    );
     this.element = h("div", { class: large ? "chart large" : "chart", "data-metric": name }, head, this.plot);
     this.large = large;
   }
@@ -80,8 +90,8 @@ export class Chart {
     const [low, high] = range(points.map((point) => point.y));
     this.low = low;
     this.high = high;
-    const across = ticks(axis.low, axis.high, this.large ? 7 : 4, axis.unit === "time" ? TIMES : null);
-    const up = ticks(low, high, this.large ? 5 : 3);
+    const across = ticks(axis.low, axis.high, this.large ? 8 : 4, axis.unit === "time" ? TIMES : null);
+    const up = ticks(low, high, this.large ? 6 : 4);
     this.drawing.replaceChildren(this.svg(across, up), ...this.xLabels(across), ...this.yLabels(up));
     this.dots.forEach((dot) => dot.remove());
     this.dots = lines.map((line) => h("div", { class: `dot c${line.color}`, hidden: true }));
@@ -101,8 +111,12 @@ export class Chart {
   svg(across, up) {
     const place = (share) => (share * SIZE).toFixed(1);
     const grid = [
-      ...up.map((y) => s("line", { class: "grid", x1: 0, x2: SIZE, y1: place(this.top(y)), y2: place(this.top(y)) })),
-      ...across.map((x) => s("line", { class: "tick", x1: place(this.left(x)), x2: place(this.left(x)), y1: 0, y2: SIZE })),
+      ...up.map((y) =>
+        s("line", { class: "grid", x1: 0, x2: SIZE, y1: place(this.top(y)), y2: place(this.top(y)) }),
+      ),
+      ...across.map((x) =>
+        s("line", { class: "tick", x1: place(this.left(x)), x2: place(this.left(x)), y1: 0, y2: SIZE }),
+      ),
     ];
     const curve = ({ points, color }) => {
       const places = points.map(({ x, y }) => `${place(this.left(x))} ${place(this.top(y))}`);
@@ -118,7 +132,11 @@ export class Chart {
     return across.map((x, at) => {
       const share = this.left(x);
       const side = share > 0.93 ? " end" : share < 0.05 ? " start" : "";
-      return h("span", { class: `x-label${side}`, "--at": share.toFixed(4), "aria-hidden": "true" }, texts[at]);
+      return h(
+        "span",
+        { class: `x-label${side}`, "--at": share.toFixed(4), "aria-hidden": "true" },
+        texts[at],
+      );
     });
   }
 
@@ -140,7 +158,9 @@ export class Chart {
     const move = MOVES[event.key];
     if (move === undefined) return;
     event.preventDefault();
-    const places = [...new Set(this.lines.flatMap((line) => line.points.map((point) => point.x)))].sort((a, b) => a - b);
+    const places = [...new Set(this.lines.flatMap((line) => line.points.map((point) => point.x)))].sort(
+      (a, b) => a - b,
+    );
     if (!places.length) return;
     const present = this.at === null ? places.length : nearest(places, this.at);
     const next = Math.min(places.length - 1, Math.max(0, present + move));
@@ -151,11 +171,19 @@ export class Chart {
   show(at) {
     this.at = at;
     const chosen = this.lines.map(({ points }) =>
-      at === null ? points.at(-1) : points[nearest(points.map((point) => point.x), at)],
+      at === null
+        ? points.at(-1)
+        : points[
+            nearest(
+              points.map((point) => point.x),
+              at,
+            )
+          ],
     );
     const first = chosen.find(Boolean);
     this.rule.hidden = at === null || !first;
-    if (!this.rule.hidden) this.rule.style.setProperty("--at", this.left(chosen.length > 1 ? at : first.x).toFixed(4));
+    if (!this.rule.hidden)
+      this.rule.style.setProperty("--at", this.left(chosen.length > 1 ? at : first.x).toFixed(4));
     this.dots.forEach((dot, number) => this.mark(dot, chosen[number], at));
     this.read(chosen, first, at);
   }
@@ -171,10 +199,15 @@ export class Chart {
     const parts = chosen.flatMap((point, number) => {
       if (!point) return [];
       const color = this.lines.length > 1 ? `c${this.lines[number].color}` : "";
-      return [h("span", { class: color, title: exact(point.y), "data-value": exact(point.y) }, short(point.y))];
+      return [
+        h("span", { class: color, title: exact(point.y), "data-value": exact(point.y) }, short(point.y)),
+      ];
     });
     this.value.replaceChildren(...parts);
-    this.where.textContent = at === null || !first ? "" : ` at ${this.place(chosen.length > 1 ? at : first.x)}`;
+    this.where.textContent =
+      at === null || !first
+        ? ""
+        : ` ${chosen.length > 1 ? "near" : "at"} ${this.place(chosen.length > 1 ? at : first.x)}`;
     const told = `${chosen.map((point) => (point ? short(point.y) : "none")).join(", ")} at ${first ? this.place(first.x) : ""}`;
     this.plot.setAttribute("aria-valuetext", told);
     this.plot.setAttribute("aria-valuenow", first && isNumber(first.y) ? first.y : 0);

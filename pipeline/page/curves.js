@@ -54,7 +54,10 @@ export class Curves {
     this.legend = h("div", { class: "legend" });
     this.choice = h("div", { class: "choice", role: "radiogroup", "aria-label": "Horizontal axis" });
     const name = `manycpu-axis-${(groups += 1)}`;
-    for (const [axis, text] of [["step", "Steps"], ["time", "Time"]]) {
+    for (const [axis, text] of [
+      ["step", "Steps"],
+      ["time", "Time"],
+    ]) {
       const input = h("input", { type: "radio", name, value: axis, checked: axis === this.axis });
       input.onchange = () => {
         this.axis = axis;
@@ -69,7 +72,12 @@ export class Curves {
 
   /** @param {{label: string, report: object}[]} runs whose curves are drawn over each other */
   update(runs) {
-    this.runs = runs.map(({ label, report }, at) => ({ label, report, color: at % COLORS, start: began(report) }));
+    this.runs = runs.map(({ label, report }, at) => ({
+      label,
+      report,
+      color: at % COLORS,
+      start: began(report),
+    }));
     this.draw();
   }
 
@@ -84,13 +92,19 @@ export class Curves {
     shown.forEach(([name, { unit, lines }], at) => {
       const chart = this.chart(name, at === 0);
       chart.update(lines, axes[unit]);
-      if (this.grid.children[at] !== chart.element) this.grid.insertBefore(chart.element, this.grid.children[at] || null);
+      if (this.grid.children[at] !== chart.element)
+        this.grid.insertBefore(chart.element, this.grid.children[at] || null);
     });
   }
 
   linesOf(name) {
     return this.runs
-      .map(({ label, color, start, report }) => ({ label, color, start, raw: readPoints(fieldsOf(report.series)[name]) }))
+      .map(({ label, color, start, report }) => ({
+        label,
+        color,
+        start,
+        raw: readPoints(fieldsOf(report.series)[name]),
+      }))
       .filter((line) => line.raw.length);
   }
 
@@ -132,5 +146,6 @@ function sharedAxes(metrics) {
     axis.low = Math.min(axis.low, ...places);
     axis.high = Math.max(axis.high, ...places);
   }
+  for (const axis of Object.values(axes)) if (axis.low > 0 && axis.low < axis.high / 10) axis.low = 0;
   return axes;
 }

@@ -20,7 +20,9 @@ function filled(element, attributes, children) {
       element.setAttribute(name, value === true ? "" : String(value));
     }
   }
-  const present = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  const present = children
+    .flat(Infinity)
+    .filter((child) => child !== null && child !== undefined && child !== false);
   element.append(...present.map((child) => (child instanceof Node ? child : String(child))));
   return element;
 }
@@ -38,7 +40,9 @@ export function patch(old, fresh) {
   if ("checked" in fresh) old.checked = fresh.checked;
   const wanted = [...fresh.childNodes];
   [...old.childNodes].slice(wanted.length).forEach((extra) => extra.remove());
-  wanted.forEach((child, at) => (at < old.childNodes.length ? patch(old.childNodes[at], child) : old.append(child)));
+  wanted.forEach((child, at) =>
+    at < old.childNodes.length ? patch(old.childNodes[at], child) : old.append(child),
+  );
 }
 
 function patchAttributes(old, fresh) {
@@ -72,7 +76,11 @@ export function short(value) {
   if (!isNumber(value)) return exact(value);
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en-US");
-  if (size >= 1e9 || size < 1e-3) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
+  if (size >= 1e9 || size < 1e-3)
+    return value
+      .toExponential(3)
+      .replace(/\.?0+e/, "e")
+      .replace("e+", "e");
   if (size >= 1000) return Math.round(value).toLocaleString("en-US");
   return String(Number(value.toPrecision(4)));
 }
@@ -86,18 +94,30 @@ export function exact(value) {
 /** Show a number shortly, with the report's own beside it. */
 export function number(value, unit = "") {
   if (!known(value)) return h("span", { class: "none" }, "–");
-  return h("span", { class: "number", title: exact(value) + unit, "data-value": exact(value) }, short(value) + unit);
+  return h(
+    "span",
+    { class: "number", title: exact(value) + unit, "data-value": exact(value) },
+    short(value) + unit,
+  );
 }
 
-const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+const UNITS = [
+  ["d", 86400],
+  ["h", 3600],
+  ["min", 60],
+  ["s", 1],
+];
+
+const tidy = (digits) => String(Number(digits));
+const aligned = (digits) => digits;
 
 /** Say how long something took: "0.41 s", "1 min 21 s". */
-export function duration(seconds) {
+export function duration(seconds, as = tidy) {
   if (!isNumber(seconds)) return "";
-  if (seconds < 0) return `-${duration(-seconds)}`;
-  if (seconds < 1 && seconds > 0) return seconds < 0.001 ? "< 1 ms" : `${Number((seconds * 1000).toPrecision(3))} ms`;
-  if (seconds < 10) return `${Number(seconds.toFixed(2))} s`;
-  if (seconds < 59.95) return `${Number(seconds.toFixed(1))} s`;
+  if (seconds < 0) return `-${duration(-seconds, as)}`;
+  if (seconds < 0.01 && seconds > 0) return `${as((seconds * 1000).toPrecision(3))} ms`;
+  if (seconds < 10) return `${as(seconds.toPrecision(3))} s`;
+  if (seconds < 59.95) return `${as(seconds.toFixed(1))} s`;
   let left = Math.round(seconds);
   const parts = UNITS.map(([unit, size]) => {
     const count = Math.floor(left / size);
@@ -107,9 +127,14 @@ export function duration(seconds) {
   return parts.filter(Boolean).slice(0, 2).join(" ");
 }
 
+/** Show how long something took, to stand below others. */
 export function lasted(seconds) {
   if (!isNumber(seconds)) return h("span", { class: "none" }, "–");
-  return h("span", { class: "number", title: `${exact(seconds)} s`, "data-value": exact(seconds) }, duration(seconds));
+  return h(
+    "span",
+    { class: "number", title: `${exact(seconds)} s`, "data-value": exact(seconds) },
+    duration(seconds, aligned),
+  );
 }
 
 /** Show a moment, in seconds since the epoch or as ISO, by the reader's clock. */
@@ -138,7 +163,8 @@ export function badge(state) {
 
 /** Make a link, unless its address would run something. */
 export function link(href, text, onclick) {
-  const protocol = textOf(href) && URL.canParse(href, document.baseURI) && new URL(href, document.baseURI).protocol;
+  const protocol =
+    textOf(href) && URL.canParse(href, document.baseURI) && new URL(href, document.baseURI).protocol;
   if (!["http:", "https:", "file:"].includes(protocol)) return h("span", null, text);
   return h("a", { href, onclick: typeof onclick === "function" ? onclick : null }, text);
 }
@@ -149,8 +175,16 @@ export function table(heads, rows, attributes) {
   const kind = (at) => heads[at][1] || null;
   const head = heads.map(([text, kindOf]) => h("th", { scope: "col", class: kindOf }, text));
   const body = rows.map((row) =>
-    h("tr", { class: row.class, "data-key": row.key }, cells(row).map((cell, at) => h("td", { class: kind(at) }, cell))),
+    h(
+      "tr",
+      { class: row.class, "data-key": row.key },
+      cells(row).map((cell, at) => h("td", { class: kind(at) }, cell)),
+    ),
   );
   const whole = h("table", null, h("thead", null, h("tr", null, head)), h("tbody", null, body));
   return h("div", { class: "scroll", tabindex: "0", role: "region", ...attributes }, whole);
+}
+
+export function section(title, name, ...children) {
+  return h("section", { class: name, "data-key": name }, h("h2", null, title), children);
 }

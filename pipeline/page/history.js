@@ -1,6 +1,20 @@
 // The history of a DAG: its runs as a table that sorts by any metric, and chosen ones over each other.
 import { Curves, ordered } from "./curves.js";
-import { badge, exact, fieldsOf, fill, h, isNumber, known, lasted, link, listOf, moment, mood, number } from "./dom.js";
+import {
+  badge,
+  exact,
+  fieldsOf,
+  fill,
+  h,
+  isNumber,
+  known,
+  lasted,
+  link,
+  listOf,
+  moment,
+  mood,
+  number,
+} from "./dom.js";
 
 const LOW = /loss|err|perplexity|(^|_)(ppl|wer|cer|mse|rmse|mae|seconds|latency)($|_)/i;
 const NEITHER = /^(epoch|step|learning_rate|lr|grad_norm|total_flos)$/i;
@@ -14,17 +28,51 @@ function nodes({ hosts, run }) {
 
 /** Describe the columns: a value to sort by, and a cell. */
 function columnsOf(rows, best) {
-  const names = ordered(new Set(rows.flatMap((row) => Object.entries(fieldsOf(row.report.metrics)).filter(([, v]) => isNumber(v)).map(([name]) => name))));
+  const names = ordered(
+    new Set(
+      rows.flatMap((row) =>
+        Object.entries(fieldsOf(row.report.metrics))
+          .filter(([, v]) => isNumber(v))
+          .map(([name]) => name),
+      ),
+    ),
+  );
   const metrics = names.map((name) => ({
-    ...{ id: `metric ${name}`, title: name, kind: "right", value: (row) => fieldsOf(row.report.metrics)[name] },
-    cell: (row, value) => [best.get(name) === row && h("span", { class: "badge best", title: `The best ${name} of all that succeeded` }, "best"), number(value)],
+    ...{
+      id: `metric ${name}`,
+      title: name,
+      kind: "right",
+      value: (row) => fieldsOf(row.report.metrics)[name],
+    },
+    cell: (row, value) => [
+      best.get(name) === row &&
+        h("span", { class: "badge best", title: `The best ${name} of all that succeeded` }, "best"),
+      number(value),
+    ],
   }));
   return [
-    { id: "run", title: "Run", value: (row) => exact(row.id), cell: (row) => link(row.href, exact(row.id), row.onClick) },
+    {
+      id: "run",
+      title: "Run",
+      value: (row) => exact(row.id),
+      cell: (row) => link(row.href, exact(row.id), row.onClick),
+    },
     { id: "state", title: "State", value: (row) => row.state, cell: (row) => badge(row.state) },
     { id: "start", title: "Began", value: (row) => row.began, cell: (row) => moment(row.start) },
-    { id: "seconds", title: "Took", kind: "right", value: (row) => row.seconds, cell: (row, value) => lasted(value) },
-    { id: "nodes", title: "Nodes", kind: "right", value: (row) => nodes(row.report), cell: (row, value) => number(value) },
+    {
+      id: "seconds",
+      title: "Took",
+      kind: "right",
+      value: (row) => row.seconds,
+      cell: (row, value) => lasted(value),
+    },
+    {
+      id: "nodes",
+      title: "Nodes",
+      kind: "right",
+      value: (row) => nodes(row.report),
+      cell: (row, value) => number(value),
+    },
     ...metrics,
   ];
 }
@@ -84,21 +132,41 @@ class History {
     const rows = sorted(this.rows, by, this.descending);
     fill(this.above, this.words());
     fill(this.body, this.rows.length > 0 && this.table(columns, rows));
-    const drawn = rows.filter((row) => this.chosen.has(row.id));
-    if (drawn.length > 1) this.curves.update(drawn.map((row) => ({ label: exact(row.id), report: row.report })));
+    const drawn = [...this.chosen].map((id) => rows.find((row) => row.id === id));
+    if (drawn.length > 1)
+      this.curves.update(drawn.map((row) => ({ label: exact(row.id), report: row.report })));
     else this.curves.element.hidden = true;
   }
 
   words() {
     if (!this.rows.length) return h("p", { class: "note" }, "No run of this DAG has trained anything yet.");
     const count = this.chosen.size;
-    const told = count > 1 ? `${count} runs are drawn below.` : "Choose two or more runs to draw their curves over each other.";
-    return h("p", { class: "note", role: "status" }, told, " Of losses, errors and times the lowest is best, of other metrics the highest.");
+    const told =
+      count > 1
+        ? `${count} runs are drawn below.`
+        : "Choose two or more runs to draw their curves over each other.";
+    return h(
+      "p",
+      { class: "note", role: "status" },
+      told,
+      " Of losses, errors and times the lowest is best, of other metrics the highest.",
+    );
   }
 
   table(columns, rows) {
-    const head = h("tr", null, h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")), columns.map((column) => this.head(column)));
-    const body = rows.map((row) => h("tr", { "data-key": exact(row.id), class: this.chosen.has(row.id) ? "chosen" : null }, this.cells(columns, row)));
+    const head = h(
+      "tr",
+      null,
+      h("th", { scope: "col" }, h("span", { class: "unseen" }, "Chosen")),
+      columns.map((column) => this.head(column)),
+    );
+    const body = rows.map((row) =>
+      h(
+        "tr",
+        { "data-key": exact(row.id), class: this.chosen.has(row.id) ? "chosen" : null },
+        this.cells(columns, row),
+      ),
+    );
     const whole = h("table", null, h("thead", null, head), h("tbody", null, body));
     return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" }, whole);
   }
@@ -106,8 +174,16 @@ class History {
   head({ id, title, kind }) {
     const here = this.sort === id;
     const way = here ? (this.descending ? "descending" : "ascending") : null;
-    const arrow = h("span", { class: "arrow", "aria-hidden": "true" }, here ? (this.descending ? "▾" : "▴") : "");
-    return h("th", { scope: "col", class: kind, "aria-sort": way }, h("button", { type: "button", title, onclick: () => this.sortBy(id, title) }, title, arrow));
+    const arrow = h(
+      "span",
+      { class: "arrow", "aria-hidden": "true" },
+      here ? (this.descending ? "▾" : "▴") : "",
+    );
+    return h(
+      "th",
+      { scope: "col", class: kind, "aria-sort": way },
+      h("button", { type: "button", title, onclick: () => this.sortBy(id, title) }, title, arrow),
+    );
   }
 
   sortBy(id, title) {
@@ -118,12 +194,19 @@ class History {
   }
 
   cells(columns, row) {
-    const box = h("input", { type: "checkbox", checked: this.chosen.has(row.id), "aria-label": `Draw ${exact(row.id)}` });
+    const box = h("input", {
+      type: "checkbox",
+      checked: this.chosen.has(row.id),
+      "aria-label": `Draw ${exact(row.id)}`,
+    });
     box.onchange = () => {
       this.chosen[this.chosen.has(row.id) ? "delete" : "add"](row.id);
       this.draw();
     };
-    return [h("td", null, box), ...columns.map((column) => h("td", { class: column.kind }, column.cell(row, column.value(row))))];
+    return [
+      h("td", null, box),
+      ...columns.map((column) => h("td", { class: column.kind }, column.cell(row, column.value(row)))),
+    ];
   }
 }
 

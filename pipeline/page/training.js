@@ -1,7 +1,9 @@
 // The page of one training, and the history of many: mount(root, options) and mountHistory(root, options).
 import { Curves } from "./curves.js";
 import { fieldsOf, fill, h, listOf } from "./dom.js";
-import { asked, attempts, head, metricsOf, places, problems, ranksOf, rounds, steps } from "./sections.js";
+import { ranksOf } from "./ranks.js";
+import { asked, metricsOf, places } from "./places.js";
+import { attempts, head, problems, rounds, steps } from "./sections.js";
 export { mountHistory } from "./history.js";
 
 const SECTIONS = [
@@ -33,7 +35,12 @@ export function mount(root, options = {}) {
   root.classList.add("manycpu");
   if (typeof options.dark === "boolean") root.dataset.theme = options.dark ? "dark" : "light";
   const curves = new Curves();
-  const slots = new Map(["head", "problems", ...SECTIONS.map(([name]) => name)].map((name) => [name, h("div", { class: `slot ${name}-slot` })]));
+  const slots = new Map(
+    ["head", "problems", ...SECTIONS.map(([name]) => name)].map((name) => [
+      name,
+      h("div", { class: `slot ${name}-slot` }),
+    ]),
+  );
   const [top, notices, ...rest] = slots.values();
   const page = h("main", { class: "training" }, top, notices, curves.element, rest);
   curves.element.hidden = true;
