@@ -27,6 +27,7 @@ _BELOW = "/behind/proxy"
 _GUARDED = {
     "PYTHONPATH": str(_TESTS),
     "AIRFLOW__CORE__AUTH_MANAGER": "support.denying_auth.DenyingAuthManager",
+    "AIRFLOW__MANYCPU__LIVE_SECONDS": "1",
     "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer,outsider:viewer",
 }
 _RUNNING = pytest.StashKey[dict[str, ExitStack]]()
@@ -161,7 +162,7 @@ def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflo
     login, password = words[words.index("login:") + 1], words[words.index("password:") + 1]
     found = Airflow(url, home, login, password)
     wanted = {"train", "tiny", "tiny_function", "tiny_sync", "tiny_hurried", "tiny_consumer", "form"}
-    wanted |= {"shown", "hidden", "foreign", "growing"}
+    wanted |= {"shown", "hidden", "foreign", "growing", "waiting"}
     _until_up(lambda: wanted <= {dag["dag_id"] for dag in found.api("GET", "dags")["dags"]}, server, said)
     return found
 

@@ -46,7 +46,7 @@ class RunView {
     ]);
     this.#ours = ours;
     const marked = new Set([...ours, ...entries.map((entry) => entry.task_id)]);
-    const own = tasks.filter((task) => marked.has(task.task_id));
+    const own = tasks.filter((task) => marked.has(task.task_id)).sort(byStart);
     this.#shown = own.length ? trainings(own, await this.#documents.read(entries, signal)) : [];
     this.draw();
     return GOES_ON.includes(state);
@@ -60,7 +60,7 @@ class RunView {
       return this.drawing.clear();
     }
     this.note.say(sentence(training));
-    return this.drawing.update({ report: training.document ?? {}, tasks: training.tasks.map((task) => this.row(task)) });
+    return this.drawing.update({ report: training.document ?? { name: training.name }, tasks: training.tasks.map((task) => this.row(task)) });
   }
 
   /** Describe a task as the page shows it; its name leads to its log. */
@@ -121,11 +121,12 @@ class Selector {
   }
 }
 
+const byStart = (one, other) => (seconds(one.start_date) ?? Infinity) - (seconds(other.start_date) ?? Infinity) || 0;
 const goesOn = (training) => ["running", "pending"].includes(training.document?.state);
 
 function sentence({ document, elsewhere, tasks }) {
   if (elsewhere) return "What is known of this training is not in Airflow's database, but where its backend for XComs puts it.";
   if (document) return "";
-  if (tasks.some((task) => task.state === null || task.end_date === null)) return "It has not begun to train yet.";
+  if (tasks.some((task) => task.state === null || task.end_date === null)) return "The training has told nothing yet; this is what its tasks do.";
   return "It ended without having trained; the logs of its tasks say why.";
 }

@@ -9,12 +9,14 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** The tab's own part: a style sheet, and a sentence that is read out when it changes. */
+const style = (name) => element("link", { rel: "stylesheet", href: new URL(name, import.meta.url).href });
+
+/** What a tab begins with: its style sheets, and a sentence that is read out when it changes. */
 export class Note {
   constructor(root) {
     this.line = element("p", { className: "manycpu-note", hidden: true });
     this.line.setAttribute("role", "status");
-    root.append(element("link", { rel: "stylesheet", href: new URL("airflow.css", import.meta.url).href }), this.line);
+    root.append(style("airflow.css"), style("../page/training.css"), this.line);
   }
 
   /** Say a sentence; without one, nothing. */

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import Param, dag, get_current_context, task, task_group
 
-from manycpu.operators import training_pipeline
+from manycpu.operators import TrainOperator, training_pipeline
 
 TESTS = Path(__file__).parents[2]
 PARAMS = {"folder": Param(type="string")}
@@ -86,7 +86,13 @@ def growing() -> None:
     )
 
 
+@dag(schedule=None, is_paused_upon_creation=True)
+def waiting() -> None:
+    TrainOperator(task_id="train", run={"program": "train.py"})
+
+
 shown()
 hidden()
 foreign()
 growing()
+waiting()
