@@ -40,7 +40,7 @@ class Airflow:
     def __init__(self, url: str, home: Path, user: str, password: str) -> None:
         self.url, self.home, self.user, self.password = url, home, user, password
         body = {"username": user, "password": password}
-        self._token = _ask(f"{url}/auth/token", "POST", body)["access_token"]
+        self.token = _ask(f"{url}/auth/token", "POST", body)["access_token"]
 
     def as_user(self, user: str) -> "Airflow":
         """Log in as another user."""
@@ -49,7 +49,7 @@ class Airflow:
 
     def api(self, method: str, path: str, body: object = None) -> Any:
         """Ask the REST API."""
-        return _ask(f"{self.url}/api/v2/{path}", method, body, self._token)
+        return _ask(f"{self.url}/api/v2/{path}", method, body, self.token)
 
     def trigger(self, dag: str, conf: dict[str, Any] | None = None) -> str:
         """Start a DAG run; returns its path in the API."""
