@@ -11,5 +11,5 @@ class DenyingAuthManager(SimpleAuthManager):
     """The user ``outsider`` sees every DAG but ``hidden``."""
 
     def is_authorized_dag(self, *, user: Any, details: Any = None, **how: Any) -> bool:
-        denied = user.get_name() == "outsider" and details is not None and details.id == "hidden"
+        denied = user.get_id() == "outsider" and details is not None and details.id == "hidden"
         return not denied and super().is_authorized_dag(user=user, details=details, **how)

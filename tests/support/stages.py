@@ -26,8 +26,6 @@ _SECONDS: Final = ("lint", "unit")
 _FAST: Final = "what takes seconds"
 _CLUSTER: Final = "cluster, kubernetes"
 _AIRFLOW: Final = "e2e, ui"
-_AIRFLOWS: Final = ("airflow", "guarded_airflow")
-"""Fixtures that are a whole Airflow each: one has ended when the next one starts."""
 _WITH_AIRFLOW: Final = "tests/kubernetes/test_airflow.py"
 """What needs Airflow's own processes and the cluster."""
 _END: Final = "the end of the cluster"
@@ -53,17 +51,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
     for item in items:
-        if {*_AIRFLOWS, "cluster"} & set(_fixtures(item)) and not item.get_closest_marker("timeout"):
+        if {"airflow", "cluster"} & set(_fixtures(item)) and not item.get_closest_marker("timeout"):
             # Of the test alone: one of them pays for the start, whose steps have limits of their own.
             item.add_marker(pytest.mark.timeout(func_only=True))
 
 
 def _place(item: pytest.Item) -> tuple[int, ...]:
-    """Order by stage; in one, what needs an Airflow, which ends then; what has the cluster alone; the others."""
+    """Order by stage; in one, what needs Airflow, which ends then; what has the cluster alone; the others."""
     stage = list(STAGES).index(stage_of(item.nodeid))
     last, alone = [_has(item, name) for name in ("ends_cluster", "last")], _has(item, "alone")
-    airflows = [name not in _fixtures(item) for name in _AIRFLOWS]
-    return stage, *last, *airflows, not alone, "cluster" in _fixtures(item)
+    return stage, *last, "airflow" not in _fixtures(item), not alone, "cluster" in _fixtures(item)
 
 
 def _has(item: pytest.Item, marker: str) -> bool:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,20 +18,16 @@ from support.rank_launches import free_port
 from support.waiting import processes_of, until
 
 from manycpu.operators import local_airflow
+from manycpu.operators.ui import end_session
 
 __all__ = ["Airflow", "airflow", "guarded_airflow"]
 
 _START = 180  # seconds: three times what a busy machine of two cores took
 _TESTS = Path(__file__).parents[1]
 _DAGS = {"manycpu": local_airflow.DAGS, "tiny": _TESTS / "e2e" / "dags", "shown": _TESTS / "ui" / "dags"}
-_BELOW = "/behind/proxy"
-_GUARDED = {
-    "PYTHONPATH": str(_TESTS),
-    "AIRFLOW__CORE__AUTH_MANAGER": "support.denying_auth.DenyingAuthManager",
-    "AIRFLOW__MANYCPU__LIVE_SECONDS": "1",
-    "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer,outsider:viewer",
-}
-_RUNNING = pytest.StashKey[dict[str, ExitStack]]()
+_USERS = {"viewer": "viewer", "outsider": "viewer", "admin": "admin"}
+"""Users of the guarded web server, each with its role; their names are their passwords."""
+_RUNNING = pytest.StashKey[ExitStack]()
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -42,10 +39,9 @@ class Airflow:
         body = {"username": user, "password": password}
         self.token = _ask(f"{url}/auth/token", "POST", body)["access_token"]
 
-    def as_user(self, user: str) -> "Airflow":
-        """Log in as another user."""
-        passwords = json.loads((self.home / "simple_auth_manager_passwords.json.generated").read_text())
-        return Airflow(self.url, self.home, user, passwords[user])
+    def as_user(self, name: str) -> "Airflow":
+        """Log in as another user of the guarded web server."""
+        return Airflow(self.url, self.home, name, name)
 
     def api(self, method: str, path: str, body: object = None) -> Any:
         """Ask the REST API."""
@@ -91,58 +87,50 @@ class Airflow:
 def airflow(
     request: pytest.FixtureRequest, new_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Airflow]:
-    """The one Airflow of the session, with the DAGs of the package and of the tests."""
-    yield from _session_airflow(request, new_database, tmp_path_factory.mktemp("airflow"))
+    """The one Airflow of the session, with the DAGs of the package and of tests/e2e."""
+    home = tmp_path_factory.mktemp("airflow")
+    shutil.copy(new_database, home)
+    with ExitStack() as stack:
+        request.config.stash[_RUNNING] = stack
+        yield stack.enter_context(_running(home))
 
 
 @pytest.fixture(scope="session")
-def guarded_airflow(
-    request: pytest.FixtureRequest, new_database: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Airflow]:
-    """Another one, below a path, with users of whom one may not see every DAG: ``support.denying_auth``."""
-    home = tmp_path_factory.mktemp("guarded")
-    yield from _session_airflow(request, new_database, home, _BELOW, _GUARDED)
+def guarded_airflow(request: pytest.FixtureRequest, airflow: Airflow) -> Airflow:
+    """The same Airflow behind another web server: below a path, with users of several rights.
 
-
-def _session_airflow(
-    request: pytest.FixtureRequest, database: Path, home: Path, below: str = "", env: dict[str, str] | None = None
-) -> Iterator[Airflow]:
-    shutil.copy(database, home)
-    with ExitStack() as stack:
-        request.config.stash.setdefault(_RUNNING, {})[str(request.fixturename)] = stack
-        yield stack.enter_context(_running(home, below, env or {}))
+    What they may see says ``support.denying_auth``; `airflow standalone` itself takes no auth manager.
+    """
+    return request.config.stash[_RUNNING].enter_context(_guarded(airflow.home))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """End an Airflow after the last test that uses it: it takes its share of the cores."""
+    """End Airflow after the last test that uses it: it takes its share of the cores."""
     result = yield
-    for name, stack in item.config.stash.get(_RUNNING, {}).items():
-        if nextitem is not None and _uses(item, name) and not _uses(nextitem, name):
-            stack.close()
+    if nextitem is not None and _uses(item) and not _uses(nextitem):
+        item.config.stash.get(_RUNNING, ExitStack()).close()
     return result
 
 
-def _uses(item: pytest.Item, fixture: str) -> bool:
-    return fixture in getattr(item, "fixturenames", ())
+def _uses(item: pytest.Item) -> bool:
+    return "airflow" in getattr(item, "fixturenames", ())
 
 
 @contextmanager
-def _running(home: Path, below: str, more: dict[str, str]) -> Iterator[Airflow]:
+def _running(home: Path) -> Iterator[Airflow]:
     """Start Airflow as `make ui` does; end it as Ctrl-C does, and see that nothing of it is left."""
     port = free_port()
     bundles = local_airflow.settings(home, port, _DAGS)
-    url = f"http://127.0.0.1:{port}{below}"
     env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
     env |= {name: value for name, value in bundles.items() if name.endswith("BUNDLE_CONFIG_LIST")}
     env |= {"AIRFLOW_HOME": str(home), "PORT": str(port), "MANYCPU_TEST_HOME": str(home)}
-    env |= {"AIRFLOW__API__BASE_URL": url, "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/"}
-    env |= more
+    env |= {"AIRFLOW__MANYCPU__LIVE_SECONDS": "1"}
     command = [sys.executable, "-m", "manycpu.operators.ui"]
     with (home / "said").open("wb") as said:
         server = subprocess.Popen(command, env=env, stdout=said, stderr=said)
     try:
-        yield _wait_for(server, url, home)
+        yield _wait_for(server, f"http://127.0.0.1:{port}", home)
     finally:
         server.terminate()
         code = server.wait(60)
@@ -150,6 +138,40 @@ def _running(home: Path, below: str, more: dict[str, str]) -> Iterator[Airflow]:
         for process in left:
             process.kill()
     assert (code, left) == (0, []), "Airflow, or a training that a test started, was left behind"
+
+
+@contextmanager
+def _guarded(home: Path) -> Iterator[Airflow]:
+    """Start another web server of an Airflow."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/behind/proxy"
+    passwords = home / "passwords.json"
+    passwords.write_text(json.dumps({name: name for name in _USERS}))
+    env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
+    env |= local_airflow.settings(home, port, _DAGS) | {
+        "PYTHONPATH": str(_TESTS),
+        "AIRFLOW__API__BASE_URL": url,
+        "AIRFLOW__CORE__AUTH_MANAGER": "support.denying_auth.DenyingAuthManager",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in _USERS.items()),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
+    }
+    log = home / "guarded.log"
+    with log.open("wb") as said:
+        command = [sys.executable, "-m", "airflow", "api-server"]
+        server = subprocess.Popen(command, env=env, stdout=said, stderr=said, start_new_session=True)
+    try:
+        _until_up(lambda: _answers(url), server, lambda: log.read_text(errors="replace")[-3000:])
+        yield Airflow(url, home, "admin", "admin")
+    finally:
+        end_session(server.pid)
+        server.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return bool(_ask(f"{url}/api/v2/monitor/health", "GET"))
+    except urllib.error.URLError:
+        return False
 
 
 def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflow:
