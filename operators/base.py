@@ -70,8 +70,8 @@ class RunOperator(BaseOperator):
         self.target = plain(target)
 
     def pre_execute(self, context: Any) -> None:
-        """Have the link to the training's page there from the start on: Airflow itself stores it at the end."""
-        super().pre_execute(context)  # type: ignore[no-untyped-call]
+        """Have the link to the training's page from the start on: Airflow itself stores it at the end."""
+        super().pre_execute(context)
         instance = context["ti"]
         for link in self.operator_extra_links:
             instance.xcom_push(link.xcom_key, link.get_link(self, ti_key=instance))

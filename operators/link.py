@@ -50,6 +50,5 @@ def tab_of(dag: str, run: str, training: str, map_index: int | None) -> str:
     'dags/weekly/runs/a/plugin/training?training=fit%5B2%5D'
     """
     name = training if map_index in (None, -1) else f"{training}[{map_index}]"
-    return (
-        f"dags/{quote(dag, safe='')}/runs/{quote(run, safe='')}/plugin/training?{urlencode({'training': name})}"
-    )
+    page = f"dags/{quote(dag, safe='')}/runs/{quote(run, safe='')}/plugin/training"
+    return f"{page}?{urlencode({'training': name})}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 
 from manycpu import pipeline
@@ -44,11 +45,15 @@ class _Files(StaticFiles):
         return await super().get_response(path, scope)
 
     def file_response(
-        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+        self,
+        full_path: str | os.PathLike[str],
+        stat_result: os.stat_result,
+        scope: Scope,
+        status_code: int = 200,
     ) -> Response:
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Content-Type-Options"] = "nosniff"
-        if response.status_code != 304:
+        if isinstance(response, FileResponse):  # none where the browser has the same
             response.headers["Content-Type"] = f"{_TYPES[Path(full_path).suffix]}; charset=utf-8"
         return response

@@ -152,7 +152,9 @@ def _guarded(home: Path) -> Iterator[Airflow]:
         "PYTHONPATH": str(_TESTS),
         "AIRFLOW__API__BASE_URL": url,
         "AIRFLOW__CORE__AUTH_MANAGER": "support.denying_auth.DenyingAuthManager",
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in _USERS.items()),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(
+            f"{name}:{role}" for name, role in _USERS.items()
+        ),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
     }
     log = home / "guarded.log"

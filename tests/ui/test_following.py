@@ -25,7 +25,7 @@ pytestmark = needs_chromium
 
 
 class Static(SimpleHTTPRequestHandler):
-    __init__ = partialmethod(SimpleHTTPRequestHandler.__init__, directory=str(STATIC))  # type: ignore[assignment]
+    __init__ = partialmethod(SimpleHTTPRequestHandler.__init__, directory=str(STATIC))
 
     def do_GET(self) -> None:
         if self.path != "/":
@@ -131,7 +131,9 @@ def test_leaving_the_page_ends_what_is_asked_for(blank: Page) -> None:
         blank,
         """
         const told = [];
-        const look = (signal) => new Promise((_, fail) => signal.addEventListener("abort", () => fail(signal.reason)));
+        const look = (signal) => new Promise((_, fail) => {
+          signal.addEventListener("abort", () => fail(signal.reason));
+        });
         const end = follow(look, () => told.push("trouble"), 5);
         await after(20);
         end();

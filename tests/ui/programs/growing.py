@@ -1,4 +1,4 @@
-"""A training of one process: a step for each line of the file $FOLDER/steps, until the file $FOLDER/end is there."""
+"""A training of one process: as many steps as $FOLDER/steps says, until $FOLDER/end is there."""
 
 import os
 import time
