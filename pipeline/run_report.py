@@ -42,6 +42,12 @@ class Report(BaseModel):
     left_behind: list[str] = Field(default_factory=list)
     error: str | None = None
 
+    def _repr_html_(self) -> str:
+        """Show it in a notebook as its page does."""
+        from manycpu.pipeline.page import as_frame
+
+        return as_frame(self.model_dump(mode="json"))
+
 
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:
     """Build the report from what is known before the run's folder is deleted."""

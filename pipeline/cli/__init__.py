@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 import click
 
-from manycpu.pipeline.cli import run_commands, spec_commands
+from manycpu.pipeline.cli import report_command, run_commands, spec_commands
 from manycpu.pipeline.spec.errors import ManycpuError
 
 __all__ = ["cli", "main"]
@@ -23,6 +23,7 @@ _MEANT = {
     "stop": "cancel",
     "kill": "cancel",
     "rm": "clean",
+    "show": "report",
 }
 """What others call a command -> its name here."""
 _INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
@@ -48,7 +49,7 @@ def cli() -> None:
     """Train PyTorch models on many CPUs: on this machine, on hosts of a hostfile, on Kubernetes."""
 
 
-for _command in (*spec_commands.COMMANDS, *run_commands.COMMANDS):
+for _command in (*spec_commands.COMMANDS, *run_commands.COMMANDS, report_command.report):
     cli.add_command(_command)
 
 

@@ -6,12 +6,12 @@ const MOVES = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -
 const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
 
 /** Choose round numbers between two, at most so many. */
-export function ticks(low, high, most, steps) {
+export function ticks(low, high, most, steps, least = 0) {
   const span = high - low;
   if (!(span > 0)) return [low];
   const power = 10 ** Math.floor(Math.log10(span / most));
   const usual = [1, 2, 5, 10, 20, 50].map((factor) => factor * power);
-  const step = [...(steps || []), ...usual].find((each) => span / each <= most) || span;
+  const step = [...(steps || []), ...usual].find((each) => each >= least && span / each <= most) || span;
   const first = Math.ceil(low / step - 1e-9);
   const count = Math.floor(high / step + 1e-9) - first;
   return Array.from({ length: count + 1 }, (_, at) => Number(((first + at) * step).toPrecision(12)));
@@ -90,7 +90,13 @@ export class Chart {
     const [low, high] = range(points.map((point) => point.y));
     this.low = low;
     this.high = high;
-    const across = ticks(axis.low, axis.high, this.large ? 8 : 4, axis.unit === "time" ? TIMES : null);
+    const across = ticks(
+      axis.low,
+      axis.high,
+      this.large ? 8 : 4,
+      axis.unit === "time" ? TIMES : null,
+      axis.unit === "time" ? 0 : 1,
+    );
     const up = ticks(low, high, this.large ? 6 : 4);
     this.drawing.replaceChildren(this.svg(across, up), ...this.xLabels(across), ...this.yLabels(up));
     this.dots.forEach((dot) => dot.remove());

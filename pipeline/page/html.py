@@ -1,4 +1,4 @@
-"""A report as one HTML file: it loads nothing, runs nothing but the page's own code, and shows what it is given.
+"""A report as one HTML file, which loads nothing and runs nothing but the code of the page itself.
 
 >>> "<img" in as_html({"name": "<img src=x>"})
 False
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from manycpu.pipeline.spec.output import PAGE_BEGINS
 
-__all__ = ["as_html"]
+__all__ = ["as_frame", "as_html"]
 
 _FOLDER: Final = Path(__file__).parent
 _MODULES: Final = ("dom", "chart", "curves", "ranks", "places", "sections", "history", "training")
@@ -31,6 +31,9 @@ _AROUND: Final = """
 :root { color-scheme: light dark; }
 body { margin: 0; background: light-dark(#ffffff, #101215); }
 """
+_FRAME: Final = (
+    'sandbox="allow-scripts" title="Report of a training" width="100%" height="640" style="border: 0"'
+)
 _UNSAFE: Final = re.compile("[<>&]")
 """What would end an element, or begin a comment."""
 
@@ -64,6 +67,15 @@ def as_html(report: Mapping[str, Any]) -> str:
 </body>
 </html>
 """
+
+
+def as_frame(report: Mapping[str, Any]) -> str:
+    """Write a report as a frame for a cell of a notebook, whose own page it cannot touch.
+
+    Args:
+        report: As of :func:`as_html`.
+    """
+    return f'<iframe {_FRAME} srcdoc="{escape(as_html(report))}"></iframe>'
 
 
 def _embedded(report: Mapping[str, Any]) -> str:

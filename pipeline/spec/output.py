@@ -17,6 +17,7 @@ __all__ = [
     "PAGE_BEGINS",
     "REPORT",
     "fields_of",
+    "is_page",
     "manifest_name",
     "manifests",
     "programs_report",
@@ -73,6 +74,11 @@ def fields_of(text: str | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def is_page(text: str | None) -> bool:
+    """Whether a report.html is one of ours, and no file of the program's own."""
+    return text is not None and text.startswith(PAGE_BEGINS)
 
 
 def replaceable(report: str | None, key: str) -> bool:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from manycpu.pipeline import run_report
+from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.spec.errors import Finding, raise_findings
-from manycpu.pipeline.spec.output import replaceable
+from manycpu.pipeline.spec.output import PAGE, replaceable
 from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["not_empty", "occupied", "read_report", "write_report"]
+__all__ = ["not_empty", "occupied", "read_report", "write_page", "write_report"]
 
 
 def read_report(ctx: RunContext) -> str | None:
@@ -25,6 +25,14 @@ def write_report(ctx: RunContext, text: str) -> None:
     if not replaceable(before, ctx.key):
         raise_findings([not_empty(ctx, run_report.REPORT, before)])
     ctx.output.write_text(run_report.REPORT, text)
+
+
+def write_page(ctx: RunContext, text: str) -> None:
+    """Write the report.html of an output on disk, unless the program wrote one of its own."""
+    before = transfer.earlier(ctx.output, ctx.key)
+    exported = before is not None and any(file.path == PAGE for file in before.manifest.files)
+    if not exported and (transfer.has_page(ctx.output) or not ctx.output.has(PAGE)):
+        ctx.output.write_text(PAGE, text)
 
 
 def occupied(ctx: RunContext, names: Sequence[str], text: str | None) -> Finding | None:

@@ -1,6 +1,6 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
-from manycpu.pipeline.transfer.destination import earlier, strangers
+from manycpu.pipeline.transfer.destination import earlier, has_page, strangers
 from manycpu.pipeline.transfer.fetch import InUseError, Lock, Stored, discard, fetch, staged, store, strays
 from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import (
@@ -34,6 +34,7 @@ __all__ = [
     "discard",
     "earlier",
     "fetch",
+    "has_page",
     "identity",
     "publish",
     "save",

@@ -11,7 +11,7 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec import output
 from manycpu.pipeline.transfer.manifest import Manifest, Tick, TransferError
 
-__all__ = ["Earlier", "changed", "earlier", "put", "refuse", "signed", "strangers"]
+__all__ = ["Earlier", "changed", "earlier", "has_page", "put", "refuse", "signed", "strangers"]
 
 
 class Earlier(NamedTuple):
@@ -51,9 +51,14 @@ def strangers(destination: Location, key: str) -> list[str]:
     items = destination.without_odd(lambda path, _: odd.append(path)).items()
     mine = [before.name] if before else []
     if output.replaceable(destination.read_text(output.REPORT), key):
-        mine.append(output.REPORT)
+        mine += [output.REPORT, *([output.PAGE] if has_page(destination) else [])]
     unknown = [item.path for item in items if (item.path, item.size) not in exported]
     return [*odd, *(path for path in unknown if path not in mine)]
+
+
+def has_page(destination: Location) -> bool:
+    """Whether a run's report.html is at a destination; only folders on disk have one."""
+    return destination.local is not None and output.is_page(destination.read_text(output.PAGE))
 
 
 def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: None) -> Iterator[str]:
@@ -130,11 +135,12 @@ def _remove(before: Path, key: str) -> None:
     Raises:
         TransferError: Something else is there.
     """
-    export = earlier(Location.of(str(before), "run.output"), key)
+    location = Location.of(str(before), "run.output")
+    export, page = earlier(location, key), [output.PAGE] if has_page(location) else []
     for file in export.manifest.files if export else ():
         if not file.path.endswith("/"):
             (before / file.path).unlink(missing_ok=True)
-    for record in (output.REPORT, *([export.name] if export else [])):
+    for record in (output.REPORT, *page, *([export.name] if export else [])):
         (before / record).unlink(missing_ok=True)
     try:
         for folder, _, _ in os.walk(before, topdown=False):

@@ -1,7 +1,10 @@
 """report: write report.json, and make it the result of the run."""
 
+import logging
+
 from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.storage import is_remote
+from manycpu.pipeline.page import as_html
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import (
@@ -14,9 +17,11 @@ from manycpu.pipeline.spec.errors import (
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.output import write_page
 
 __all__ = ["conclude", "read_report", "report_path", "write_report"]
 
+_LOG = logging.getLogger(__name__)
 _ERRORS: dict[RunState, type[ManycpuError]] = {RunState.CANCELLED: CancelledError}
 
 
@@ -27,7 +32,7 @@ def report_path(ctx: RunContext) -> str:
 
 
 def write_report(ctx: RunContext, report: Report) -> None:
-    """Write report.json into the run's output.
+    """Write report.json into the run's output; at the end, on disk, report.html beside it.
 
     Raises:
         ExportError: It cannot be written; with what the report says of the run.
@@ -43,6 +48,16 @@ def write_report(ctx: RunContext, report: Report) -> None:
             field="run.output",
             fix="Mend the output, and run again with the same run id",
         ) from error
+    if report.state.terminal and not ctx.output_in_cluster and ctx.output.local:
+        _write_page(ctx, report)
+
+
+def _write_page(ctx: RunContext, report: Report) -> None:
+    """Write report.html: it shows what report.json says, so that no run fails for want of it."""
+    try:
+        write_page(ctx, as_html(report.model_dump(mode="json")))
+    except OSError as error:
+        _LOG.warning("report.html cannot be written to %s: %s", ctx.destination, error)
 
 
 def read_report(ctx: RunContext) -> Report:

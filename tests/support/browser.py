@@ -16,7 +16,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support import expected_conditions as conditions
 from selenium.webdriver.support.ui import WebDriverWait
 
-__all__ = ["Page", "needs_chromium", "page"]
+__all__ = ["Page", "chromium", "needs_chromium", "page"]
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -94,16 +94,33 @@ class Page:
             self.browser.save_screenshot(f"{SCREENSHOTS}/{name}.png")
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    """Open a browser of the test's own."""
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """Start one browser for all tests of this process."""
     options = Options()
     options.binary_location = str(shutil.which("chromium"))
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'browser'}"):
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
         options.add_argument(flag)
     browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
-        yield Page(browser)
+        yield browser
     finally:
         browser.quit()
+
+
+@pytest.fixture
+def page(chromium: webdriver.Chrome) -> Iterator[Page]:
+    """Open a window of the test's own, which knows nothing of those before it."""
+    first = chromium.current_window_handle
+    chromium.switch_to.new_window("window")
+    opened = Page(chromium)
+    opened.complaints()
+    try:
+        yield opened
+    finally:
+        everything = {"origin": "*", "storageTypes": "all"}
+        chromium.execute_cdp_cmd("Storage.clearDataForOrigin", everything)
+        chromium.execute_cdp_cmd("Network.clearBrowserCookies", {})  # of other ports, too
+        chromium.close()
+        chromium.switch_to.window(first)

@@ -27,11 +27,19 @@ def curve(points: int, every: int, last: float, *, noise: float = 0.05, seed: in
 def rank(number: int, host: str, step_seconds: float, wait_seconds: float | None) -> dict[str, Any]:
     """Make a rank that has told its pace."""
     return {
-        **{"rank": number, "host": host, "hostname": f"weekly-worker-{number}", "cpus": 4.0, "threads": 4},
-        **{"devices": None, "exit_code": 0},
+        "rank": number,
+        "host": host,
+        "hostname": f"weekly-worker-{number}",
+        "cpus": 4.0,
+        "threads": 4,
+        "devices": None,
+        "exit_code": 0,
         "pace": {
-            **{"time": _BEGAN + 330, "step": 800, "step_seconds": step_seconds},
-            **{"samples_per_second": 12 / step_seconds, "wait_seconds": wait_seconds},
+            "time": _BEGAN + 330,
+            "step": 800,
+            "step_seconds": step_seconds,
+            "samples_per_second": 12 / step_seconds,
+            "wait_seconds": wait_seconds,
         },
     }
 
@@ -49,44 +57,72 @@ def usual_report(**other: Any) -> Report:
         HOSTILE: {**curve(30, 25, 0.5), "steps": [None] * 30},
     }
     report: Report = {
-        **{"schema_version": 1, "key": "1f0c9a77ab12cd34", "name": "weekly-ab12cd", "state": "succeeded"},
+        "schema_version": 1,
+        "key": "1f0c9a77ab12cd34",
+        "name": "weekly-ab12cd",
+        "state": "succeeded",
         "attempts": 2,
         "history": [
             {"attempt": 1, "state": "failed", "reason": "rank 1 on node-b: exit code 1", "seconds": 81.2},
             {"attempt": 2, "state": "succeeded", "reason": None, "seconds": 331.9},
         ],
         "run": {
-            **{"program": "question_answering", "args": ["--num_train_epochs", "2"], "nnodes": 2},
-            **{"nproc_per_node": 2, "backend": None, "dtype": "bf16", "output": "s3://models/qa/2026-01-01"},
+            "program": "question_answering",
+            "args": ["--num_train_epochs", "2"],
+            "nnodes": 2,
+            "nproc_per_node": 2,
+            "backend": None,
+            "dtype": "bf16",
+            "output": "s3://models/qa/2026-01-01",
         },
         "target": {"kind": "kubernetes", "launch": "pytorchjob", "namespace": "ml"},
-        **{"world_size": 4, "hosts": ["node-a", "node-b"], "backend": "ccl"},
+        "world_size": 4,
+        "hosts": ["node-a", "node-b"],
+        "backend": "ccl",
         "backend_reason": "every rank has it",
         "ranks": [
             *(rank(0, "node-a", 0.41, 0.09), rank(1, "node-a", 0.41, 0.08)),
             *(rank(2, "node-b", 0.41, 0.02), rank(3, "node-b", 0.41, 0.07)),
         ],
-        "rounds": [{"round": 0, "world_size": 4, "began": _BEGAN, "hosts": ["node-a", "node-b"], "ranks": [0, 1, 2, 3]}],
+        "rounds": [
+            {
+                "round": 0,
+                "world_size": 4,
+                "began": _BEGAN,
+                "hosts": ["node-a", "node-b"],
+                "ranks": [0, 1, 2, 3],
+            }
+        ],
         "metrics": {
             **{name: each["values"][-1] for name, each in series.items()},
-            **{"total_flos": 1234567890123456, "best": None, "note": "kept", "eval_samples": 10570},
+            "total_flos": 1234567890123456,
+            "best": None,
+            "note": "kept",
+            "eval_samples": 10570,
         },
         "series": series,
         "warnings": ["rank 1 has 4 threads on 2 cores"],
         "verbs": {
-            **{"prepare": {"seconds": 1.52, "result": "done", "error": None}},
-            **{"stage": {"seconds": 12.104, "result": "reused", "error": None}},
-            **{"build": {"seconds": 3.04, "result": "done", "error": None}},
-            **{"launch": {"seconds": 2.75, "result": "done", "error": None}},
-            **{"wait": {"seconds": 331.9, "result": "done", "error": None}},
-            **{"export": {"seconds": 18.31, "result": "done", "error": None}},
-            **{"cleanup": {"seconds": 4.4, "result": "done", "error": None}},
+            "prepare": {"seconds": 1.52, "result": "done", "error": None},
+            "stage": {"seconds": 12.104, "result": "reused", "error": None},
+            "build": {"seconds": 3.04, "result": "done", "error": None},
+            "launch": {"seconds": 2.75, "result": "done", "error": None},
+            "wait": {"seconds": 331.9, "result": "done", "error": None},
+            "export": {"seconds": 18.31, "result": "done", "error": None},
+            "cleanup": {"seconds": 4.4, "result": "done", "error": None},
         },
         "image": "sha256:" + "9f86d081" * 8,
         "digests": {"data": "5e88" * 16, "model": "a665" * 16, "code": "b17e" * 16},
-        "export": {"path": "s3://models/qa/2026-01-01", "files": 9, "bytes": 437_912_344, "sha256": "c0de" * 16},
+        "export": {
+            "path": "s3://models/qa/2026-01-01",
+            "files": 9,
+            "bytes": 437_912_344,
+            "sha256": "c0de" * 16,
+        },
         "kept": ["/claim/manycpu/data/5e88", "/claim/manycpu/code/b17e"],
-        **{"left_behind": [], "error": None, "time": _BEGAN + 400},
+        "left_behind": [],
+        "error": None,
+        "time": _BEGAN + 400,
     }
     return {**report, **other}
 
@@ -100,6 +136,8 @@ def large_report() -> Report:
         name="large",
         series=series,
         metrics={name: each["values"][-1] for name, each in series.items()},
-        **{"ranks": ranks, "world_size": 64, "hosts": [f"node-{at:02}" for at in range(32)]},
+        ranks=ranks,
+        world_size=64,
+        hosts=[f"node-{at:02}" for at in range(32)],
         run={"program": "train.py", "nnodes": 32, "nproc_per_node": 2},
     )

@@ -61,7 +61,7 @@ class Tab:
 
 
 @pytest.fixture(scope="module")
-def shown(guarded_airflow: Airflow) -> str:
+def several(guarded_airflow: Airflow) -> str:
     """A DAG run of several trainings, which has ended."""
     run = guarded_airflow.trigger("shown")
     assert guarded_airflow.end(run) == "success"
@@ -135,9 +135,9 @@ def test_a_viewer_sees_the_training(tab: Callable[[str], Tab], hidden: str) -> N
     assert viewer.page.complaints() == []
 
 
-def test_a_choice_among_trainings_stays(tab: Callable[[str], Tab], shown: str) -> None:
+def test_a_choice_among_trainings_stays(tab: Callable[[str], Tab], several: str) -> None:
     viewer = tab("viewer")
-    viewer.open(shown)
+    viewer.open(several)
     viewer.shows("pair")
     names = [option.text for option in viewer.choice().options]
     assert names == ["elsewhere", "fits[0]", "fits[1]", "pair"]
@@ -149,9 +149,9 @@ def test_a_choice_among_trainings_stays(tab: Callable[[str], Tab], shown: str) -
     viewer.shows("not in Airflow's database")
 
 
-def test_what_a_program_says_is_text(tab: Callable[[str], Tab], shown: str) -> None:
+def test_what_a_program_says_is_text(tab: Callable[[str], Tab], several: str) -> None:
     viewer = tab("viewer")
-    viewer.open(shown, "?training=pair")
+    viewer.open(several, "?training=pair")
     viewer.shows("<img src=x onerror=alert(1)>")
     viewer.open_history("shown")
     viewer.shows("<img src=x onerror=alert(1)>")
@@ -168,12 +168,12 @@ def test_a_dag_without_trainings_says_so(tab: Callable[[str], Tab], guarded_airf
 
 
 def test_the_tab_fits_a_small_screen_and_follows_airflow_into_the_dark(
-    tab: Callable[[str], Tab], shown: str
+    tab: Callable[[str], Tab], several: str
 ) -> None:
     viewer = tab("viewer")
     viewer.page.resize(400, 900)
     for show, text in (
-        (lambda: viewer.open(shown, "?training=pair"), "pair-1"),
+        (lambda: viewer.open(several, "?training=pair"), "pair-1"),
         (lambda: viewer.open_history("shown"), "succeeded"),
     ):
         show()
@@ -186,9 +186,9 @@ def test_the_tab_fits_a_small_screen_and_follows_airflow_into_the_dark(
     assert viewer.page.complaints() == []
 
 
-def test_the_keyboard_reaches_the_choice_and_the_logs(tab: Callable[[str], Tab], shown: str) -> None:
+def test_the_keyboard_reaches_the_choice_and_the_logs(tab: Callable[[str], Tab], several: str) -> None:
     viewer = tab("viewer")
-    viewer.open(shown, "?training=pair")
+    viewer.open(several, "?training=pair")
     viewer.shows("pair-1")
     viewer.page.js("document.querySelector('.manycpu-choice select').focus()")
     viewer.page.browser.switch_to.active_element.send_keys("fits[0]")
@@ -201,9 +201,9 @@ def test_the_keyboard_reaches_the_choice_and_the_logs(tab: Callable[[str], Tab],
     assert viewer.page.js("return window.stayed") is True  # Airflow's own router took it there
 
 
-def test_a_login_that_has_ended_leads_to_the_login_and_back(tab: Callable[[str], Tab], shown: str) -> None:
+def test_a_login_that_has_ended_leads_to_the_login_and_back(tab: Callable[[str], Tab], several: str) -> None:
     viewer = tab("viewer")
-    viewer.open(shown, "?training=pair")
+    viewer.open(several, "?training=pair")
     viewer.shows("pair-1")
     viewer.page.browser.delete_all_cookies()
     viewer.page.js("document.dispatchEvent(new Event('visibilitychange'))")

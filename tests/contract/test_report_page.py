@@ -1,0 +1,191 @@
+"""report.html beside report.json, and the command that shows a report."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from support.made_reports import usual_report
+
+from manycpu.pipeline import cli, transfer
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.output import is_page
+from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.verbs.all_verbs import train
+from manycpu.pipeline.verbs.report import write_report
+
+pytestmark = pytest.mark.usefixtures("home", "light_torch")
+Script = Callable[..., str]
+Type = Callable[..., tuple[int, str]]
+
+WRITES = (
+    "import os, sys; open(os.path.join(os.environ['MANYCPU_OUTPUT'], sys.argv[1]), 'w').write('theirs')\n"
+)
+
+
+def fields(tmp_path: Path, program: str, name: str = "model.txt") -> dict[str, Any]:
+    return {"program": program, "args": [name], "output": str(tmp_path / "out"), "nproc_per_node": 1}
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return report
+
+
+def test_the_page_is_beside_the_report_and_is_no_part_of_the_model(script: Script, tmp_path: Path) -> None:
+    out, given = tmp_path / "out", fields(tmp_path, script(WRITES))
+    train(given, run_id="x")
+    assert is_page((out / "report.html").read_text())
+    assert report_of(out)["export"]["files"] == 1
+    assert "report.html" not in (out / "manifest.json").read_text()
+    assert not transfer.strangers(Location.of(str(out), "run.output"), report_of(out)["key"])
+    assert train(given, run_id="x").state == "succeeded"  # it replaces its own
+    assert sorted(file.name for file in out.iterdir()) == [
+        *("manifest.json", "model.txt", "report.html", "report.json")
+    ]
+
+
+def test_a_page_that_the_program_wrote_stays_as_it_is(script: Script, tmp_path: Path) -> None:
+    out, given = tmp_path / "out", fields(tmp_path, script(WRITES), "report.html")
+    for _ in range(2):
+        train(given, run_id="x")
+        assert (out / "report.html").read_text() == "theirs"
+        assert "report.html" in (out / "manifest.json").read_text()
+
+
+def test_a_page_of_ours_that_the_program_exported_stays_as_it_is(script: Script, tmp_path: Path) -> None:
+    out, text = tmp_path / "out", "<!doctype html>\\n<!-- a report of manycpu -->\\nof another run"
+    given = fields(tmp_path, script(WRITES.replace("'theirs'", f"'{text}'")), "report.html")
+    for _ in range(2):
+        train(given, run_id="x")
+        assert (out / "report.html").read_text().endswith("of another run")
+
+
+def test_a_run_that_failed_has_a_page_which_the_next_run_replaces(script: Script, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ManycpuError):
+        train(fields(tmp_path, script("raise SystemExit(3)\n")))
+    failed = (out / "report.html").read_text()
+    assert is_page(failed)
+    assert train(fields(tmp_path, script(WRITES))).state == "succeeded"
+    assert (out / "report.html").read_text() != failed
+
+
+def test_a_file_of_that_name_which_no_run_wrote_is_refused(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.html").write_text("theirs")
+    with pytest.raises(ManycpuError, match=r"report\.html is in it"):
+        train(fields(tmp_path, script(WRITES)))
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["report.html"]
+
+
+def test_a_page_that_cannot_be_written_fails_no_run(
+    script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, given = tmp_path / "out", fields(tmp_path, script(WRITES))
+    report = train(given, run_id="x")
+    (out / "report.html").unlink()
+    (out / "report.html").symlink_to("/proc/nowhere/report.html")
+    write_report(open_context(given, None, "cli", "x", base=tmp_path), report)
+    assert f"report.html cannot be written to {out}: " in caplog.text
+    assert report_of(out)["state"] == "succeeded"
+
+
+@pytest.fixture
+def manycpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Type:
+    """Type a command, in this process: its exit code, and everything it printed."""
+
+    def type_(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["manycpu", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as left:
+            code = int(left.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return type_
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """Write a report into a folder."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.json").write_text(json.dumps(usual_report()))
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("name", ["", "report.json"])
+def test_a_report_is_shown_in_the_terminal(manycpu: Type, written: Path, name: str) -> None:
+    code, printed = manycpu("report", str(written / name))
+    assert (code, "succeeded: 4 ranks on 2 host(s), backend ccl" in printed) == (0, True)
+
+
+@pytest.mark.parametrize("name", ["", "report.json"])
+def test_a_page_goes_beside_the_report(manycpu: Type, written: Path, name: str) -> None:
+    for _ in range(2):  # and replaces the one before
+        assert manycpu("report", str(written / name), "--html") == (0, f"{written}/report.html\n")
+    assert is_page((written / "report.html").read_text())
+
+
+def test_a_page_goes_where_one_says(manycpu: Type, written: Path, tmp_path: Path) -> None:
+    assert manycpu("report", str(written), "--html", str(tmp_path / "x.html"))[0] == 0
+    assert is_page((tmp_path / "x.html").read_text())
+    assert not (written / "report.html").exists()
+
+
+def test_a_report_behind_a_url_becomes_a_page_here(
+    manycpu: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/shown/qa/report.json", json.dumps(usual_report()).encode())
+    assert manycpu("report", "memory://shown/qa", "--html") == (0, "report.html\n")
+    assert is_page((tmp_path / "report.html").read_text())
+    memory.rm("/shown", recursive=True)
+
+
+def test_half_a_report_and_one_of_an_older_version_are_shown(manycpu: Type, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    file.write_text('{"key": "0123", "state": "failed", "ranks": 7}')
+    code, printed = manycpu("report", str(file))
+    assert (code, "not a whole report: see name, attempts, run, target, ranks. --html" in printed) == (
+        2,
+        True,
+    )
+    assert manycpu("report", str(file), "--html")[0] == 0
+    older = {name: usual_report()[name] for name in ("key", "name", "state", "attempts", "run", "target")}
+    file.write_text(json.dumps(older))
+    assert manycpu("report", str(file))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "there is no report.json at "),
+        ("", "is no report of a run"),
+        ("[1]", "is no report of a run"),
+        ('{"loss": 0.5}', "is no report of a run"),
+    ],
+)
+def test_what_is_no_report_is_bad_input(manycpu: Type, tmp_path: Path, text: str | None, why: str) -> None:
+    if text is not None:
+        (tmp_path / "report.json").write_text(text)
+    for words in ((), ("--html",)):
+        code, printed = manycpu("report", str(tmp_path), *words)
+        assert (code, why in printed, "Traceback" in printed) == (2, True, False)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_file_that_is_no_page_is_never_replaced(manycpu: Type, written: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.html").write_text("mine")
+    code, printed = manycpu("report", str(written), "--html", str(tmp_path / "notes.html"))
+    assert (code, "no page of a report. Give another FILE." in printed) == (2, True)
+    assert (tmp_path / "notes.html").read_text() == "mine"
+    code, printed = manycpu("report", str(written), "--html", str(tmp_path / "none" / "x.html"))
+    assert (code, "cannot be written: No such file or directory" in printed) == (2, True)

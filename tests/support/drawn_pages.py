@@ -1,0 +1,77 @@
+"""Pages of trainings, drawn in a browser: as an HTML file, or by the modules as Airflow serves them."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import Page
+from support.web_server import served
+
+from manycpu.pipeline import page as page_package
+from manycpu.pipeline.page import as_html
+
+__all__ = ["Open", "mount", "mounted", "shown", "update"]
+
+Open = Callable[..., Page]
+WIDE = (1280, 900)
+
+
+@pytest.fixture
+def shown(page: Page, tmp_path: Path) -> Open:
+    """Open a report as its HTML file; nothing may complain."""
+
+    def show(report: dict[str, Any], size: tuple[int, int] = WIDE, scheme: str = "light") -> Page:
+        file = tmp_path / "report.html"
+        file.write_text(as_html(report))
+        page.resize(*size)
+        page.prefer(scheme)
+        page.browser.get(file.as_uri())
+        page.shows(report.get("name") or "A training")
+        assert page.complaints() == []
+        return page
+
+    return show
+
+
+class _Modules(SimpleHTTPRequestHandler):
+    """Serves the page's static files, and a document to draw into."""
+
+    def do_GET(self) -> None:
+        if self.path != "/":
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b'<!doctype html><link rel="icon" href="data:,"><div id="root"></div>')
+        self.wfile.write(b'<link rel="stylesheet" href="training.css">')
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def mounted(page: Page) -> Iterator[Page]:
+    """Import the modules as they are served, and hold what they offer as ``window.drawn``."""
+    with served(partial(_Modules, directory=page_package.__path__[0])) as address:  # type: ignore[arg-type]
+        page.browser.get(f"http://{address}/")
+        yield page
+
+
+def mount(page: Page, first: Any, what: str = "mount", options: object = None) -> None:
+    """Draw documents, or rows of a history."""
+    page.js(
+        """return import("/training.js").then((module) => {
+            window.drawn = module[arguments[0]](document.getElementById("root"), arguments[1] ?? undefined);
+            window.drawn.update(arguments[2]);
+        })""",
+        *(what, options, first),
+    )
+
+
+def update(page: Page, documents: Any) -> None:
+    """Draw what has come since."""
+    page.js("window.drawn.update(arguments[0])", documents)
