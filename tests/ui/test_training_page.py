@@ -167,22 +167,27 @@ def test_a_dag_without_trainings_says_so(tab: Callable[[str], Tab], guarded_airf
     viewer.shows("there is no training to show")
 
 
+def fits_and_darkens(viewer: Tab) -> None:
+    """See that a tab is not wider than its place, and becomes dark with Airflow, with what it showed."""
+    needed, there = viewer.page.js(WIDE)
+    assert needed <= there <= 400
+    before = viewer.text()
+    viewer.page.js(DARK)
+    until(lambda: viewer.page.all(".manycpu-tab [data-theme=dark]"))
+    until(lambda: viewer.text() == before)
+
+
 def test_the_tab_fits_a_small_screen_and_follows_airflow_into_the_dark(
     tab: Callable[[str], Tab], several: str
 ) -> None:
     viewer = tab("viewer")
     viewer.page.resize(400, 900)
-    for show, text in (
-        (lambda: viewer.open(several, "?training=pair"), "pair-1"),
-        (lambda: viewer.open_history("shown"), "succeeded"),
-    ):
-        show()
-        viewer.shows(text)
-        needed, there = viewer.page.js(WIDE)
-        assert needed <= there <= 400
-        viewer.page.js(DARK)
-        until(lambda: viewer.page.all(".manycpu-tab [data-theme=dark]"))
-        viewer.shows(text)
+    viewer.open(several, "?training=pair")
+    viewer.shows("pair-1")
+    fits_and_darkens(viewer)
+    viewer.open_history("shown")
+    viewer.shows("succeeded")
+    fits_and_darkens(viewer)
     assert viewer.page.complaints() == []
 
 
