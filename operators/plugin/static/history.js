@@ -3,12 +3,11 @@
 import { mountHistory } from "../page/training.js";
 import { ask, path } from "./api.js";
 import { follow } from "./follow.js";
-import { Documents, groupOf, ourTasks, ourXComs, REPORT, trainings } from "./trainings.js";
+import { Documents, GOES_ON, groupOf, ourTasks, ourXComs, REPORT, settled, trainings } from "./trainings.js";
 import { Drawing, element, link, Note, seconds } from "./view.js";
 
 const EVERY = 15_000; // milliseconds between two looks
 const PAGE = 50; // runs at a time
-const GOES_ON = ["queued", "running"];
 const of = (entry) => `${entry.run_id} ${groupOf(entry)}`;
 
 /** Show a DAG's trainings in an element; returns what ends it. */
@@ -88,7 +87,8 @@ class HistoryView {
     const start = seconds(run.start_date);
     const end = seconds(run.end_date) ?? Date.now() / 1000;
     const own = trainings([], documents.filter((entry) => entry.run_id === run.dag_run_id));
-    return (own.length ? own : [{ name: "", document: null }]).map(({ name, document }) => {
+    return (own.length ? own : [{ name: "", document: null }]).map(({ name, document: told }) => {
+      const document = settled(told, run.state);
       const query = own.length > 1 ? `?${new URLSearchParams({ training: name })}` : "";
       return {
         id: own.length > 1 ? `${run.dag_run_id} ${name}` : run.dag_run_id,

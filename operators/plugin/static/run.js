@@ -3,11 +3,10 @@
 import { mount } from "../page/training.js";
 import { ask, askAll, path } from "./api.js";
 import { follow } from "./follow.js";
-import { Documents, ourTasks, ourXComs, trainings } from "./trainings.js";
+import { Documents, GOES_ON, ourTasks, ourXComs, settled, trainings, UNDER_WAY } from "./trainings.js";
 import { Drawing, element, link, Note, seconds } from "./view.js";
 
 const EVERY = 5_000; // milliseconds between two looks
-const GOES_ON = ["queued", "running"];
 const CHOICE = "training"; // in the address: it stays when the page is loaded again
 
 /** Show a DAG run's trainings in an element; returns what ends it. */
@@ -47,7 +46,8 @@ class RunView {
     this.#ours = ours;
     const marked = new Set([...ours, ...entries.map((entry) => entry.task_id)]);
     const own = tasks.filter((task) => marked.has(task.task_id)).sort(byStart);
-    this.#shown = own.length ? trainings(own, await this.#documents.read(entries, signal)) : [];
+    const found = own.length ? trainings(own, await this.#documents.read(entries, signal)) : [];
+    this.#shown = found.map((training) => ({ ...training, document: settled(training.document, state) }));
     this.draw();
     return GOES_ON.includes(state);
   }
@@ -122,7 +122,7 @@ class Selector {
 }
 
 const byStart = (one, other) => (seconds(one.start_date) ?? Infinity) - (seconds(other.start_date) ?? Infinity) || 0;
-const goesOn = (training) => ["running", "pending"].includes(training.document?.state);
+const goesOn = (training) => UNDER_WAY.includes(training.document?.state);
 
 function sentence({ document, elsewhere, tasks }) {
   if (elsewhere) return "What is known of this training is not in Airflow's database, but where its backend for XComs puts it.";

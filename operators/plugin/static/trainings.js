@@ -7,6 +7,8 @@ export const REPORT = "manycpu_report";
 const KEYS = "manycpu_"; // what the names of our XComs begin with
 const WHOLE = /^(@task\.manycpu|WholeRunOperator)$/; // a training in one task
 const NOT_BEGUN = [null, "scheduled", "queued"];
+export const GOES_ON = ["queued", "running"]; // of a DAG run
+export const UNDER_WAY = ["running", "pending"]; // of a training
 const AT_ONCE = 6; // requests: what a browser asks of one host at a time anyway
 
 /** List the names of a DAG's tasks that are ours. */
@@ -66,6 +68,13 @@ export function trainings(tasks, documents) {
     if (!isOfEarlierTry(task, entry)) group(groupOf(task)).documents.push(entry);
   }
   return [...groups].flatMap(([key, found]) => split(key, found)).sort(byName);
+}
+
+/** Take back that a training goes on where its DAG run has ended: nobody was left to say how it went. */
+export function settled(document, state) {
+  if (!UNDER_WAY.includes(document?.state) || GOES_ON.includes(state)) return document;
+  const reason = "The DAG run has ended; this is what was last heard of the training.";
+  return { ...document, state: state === "success" ? "succeeded" : state, reason };
 }
 
 /** Take the newer one of a training's documents. */

@@ -1,4 +1,4 @@
-"""How a training's page looks again and again: as long as something goes on, and somebody sees it."""
+"""The modules of Airflow's tabs by themselves: how they look for news, and which trainings they see."""
 
 from collections.abc import Iterator
 from functools import partialmethod
@@ -19,6 +19,14 @@ const show = (state) => {
   Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));
 };
+"""
+
+TRAININGS = """
+const done = arguments[arguments.length - 1];
+const { trainings } = await import("/trainings.js");
+const found = trainings(...arguments[0]);
+const names = (tasks) => tasks.map((task) => task.task_id);
+done(found.map(({ name, document, elsewhere, tasks }) => [name, document, elsewhere, names(tasks)]));
 """
 
 pytestmark = needs_chromium
@@ -142,3 +150,84 @@ def test_leaving_the_page_ends_what_is_asked_for(blank: Page) -> None:
         """,
     )
     assert seen == []
+
+
+def task(name: str, state: str | None = "success", index: int = -1, operator: str = "TrainOperator") -> Any:
+    """A task instance, as Airflow describes it."""
+    return {
+        "task_id": name,
+        "state": state,
+        "map_index": index,
+        "operator": operator,
+        "operator_name": operator,
+    }
+
+
+def entry(name: str, key: str = "live", document: Any = None, index: int = -1, minute: int = 0) -> Any:
+    """An XCom with its value."""
+    when = f"2026-01-01T00:{minute:02d}:00Z"
+    return {
+        "task_id": name,
+        "key": f"manycpu_{key}",
+        "map_index": index,
+        "timestamp": when,
+        "document": document,
+    }
+
+
+def trainings(page: Page, tasks: list[Any], entries: list[Any]) -> list[Any]:
+    """Return name, document, whether it is elsewhere, and the names of its tasks, of each training."""
+    found: list[Any] = page.browser.execute_async_script(TRAININGS, [tasks, entries])
+    return found
+
+
+def test_the_tasks_of_a_group_are_one_training(blank: Page) -> None:
+    tasks = [task("a.train"), task("a.cleanup"), task("b.train", None), task("b.cleanup", None)]
+    live, report = {"key": "1", "state": "running"}, {"key": "1", "state": "succeeded"}
+    entries = [entry("a.cleanup", "report", report, minute=2), entry("a.train", "live", live, minute=1)]
+    assert trainings(blank, tasks, entries) == [
+        ["a", report, False, ["a.train", "a.cleanup"]],
+        ["b", None, False, ["b.train", "b.cleanup"]],
+    ]
+
+
+def test_tasks_that_are_whole_runs_are_a_training_each(blank: Page) -> None:
+    tasks = [task(name, operator="@task.manycpu") for name in ("fit", "group.fit")]
+    entries = [entry("fit", document={"key": "1"}), entry("group.fit", document={"key": "2"})]
+    assert [found[0] for found in trainings(blank, tasks, entries)] == ["fit", "group.fit"]
+
+
+def test_expanded_tasks_are_a_training_each_in_the_order_of_their_index(blank: Page) -> None:
+    tasks = [task("fit", index=index, operator="@task.manycpu") for index in (10, 2)]
+    entries = [entry("fit", document={"key": str(index)}, index=index) for index in (10, 2)]
+    assert [found[:2] for found in trainings(blank, tasks, entries)] == [
+        ["fit[2]", {"key": "2"}],
+        ["fit[10]", {"key": "10"}],
+    ]
+
+
+def test_trainings_beside_each_other_are_told_apart_by_their_keys(blank: Page) -> None:
+    tasks = [task("one"), task("two")]
+    entries = [entry("one", document={"key": "1"}), entry("two", document={"key": "2"})]
+    assert [found[0::3] for found in trainings(blank, tasks, entries)] == [["one", ["one"]], ["two", ["two"]]]
+
+
+def test_a_cleared_task_has_nothing_to_say_of_its_earlier_try(blank: Page) -> None:
+    tasks = [task("a.train", "deferred"), task("a.cleanup", None)]
+    live = {"key": "1", "state": "running"}
+    entries = [entry("a.cleanup", "report", {"key": "1"}, minute=9), entry("a.train", "live", live, minute=1)]
+    assert trainings(blank, tasks, entries)[0][1] == live
+
+
+def test_a_document_that_is_elsewhere_is_told_from_none(blank: Page) -> None:
+    found = trainings(blank, [task("a.train"), task("b.train")], [entry("a.train")])
+    assert [one[:3] for one in found] == [["a", None, True], ["b", None, False]]
+
+
+def test_what_was_under_way_when_its_dag_run_ended_is_no_more(blank: Page) -> None:
+    module = """
+    const { settled } = await import("/trainings.js");
+    const all = [["running", "failed"], ["running", "running"], ["succeeded", "failed"], ["pending", "success"]];
+    done(all.map(([training, run]) => settled({ state: training }, run).state));
+    """
+    assert run(blank, module) == ["failed", "running", "succeeded", "succeeded"]
