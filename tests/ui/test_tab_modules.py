@@ -227,7 +227,8 @@ def test_a_document_that_is_elsewhere_is_told_from_none(blank: Page) -> None:
 def test_what_was_under_way_when_its_dag_run_ended_is_no_more(blank: Page) -> None:
     module = """
     const { settled } = await import("/trainings.js");
-    const all = [["running", "failed"], ["running", "running"], ["succeeded", "failed"], ["pending", "success"]];
-    done(all.map(([training, run]) => settled({ state: training }, run).state));
+    const states = { running: ["failed", "running", "success"], succeeded: ["failed"] };
+    const all = Object.entries(states).flatMap(([state, runs]) => runs.map((run) => settled({ state }, run).state));
+    done(all);
     """
-    assert run(blank, module) == ["failed", "running", "succeeded", "succeeded"]
+    assert run(blank, module) == ["ended", "running", "ended", "succeeded"]

@@ -74,7 +74,7 @@ export function trainings(tasks, documents) {
 export function settled(document, state) {
   if (!UNDER_WAY.includes(document?.state) || GOES_ON.includes(state)) return document;
   const reason = "The DAG run has ended; this is what was last heard of the training.";
-  return { ...document, state: state === "success" ? "succeeded" : state, reason };
+  return { ...document, state: "ended", reason };
 }
 
 /** Take the newer one of a training's documents. */
