@@ -30,7 +30,7 @@ class Tab:
     def open(self, run: str, query: str = "") -> None:
         """Open the tab of a DAG run."""
         _, dag, _, run_id = run.split("/")
-        self._go(f"dags/{dag}/runs/{quote(run_id, safe='')}/plugin/training{query}")
+        self._go(f"dags/{dag}/runs/{quote(run_id, safe=':+')}/plugin/training{query}")
 
     def open_history(self, dag: str) -> None:
         """Open the tab of a DAG."""
@@ -247,6 +247,7 @@ def test_the_curve_grows_while_the_task_is_deferred(
         links = guarded_airflow.api("GET", f"{run}/taskInstances/training.train/links")["extra_links"]
         viewer.page.browser.get(f"{guarded_airflow.url}/{links['Training']}")
         viewer.shows("step 7 of 100")
+        assert "Training" in [tab.text for tab in viewer.page.all("a.active")]
     finally:
         (tmp_path / "end").touch()
     viewer.shows("succeeded", 90)

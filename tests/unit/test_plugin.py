@@ -95,4 +95,4 @@ def test_a_task_of_an_expanded_training_links_to_its_own() -> None:
     task = SimpleNamespace(training=None, task_id="group.fit")
     key = SimpleNamespace(dag_id="a b", run_id="r+1", task_id="group.fit", map_index=3)
     href = TrainingLink().get_link(task, ti_key=key)  # type: ignore[arg-type]
-    assert href == "dags/a%20b/runs/r%2B1/plugin/training?training=group.fit%5B3%5D"
+    assert href == "dags/a%20b/runs/r+1/plugin/training?training=group.fit%5B3%5D"
