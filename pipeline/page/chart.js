@@ -11,10 +11,14 @@ export function ticks(low, high, most, steps, least = 0) {
   if (!(span > 0)) return [low];
   const power = 10 ** Math.floor(Math.log10(span / most));
   const usual = [1, 2, 5, 10, 20, 50].map((factor) => factor * power);
-  const step = [...(steps || []), ...usual].find((each) => each >= least && span / each <= most) || span;
+  const choice = steps && span > most ? [...steps, ...usual] : usual;
+  const step = choice.find((each) => each >= least && span / each <= most) || span;
   const first = Math.ceil(low / step - 1e-9);
   const count = Math.floor(high / step + 1e-9) - first;
-  return Array.from({ length: count + 1 }, (_, at) => Number(((first + at) * step).toPrecision(12)));
+  const all = Array.from({ length: Math.max(1, count + 1) }, (_, at) =>
+    Number(((first + at) * step).toPrecision(12)),
+  );
+  return [...new Set(all)];
 }
 
 /** Write the numbers of an axis alike, with as many digits as tell them apart. */
@@ -26,7 +30,7 @@ export function labels(values) {
     const digits = Math.min(6, Math.max(0, Math.round(Math.log10(size / step))));
     return values.map((value) => (value === 0 ? "0" : value.toExponential(digits).replace("e+", "e")));
   }
-  const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  const decimals = Math.min(12, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
   const format = { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
   return values.map((value) => value.toLocaleString("en-US", format));
 }

@@ -4,6 +4,7 @@ import { fieldsOf, h, isNumber, listOf } from "./dom.js";
 
 const FIRST = ["loss", "learning_rate", "samples_per_second"];
 const COLORS = 8;
+const isPlace = (value) => isNumber(value) && Math.abs(value) < 1e300; // two of them have a difference
 let groups = 0;
 
 /** Order names: loss, learning rate, throughput, then the alphabet. */
@@ -17,22 +18,22 @@ function readPoints(series) {
   const { index, steps, times, values } = fieldsOf(series);
   const points = listOf(values).map((y, at) => ({
     y,
-    index: isNumber(listOf(index)[at]) ? index[at] : at,
+    index: isPlace(listOf(index)[at]) ? index[at] : at,
     step: listOf(steps)[at],
     time: listOf(times)[at],
   }));
-  return points.filter((point) => isNumber(point.y));
+  return points.filter((point) => isPlace(point.y));
 }
 
 function began(report) {
   const times = Object.values(fieldsOf(report.series)).flatMap((series) => listOf(fieldsOf(series).times));
-  return times.filter(isNumber).reduce((least, time) => Math.min(least, time), Infinity);
+  return times.filter(isPlace).reduce((least, time) => Math.min(least, time), Infinity);
 }
 
 /** Place points along an axis; where nobody told a step, they are counted. */
 function placed(lines, axis) {
   const all = lines.flatMap((line) => line.raw);
-  const has = (name) => all.length > 0 && all.every((point) => isNumber(point[name]));
+  const has = (name) => all.length > 0 && all.every((point) => isPlace(point[name]));
   const [unit, x] =
     axis === "time" && has("time")
       ? ["time", (point, start) => point.time - start]

@@ -87,7 +87,11 @@ const pace = (name) => (rank) => fieldsOf(rank.pace)[name];
 const timed = (name) => (rank) => lasted(pace(name)(rank));
 const COLUMNS = [
   // title, class, cell, whether it is left out where no rank has it, what it shows
-  ["Rank", "", (rank, last) => [number(rank.rank), last && " ", last && h("span", { class: "badge slow" }, "slowest")]],
+  [
+    "Rank",
+    "",
+    (rank, last) => [number(rank.rank), last && " ", last && h("span", { class: "badge slow" }, "slowest")],
+  ],
   ["Host", "", (rank) => textOf(rank.host) || "–"],
   [
     "Hostname",

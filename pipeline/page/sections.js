@@ -20,6 +20,7 @@ import {
   textOf,
 } from "./dom.js";
 
+const UNDER_WAY = new Set(["running", "pending"]);
 const firstLine = (text) => (textOf(text) ? text.trim().split("\n")[0] : null);
 
 /** Say in one sentence how it is, and what it waits for. */
@@ -30,8 +31,8 @@ function sentence(report) {
   const after = report.attempts > 1 ? ` after ${report.attempts} attempts` : "";
   const told = {
     succeeded: `It finished${took ? ` in ${took}` : ""}${after}.`,
-    failed: firstLine(report.error) || `It failed${after}.`,
-    cancelled: firstLine(report.error) || "It was ended by a person.",
+    failed: `It failed${after}.`,
+    cancelled: "It was cancelled.",
     running: "The training runs.",
     pending: "It waits to begin.",
   };
@@ -57,7 +58,7 @@ export function head(report) {
 
 function progress({ progress: told, state }) {
   const { step, total_steps: total, seconds_left: left, epoch } = fieldsOf(told);
-  if (!isNumber(step) || !["running", "pending"].includes(state)) return null;
+  if (!isNumber(step) || !UNDER_WAY.has(state)) return null;
   const words = [
     `step ${short(step)}${isNumber(total) ? ` of ${short(total)}` : ""}`,
     isNumber(epoch) && `epoch ${short(epoch)}`,
@@ -83,10 +84,10 @@ function facts(report) {
       "Backend",
       textOf(report.backend) && h("span", { title: textOf(report.backend_reason) }, report.backend),
     ],
-    ["Numbers", [textOf(dtype), device !== "cpu" && textOf(device)].filter(Boolean).join(" on ")],
+    ["dtype", [textOf(dtype), device !== "cpu" && textOf(device)].filter(Boolean).join(" on ")],
     ["Target", [textOf(kind), textOf(launch)].filter(Boolean).join(", ")],
     ["Attempt", isNumber(report.attempts) && number(report.attempts)],
-    ["All steps", isNumber(seconds(report)) && lasted(seconds(report))],
+    ["All steps", !UNDER_WAY.has(report.state) && isNumber(seconds(report)) && lasted(seconds(report))],
     ["Written", known(report.time) && moment(report.time)],
   ];
   const shown = all.filter(([, value]) => value);

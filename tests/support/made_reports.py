@@ -2,9 +2,10 @@
 
 import math
 import random
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["HOSTILE", "large_report", "usual_report"]
+__all__ = ["HOSTILE", "large_report", "odd_report", "usual_report"]
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 _BEGAN = 1763856000.0
@@ -141,3 +142,25 @@ def large_report() -> Report:
         hosts=[f"node-{at:02}" for at in range(32)],
         run={"program": "train.py", "nnodes": 32, "nproc_per_node": 2},
     )
+
+
+_ODD: tuple[Any, ...] = (None, 1, -1, "x", "", [], {}, 1e308, True, 0, [None], {"a": None}, 5e-324, "1:x")
+
+
+def odd_report(seed: int) -> Report:
+    """Make a usual report, of which some parts have a shape that nobody expects."""
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    report = usual_report(progress={"step": 1, "total_steps": 4})
+    for _ in range(chance.choice([1, 2, 6])):
+        holder, name = chance.choice([*_places(report)])
+        holder[name] = chance.choice(_ODD)
+    return report
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """List what holds each part, and the part's name in it; of a long list, what comes first."""
+    names = [*value] if isinstance(value, dict) else [*range(min(3, len(value)))]
+    for name in names:
+        yield value, name
+        if isinstance(value[name], dict | list):
+            yield from _places(value[name])

@@ -4,7 +4,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from support.browser import Page, needs_chromium
 from support.drawn_pages import mount, update
-from support.made_reports import large_report, usual_report
+from support.made_reports import large_report, odd_report, usual_report
 
 pytestmark = needs_chromium
 
@@ -27,6 +27,22 @@ def test_a_large_run_draws_in_less_than_a_second_and_answers(mounted: Page) -> N
     ActionChains(mounted.browser).move_to_element(mounted.find("[data-metric=loss] .plot")).perform()
     assert mounted.find("[data-metric=loss] .where").text.startswith("at step 4")
     assert mounted.find("[data-metric=metric_00] .where").text.startswith("at step 4")
+
+
+def test_no_shape_of_a_report_breaks_the_page(mounted: Page) -> None:
+    mount(mounted, {})
+    broken = mounted.js(
+        """return arguments[0].map((report, at) => {
+            window.drawn.update({ report, tasks: report.ranks });
+            const point = new PointerEvent("pointermove", { clientX: 300 });
+            document.querySelector(".plot")?.dispatchEvent(point);
+            const odd = /.*(cannot be read|NaN|undefined|\\[object).*/.exec(document.body.innerText);
+            return odd && [at, odd[0]];
+        }).filter(Boolean)""",
+        [odd_report(seed) for seed in range(100)],
+    )
+    assert broken == []
+    assert mounted.complaints() == []
 
 
 def test_what_moves_keeps_what_a_person_does_with_it(mounted: Page) -> None:
