@@ -187,7 +187,9 @@ def test_the_tab_fits_a_small_screen_and_follows_airflow_into_the_dark(
     fits_and_darkens(viewer)
     viewer.open_history("shown")
     viewer.shows("succeeded")
+    viewer.page.all(".manycpu-tab tbody input")[1].click()
     fits_and_darkens(viewer)
+    assert len(viewer.page.all(".manycpu-tab tbody input:checked")) == 1
     assert viewer.page.complaints() == []
 
 

@@ -37,7 +37,7 @@ class HistoryView {
     const stage = element("div");
     this.more = element("button", { type: "button", className: "manycpu-more", hidden: true }, "Show more");
     root.append(stage, this.more);
-    this.drawing = new Drawing(stage, mountHistory, { base: document.baseURI });
+    this.drawing = new Drawing(stage, mountHistory);
   }
 
   /** Ask for what has changed, and draw it; returns whether a run goes on. */

@@ -31,7 +31,7 @@ class RunView {
     this.selector = new Selector(root, () => this.draw());
     const stage = element("div");
     root.append(stage);
-    this.drawing = new Drawing(stage, mount, { base: document.baseURI });
+    this.drawing = new Drawing(stage, mount);
   }
 
   /** Ask for what has changed, and draw it; returns whether the run goes on. */

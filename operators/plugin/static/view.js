@@ -34,45 +34,35 @@ export class Note {
   }
 }
 
-/** A drawing in the host's colours: made anew when they change, with what was last drawn. */
+/** A drawing in the host's colours, which follows them; the style sheet of the page knows them by `data-theme`. */
 export class Drawing {
   #drawn = null;
-  #last = null;
+  #host = new MutationObserver(() => this.#colour());
 
-  constructor(root, mount, options) {
-    this.#mount = () => mount(root, { ...options, dark: isDark() });
-    this.#watch.observe(document.documentElement, { attributes: true, attributeFilter: ["class"] });
+  constructor(root, mount) {
+    this.root = root;
+    this.mount = () => mount(root, { dark: isDark() });
+    this.#host.observe(document.documentElement, { attributes: true, attributeFilter: ["class"] });
   }
 
-  #mount;
-  #dark = isDark();
-  #watch = new MutationObserver(() => {
-    if (this.#dark === isDark()) return;
-    this.#dark = isDark();
-    if (this.#last !== null) this.#redraw();
-  });
-
-  update(...shown) {
-    this.#last = shown;
-    this.#drawn ??= this.#mount();
-    this.#drawn.update(...shown);
+  update(shown) {
+    this.#drawn ??= this.mount();
+    this.#drawn.update(shown);
   }
 
   /** Show nothing. */
   clear() {
     this.#drawn?.destroy();
-    this.#drawn = this.#last = null;
+    this.#drawn = null;
   }
 
   destroy() {
-    this.#watch.disconnect();
+    this.#host.disconnect();
     this.clear();
   }
 
-  #redraw() {
-    this.#drawn?.destroy();
-    this.#drawn = this.#mount();
-    this.#drawn.update(...this.#last);
+  #colour() {
+    this.root.dataset.theme = isDark() ? "dark" : "light";
   }
 }
 
