@@ -3,7 +3,7 @@
 import { mountHistory } from "../page/training.js";
 import { ask, path } from "./api.js";
 import { follow } from "./follow.js";
-import { Documents, GOES_ON, groupOf, ourTasks, ourXComs, REPORT, settled, trainings } from "./trainings.js";
+import { Documents, documentsOf, GOES_ON, groupOf, ourTasks, REPORT, settled, trainings } from "./trainings.js";
 import { Drawing, element, link, Note, seconds } from "./view.js";
 
 const EVERY = 15_000; // milliseconds between two looks
@@ -74,8 +74,7 @@ class HistoryView {
   async #read(runs, signal) {
     if (!runs.length) return [];
     const dates = runs.map((run) => run.run_after).sort();
-    const range = { run_after_gte: dates[0], run_after_lte: dates.at(-1), order_by: "-run_after" };
-    const entries = await ourXComs(this.dag, "~", range, signal);
+    const entries = await documentsOf(this.dag, dates[0], dates.at(-1), signal);
     const ended = new Set(runs.filter((run) => !GOES_ON.includes(run.state)).map((run) => run.dag_run_id));
     const reported = new Set(entries.filter((entry) => entry.key === REPORT).map(of));
     const needed = (entry) => entry.key === REPORT || !(ended.has(entry.run_id) && reported.has(of(entry)));

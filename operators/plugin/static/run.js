@@ -3,7 +3,7 @@
 import { mount } from "../page/training.js";
 import { ask, askAll, path } from "./api.js";
 import { follow } from "./follow.js";
-import { Documents, GOES_ON, ourTasks, ourXComs, settled, trainings, UNDER_WAY } from "./trainings.js";
+import { Documents, GOES_ON, ourTasks, settled, trainings, UNDER_WAY, xcomsOf } from "./trainings.js";
 import { Drawing, element, link, Note, seconds } from "./view.js";
 
 const EVERY = 5_000; // milliseconds between two looks
@@ -40,7 +40,7 @@ class RunView {
     const [{ state }, tasks, entries, ours] = await Promise.all([
       ask(run, {}, signal),
       askAll(`${run}/taskInstances`, {}, "task_instances", signal),
-      ourXComs(this.dag, this.run, {}, signal),
+      xcomsOf(this.dag, this.run, signal),
       this.#ours ?? ourTasks(this.dag, signal),
     ]);
     this.#ours = ours;

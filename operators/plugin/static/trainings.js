@@ -9,6 +9,7 @@ const WHOLE = /^(@task\.manycpu|WholeRunOperator)$/; // a training in one task
 const NOT_BEGUN = [null, "scheduled", "queued"];
 export const GOES_ON = ["queued", "running"]; // of a DAG run
 export const UNDER_WAY = ["running", "pending"]; // of a training
+const MOST = 300; // documents of a DAG's history, of each kind
 const AT_ONCE = 6; // requests: what a browser asks of one host at a time anyway
 
 /** List the names of a DAG's tasks that are ours. */
@@ -17,11 +18,18 @@ export async function ourTasks(dag, signal) {
   return new Set(tasks.filter((task) => task.class_ref?.module_path?.startsWith("manycpu.")).map((task) => task.task_id));
 }
 
-/** List the XComs that are ours of a DAG run; of "~" of all of them, as the query has it. */
-export function ourXComs(dag, run, query, signal) {
-  const below = `${path("dags", dag, "dagRuns", run, "taskInstances")}/~/xcomEntries`;
-  return askAll(below, { xcom_key_prefix_pattern: KEYS, ...query }, "xcom_entries", signal);
+/** List the XComs that are ours of a DAG run: documents, and the links of our tasks. */
+export const xcomsOf = (dag, run, signal) => xcoms(dag, run, { xcom_key_prefix_pattern: KEYS }, signal);
+
+/** List the documents of a DAG's runs of a span of time, the newest first. */
+export async function documentsOf(dag, from, to, signal) {
+  const query = { run_after_gte: from, run_after_lte: to, order_by: "-run_after" };
+  const both = [LIVE, REPORT].map((xcom_key) => xcoms(dag, "~", { ...query, xcom_key }, signal, MOST));
+  return (await Promise.all(both)).flat();
 }
+
+const xcoms = (dag, run, query, signal, most) =>
+  askAll(`${path("dags", dag, "dagRuns", run, "taskInstances")}/~/xcomEntries`, query, "xcom_entries", signal, most);
 
 /** Values of XComs, which are asked for once each time that they have changed. */
 export class Documents {
