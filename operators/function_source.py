@@ -11,26 +11,28 @@ import builtins
 import importlib.machinery
 import inspect
 import re
-import symtable
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from manycpu.operators.source_names import (
+    Definition,
+    bindings,
+    globals_of,
+    is_constant,
+    is_future,
+    line_of_change,
+    name_of,
+)
 from manycpu.pipeline.spec.errors import BadInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
 __all__ = ["module_source"]
 
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _ARGUMENT: Final = "give it as an argument"
 _RESULT: Final = f"To have the result of a task, {_ARGUMENT}"
-_CONSTANT: Final = (
-    *(ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred),
-    *(ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.BoolOp, ast.boolop, ast.Compare, ast.cmpop),
-    *(ast.IfExp, ast.JoinedStr, ast.FormattedValue),
-)
 _CALL: Final = """
 if __name__ == "__main__":
     from manycpu.pipeline.node.function_task import call
@@ -58,7 +60,7 @@ def module_source(function: Callable[..., Any], foreign: Collection[str] = ()) -
     tree, node = _parsed(function)
     node.decorator_list = []
     pieces = _Pieces(function, tree, node)
-    future = [ast.unparse(one) for one in tree.body if _is_future(one)]
+    future = [ast.unparse(one) for one in tree.body if is_future(one)]
     body = [ast.unparse(one) for one in (*pieces.imports, *pieces.others, node)]
     return "\n\n".join([*future, *body]) + "\n\n" + _CALL.format(name=node.name)
 
@@ -107,10 +109,10 @@ class _Pieces:
     """What a function uses of its file: ``imports`` and ``others``, each in the order in which they stand."""
 
     def __init__(self, function: Callable[..., Any], tree: ast.Module, node: ast.FunctionDef) -> None:
-        self._function, self._bound, self._tree = function, _bindings(tree), tree
+        self._function, self._bound, self._tree = function, bindings(tree), tree
         self._folder = Path(function.__code__.co_filename).parent
         self._taken: dict[str, list[ast.stmt]] = {node.name: []}
-        self._future = [one for one in tree.body if _is_future(one)]
+        self._future = [one for one in tree.body if is_future(one)]
         self._take(node)
         found = {id(one): one for ones in self._taken.values() for one in ones}.values()
         ordered = sorted(found, key=lambda one: (one.lineno, one.col_offset, ast.unparse(one)))
@@ -121,8 +123,8 @@ class _Pieces:
         for one in ast.walk(piece):
             if isinstance(one, ast.Import | ast.ImportFrom):
                 for alias in one.names:
-                    self._imported(_name_of(alias), one)
-        for name in _globals_of([*self._future, piece]):
+                    self._imported(name_of(alias), one)
+        for name in globals_of([*self._future, piece]):
             if name not in self._taken and (name in self._bound or name not in _PRESENT):
                 self._taken[name] = self._definitions(name)
                 for one in self._taken[name]:
@@ -139,10 +141,10 @@ class _Pieces:
             raise self._refusal(name, "is an object of Airflow, such as a task or a DAG", _RESULT)
         if not found:
             raise self._undefined(name)
-        if len(found) > 1 or not isinstance(found[0], _Definition | ast.Assign | ast.AnnAssign):
+        if len(found) > 1 or not isinstance(found[0], Definition | ast.Assign | ast.AnnAssign):
             fix = "Define it once, at the top of the file"
             raise self._refusal(name, "is defined more than once, or on a condition", fix)
-        if isinstance(found[0], ast.Assign | ast.AnnAssign) and not _is_constant(found[0]):
+        if isinstance(found[0], ast.Assign | ast.AnnAssign) and not is_constant(found[0]):
             fix = f"Make it inside the function, or {_ARGUMENT}"
             raise self._refusal(name, "is made when the DAG file is read, and is no plain constant", fix)
         if line := self._change_of(name, found[0]):
@@ -152,8 +154,7 @@ class _Pieces:
 
     def _change_of(self, name: str, definition: ast.stmt) -> str | None:
         """Say where a name's value is changed at the file's top; None where it is as it was defined."""
-        changed = (node.lineno for one in self._tree.body for node in _run_by(one) if _changes(node, name))
-        if (line := next(changed, None)) is not None:
+        if (line := line_of_change(self._tree, name)) is not None:
             return f"line {line}"
         if not isinstance(definition, ast.Assign | ast.AnnAssign) or definition.value is None:
             return None
@@ -168,7 +169,7 @@ class _Pieces:
         Raises:
             BadInputError: The ranks would not find it.
         """
-        alias = next(one for one in statement.names if _name_of(one) == name)
+        alias = next(one for one in statement.names if name_of(one) == name)
         module = (statement.module or "") if isinstance(statement, ast.ImportFrom) else alias.name
         top = module.partition(".")[0]
         if top == "airflow":
@@ -191,88 +192,6 @@ class _Pieces:
         return _refusal(self._function, f"it uses `{name}`, which {what}", fix)
 
 
-def _bindings(tree: ast.Module) -> dict[str, list[ast.stmt]]:
-    """Find what a file binds: name -> the statements at its top that do, also within an ``if`` or ``try``."""
-    bound: dict[str, list[ast.stmt]] = {}
-    for statement in tree.body:
-        for name in dict.fromkeys(_bound_by(statement)):
-            bound.setdefault(name, []).append(statement)
-    return bound
-
-
-def _bound_by(statement: ast.stmt) -> Iterator[str]:
-    if isinstance(statement, _Definition):
-        yield statement.name
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from map(_name_of, statement.names)
-    else:
-        table = symtable.symtable(ast.unparse(statement), "<piece>", "exec")
-        symbols = (table.lookup(name) for name in table.get_identifiers())
-        yield from (one.get_name() for one in symbols if one.is_assigned() or one.is_imported())
-
-
-def _globals_of(pieces: list[ast.stmt]) -> list[str]:
-    """Find the names that statements use and do not define themselves."""
-    top = symtable.symtable("\n".join(map(ast.unparse, pieces)), "<piece>", "exec")
-    own = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
-    return sorted({name for table in _tables(top) for name in _used_in(table)} - own)
-
-
-def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    yield table
-    for child in table.get_children():
-        yield from _tables(child)
-
-
-def _used_in(table: symtable.SymbolTable) -> Iterator[str]:
-    for symbol in table.get_symbols():
-        if symbol.is_global() and (symbol.is_referenced() or symbol.is_declared_global()):
-            yield symbol.get_name()
-
-
-def _run_by(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
-    """List what is run when a statement is: nothing of the functions and classes that it defines."""
-    if isinstance(statement, _Definition):
-        return
-    yield statement
-    for node in ast.iter_child_nodes(statement):
-        if isinstance(node, ast.stmt):
-            yield from _run_by(node)
-        elif isinstance(node, ast.expr):
-            yield node
-
-
-def _changes(node: ast.stmt | ast.expr, name: str) -> bool:
-    """Whether a piece of code changes what a name stands for: an item, an attribute, or by a method."""
-    match node:
-        case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
-            return _root(node) == name
-        case ast.AugAssign(target=target):
-            return _root(target) == name
-        case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
-            return _root(method) == name
-    return False
-
-
-def _root(node: ast.expr) -> str | None:
-    """Find the name that an attribute or item is of, however deep."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None
-
-
-def _is_future(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-
-
-def _is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:
-    """Whether a statement gives one name a value that is made of literals, constants and operators."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    plain = len(targets) == 1 and isinstance(targets[0], ast.Name) and statement.value is not None
-    value: ast.expr | None = statement.value
-    return plain and value is not None and all(isinstance(node, _CONSTANT) for node in ast.walk(value))
-
-
 def _is_of_airflow(value: object) -> bool:
     return bool(re.match(r"(airflow|manycpu\.operators)\b", type(value).__module__))
 
@@ -288,10 +207,6 @@ def _is_installed(folder: Path, module: str) -> bool:
     elsewhere = [place for place in sys.path if Path(place).resolve() != folder.resolve()]
     found = importlib.machinery.PathFinder.find_spec(module, elsewhere)
     return module in sys.stdlib_module_names or (found is not None and found.origin is not None)
-
-
-def _name_of(alias: ast.alias) -> str:
-    return alias.asname or alias.name.partition(".")[0]
 
 
 def _listed(names: Collection[str]) -> str:

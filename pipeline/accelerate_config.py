@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.runfile import read_mapping
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.words import is_true
 
 __all__ = ["InOurWords", "read_accelerate_config", "translate"]
 
@@ -41,7 +42,6 @@ _INNER: Final = {
         for name in ("backend", "mode", "use_dynamic", "use_fullgraph", "use_regional_compilation")
     ),
 }
-_TRUE: Final = ("1", "true", "yes")
 _DTYPES: Final = {"no": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "bf16"}
 """What Accelerate calls mixed_precision -> ``run.dtype``."""
 
@@ -93,7 +93,7 @@ def translate(config: Fields, run: Fields, target: Fields) -> InOurWords:
     scale = _scale(config, run)
     dtype = run.get("dtype", _DTYPES[asked])
     env = {"ACCELERATE_MIXED_PRECISION": "bf16" if dtype == "bf16" else "no"}
-    env |= {"ACCELERATE_DEBUG_MODE": "true"} if str(config.get("debug")).lower() in _TRUE else {}
+    env |= {"ACCELERATE_DEBUG_MODE": "true"} if is_true(str(config.get("debug"))) else {}
     fields = {"output": None, "dtype": dtype, "env": env | _dynamo(config), **scale}
     where = _target(config, scale["nnodes"], target)
     return InOurWords(fields, where, tuple(_notes(config, asked, dtype)))

@@ -15,6 +15,7 @@ from manycpu.pipeline.spec.kernel import interface_of
 from manycpu.pipeline.spec.placement import Host, Mpi
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.words import public
 
 __all__ = ["check", "chosen", "placement", "python_of"]
 
@@ -207,24 +208,15 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
 def _compare_with_needs(inspected: Sequence[_Inspected], needs: Mapping[str, str]) -> Iterator[Finding]:
     """Compare what the hosts have with what travels to them."""
     for name, needed in needs.items():
-        found = {public(each.facts[name.lower()]): each.host.name for each in inspected}
+        found = {public(each.facts[name.lower()] or ""): each.host.name for each in inspected}
         for other, host in found.items():
-            if other not in (None, needed):
+            if other not in ("", needed):
                 yield Finding(
                     "target.python",
                     f"host {host} has {name} {other}, and the notebook {needed}: a function travels between "
                     "the same versions only",
                     f"Install {name} {needed} on every host, or name another Python",
                 )
-
-
-def public(version: str | None) -> str | None:
-    """Leave out what tells builds of a version apart.
-
-    >>> public("2.15.0+cpu")
-    '2.15.0'
-    """
-    return version and version.partition("+")[0]
 
 
 def _finding(error: ManycpuError) -> Finding:

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from manycpu.pipeline.accelerate_config import read_accelerate_config
 from manycpu.pipeline.runfile import read_run_file
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
+from manycpu.pipeline.spec.targets import KINDS
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
@@ -77,14 +77,13 @@ _SHAPES: dict[Shape, tuple[str, str]] = {
 }
 _MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "run": (TrainingRun,),
-    "target": (Local, BareMetal, Kubernetes),
+    "target": tuple(KINDS.values()),
 }
 _FIELDS = {
-    **{("run", name): field for name, field in TrainingRun.model_fields.items()},
-    **{
-        ("target", name): field
-        for name, field in (Local.model_fields | BareMetal.model_fields | Kubernetes.model_fields).items()
-    },
+    (part, name): field
+    for part, models in _MODELS.items()
+    for model in models
+    for name, field in model.model_fields.items()
 }
 
 

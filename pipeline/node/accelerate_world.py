@@ -9,11 +9,11 @@ from typing import Any, Final
 from manycpu.pipeline.node.emit import warn
 from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, NodeExit
 from manycpu.pipeline.node.rank_environment import Rank
+from manycpu.pipeline.spec.words import is_true
 
 __all__ = ["check", "prepare", "tell_backend", "widen_fp16"]
 
 _VARIABLE: Final = "ACCELERATE_USE_CPU"
-_TRUE: Final = {"y", "yes", "t", "true", "on", "1"}  # as Accelerate reads it
 
 
 def prepare(rank: Rank) -> None:
@@ -24,7 +24,7 @@ def prepare(rank: Rank) -> None:
         os.environ[_VARIABLE] = "true"
         return
     value = os.environ.get(_VARIABLE, "")
-    if value.lower() not in _TRUE and rank.local_rank == 0:
+    if not is_true(value) and rank.local_rank == 0:
         warn(f"run.env sets {_VARIABLE} to {value!r}: Accelerate may take each rank for a world of its own")
 
 

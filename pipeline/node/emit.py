@@ -7,14 +7,16 @@ import resource
 import select
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
 from manycpu.pipeline.spec import events
 
-__all__ = ["keep", "say", "warn"]
+__all__ = ["keep", "say", "say_in_parts", "warn"]
 
 _MESSAGE_LIMIT = 3000
+_PART: Final = 3500  # bytes of a text as JSON: the line needs some for the rest
 _KEPT: Final[list[int]] = []
 _IDENTITY: Final[list[tuple[int, int]]] = []
 _ABOVE: Final = 4096  # where no script expects a file of its own
@@ -41,6 +43,23 @@ def say(event: str, *, message: str | None = None, **fields: Any) -> None:
             message = message[: len(message) * 3 // 4] + "…"
         fields["message"] = message
     _write(events.encode(event, time=round(time.time(), 3), **fields) + "\n")
+
+
+def say_in_parts(event: str, text: str) -> None:
+    """Write an event with a long text, in as many lines as it takes: ``part`` 1, 2, ... of ``parts``."""
+    parts = [*_parts(text)]
+    for number, part in enumerate(parts, 1):
+        say(event, part=number, parts=len(parts), text=part)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Cut a text to what fits into a line, where a character may take twelve bytes."""
+    while text:
+        end = _PART
+        while len(json.dumps(text[:end])) > _PART:
+            end = end * 3 // 4
+        yield text[:end]
+        text = text[end:]
 
 
 def _write(line: str) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from manycpu.pipeline.node import accelerate_world
-from manycpu.pipeline.node.emit import say, warn
+from manycpu.pipeline.node.emit import say, say_in_parts, warn
+from manycpu.pipeline.spec.words import first_of, public
 
 __all__ = ["FUNCTION", "LARGEST", "NOTES", "call", "define", "versions"]
 
@@ -24,7 +25,6 @@ LARGEST: Final = 1 << 20
 """Bytes that what a function returns may take: it travels through the log."""
 _COMPARED: Final = ("torch", "accelerate")  # whose objects and records travel
 _BAD_INPUT: Final = 2
-_PART: Final = 2900  # characters of a part, in lines of at most 4,096 bytes
 
 
 def call(folder: Path) -> None:
@@ -59,7 +59,7 @@ def versions() -> dict[str, str]:
     found = {"Python": ".".join(map(str, sys.version_info[:2]))}
     for name in _COMPARED:
         try:
-            found[name] = version(name).partition("+")[0]  # the build, such as +cpu, makes no difference
+            found[name] = public(version(name))  # the build, such as +cpu, makes no difference
         except PackageNotFoundError:
             continue
     return found
@@ -143,11 +143,10 @@ def _lay_data(root: Path, data: str | None) -> None:
 
 
 def _warn_of_files(root: Path) -> None:
-    written = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    written = [path.name for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
     if written:
-        more = f" and {len(written) - 1} more" if len(written) > 1 else ""
         warn(
-            f"{written[0].name}{more} was written to the working folder, which is gone with the run: "
+            f"{first_of(written)} was written to the working folder, which is gone with the run: "
             "write to os.environ['MANYCPU_OUTPUT'], and give the run an output"
         )
 
@@ -156,21 +155,19 @@ def _tell(returned: Any) -> None:
     """Tell what was returned, or why that cannot travel: the training has succeeded all the same."""
     import cloudpickle
 
-    kind = type(returned).__name__
+    what = f"what the function returned, of type {type(returned).__name__},"
     try:
         pickled = cloudpickle.dumps(returned)
     except Exception as error:  # noqa: BLE001 - whatever an object may raise
         fix = "Return numbers, tensors, or a model out of accelerator.unwrap_model"
-        message = f"what the function returned, of type {kind}, cannot be pickled: {error}. {fix}"
-        say("pickled", part=0, parts=0, text="", message=message)
+        _tell_why_not(f"{what} cannot be pickled: {error}. {fix}")
         return
     if len(pickled) > LARGEST:
         fix = "Write it to os.environ['MANYCPU_OUTPUT'], and give the run an output"
-        size = f"{len(pickled):,} bytes, of which {LARGEST:,} can travel"
-        message = f"what the function returned, of type {kind}, takes {size}. {fix}"
-        say("pickled", part=0, parts=0, text="", message=message)
+        _tell_why_not(f"{what} takes {len(pickled):,} bytes, of which {LARGEST:,} can travel. {fix}")
         return
-    text = base64.b64encode(pickled).decode()
-    parts = [text[start : start + _PART] for start in range(0, len(text), _PART)]
-    for number, part in enumerate(parts):
-        say("pickled", part=number, parts=len(parts), text=part)
+    say_in_parts("pickled", base64.b64encode(pickled).decode())
+
+
+def _tell_why_not(message: str) -> None:
+    say("pickled", part=0, parts=0, text="", message=message)

@@ -12,16 +12,14 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
-from manycpu.pipeline.node.emit import say
+from manycpu.pipeline.node.emit import say_in_parts
 from manycpu.pipeline.node.node_exit import RETURNED, NodeExit
 from manycpu.pipeline.spec.events import RETURN_LIMIT, is_shallow
 
 __all__ = ["call"]
-
-_PART: Final = 3500  # bytes of a line, which needs some for the rest
 
 
 def call(function: Callable[..., Any]) -> None:
@@ -41,7 +39,7 @@ def call(function: Callable[..., Any]) -> None:
             raise
         raise _refusal(function.__name__, "ended its process (sys.exit) where it is to return") from end
     if rank == "0" and os.getpid() == process:
-        _tell(_as_json(function.__name__, value))
+        say_in_parts("returned", _as_json(function.__name__, value))
 
 
 def _as_json(name: str, value: Any) -> str:
@@ -68,19 +66,3 @@ def _number(value: Any) -> Any:
 def _refusal(name: str, what: str) -> NodeExit:
     fix = "Write it to a file in `output`, and return plain numbers, texts, lists and mappings."
     return NodeExit(RETURNED, f"{name} {what}. {fix}")
-
-
-def _tell(text: str) -> None:
-    parts = [*_parts(text)]
-    for number, part in enumerate(parts, 1):
-        say("returned", part=number, parts=len(parts), text=part)
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Cut a text to what fits into a line, where a character may take twelve bytes."""
-    while text:
-        end = _PART
-        while len(json.dumps(text[:end])) > _PART:
-            end = end * 3 // 4
-        yield text[:end]
-        text = text[end:]

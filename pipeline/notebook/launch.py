@@ -19,16 +19,15 @@ from manycpu.pipeline.spec.errors import (
     ManycpuError,
     TrainingFailedError,
 )
-from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
+from manycpu.pipeline.spec.targets import KINDS, BareMetal, Kubernetes, Local, Target
 from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.targets.open_run import absolute, open_context
 from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.verbs.all_verbs import new_run_id, run_all
 
 __all__ = ["AnyTarget", "launch"]
 
 AnyTarget = Target | Mapping[str, Any] | str | os.PathLike[str] | None
-_KINDS: Final = ("local", "baremetal", "kubernetes")
 _OF_THE_CALL: Final = ("program", "args", "data", "model", "output")
 _PATHS: Final = ("data", "model", "output")
 
@@ -86,13 +85,14 @@ def launch(
         ctx = replace(find(ctx) if run_id else ctx, needs=versions())
         data = ctx.run.data if ctx.run.data and "://" not in ctx.run.data else None
         same_machine = isinstance(ctx.target, Local)
-        payload.write(Path(folder), function, args, base=here, data=data, same_machine=same_machine)
+        call = travel.Call(function, args)
+        payload.write(Path(folder), call, base=here, data=data, same_machine=same_machine)
         with shown() as display:
             display.say(announcement(ctx))
-            if ctx.run.device == "xla" and (advice := travel.model_advice(function, args)):
+            if ctx.run.device == "xla" and (advice := travel.model_advice(call)):
                 display.warn(advice)
             if not same_machine:
-                _warn_of_paths(display, payload.paths_of_here(function, args, here, data))
+                _warn_of_paths(display, payload.paths_of_here(call, here, data))
             return _returned(ctx, display)
 
 
@@ -115,7 +115,7 @@ def _where(target: AnyTarget) -> tuple[dict[str, Any], Target | Mapping[str, Any
     if not isinstance(target, str | os.PathLike):
         fix = "Give a Target, its fields, or the path of a run file"
         raise BadInputError(f"given was {target!r}", field="target", fix=fix)
-    if target in _KINDS:
+    if target in KINDS:
         return {}, {"kind": target}, Path.cwd()
     file = Path(target).expanduser()
     if not file.is_file() and file.suffix == "":  # a run file's name alone
@@ -134,12 +134,9 @@ def _refuse_program(fields: Mapping[str, Any]) -> None:
 
 def _anchored(fields: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """Have relative paths of the call start at the notebook's folder, wherever the run file is."""
-    paths = {name: fields[name] for name in _PATHS if isinstance(fields.get(name), (str, os.PathLike))}
-    return {**fields, **{name: _absolute(os.fspath(path), base) for name, path in paths.items()}}
-
-
-def _absolute(path: str, base: Path) -> str:
-    return path if "://" in path or not path.strip() else str(base / Path(path).expanduser())
+    given = {name: fields[name] for name in _PATHS if isinstance(fields.get(name), (str, os.PathLike))}
+    paths = {name: os.fspath(path) for name, path in given.items()}
+    return {**fields, **{name: absolute(path, base) for name, path in paths.items() if path.strip()}}
 
 
 def _warn_of_paths(display: Shown, paths: Mapping[str, str]) -> None:

@@ -13,10 +13,10 @@ from manycpu.pipeline.notebook import payload
 from manycpu.pipeline.notebook.launch import AnyTarget, launch
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.words import is_true
 
 __all__ = ["notebook_launcher"]
 
-_TRUE: Final = {"1", "on", "t", "true", "y", "yes"}
 _DEBUG: Final = "ACCELERATE_DEBUG_MODE"
 _NOT_NEEDED: Final[Mapping[str, object]] = {
     "use_port": "29500",
@@ -108,7 +108,7 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     _tell_not_needed(given)
     payload.check_call(function, args)
     call = partial(launch, target=target)
-    if os.environ.get(_DEBUG, "").lower() in _TRUE:
+    if is_true(os.environ.get(_DEBUG, "")):
         _try_out(
             call, {name: value for name, value in run.items() if name not in ("data", "model", "output")}
         )

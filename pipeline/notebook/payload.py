@@ -35,21 +35,12 @@ _EVERYWHERE: Final = ("/dev", "/etc", "/proc", "/sys", "/usr")  # what nodes hav
 _SHORTEST: Final = 3  # parts of a path: /tmp and /home are everywhere, too
 
 
-def write(  # noqa: PLR0913 - where it goes, what it is, where it came from
-    folder: Path,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    *,
-    base: Path,
-    data: str | None,
-    same_machine: bool,
-) -> Path:
+def write(folder: Path, call: travel.Call, *, base: Path, data: str | None, same_machine: bool) -> Path:
     """Write a function and its arguments as a program; the path of its script.
 
     Args:
         folder: Where it is written: an empty folder.
-        function: The function.
-        args: Its arguments.
+        call: The function and its arguments.
         base: The notebook's folder.
         data: Path of the data that the run stages, where it is a path.
         same_machine: Whether the ranks run where the notebook does.
@@ -59,20 +50,19 @@ def write(  # noqa: PLR0913 - where it goes, what it is, where it came from
     """
     __tracebackhide__ = True
     (folder / ".gitignore").write_text("!*\n")  # whatever a repository around it leaves out
-    variables = travel.taken_along(function, args)
-    pickled = _pickled(function, args, variables)
-    (folder / FUNCTION).write_bytes(pickled)
+    (folder / FUNCTION).write_bytes(_pickled(call))
+    modules = {*travel.modules(call)}
     notes = {
         "versions": versions(),
-        "sources": travel.sources(variables, function),
+        "sources": travel.sources(call),
         "folder": str(base),
         "data": data,
         "same_machine": same_machine,
-        "accelerate": "accelerate" in {*travel.modules([function, *(each.value for each in variables)])},
+        "accelerate": "accelerate" in modules,
     }
     (folder / NOTES).write_text(json.dumps(notes))
-    _copy_modules(function, variables, base, folder)
-    script = folder / script_of(function)
+    _copy_modules(modules, base, folder)
+    script = folder / script_of(call.function)
     script.write_text(_SCRIPT)
     return script
 
@@ -118,20 +108,20 @@ def check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         raise BadInputError(message, field="args", fix=fix) from None
 
 
-def _pickled(function: Callable[..., Any], args: tuple[Any, ...], variables: list[travel.Variable]) -> bytes:
+def _pickled(call: travel.Call) -> bytes:
     __tracebackhide__ = True
-    _refuse(variables, travel.reason_to_stay)
+    _refuse(call.variables, travel.reason_to_stay)
     try:
-        pickled = dumps((function, args))
+        pickled = dumps((call.function, call.args))
     except Exception as error:
-        _refuse(variables, _fails)
+        _refuse(call.variables, _fails)
         raise BadInputError(f"the function cannot travel: {error}", field="function") from error
     if named := sorted(set(named_only(pickled))):
         message = f"`{named[0]}` travels by name alone, and no rank has it: it is no plain function or class"
         fix = "Define it inside the function, or in a module beside the notebook"
         raise BadInputError(message, field="function", fix=fix)
     if len(pickled) > _LARGEST:
-        raise _too_much(len(pickled), variables)
+        raise _too_much(len(pickled), call.variables)
     return pickled
 
 
@@ -167,11 +157,9 @@ def _too_much(size: int, variables: list[travel.Variable]) -> BadInputError:
     )
 
 
-def _copy_modules(
-    function: Callable[..., Any], variables: list[travel.Variable], base: Path, folder: Path
-) -> None:
+def _copy_modules(modules: set[str], base: Path, folder: Path) -> None:
     """Copy the modules beside the notebook that the function imports, and those that these import."""
-    waiting = set(travel.modules([function, *(each.value for each in variables)]))
+    waiting = {*modules}
     seen = {"__main__"}
     while names := waiting - seen:
         seen |= names
@@ -216,15 +204,13 @@ def _imports(file: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-def paths_of_here(
-    function: Callable[..., Any], args: tuple[Any, ...], base: Path, data: str | None
-) -> Mapping[str, str]:
-    """Find the paths of this machine that a function takes along: text -> where it stands.
+def paths_of_here(call: travel.Call, base: Path, data: str | None) -> Mapping[str, str]:
+    """Find the paths of this machine that a call takes along: text -> where it stands.
 
     Relative ones below the data lead to where it is staged, and are none of these.
     """
     found: dict[str, str] = {}
-    for where, text in travel.texts(travel.taken_along(function, args), function):
+    for where, text in travel.texts(call):
         if text not in found and _is_of_here(text, base, data):
             found[text] = where
     return found

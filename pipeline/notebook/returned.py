@@ -43,5 +43,5 @@ class Returned:
                 "the training succeeded, but nothing came back from the function",
                 fix="It ends rank 0 itself, as sys.exit does: have it return",
             )
-        text = "".join(self._parts.get(number, "") for number in range(self._count))
+        text = "".join(text for _, text in sorted(self._parts.items()))
         return cloudpickle.loads(base64.b64decode(text))

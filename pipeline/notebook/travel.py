@@ -8,7 +8,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from manycpu.pipeline.spec import xla
 
 __all__ = [
+    "Call",
     "Variable",
     "anywhere",
     "culprit",
@@ -24,7 +26,6 @@ __all__ = [
     "modules",
     "reason_to_stay",
     "sources",
-    "taken_along",
     "texts",
 ]
 
@@ -44,11 +45,28 @@ class Variable(NamedTuple):
     value: Any
 
 
-def taken_along(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Variable]:
-    """List the variables that travel with a function: arguments, globals, closures and defaults.
+@dataclass(frozen=True)
+class Call:
+    """A call of a function, with all that travels with it."""
 
-    What is defined in a module that can be imported is not taken along, and neither is what it uses.
-    """
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+    @cached_property
+    def variables(self) -> list[Variable]:
+        """The variables that travel: arguments, globals, closures and defaults.
+
+        What is defined in a module that can be imported is not taken along, and neither is what it uses.
+        """
+        return _taken_along(self.function, self.args)
+
+    @property
+    def items(self) -> list[Any]:
+        """The function and the values of the variables."""
+        return [self.function, *(each.value for each in self.variables)]
+
+
+def _taken_along(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Variable]:
     found = [Variable(f"args[{place}]", value) for place, value in enumerate(args)]
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", function), *(("", value) for value in args)]
@@ -188,16 +206,13 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", part) for key, part in [*value.items()][:_MOST])
     elif isinstance(value, (list, tuple)):
         yield from ((f"[{place}]", part) for place, part in enumerate(value[:_MOST]))
-    elif hasattr(value, "__dict__") and not isinstance(value, ModuleType):
-        yield from ((f".{name}", part) for name, part in vars(value).items())
 
 
-def model_advice(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
+def model_advice(call: Call) -> str | None:
     """Tell what it costs that a function for XLA's devices builds its model inside; None where none does."""
-    used = (each.value for each in taken_along(function, args))
-    models = {kind.__name__ for kind in used if isinstance(kind, type) and _is_model(kind)}
+    models = {kind.__name__ for kind in call.items if isinstance(kind, type) and _is_model(kind)}
     try:
-        return xla.model_advice(inspect.getsource(function), models)
+        return xla.model_advice(inspect.getsource(call.function), models)
     except (OSError, TypeError):  # a partial, or what was typed in no cell
         return None
 
@@ -206,17 +221,16 @@ def _is_model(kind: type) -> bool:
     return any((base.__module__, base.__name__) == _MODEL for base in kind.__mro__)
 
 
-def sources(variables: list[Variable], function: Callable[..., Any]) -> dict[str, list[str]]:
+def sources(call: Call) -> dict[str, list[str]]:
     """Collect the lines of the cells that functions come from: their files are on no disk."""
-    functions = [function, *(each.value for each in variables)]
-    files = {code.co_filename for each in functions if (code := getattr(each, "__code__", None))}
+    files = {code.co_filename for each in call.items if (code := getattr(each, "__code__", None))}
     lines = {file: linecache.getlines(file) for file in files if not Path(file).is_file()}
     return {file: text for file, text in lines.items() if text}
 
 
-def modules(items: list[Any]) -> Iterator[str]:
+def modules(call: Call) -> Iterator[str]:
     """List the top-level names of modules that functions and classes come from, or import."""
-    for item in items:
+    for item in call.items:
         if isinstance(item, ModuleType):
             yield item.__name__.split(".")[0]
             continue
@@ -235,9 +249,9 @@ def _imported(code: CodeType) -> Iterator[str]:
             yield from _imported(inner)
 
 
-def texts(variables: list[Variable], function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+def texts(call: Call) -> Iterator[tuple[str, str]]:
     """List the texts that a function takes along, each with where it stands."""
-    for name, value in [("", function), *variables]:
+    for name, value in [("", call.function), *call.variables]:
         if isinstance(value, FunctionType) and _is_of_the_notebook(value):
             yield from ((f"in {value.__name__}", text) for text in _constants(value.__code__))
         yield from ((f"in {name}", text) for text in _texts_of(value, _DEPTH))

@@ -1,6 +1,7 @@
 """Where to train: a closed union, told apart by ``kind``."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticKnownError
@@ -9,7 +10,7 @@ from manycpu.pipeline.spec import patterns
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.training_run import _passable, _section, _words
 
-__all__ = ["BareMetal", "Kubernetes", "Local", "Target"]
+__all__ = ["KINDS", "BareMetal", "Kubernetes", "Local", "Target"]
 
 _DIRECTORY = "Folder for runs, staged data and code snapshots; default: $MANYCPU_HOME, or ~/.manycpu."
 _MPI = "The mpirun to use: Intel MPI, Open MPI or MPICH; default: impi-rt beside Python, then PATH."
@@ -270,3 +271,9 @@ class Kubernetes(BaseModel):
 
 
 Target = Annotated[Local | BareMetal | Kubernetes, Field(discriminator="kind")]
+KINDS: Final[Mapping[str, type[BaseModel]]] = {
+    "local": Local,
+    "baremetal": BareMetal,
+    "kubernetes": Kubernetes,
+}
+"""Name of a kind of target -> its fields."""

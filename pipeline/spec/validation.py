@@ -10,13 +10,12 @@ from pydantic.fields import FieldInfo
 
 from manycpu.pipeline.spec import patterns
 from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error
-from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
+from manycpu.pipeline.spec.targets import KINDS, BareMetal, Kubernetes, Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = ["read_run", "read_target"]
 
 _TARGETS: TypeAdapter[Target] = TypeAdapter(Target)
-_KINDS: dict[str, type[BaseModel]] = {"local": Local, "baremetal": BareMetal, "kubernetes": Kubernetes}
 _IN_YAML: Final = {
     "tuple_type": "a list is needed",
     "dict_type": "a mapping is needed",
@@ -52,13 +51,13 @@ def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
         return fields
     fields = {"kind": "local", **(fields or {})}
     kind = fields["kind"]
-    if not isinstance(kind, str) or kind not in _KINDS:
-        fix = _choose(_KINDS, like=str(kind))
+    if not isinstance(kind, str) or kind not in KINDS:
+        fix = _choose(KINDS, like=str(kind))
         raise BadInputError(f"there is no target {kind!r}", field="target.kind", fix=fix)
     try:
         return _TARGETS.validate_python(fields)
     except ValidationError as error:
-        findings = _findings(error, "target", _KINDS[kind])
+        findings = _findings(error, "target", KINDS[kind])
     raise as_error(findings)
 
 
@@ -68,7 +67,7 @@ def _findings(error: ValidationError, prefix: str, model: type[BaseModel]) -> li
 
 def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Finding:
     # The union's discriminator stands first in a target's locations, and is no field.
-    path = [str(part) for part in problem["loc"] if part not in _KINDS]
+    path = [str(part) for part in problem["loc"] if part not in KINDS]
     field = ".".join([prefix, *path])
     if problem["type"] == "extra_forbidden":
         fix = _other_kind(prefix, path) or _choose(_fields_beside(path, model), like=path[-1])
@@ -99,7 +98,7 @@ def _other_kind(prefix: str, path: list[str], value: str | None = None) -> str |
     """Name the kinds of target that have a field, or take its value, where this one does not."""
     if prefix != "target" or len(path) > 1:
         return None
-    kinds = [kind for kind, model in _KINDS.items() if _takes(model, path[0], value)]
+    kinds = [kind for kind, model in KINDS.items() if _takes(model, path[0], value)]
     return f"Set target.kind to {' or '.join(map(repr, kinds))} to have it" if kinds else None
 
 

@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
 from manycpu.pipeline.targets.context import WAY, Access, ClusterContext, MachineContext, RunContext
 
-__all__ = ["as_started", "changed", "open_context", "reopen"]
+__all__ = ["absolute", "as_started", "changed", "open_context", "reopen"]
 
 _PATHS = ("directory", "hostfile", "dockerfile", "context", "registry_ca")
 
@@ -112,21 +112,22 @@ def _sized(run: TrainingRun, target: Target) -> TrainingRun:
 
 
 def _anchored(run: TrainingRun, target: Target, base: Path) -> TrainingRun:
-    paths = {field: _absolute(getattr(run, field), base) for field in ("data", "model", "output")}
+    paths = {field: absolute(getattr(run, field), base) for field in ("data", "model", "output")}
     # These are on the nodes: relative to the volume where there is one.
     on_nodes = Path(target.mount_path) if isinstance(target, Kubernetes) else base
-    paths |= {field: _absolute(getattr(run, field), on_nodes) for field in ("checkpoints", "resume_from")}
+    paths |= {field: absolute(getattr(run, field), on_nodes) for field in ("checkpoints", "resume_from")}
     if program.parse(run.program).kind == "script":
-        paths["program"] = _absolute(run.program, base)
+        paths["program"] = absolute(run.program, base)
     return run.model_copy(update=paths)
 
 
 def _anchored_target(target: Target, base: Path) -> Target:
     paths = {name: getattr(target, name, None) for name in _PATHS}
-    return target.model_copy(update={name: _absolute(path, base) for name, path in paths.items() if path})
+    return target.model_copy(update={name: absolute(path, base) for name, path in paths.items() if path})
 
 
-def _absolute(path: str | None, base: Path) -> str | None:
+def absolute(path: str | None, base: Path) -> str | None:
+    """Have a relative path start at a folder; of a URL and of none nothing is changed."""
     if path is None or "://" in path:
         return path
     return os.path.normpath(base.absolute() / Path(path).expanduser())

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec import output
+from manycpu.pipeline.spec.words import first_of
 from manycpu.pipeline.transfer.manifest import Manifest, Tick, TransferError
 
 __all__ = ["Earlier", "changed", "earlier", "has_page", "put", "refuse", "signed", "strangers"]
@@ -78,9 +79,8 @@ def refuse(names: Iterable[str]) -> None:
     """
     foreign = sorted(names)
     if foreign:
-        more = f" (and {len(foreign) - 1} more)" if len(foreign) > 1 else ""
         raise TransferError(
-            f"it holds {foreign[0]}{more}, which this run did not write, and nothing was changed there; a "
+            f"it holds {first_of(foreign)}, which this run did not write, and nothing was changed there; a "
             "program saves to {output}, or $MANYCPU_OUTPUT, and not to run.output itself"
         )
 

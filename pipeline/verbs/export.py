@@ -13,6 +13,7 @@ from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.output import MANIFEST, manifests
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.spec.words import first_of
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
@@ -70,12 +71,10 @@ def _warn_of_strays(ctx: RunContext, handle: Handle) -> None:
     """Name what the program wrote to its working folder, where nothing keeps it."""
     written = verbs_of(ctx).strays(ctx, ctx.ledger.read(), handle)
     if written:
-        more = f" (and {len(written) - 1} more)" if len(written) > 1 else ""
         _LOG.warning(
-            "run.output is null, and the program wrote %s%s, which is not kept: have it write to "
+            "run.output is null, and the program wrote %s, which is not kept: have it write to "
             "$MANYCPU_OUTPUT, and give the run an output",
-            written[0],
-            more,
+            first_of(written),
         )
 
 
@@ -86,8 +85,7 @@ def _no_model(ctx: RunContext, handle: Handle) -> ExportError:
             update={"fruitless": True}
         )
     elsewhere = verbs_of(ctx).strays(ctx, entry, handle)
-    more = f" (and {len(elsewhere) - 1} more)" if len(elsewhere) > 1 else ""
-    detail = f" to its output; {elsewhere[0]}{more} came into being elsewhere" if elsewhere else ""
+    detail = f" to its output; {first_of(elsewhere)} came into being elsewhere" if elsewhere else ""
     return ExportError(
         f"the training succeeded, but the program wrote nothing{detail}",
         field="run.output",

@@ -1,23 +1,11 @@
 """Run as ``python -m manycpu.pipeline.recipes.question_answering``, alone or on every rank of a run."""
 
-import os
 import sys
+from functools import partial
 
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.recipes.start import start
 
-
-def main(argv: list[str]) -> int:
-    """Train; return what to exit with: 0, or 2 when the input cannot be used."""
-    # Late: `--help` of the node, and errors of the interpreter, need not wait for torch.
-    from manycpu.pipeline.recipes.question_answering import options, training
-
-    try:
-        training.run(options.parse(argv, os.environ), os.environ)
-    except BadInputError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
-
+main = partial(start, "question_answering")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

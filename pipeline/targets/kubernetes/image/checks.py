@@ -21,6 +21,7 @@ from manycpu.pipeline.spec.errors import (
     TransientError,
 )
 from manycpu.pipeline.spec.image import Image, Reference
+from manycpu.pipeline.spec.words import public
 from manycpu.pipeline.targets.kubernetes.image.base_image import finished_image
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import STAGES, Build, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
@@ -194,7 +195,7 @@ def _other(image: Image, name: str, needs: Mapping[str, str]) -> Iterator[Findin
     """Compare an image's versions, where it tells them, with what travels to it; the ranks compare all."""
     for what, (_, label, variable) in _LEAST_VERSIONS.items():
         text, needed = _version(image, label, variable), needs.get(what, "")
-        known = text.partition("+")[0].split(".")[: needed.count(".") + 1]
+        known = public(text).split(".")[: needed.count(".") + 1]
         if text and needed and known != needed.split("."):
             yield Finding(
                 "target.image",

@@ -1,0 +1,113 @@
+"""What statements of a file do with names: which they bind, use and change."""
+
+from __future__ import annotations
+
+import ast
+import symtable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Definition", "bindings", "globals_of", "is_constant", "is_future", "line_of_change", "name_of"]
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_CONSTANT: Final = (
+    *(ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred),
+    *(ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.BoolOp, ast.boolop, ast.Compare, ast.cmpop),
+    *(ast.IfExp, ast.JoinedStr, ast.FormattedValue),
+)
+
+
+def bindings(tree: ast.Module) -> dict[str, list[ast.stmt]]:
+    """Find what a file binds: name -> the statements at its top that do, also within an ``if`` or ``try``."""
+    bound: dict[str, list[ast.stmt]] = {}
+    for statement in tree.body:
+        for name in dict.fromkeys(_bound_by(statement)):
+            bound.setdefault(name, []).append(statement)
+    return bound
+
+
+def _bound_by(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, Definition):
+        yield statement.name
+    elif isinstance(statement, ast.Import | ast.ImportFrom):
+        yield from map(name_of, statement.names)
+    else:
+        table = symtable.symtable(ast.unparse(statement), "<piece>", "exec")
+        symbols = (table.lookup(name) for name in table.get_identifiers())
+        yield from (one.get_name() for one in symbols if one.is_assigned() or one.is_imported())
+
+
+def globals_of(pieces: list[ast.stmt]) -> list[str]:
+    """Find the names that statements use and do not define themselves."""
+    top = symtable.symtable("\n".join(map(ast.unparse, pieces)), "<piece>", "exec")
+    own = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
+    return sorted({name for table in _tables(top) for name in _used_in(table)} - own)
+
+
+def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from _tables(child)
+
+
+def _used_in(table: symtable.SymbolTable) -> Iterator[str]:
+    for symbol in table.get_symbols():
+        if symbol.is_global() and (symbol.is_referenced() or symbol.is_declared_global()):
+            yield symbol.get_name()
+
+
+def line_of_change(tree: ast.Module, name: str) -> int | None:
+    """Find a line at a file's top that changes what a name stands for; None where none does."""
+    changed = (node.lineno for one in tree.body for node in _run_by(one) if _changes(node, name))
+    return next(changed, None)
+
+
+def _run_by(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
+    """List what is run when a statement is: nothing of the functions and classes that it defines."""
+    if isinstance(statement, Definition):
+        return
+    yield statement
+    for node in ast.iter_child_nodes(statement):
+        if isinstance(node, ast.stmt):
+            yield from _run_by(node)
+        elif isinstance(node, ast.expr):
+            yield node
+
+
+def _changes(node: ast.stmt | ast.expr, name: str) -> bool:
+    """Whether a piece of code changes what a name stands for: an item, an attribute, or by a method."""
+    match node:
+        case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
+            return _root(node) == name
+        case ast.AugAssign(target=target):
+            return _root(target) == name
+        case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
+            return _root(method) == name
+    return False
+
+
+def _root(node: ast.expr) -> str | None:
+    """Find the name that an attribute or item is of, however deep."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def is_future(statement: ast.stmt) -> bool:
+    """Whether a statement is ``from __future__ import ...``."""
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+
+
+def is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:
+    """Whether a statement gives one name a value that is made of literals, constants and operators."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    plain = len(targets) == 1 and isinstance(targets[0], ast.Name) and statement.value is not None
+    value: ast.expr | None = statement.value
+    return plain and value is not None and all(isinstance(node, _CONSTANT) for node in ast.walk(value))
+
+
+def name_of(alias: ast.alias) -> str:
+    """Tell the name that an import binds."""
+    return alias.asname or alias.name.partition(".")[0]

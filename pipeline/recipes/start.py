@@ -1,0 +1,37 @@
+"""Start a recipe: what ``python -m`` does with each of them."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["start"]
+
+
+def start(recipe: str, argv: Sequence[str], extras: str = "train") -> int:
+    """Train; return what to exit with: 0, or 2 when the input cannot be used.
+
+    Args:
+        recipe: Name of its package, which has ``options.parse`` and ``training.run``.
+        argv: The program's arguments.
+        extras: The extras of manycpu that it needs.
+    """
+    # Late: whoever asks for `--help`, or is spawned and imports the program too, need not wait for torch.
+    try:
+        parsed = _part(recipe, "options", extras).parse(argv, os.environ)
+        _part(recipe, "training", extras).run(parsed, os.environ)
+    except BadInputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def _part(recipe: str, name: str, extras: str) -> Any:
+    try:
+        return import_module(f"manycpu.pipeline.recipes.{recipe}.{name}")
+    except ModuleNotFoundError as error:
+        fix = f"Install manycpu[{extras}]"
+        raise BadInputError(f"{error.name} is not installed", field="run.program", fix=fix) from error
