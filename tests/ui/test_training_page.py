@@ -16,6 +16,7 @@ from support.standalone_airflow import Airflow
 from support.waiting import until
 
 DARK = "document.documentElement.classList.replace('light', 'dark')"
+LOOK = "document.dispatchEvent(new Event('visibilitychange'))"
 WIDE = "const tab = document.querySelector('.manycpu-tab'); return [tab.scrollWidth, tab.clientWidth]"
 
 pytestmark = needs_chromium
@@ -213,9 +214,26 @@ def test_a_login_that_has_ended_leads_to_the_login_and_back(tab: Callable[[str],
     viewer.open(several, "?training=pair")
     viewer.shows("pair-1")
     viewer.page.browser.delete_all_cookies()
-    viewer.page.js("document.dispatchEvent(new Event('visibilitychange'))")
+    viewer.page.js(LOOK)
     viewer.log_in()
     viewer.shows("pair-1")
+
+
+def test_an_airflow_that_does_not_answer_is_told_and_asked_again(
+    tab: Callable[[str], Tab], several: str
+) -> None:
+    viewer = tab("viewer")
+    viewer.open(several, "?training=pair")
+    viewer.shows("pair-1")
+    viewer.page.browser.set_network_conditions(offline=True, latency=0, throughput=0)
+    try:
+        viewer.page.js(LOOK)
+        viewer.shows("Airflow does not answer")
+        assert "pair-1" in viewer.text()
+    finally:
+        viewer.page.browser.delete_network_conditions()
+    until(lambda: "does not answer" not in viewer.text())
+    assert "pair-1" in viewer.text()
 
 
 def test_the_history_shows_fifty_runs_and_then_more(
