@@ -37,8 +37,8 @@ class RunView {
   /** Ask for what has changed, and draw it; returns whether the run goes on. */
   async look(signal) {
     const run = path("dags", this.dag, "dagRuns", this.run);
-    const [{ state }, tasks, entries, ours] = await Promise.all([
-      ask(run, {}, signal),
+    const { state } = await ask(run, {}, signal); // first: of a run that has ended, all is there
+    const [tasks, entries, ours] = await Promise.all([
       askAll(`${run}/taskInstances`, {}, "task_instances", signal),
       xcomsOf(this.dag, this.run, signal),
       this.#ours ?? ourTasks(this.dag, signal),
@@ -60,7 +60,8 @@ class RunView {
       return this.drawing.clear();
     }
     this.note.say(sentence(training));
-    return this.drawing.update({ report: training.document ?? { name: training.name }, tasks: training.tasks.map((task) => this.row(task)) });
+    const tasks = training.tasks.map((task) => this.row(task));
+    return this.drawing.update({ report: training.document ?? { name: training.name }, tasks });
   }
 
   /** Describe a task as the page shows it; its name leads to its log. */
@@ -69,7 +70,7 @@ class RunView {
     const start = seconds(task.start_date);
     const end = seconds(task.end_date) ?? Date.now() / 1000;
     return {
-      name: task.task_display_name.split(".").at(-1),
+      name: task.task_display_name === task.task_id ? task.task_id.split(".").at(-1) : task.task_display_name,
       state: task.state,
       start,
       seconds: start === null ? null : Math.max(0, task.duration ?? end - start),
@@ -99,11 +100,14 @@ class Selector {
     root.append(this.label);
   }
 
-  /** Return the training that is chosen, or the first; undefined where there is none. */
+  /** Return the training that is chosen, else the one that was shown, goes on, or is the first. */
   choose(all) {
     const names = all.map((training) => training.name);
     const wanted = new URLSearchParams(location.search).get(CHOICE);
-    const chosen = all.find((training) => training.name === wanted) ?? all.find(goesOn) ?? all[0];
+    const named = (name) => all.find((training) => training.name === name);
+    const shown = this.shown?.document && named(this.shown.name);
+    const chosen = named(wanted) ?? shown ?? all.find(goesOn) ?? all[0];
+    this.shown = chosen;
     if (JSON.stringify(names) !== this.names) {
       this.select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
       this.names = JSON.stringify(names);
@@ -125,8 +129,9 @@ const byStart = (one, other) => (seconds(one.start_date) ?? Infinity) - (seconds
 const goesOn = (training) => UNDER_WAY.includes(training.document?.state);
 
 function sentence({ document, elsewhere, tasks }) {
-  if (elsewhere) return "What is known of this training is not in Airflow's database, but where its backend for XComs puts it.";
+  if (elsewhere) return "What is known of this training is where the backend for XComs puts it, not in Airflow's database.";
   if (document) return "";
-  if (tasks.some((task) => task.state === null || task.end_date === null)) return "The training has told nothing yet; this is what its tasks do.";
-  return "It ended without having trained; the logs of its tasks say why.";
+  const ended = tasks.every((task) => task.state !== null && task.end_date !== null);
+  if (ended) return "It ended without having told of a training; the logs of its tasks say why.";
+  return "The training has told nothing yet; this is what its tasks do.";
 }

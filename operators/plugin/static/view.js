@@ -27,8 +27,9 @@ export class Note {
 
   /** Say what is wrong, and what comes next. */
   tell(error, wait, what) {
-    if (error.status === 403) return this.say(`Airflow does not let you see ${what}: it takes the right to read this DAG, its runs, tasks and XComs.`);
-    if (error.status === 404) return this.say(`Airflow knows of no ${what} here.`);
+    const rights = "it takes the right to read this DAG, its runs, tasks and XComs";
+    if (error.status === 403) return this.say(`Airflow does not let you see ${what}: ${rights}.`);
+    if (error.status === 404) return this.say(`Airflow has not found ${what}.`);
     const next = wait === null ? "" : ` The next try is in ${Math.round(wait / 1000)} s; what is shown may be old.`;
     return this.say(`Airflow does not answer (${error.message}).${next}`);
   }
