@@ -104,7 +104,8 @@ class RunOperator(BaseOperator):
         mask(run, target)
         demand_instance(target)
         ctx = open_context(run, target, *identity, base=self._base(), access=access_of(target))
-        return find(replace(ctx, task=_task(context), key=key, name=name or ctx.name))
+        dag = {"dag_id": context["ti"].dag_id, "run_id": context["ti"].run_id}
+        return find(replace(ctx, task=_task(context), dag=dag, key=key, name=name or ctx.name))
 
     def transferred(self) -> Callable[[int, int], None]:
         """Make a callback that logs every tenth of a transfer."""

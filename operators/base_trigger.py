@@ -6,7 +6,6 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.events import RankLine
+    from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.context import RunContext
 
@@ -52,6 +52,7 @@ class FollowingTrigger(BaseTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.handle, self.cursor, self.by = handle, cursor, by
         self.not_before, self.deadline, self.cleans = not_before, deadline, cleans
+        self._listeners: tuple[RankListener, ...] = ()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what this trigger is made from anew, on another triggerer."""
@@ -105,9 +106,9 @@ class FollowingTrigger(BaseTrigger):
     def _context(self) -> RunContext:
         raise NotImplementedError
 
-    @cached_property
-    def _listeners(self) -> tuple[RankListener, ...]:
-        return task_log.listeners(self.log)
+    def _listen(self, ctx: RunContext, handle: Handle) -> None:
+        """Make those who hear the attempt from here on."""
+        self._listeners = task_log.listeners(self.log, ctx, handle)
 
     def _pass_on(self, lines: Iterable[RankLine]) -> None:
         """Have the listeners hear lines."""
@@ -117,6 +118,9 @@ class FollowingTrigger(BaseTrigger):
 
     async def _event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
         """Build the final event: handle, status, and whether the deadline passed; not sent too soon."""
+        from manycpu.pipeline.listeners import flush
+
+        await asyncio.to_thread(flush, self._listeners)
         await asyncio.sleep(max(0.0, self.not_before - time.time()))
         payload = {"handle": self.handle, "status": status.model_dump(mode="json"), "timed_out": timed_out}
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]

@@ -171,6 +171,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
 
         handle, ctx = self._handle(), self._context()
+        self._listen(ctx, handle)
         return handle, ctx, AttemptRecorder(ctx, handle, self.cursor, self.by)
 
     def _context(self) -> ClusterContext:

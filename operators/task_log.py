@@ -1,4 +1,4 @@
-"""Who hears a training on Airflow's side, in the worker and in the triggerer alike: the task's log."""
+"""Who hears a training on Airflow's side, in worker and triggerer alike: the task's log, and trackers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manycpu.pipeline.listeners import RankListener
+    from manycpu.pipeline.spec.handle import Handle
+    from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["listeners"]
 
 
-def listeners(log: Any) -> tuple[RankListener, ...]:
+def listeners(log: Any, ctx: RunContext, handle: Handle) -> tuple[RankListener, ...]:
     """Make those who hear all that the ranks of an attempt write.
 
     Args:
         log: The logger of the operator, or of the trigger that goes on for it.
+        ctx: The run, as the attempt was started.
+        handle: The attempt.
     """
     from manycpu.pipeline.listeners import ReadableLog
+    from manycpu.pipeline.tracking.live import listeners as trackers
 
-    return (ReadableLog(partial(log.info, "%s")),)
+    return ReadableLog(partial(log.info, "%s")), *trackers(ctx, handle, partial(log.warning, "%s"))

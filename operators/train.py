@@ -160,13 +160,13 @@ class TrainOperator(RunOperator):
         """Follow the training in this worker: to its end, or for the first seconds only."""
         from airflow.sdk.exceptions import AirflowTaskTimeout
 
-        from manycpu.pipeline.listeners import tell
+        from manycpu.pipeline.listeners import flush, tell
         from manycpu.pipeline.targets.outcome import outcome
         from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.wait import POLL, watch
 
         watching, patience = watch(ctx, handle), _Patience()
-        listeners = (*task_log.listeners(self.log), patience)
+        listeners = (*task_log.listeners(self.log, watching.ctx, handle), patience)
         try:
             while True:
                 lines, status = watching.look()
@@ -184,6 +184,7 @@ class TrainOperator(RunOperator):
             raise
         finally:
             watching.close()
+            flush(listeners)
 
     def _handle_signal(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> None:
         """Find out who wants this process to end: a person, who ends the training too, or the worker."""
@@ -276,6 +277,7 @@ class _Patience:
         return time.monotonic() >= self._until
 
     def line(self, line: RankLine) -> None: ...
+    def flush(self) -> None: ...
 
     def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - as every listener has it
         """End it at once where the training says that it has long to go."""

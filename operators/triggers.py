@@ -57,7 +57,10 @@ class TrainingTrigger(FollowingTrigger):
         if cursor is None:
             cursor = self.cursor
             self._bookmark.write_text(str(cursor))
-        return watch(self._context(), read_handle(self.handle), cursor)
+        handle = read_handle(self.handle)
+        watching = watch(self._context(), handle, cursor)
+        self._listen(watching.ctx, handle)
+        return watching
 
     def _look(self, watch: Watch) -> Status:
         from manycpu.pipeline.targets.outcome import outcome

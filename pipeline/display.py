@@ -17,6 +17,7 @@ from manycpu.pipeline.spec.event_types import (
     Event,
     ExitEvent,
     MetricsEvent,
+    PaceEvent,
     ProgressEvent,
     WarningEvent,
     readable,
@@ -25,7 +26,7 @@ from manycpu.pipeline.spec.events import RankLine
 
 __all__ = ["Display", "summary"]
 
-_IN_SUMMARY = (BackendEvent, ExitEvent, MetricsEvent)
+_IN_SUMMARY = (BackendEvent, ExitEvent, MetricsEvent, PaceEvent)
 _PLAIN_EVERY = 10  # per cent of a transfer between two plain lines
 
 
@@ -87,6 +88,9 @@ class Display:
             self._move(event.step or 0, event.total_steps, event.sentence())
         elif not isinstance(event, _IN_SUMMARY):
             self._print(f"  {readable(line, event)}", "yellow" if isinstance(event, WarningEvent) else "")
+
+    def flush(self) -> None:
+        """Do nothing: every line is printed."""
 
     def finding(self, finding: Finding) -> None:
         """Print a warning of preflight."""

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import Finding
-from manycpu.pipeline.spec.event_types import Event, decode, readable
+from manycpu.pipeline.spec.event_types import Event, PaceEvent, decode, readable
 from manycpu.pipeline.spec.events import RankLine
 
-__all__ = ["RankListener", "ReadableLog", "RunListener", "Silent", "tell"]
+__all__ = ["RankListener", "ReadableLog", "RunListener", "Silent", "flush", "tell"]
 
 
 class RankListener(Protocol):
@@ -26,6 +26,9 @@ class RankListener(Protocol):
 
     def event(self, event: Event, line: RankLine) -> None:
         """Hear what a rank reports, and the line that it came in."""
+
+    def flush(self) -> None:
+        """Hear that this process hears no more of the attempt; another one may go on."""
 
 
 class RunListener(RankListener, Protocol):
@@ -52,6 +55,7 @@ class Silent:
 
     def line(self, line: RankLine) -> None: ...
     def event(self, event: Event, line: RankLine) -> None: ...
+    def flush(self) -> None: ...
     def begin(self, verb: str) -> None: ...
     def end(self, verb: str, seconds: float, result: str) -> None: ...
     def progress(self, done: int, total: int) -> None: ...
@@ -74,8 +78,12 @@ class ReadableLog:
         self._write(str(line))
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Write its sentence."""
-        self._write(readable(line, event))
+        """Write its sentence; how fast each rank goes is for curves."""
+        if not isinstance(event, PaceEvent):
+            self._write(readable(line, event))
+
+    def flush(self) -> None:
+        """Do nothing: every line is written."""
 
 
 def tell(lines: Iterable[RankLine], *listeners: RankListener) -> None:
@@ -87,3 +95,9 @@ def tell(lines: Iterable[RankLine], *listeners: RankListener) -> None:
                 listener.line(line)
             else:
                 listener.event(event, line)
+
+
+def flush(listeners: Iterable[RankListener]) -> None:
+    """Have listeners pass on what they hold back: this process hears no more of the attempt."""
+    for listener in listeners:
+        listener.flush()

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from functools import singledispatchmethod
 from typing import Any, Final
 
-from pydantic import BaseModel, Field
-
 from manycpu.pipeline.spec.event_types import (
     BackendEvent,
     ErrorEvent,
     Event,
     ExitEvent,
     MetricsEvent,
+    PaceEvent,
     ProgressEvent,
     ProofEvent,
     ReturnedEvent,
@@ -21,62 +20,16 @@ from manycpu.pipeline.spec.event_types import (
     decode,
 )
 from manycpu.pipeline.spec.events import RETURN_LIMIT, RankLine, is_shallow, split
+from manycpu.pipeline.spec.observed import Observed, Pace, Progress, Rank
+from manycpu.pipeline.spec.series import Series
 from manycpu.pipeline.spec.state import RankFailure
 
-__all__ = ["Observed", "Observer", "Rank", "observe"]
+__all__ = ["Observer", "observe"]
 
 _LAST_LINES = 20
 _LINE = 2000  # characters of each
-_WARNINGS, _METRICS = 200, 1000  # different ones that are kept
+_WARNINGS, _METRICS, _SERIES = 200, 1000, 100  # different ones that are kept
 _PROGRESS: Final = ("epoch", "loss", "grad_norm", "learning_rate", "samples_per_second")  # are metrics, too
-
-
-class Rank(BaseModel):
-    """A rank as it introduced itself."""
-
-    rank: int
-    host: str
-    """The machine: on Kubernetes the node."""
-    cpus: float | None = None
-    hostname: str | None = None
-    """What it calls itself: on Kubernetes the pod."""
-    devices: int | None = None
-    """Devices of XLA that it drives; None on CPUs."""
-    exit_code: int | None = None
-    """How it ended; None where nobody told."""
-
-
-class Observed(BaseModel):
-    """What the ranks of a training reported."""
-
-    world_size: int | None = None
-    ranks: list[Rank] = Field(default_factory=list)
-    backend: str | None = None
-    backend_reason: str | None = None
-    rounds: list[dict[str, Any]] = Field(default_factory=list)
-    metrics: dict[str, Any] = Field(default_factory=dict)
-    warnings: list[str] = Field(default_factory=list)
-    returned: Any = None
-    """What rank 0 returned, where the program is the function of a task."""
-    has_returned: bool = False
-    """Whether it did: None is something to return."""
-    parts: list[str] = Field(default_factory=list)
-    """What has come of that so far."""
-    failure: RankFailure | None = None
-    introduced: list[str] = Field(default_factory=list)
-    """``rank@time`` of every introduction at a meeting without a name: a log may be read again."""
-    failed_at: float = 0.0
-    """Seconds since the epoch; 0 where lines have no times."""
-
-    @property
-    def hosts(self) -> list[str]:
-        """Distinct hosts, in the order of their first rank."""
-        return list(dict.fromkeys(rank.host for rank in self.ranks))
-
-    @property
-    def met(self) -> bool:
-        """Whether all ranks of a meeting have introduced themselves."""
-        return any(len(meeting["ranks"]) == meeting["world_size"] for meeting in self.rounds)
 
 
 def observe(lines: Iterable[str]) -> Observed:
@@ -108,6 +61,7 @@ class Observer:
         """
         event = decode(line.text)
         if event is not None:
+            self.observed.events += 1
             return self._reduce(event, line.rank, time)
         if line.rank is not None and line.text.strip():
             _append(self.tails, line.rank, line.text)
@@ -129,15 +83,36 @@ class Observer:
         return True
 
     @_reduce.register
-    def _on_progress(self, event: ProgressEvent, *_: object) -> bool:
+    def _on_progress(self, event: ProgressEvent, _: int | None, time: float) -> bool:
+        written = float(event.time or time)
+        told = {name: getattr(event, name) for name in Progress.model_fields}
+        self.observed.progress = Progress.model_validate(told | {"time": written})
         values = {name: getattr(event, name) for name in _PROGRESS}
-        _add_metrics(self.observed, {name: value for name, value in values.items() if value is not None})
+        told_values = {name: value for name, value in values.items() if value is not None}
+        _add_metrics(self.observed, told_values)
+        curve = {name: value for name, value in told_values.items() if name != "epoch"}
+        _add_points(self.observed, curve, event.step, written)
         return False  # the next is soon to come
 
     @_reduce.register
-    def _on_metrics(self, event: MetricsEvent, *_: object) -> bool:
+    def _on_pace(self, event: PaceEvent, rank: int | None, time: float) -> bool:
+        written = float(event.time or time)
+        if rank == 0:
+            progress = self.observed.progress
+            step = event.step if progress is None else progress.step
+            _add_points(self.observed, {"step_seconds": event.step_seconds}, step, written)
+        for known in _ranks_of(self.observed, rank):
+            fields = event.model_dump(include=set(Pace.model_fields))
+            known.pace = Pace.model_validate(fields | {"time": written})
+        return False
+
+    @_reduce.register
+    def _on_metrics(self, event: MetricsEvent, _: int | None, time: float) -> bool:
         _add_metrics(self.observed, event.values)
-        return True
+        progress = self.observed.progress
+        step = progress.step if event.step is None and progress else event.step
+        _add_points(self.observed, event.values, step, float(event.time or time))
+        return event.step is None  # a point of a curve has a next one
 
     @_reduce.register
     def _on_returned(self, event: ReturnedEvent, rank: int | None, _: float) -> bool:
@@ -167,7 +142,12 @@ class Observer:
 
 def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
     rank = Rank(
-        rank=event.rank, host=event.host, cpus=event.cpus, hostname=event.hostname, devices=event.devices
+        rank=event.rank,
+        host=event.host,
+        cpus=event.cpus,
+        threads=event.threads,
+        hostname=event.hostname,
+        devices=event.devices,
     )
     existing = _find_meeting(observed, event, time)
     if existing is not None and rank.rank in existing["ranks"]:
@@ -233,6 +213,17 @@ def _add_metrics(observed: Observed, values: Mapping[str, Any]) -> None:
         _warn(observed, f"of the metrics, the first {_METRICS} names are kept")
 
 
+def _add_points(observed: Observed, values: Mapping[str, Any], step: float | None, time: float) -> None:
+    """Add to the curve of each metric, of as many as there is room for."""
+    for name, value in values.items():
+        series = observed.series.get(name) or Series()
+        series.add(step, time, value)
+        if series.values and len(observed.series) < _SERIES:
+            observed.series[name] = series
+        elif series.values and name not in observed.series:
+            _warn(observed, f"of the metrics, the first {_SERIES} names have curves")
+
+
 def _note_returned(observed: Observed, event: ReturnedEvent) -> bool:
     """Add a part of what was returned; whether that is all of it. Lines may be read again."""
     before = observed.parts if event.part > 1 else []
@@ -274,12 +265,19 @@ def _note_failure(
 
 def _note_end(observed: Observed, number: int, event: ExitEvent, time: float) -> None:
     """Record how a rank of the last meeting ended: not one of the same number that ended before it."""
-    place = bisect.bisect_left(observed.ranks, number, key=_number)
-    for rank in observed.ranks[place : place + 1]:
-        same = rank.rank == number and rank.host == event.host
+    for rank in _ranks_of(observed, number):
+        same = rank.host == event.host
         same = same and event.hostname in (None, rank.hostname)
         if same and time >= _began(observed.rounds[-1]):
             rank.exit_code = event.code
+
+
+def _ranks_of(observed: Observed, number: int | None) -> list[Rank]:
+    """Find a rank of the last meeting by its number: one or none."""
+    if number is None:
+        return []
+    place = bisect.bisect_left(observed.ranks, number, key=_number)
+    return [rank for rank in observed.ranks[place : place + 1] if rank.rank == number]
 
 
 def _append(tails: dict[int, list[str]], rank: int, text: str) -> None:

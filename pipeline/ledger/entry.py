@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.state import RunState
 
-__all__ = ["Attempt", "Entry", "Result", "VerbRecord"]
+__all__ = ["Attempt", "End", "Entry", "Result", "VerbRecord"]
 
 Result = Literal["done", "reused", "skipped", "failed"]
 
@@ -45,6 +46,14 @@ class Attempt(BaseModel):
     """Whether it succeeded and wrote no model, though one was asked for: the next try trains again."""
 
 
+class End(BaseModel):
+    """How an attempt ended."""
+
+    state: RunState
+    reason: str = ""
+    seconds: float | None = None
+
+
 class Entry(BaseModel):
     """What the ledger holds."""
 
@@ -57,8 +66,12 @@ class Entry(BaseModel):
     target: dict[str, Any]
     tasks: dict[str, str] = Field(default_factory=dict)
     """What is done for the run (prepare, train) -> the task that did it first."""
+    dag: dict[str, str] = Field(default_factory=dict)
+    """``dag_id`` and ``run_id`` of the DAG run that it is of; empty elsewhere."""
     attempts: dict[int, Attempt] = Field(default_factory=dict)
     """Attempt -> what it was started with; older versions did not note it."""
+    ends: dict[int, End] = Field(default_factory=dict)
+    """Attempt -> how it ended, where somebody saw it."""
     attempt: int = 0
     handle: Handle | None = None
     cancelled: dict[int, str] = Field(default_factory=dict)

@@ -54,7 +54,7 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
     start = Start(speaks=rank.rank == 0)
     start.waits_for("the import of torch")
     # Late: torch must not be loaded before the plan's variables are set.
-    from manycpu.pipeline.node import network, process_groups, proof
+    from manycpu.pipeline.node import network, process_groups, proof, step_pace
 
     if asked_for.backend in ("ccl", requested_world.AUTO):
         start.waits_for("the backend ccl (built once for each torch and compiler, in about half a minute)")
@@ -71,10 +71,11 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
     process_groups.wrap(meeting.backend, meeting.world_size)
     program = options.translated(program, meeting.backend)
     forks.watch()
-    process = os.getpid()
+    pace, process = step_pace.watch(), os.getpid()
     code = script.execute(program)
     if os.getpid() != process:  # a child that the script forked, and that comes back here
         return code
+    pace.tell()
     if devices is not None:
         devices.report()
     if code == 0 and devices is not None:

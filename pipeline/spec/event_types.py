@@ -26,6 +26,7 @@ __all__ = [
     "ExitEvent",
     "MetricsEvent",
     "OwnEvent",
+    "PaceEvent",
     "ProgressEvent",
     "ProofEvent",
     "ReturnedEvent",
@@ -131,6 +132,23 @@ class ProgressEvent(Event):
         return ", ".join([*step, *_formatted(self, _STEP)])
 
 
+class PaceEvent(Event):
+    """How fast the steps of a rank go, of late."""
+
+    event: Literal["pace"] = "pace"
+    step: Count
+    """Steps that this process has made."""
+    step_seconds: Count
+    samples_per_second: Count | None = None
+    """Samples that the rank takes; None where its program does not say."""
+    wait_seconds: Count | None = None
+    """Seconds of a step in which gradients were on their way and nothing was computed; None: not known."""
+
+    def sentence(self) -> str:
+        """Say how long a step takes."""
+        return ", ".join(_formatted(self, _PACE))
+
+
 class MetricsEvent(Event):
     """Results by name; of a name the last one counts."""
 
@@ -196,6 +214,7 @@ EVENTS: Final[Mapping[str, type[Event]]] = {
         BackendEvent,
         StartEvent,
         ProgressEvent,
+        PaceEvent,
         MetricsEvent,
         ReturnedEvent,
         WarningEvent,
@@ -250,6 +269,11 @@ _MEETING: Final = {
     "threads": "{} threads",
     "devices": "{} devices of XLA",
     "backend_reason": "this backend because {}",
+}
+_PACE: Final = {
+    "step_seconds": "{:.3g} s a step",
+    "samples_per_second": "{:.1f} samples/s",
+    "wait_seconds": "of each step {:.3g} s waiting for gradients",
 }
 _STEP: Final = {
     "epoch": "epoch {:.2f}",

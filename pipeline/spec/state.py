@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict
 
 __all__ = ["RankFailure", "RunState", "Status"]
 
+_SHORT = 500  # characters
+
 
 class RunState(StrEnum):
     """The state of a training."""
@@ -47,6 +49,12 @@ class Status(BaseModel):
     failure: RankFailure | None = None
     budget: str | None = None
     """The field of the run whose time budget was used up, where that ended it."""
+
+    @property
+    def in_short(self) -> str:
+        """Say the reason in one line, or which rank failed first."""
+        first, _, _ = (self.reason or str(self.failure or "")).partition("\n")
+        return first[:_SHORT]
 
 
 # What a training process of ours says with its exit code.

@@ -7,8 +7,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticKnownError
 
 from manycpu.pipeline.spec import patterns
+from manycpu.pipeline.spec.form import passable, section, words
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
-from manycpu.pipeline.spec.training_run import _passable, _section, _words
 
 __all__ = ["KINDS", "BareMetal", "Kubernetes", "Local", "Target"]
 
@@ -26,18 +26,18 @@ class Local(BaseModel):
     """This machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    _no_nul = field_validator("*")(_passable)
+    _no_nul = field_validator("*")(passable)
 
     kind: Literal["local"] = "local"
     launch: Literal["processes", "torchrun", "mpirun"] = Field(
         "processes",
         description="What starts the ranks: `processes` with nothing in between; left out, `torchrun` where "
         "run.max_restarts asks for restarts.",
-        json_schema_extra=_section("Target"),
+        json_schema_extra=section("Target"),
     )
-    directory: str | None = Field(None, description=_DIRECTORY, json_schema_extra=_section("Target"))
+    directory: str | None = Field(None, description=_DIRECTORY, json_schema_extra=section("Target"))
     mpi: str | None = Field(
-        None, description=_MPI, examples=["mpirun.openmpi"], json_schema_extra=_section("Target")
+        None, description=_MPI, examples=["mpirun.openmpi"], json_schema_extra=section("Target")
     )
 
 
@@ -45,44 +45,44 @@ class BareMetal(BaseModel):
     """Hosts of a hostfile, reached by ssh without a password; this machine may be one of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    _no_nul = field_validator("*")(_passable)
+    _no_nul = field_validator("*")(passable)
 
     kind: Literal["baremetal"] = "baremetal"
     launch: Literal["mpirun"] = Field(
-        "mpirun", description="What starts the ranks.", json_schema_extra=_section("Target")
+        "mpirun", description="What starts the ranks.", json_schema_extra=section("Target")
     )
     hostfile: str = Field(
         min_length=1,
         description="File with a host on each line: `name`, `name:processes` or `name slots=processes`.",
         examples=["./hosts"],
-        json_schema_extra=_section("Target"),
+        json_schema_extra=section("Target"),
     )
-    ssh: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+    ssh: Annotated[tuple[str, ...], BeforeValidator(words)] = Field(
         ("ssh",),
         min_length=1,
         description="The ssh command with its options.",
         examples=["ssh -p 2222 -i ~/.ssh/training"],
-        json_schema_extra=_section("Target"),
+        json_schema_extra=section("Target"),
     )
     directory: str | None = Field(
         None,
         description=_DIRECTORY + " The same path on every host, shared or not.",
-        json_schema_extra=_section("Target"),
+        json_schema_extra=section("Target"),
     )
     python: str | None = Field(
         None,
         description="Python with manycpu and torch on every host; default: the path of this one.",
         examples=["/opt/train/bin/python"],
-        json_schema_extra=_section("Target"),
+        json_schema_extra=section("Target"),
     )
     mpi: str | None = Field(
-        None, description=_MPI, examples=["mpirun.openmpi"], json_schema_extra=_section("Target")
+        None, description=_MPI, examples=["mpirun.openmpi"], json_schema_extra=section("Target")
     )
     interface: str | None = Field(
         None,
         description="Network interface between the hosts; default: the one that reaches the first host.",
         examples=["eth0"],
-        json_schema_extra=_section("Target"),
+        json_schema_extra=section("Target"),
     )
 
 
@@ -90,13 +90,13 @@ class Kubernetes(BaseModel):
     """A Kubernetes cluster with Kubeflow's operators."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    _no_nul = field_validator("*")(_passable)
+    _no_nul = field_validator("*")(passable)
 
     kind: Literal["kubernetes"] = "kubernetes"
     launch: Annotated[str, AfterValidator(_job_kind)] = Field(
         next(iter(JOB_KINDS)),
         description="The resource that starts the ranks.",
-        json_schema_extra={"enum": [*JOB_KINDS], **_section("Target")},
+        json_schema_extra={"enum": [*JOB_KINDS], **section("Target")},
     )
     namespace: str = Field(
         "default",
@@ -104,19 +104,19 @@ class Kubernetes(BaseModel):
         max_length=63,
         description="Namespace of everything that the run creates.",
         examples=["ml"],
-        json_schema_extra=_section("Target"),
+        json_schema_extra=section("Target"),
     )
     connection: str | None = Field(
         None,
         description="In Airflow the id of a connection of type `kubernetes`, elsewhere a kubeconfig's path; "
         "default: the pod's own account, or $KUBECONFIG, or ~/.kube/config.",
         examples=["kubernetes_default", "~/.kube/config"],
-        json_schema_extra=_section("Target"),
+        json_schema_extra=section("Target"),
     )
     service_account: str | None = Field(
         None,
         description="ServiceAccount of the training pods; they get no API token.",
-        json_schema_extra=_section("Target"),
+        json_schema_extra=section("Target"),
     )
     claim: str | None = Field(
         None,
@@ -124,134 +124,134 @@ class Kubernetes(BaseModel):
         description="PersistentVolumeClaim for data, checkpoints and models; default: one made for the run, "
         "and deleted with it.",
         examples=["training-data"],
-        json_schema_extra=_section("Volume"),
+        json_schema_extra=section("Volume"),
     )
     claim_size: str = Field(
         "20Gi",
         pattern=patterns.AMOUNT,
         description="Size of a claim that is made for the run.",
-        json_schema_extra=_section("Volume"),
+        json_schema_extra=section("Volume"),
     )
     claim_access: Literal["ReadWriteMany", "ReadWriteOnce"] = Field(
         "ReadWriteMany",
         description="Access mode of a claim that is made for the run; several nodes need ReadWriteMany.",
-        json_schema_extra=_section("Volume"),
+        json_schema_extra=section("Volume"),
     )
     storage_class: str | None = Field(
         None,
         description="StorageClass of a claim that is made for the run; default: the cluster's default.",
-        json_schema_extra=_section("Volume"),
+        json_schema_extra=section("Volume"),
     )
     mount_path: str = Field(
         "/tmp/pvc-mount",  # noqa: S108 - inside a pod, where nobody else is
         pattern=patterns.FOLDER,
         description="Where the claim is mounted in every pod.",
-        json_schema_extra=_section("Volume"),
+        json_schema_extra=section("Volume"),
     )
     registry: str | None = Field(
         None,
         description="Registry and repository prefix that images are pushed to and pulled from.",
         examples=["registry.example/ml"],
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     image: str | None = Field(
         None,
         description="Image with Python 3.11 or later, torch and manycpu's dependencies; default: built from "
         "the Dockerfile.",
         examples=["registry.example/ml/train:1"],
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     dockerfile: str | None = Field(
         None,
         description="Dockerfile of the image; default: manycpu's own.",
         examples=["./Dockerfile"],
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     context: str | None = Field(
         None,
         description="Folder that the Dockerfile may copy from; default: the Dockerfile's.",
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     build_args: dict[str, str] = Field(
         default_factory=dict,
         description="Arguments of the Dockerfile, such as BASE_IMAGE, TORCH_INDEX, TRANSFORMERS, "
         "REQUIREMENTS, PACKAGES. No secrets.",
         examples=[{"REQUIREMENTS": "timm==1.0.9"}],
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     helper_image: str | None = Field(
         None,
         description="Image of the pods that stage and export: manycpu's dependencies without torch; default: "
         "built from the Dockerfile.",
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     builder: Literal["pod", "buildkit", "docker", "buildah"] = Field(
         "pod",
         description="What builds images: buildah in an unprivileged pod (`pod`), rootless BuildKit in one "
         "(`buildkit`), or docker or buildah on the worker.",
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     builder_image: str | None = Field(
         None,
         description="Image of the builder pod: with buildah, or with rootless BuildKit.",
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     build_namespace: str | None = Field(
         None,
         pattern=patterns.NAME,
         description="Namespace of builder pods, which need Pod Security level baseline (`pod`) or privileged "
         "(`buildkit`); default: the run's.",
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     pull_policy: Literal["IfNotPresent", "Always", "Never"] | None = Field(
         None,
         description="imagePullPolicy of every pod; default: Kubernetes's own.",
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     pull_secret: str | None = Field(
         None,
         pattern=patterns.NAME,
         description="Secret of type kubernetes.io/dockerconfigjson for the registry.",
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     registry_connection: str | None = Field(
         None,
         description="In Airflow the id of a connection of type `docker` with the registry's login, elsewhere "
         "a docker config.json; default: ~/.docker/config.json, then the pull secret.",
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     registry_ca: str | None = Field(
         None,
         description="File with the certificate authority of the registry.",
-        json_schema_extra=_section("Image"),
+        json_schema_extra=section("Image"),
     )
     node_selector: dict[str, str] = Field(
         default_factory=dict,
         description="Labels of the nodes to run on.",
         examples=[{"node.kubernetes.io/instance-type": "m7i.metal-24xl"}],
-        json_schema_extra=_section("Nodes"),
+        json_schema_extra=section("Nodes"),
     )
     tolerations: tuple[dict[str, Any], ...] = Field(
         (),
         description="Tolerations of the training pods.",
         examples=[[{"key": "training", "operator": "Exists"}]],
-        json_schema_extra=_section("Nodes"),
+        json_schema_extra=section("Nodes"),
     )
     priority_class: str | None = Field(
-        None, description="PriorityClass of the training pods.", json_schema_extra=_section("Nodes")
+        None, description="PriorityClass of the training pods.", json_schema_extra=section("Nodes")
     )
     queue: str | None = Field(
-        None, description="Kueue's LocalQueue that admits the job.", json_schema_extra=_section("Nodes")
+        None, description="Kueue's LocalQueue that admits the job.", json_schema_extra=section("Nodes")
     )
     restart_policy: Literal["Never", "OnFailure"] | None = Field(
         None,
         description="restartPolicy of the pods; default: OnFailure with run.max_restarts, else Never.",
-        json_schema_extra=_section("Nodes"),
+        json_schema_extra=section("Nodes"),
     )
     mpi: Literal["intel", "openmpi", "mpich"] = Field(
         "intel",
         description="The MPI in the image, for mpijob.",
-        json_schema_extra=_section("Target"),
+        json_schema_extra=section("Target"),
     )
 
     @property

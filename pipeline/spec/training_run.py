@@ -1,47 +1,29 @@
 """The specification of a training: what to train."""
 
 import re
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from manycpu.pipeline.spec import patterns, quantity, xla
 from manycpu.pipeline.spec.cpu_request import CpuRequest
+from manycpu.pipeline.spec.form import null, passable, section, words
+from manycpu.pipeline.spec.tracking import TrackerName, model_name
 
 __all__ = ["Resources", "TrainingRun"]
 
 Backend = Literal["ccl", "gloo", "mpi"]
 Seconds = Annotated[int, Field(ge=1)]
 _SPARE = 3600  # seconds in which whoever waits for a training ends it itself, and says why
-
-
-def _section(name: str) -> dict[str, Any]:
-    return {"section": name}
-
-
-def _words(value: object) -> object:
-    return shlex.split(value) if isinstance(value, str) else value
-
-
-def _null(value: object) -> object:
-    # The trigger form and the command line have nothing but text.
-    return None if value == "null" else value
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (Mapping, tuple)):
-        for each in (*value, *value.values()) if isinstance(value, Mapping) else value:
-            yield from _texts(each)
-
-
-def _passable(value: Any) -> Any:
-    if any("\0" in text for text in _texts(value)):
-        raise ValueError("a NUL character can stand in no path, no argument and no environment")
-    return value
 
 
 class Resources(BaseModel):
@@ -64,46 +46,46 @@ class TrainingRun(BaseModel):
     """One training: its program, its data, and how wide it runs. Immutable; goes to every target alike."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
-    _no_nul = field_validator("*")(_passable)
+    _no_nul = field_validator("*")(passable)
 
     program: str = Field(
         min_length=1,
         description="What to run: a recipe's name, a script's path, or `-m module`.",
         examples=["question_answering", "./train.py", "-m mypackage.train"],
-        json_schema_extra=_section("Program"),
+        json_schema_extra=section("Program"),
     )
-    args: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+    args: Annotated[tuple[str, ...], BeforeValidator(words)] = Field(
         (),
         description="The program's arguments. {data}, {model}, {output} and {checkpoints} are replaced by "
         "where the run finds them on its node.",
         examples=[["--data", "{data}", "--out", "{output}"]],
-        json_schema_extra=_section("Program"),
+        json_schema_extra=section("Program"),
     )
     data: str | None = Field(
         None,
         description="Data set to stage: a path, an fsspec URL, or a Hub data set.",
         examples=["./squad-small", "s3://bucket/squad", "hf://datasets/rajpurkar/squad"],
-        json_schema_extra=_section("Program"),
+        json_schema_extra=section("Program"),
     )
     model: str | None = Field(
         None,
         description="Base checkpoint to stage, in the same ways as the data.",
         examples=["./minilm", "hf://google-bert/bert-base-uncased"],
-        json_schema_extra=_section("Program"),
+        json_schema_extra=section("Program"),
     )
-    output: Annotated[str | None, BeforeValidator(_null)] = Field(
+    output: Annotated[str | None, BeforeValidator(null)] = Field(
         min_length=1,
         description="Where the trained model and report.json go: a path or an fsspec URL; must be empty. The "
         "word null where the program is to write no model: the report alone is kept, in the folder `reports` "
         "of this machine's $MANYCPU_HOME or the target's directory.",
         examples=["./models/qa", "s3://models/qa/2026-01-01"],
-        json_schema_extra=_section("Program"),
+        json_schema_extra=section("Program"),
     )
     nnodes: int | str = Field(
         1,
         description="Nodes, as torchrun counts them: `4` is exact, `1:4` is a range for elastic launches.",
         examples=[1, 4, "1:4"],
-        json_schema_extra=_section("Scale"),
+        json_schema_extra=section("Scale"),
     )
     nproc_per_node: int = Field(
         1,
@@ -112,7 +94,7 @@ class TrainingRun(BaseModel):
         description="Training processes on each node; left out, one for each socket of the target local. On "
         f"device xla its devices, which one process drives; left out, {xla.DEVICES}.",
         examples=[1, 2],
-        json_schema_extra=_section("Scale"),
+        json_schema_extra=section("Scale"),
     )
     subprocesses: int = Field(
         1,
@@ -123,56 +105,56 @@ class TrainingRun(BaseModel):
         "much) gives their number: each gets floor(cores / (processes x subprocesses)) threads, and they "
         "share the cores of the process that started them.",
         examples=[4],
-        json_schema_extra=_section("Scale"),
+        json_schema_extra=section("Scale"),
     )
     backend: Backend | None = Field(
         None,
         description="Collective backend; the one asked for is the one used, or the run fails. Default: ccl "
         "where every rank has it, else gloo; the run's first lines and its report say which, and why.",
-        json_schema_extra=_section("Scale"),
+        json_schema_extra=section("Scale"),
     )
     device: Literal["cpu", "xla"] = Field(
         "cpu",
         description="Where tensors are computed: `cpu`, or `xla`, TPUs by torch_xla (docs/xla.md).",
-        json_schema_extra=_section("Scale"),
+        json_schema_extra=section("Scale"),
     )
     dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
         description="Number format of the training; recipes follow it, other programs find MANYCPU_DTYPE.",
-        json_schema_extra=_section("Scale"),
+        json_schema_extra=section("Scale"),
     )
     downcast_bf16: bool = Field(
         default=False,
         description="On device xla with dtype bf16: the model's float becomes bfloat16 and its double "
         "float, as Accelerate means it; its outputs, and metrics of them, stay float.",
-        json_schema_extra=_section("Scale"),
+        json_schema_extra=section("Scale"),
     )
     resources: Resources = Field(
         default_factory=Resources,
         description="What each node gives to the run.",
-        json_schema_extra=_section("Scale"),
+        json_schema_extra=section("Scale"),
     )
     oversubscribe: bool = Field(
         default=False,
         description="Allow more processes on a node than it has cores: slow, and sometimes wanted in tests.",
-        json_schema_extra=_section("Scale"),
+        json_schema_extra=section("Scale"),
     )
     spread: Literal["require", "prefer"] = Field(
         "prefer",
         description="Whether the nodes must be distinct machines.",
-        json_schema_extra=_section("Scale"),
+        json_schema_extra=section("Scale"),
     )
     env: dict[str, str] = Field(
         default_factory=dict,
         description="Environment of every rank; wins over what manycpu sets, with a warning. No secrets.",
         examples=[{"TOKENIZERS_PARALLELISM": "false"}],
-        json_schema_extra=_section("Environment"),
+        json_schema_extra=section("Environment"),
     )
     env_from: tuple[str, ...] = Field(
         (),
         description="Names of secrets whose keys become environment variables, such as HF_TOKEN.",
         examples=[["hub-token"]],
-        json_schema_extra=_section("Environment"),
+        json_schema_extra=section("Environment"),
     )
     job_name: str | None = Field(
         None,
@@ -180,59 +162,73 @@ class TrainingRun(BaseModel):
         max_length=29,
         description="Readable beginning of every name the run makes; default: from the program.",
         examples=["weekly-qa"],
-        json_schema_extra=_section("Environment"),
+        json_schema_extra=section("Environment"),
     )
     max_restarts: int = Field(
         0,
         ge=0,
         le=100,
         description="How often the launcher restarts failed ranks within one attempt.",
-        json_schema_extra=_section("Failures"),
+        json_schema_extra=section("Failures"),
     )
     checkpoints: str | None = Field(
         None,
         description="Folder on the nodes for checkpoints that outlive the run, which has a folder of its "
         "name there: other runs go on from them by `resume_from` alone. Default: in the run's own folder.",
         examples=["./checkpoints/qa"],
-        json_schema_extra=_section("Failures"),
+        json_schema_extra=section("Failures"),
     )
     resume_from: str | None = Field(
         None,
         description="Checkpoint folder to start from, of any run; a retry resumes from the run's last one by "
         "itself.",
         examples=["./checkpoints/qa/train-0123456789/checkpoint-500"],
-        json_schema_extra=_section("Failures"),
+        json_schema_extra=section("Failures"),
     )
     acknowledge_timeout: Seconds = Field(
         60,
         description="Seconds until the target must have taken notice of the run.",
-        json_schema_extra=_section("Deadlines"),
+        json_schema_extra=section("Deadlines"),
     )
     queue_timeout: Seconds = Field(
-        86_400, description="Seconds to wait for capacity.", json_schema_extra=_section("Deadlines")
+        86_400, description="Seconds to wait for capacity.", json_schema_extra=section("Deadlines")
     )
     start_timeout: Seconds = Field(
         900,
         description="Seconds from capacity until every rank has met the others.",
-        json_schema_extra=_section("Deadlines"),
+        json_schema_extra=section("Deadlines"),
     )
     run_timeout: Seconds = Field(
-        604_800, description="Seconds that the training may take.", json_schema_extra=_section("Deadlines")
+        604_800, description="Seconds that the training may take.", json_schema_extra=section("Deadlines")
     )
     stall_timeout: Seconds | None = Field(
         None,
         description="Seconds without a line from any rank after which the training is ended; default: never.",
-        json_schema_extra=_section("Deadlines"),
+        json_schema_extra=section("Deadlines"),
     )
     keep: Literal["never", "on_failure", "always"] = Field(
         "never",
         description="Whether to keep what the run made, for debugging; `manycpu clean` removes it later.",
-        json_schema_extra=_section("Failures"),
+        json_schema_extra=section("Failures"),
     )
     keep_for: Seconds = Field(
         259_200,
         description="Seconds after which the next run in the namespace removes what was kept on Kubernetes.",
-        json_schema_extra=_section("Failures"),
+        json_schema_extra=section("Failures"),
+    )
+    tracking: tuple[TrackerName, ...] = Field(
+        (),
+        description="Who else hears of parameters and metrics: `tensorboard` (files), `mlflow` (the "
+        "server in MLFLOW_TRACKING_URI). One that is away stops no training (docs/tracking.md).",
+        examples=[["tensorboard", "mlflow"]],
+        json_schema_extra=section("Tracking"),
+    )
+    registered_model: str | None = Field(
+        None,
+        min_length=1,
+        description="Name under which MLflow registers the exported model; needs mlflow in `tracking`.",
+        examples=["weekly-qa"],
+        json_schema_extra=section("Tracking"),
     )
 
     @model_validator(mode="before")
@@ -267,6 +263,13 @@ class TrainingRun(BaseModel):
         if wrong:
             raise ValueError(f"{wrong[0]!r} is no name of a variable")
         return value
+
+    @field_validator("registered_model")
+    @classmethod
+    def _model_can_be_registered(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None or not {"tracking", "output"} <= info.data.keys():  # which is an error already
+            return value
+        return model_name(value, info.data["tracking"], info.data["output"])
 
     @property
     def nodes(self) -> tuple[int, int]:

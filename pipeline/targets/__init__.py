@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle, JobHandle, ProcessHandle
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.targets.context import ClusterContext, MachineContext, RunContext
 from manycpu.pipeline.targets.results import Built, Copied, Staged

@@ -1,6 +1,6 @@
 """Attempts of a run: which tasks own the run, what an attempt is started with, and its status."""
 
-from manycpu.pipeline.ledger import Attempt, Entry
+from manycpu.pipeline.ledger import Attempt, End, Entry
 from manycpu.pipeline.spec.errors import ForeignRunError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
@@ -71,10 +71,14 @@ def checkpoints_of(ctx: MachineContext | ClusterContext) -> str:
 
 
 def goes_on(status: Status, entry: Entry) -> bool:
-    """Whether to attach to the present attempt: it lives, or has succeeded and wrote a model."""
-    if status.state is RunState.SUCCEEDED:
-        return not entry.described().fruitless
-    return not status.state.terminal
+    """Whether to attach to the present attempt: it lives, or has succeeded and wrote a model.
+
+    Where the next one follows, the ledger's entry says how this one ended.
+    """
+    if not status.state.terminal or (status.state is RunState.SUCCEEDED and not entry.described().fruitless):
+        return True
+    entry.ends.setdefault(entry.attempt, End(state=status.state, reason=status.in_short))
+    return False
 
 
 def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:

@@ -49,6 +49,8 @@ class RunContext(ABC):
     """Name of the run, and of everything it makes: it stays when the run's fields are edited."""
     task: str = ""
     """The task that acts, for people; empty where it is no task."""
+    dag: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """``dag_id`` and ``run_id`` of the DAG run that it is of; empty where it is of none."""
     run_file: Path | None = None
     """The file that the run was read from, which is no code: it may hold what is for its owner alone."""
     needs: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -93,6 +95,7 @@ class RunContext(ABC):
             created=created,
             run=self.run_fields,
             target=self.target_fields,
+            dag=dict(self.dag),
         )
 
     @property

@@ -1,7 +1,7 @@
 """Judge the outcome of a training: a success needs the proof of its scale."""
 
-from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
 from manycpu.pipeline.targets.context import ClusterContext, RunContext
 

@@ -16,6 +16,7 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.runs import find
+from manycpu.pipeline.tracking.live import listeners as trackers
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.cleanup import cleanup
@@ -121,7 +122,7 @@ def _stage_to_export(ctx: RunContext, listener: RunListener) -> None:
         if finding := edited(ctx, handle, staged, built):
             listener.finding(finding)
     with _reporting(listener, "wait"):
-        conclude(ctx, handle, wait(ctx, handle, listener))
+        conclude(ctx, handle, wait(ctx, handle, listener, *trackers(ctx, handle)))
     with _reporting(listener, "export"):
         export(ctx, handle, listener.progress)
 

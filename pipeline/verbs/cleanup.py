@@ -5,20 +5,21 @@ from contextlib import suppress
 
 from manycpu.pipeline import run_report
 from manycpu.pipeline.ledger import Entry, VerbRecord
-from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.tracking.ending import tell_end
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.export import unseen
 from manycpu.pipeline.verbs.launch import present_handle
-from manycpu.pipeline.verbs.report import write_report
+from manycpu.pipeline.verbs.report import report_path, write_report
 from manycpu.pipeline.verbs.wait import observed_of
 
 __all__ = ["cleanup", "undelivered"]
@@ -53,6 +54,7 @@ def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -
     written = _draft(ctx)
     with suppress(ExportError):  # raised below, when all else is done
         write_report(ctx, written)
+    written.warnings += tell_end(ctx, written, report_path(ctx))
     if model or (keep and _is_kept(ctx, written)):
         written.kept += verbs_of(ctx).keep(ctx, None if model else ctx.run.keep_for)
         result = "skipped"

@@ -22,6 +22,7 @@ from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import MachineContext, RunContext
 from manycpu.pipeline.targets.output import not_empty, occupied
 from manycpu.pipeline.targets.program_code import code_of, installed, main_file, module_root, program_of
+from manycpu.pipeline.tracking import trackers
 
 __all__ = ["preflight"]
 
@@ -235,6 +236,10 @@ def _misspelt(ctx: RunContext) -> Findings:
             yield Finding("run.args", message, f"Did you mean {{{near[0]}}}?", fatal=False)
 
 
+def _tracking(ctx: RunContext) -> Findings:
+    yield from trackers.findings(ctx)
+
+
 def _present_output(ctx: RunContext, output: Location) -> Findings:
     if output.is_file():
         yield Finding("run.output", f"{ctx.destination} is a file", "Give a folder, or a URL of one")
@@ -263,4 +268,5 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _writable,
     _placeholders,
     _misspelt,
+    _tracking,
 )

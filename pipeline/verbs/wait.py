@@ -5,9 +5,8 @@ import time
 from contextlib import closing
 from typing import Any
 
-from manycpu.pipeline.ledger import Result, VerbRecord
-from manycpu.pipeline.listeners import RankListener, tell
-from manycpu.pipeline.observed import Observed
+from manycpu.pipeline.ledger import End, Result, VerbRecord
+from manycpu.pipeline.listeners import RankListener, flush, tell
 from manycpu.pipeline.spec.errors import (
     CancelledError,
     ClusterError,
@@ -16,11 +15,13 @@ from manycpu.pipeline.spec.errors import (
     TrainingFailedError,
 )
 from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch, verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.tracking.ending import tell_state
 
 __all__ = ["POLL", "conclude", "observed_of", "wait", "watch"]
 
@@ -44,6 +45,7 @@ def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
             lines, status = watching.look()
             tell(lines, *listeners)
             if status.state.terminal:
+                flush(listeners)
                 return outcome(watching.ctx, status, watching.observed)
             if not watching.behind:
                 time.sleep(POLL)
@@ -59,17 +61,19 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
     """
     error = _error(status)
     try:
-        _record(ctx, handle, error)
+        _record(ctx, handle, status, error)
     except ClusterError as unrecorded:  # which changes no end
         _LOG.warning("how the training ended could not be recorded: %s", unrecorded)
+    tell_state(ctx, handle, status)
     if error is not None:
         raise error
 
 
-def _record(ctx: RunContext, handle: Handle, error: ManycpuError | None) -> None:
+def _record(ctx: RunContext, handle: Handle, status: Status, error: ManycpuError | None) -> None:
     seconds = verbs_of(ctx).seconds(ctx, handle)
     with ctx.ledger.update() as entry:
         result: Result = "failed" if error else "done"
+        entry.ends[handle.attempt] = End(state=status.state, reason=status.in_short, seconds=seconds)
         entry.verbs["wait"] = VerbRecord(seconds=seconds, result=result, error=error and str(error))
 
 

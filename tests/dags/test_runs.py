@@ -203,9 +203,9 @@ def test_a_listener_hears_each_event_once_from_the_worker_and_the_trigger(
 ) -> None:
     collector, logs, listeners = EventCollector(), set(), task_log.listeners
 
-    def with_collector(log: Any) -> tuple[Any, ...]:
+    def with_collector(log: Any, *run: Any) -> tuple[Any, ...]:
         logs.add(log.name)
-        return (*listeners(log), collector)
+        return (*listeners(log, *run), collector)
 
     monkeypatch.setattr(task_log, "listeners", with_collector)
     monkeypatch.setattr(train, "SETTLED", 0.0)  # no scheduler is there to settle

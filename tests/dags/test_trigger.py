@@ -69,7 +69,7 @@ def training(tmp_path: Path, home: Path, script: Callable[..., str]) -> Iterator
 def collector(monkeypatch: pytest.MonkeyPatch) -> EventCollector:
     """Have somebody hear what operators and triggers do, besides the task's log."""
     collector, listeners = EventCollector(), task_log.listeners
-    monkeypatch.setattr(task_log, "listeners", lambda log: (*listeners(log), collector))
+    monkeypatch.setattr(task_log, "listeners", lambda *given: (*listeners(*given), collector))
     return collector
 
 

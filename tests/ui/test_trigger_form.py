@@ -8,7 +8,7 @@ from selenium.webdriver.common.by import By
 from support.browser import Page, needs_chromium
 from support.standalone_airflow import Airflow
 
-SECTIONS = ["Program", "Scale", "Environment", "Failures", "Deadlines", "Target", "Target: local"]
+SECTIONS = ["Program", "Scale", "Environment", "Failures", "Deadlines", "Tracking", "Target", "Target: local"]
 
 pytestmark = needs_chromium
 

@@ -13,9 +13,9 @@ from support.api_objects import T0, handle
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.configmap import _data
-from manycpu.pipeline.observed import Observed, Rank
 from manycpu.pipeline.spec.errors import ClusterError, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine, encode
+from manycpu.pipeline.spec.observed import Observed, Rank
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (

@@ -10,9 +10,9 @@ import pytest
 from manycpu.pipeline import run_report, train
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.credentials import redacted, secrets_in
 from manycpu.pipeline.spec.errors import ManycpuError, StageError
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.prepare import prepare

@@ -12,11 +12,12 @@ from support.nasty_lines import NASTY
 from manycpu.pipeline.display import Display, summary
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.listeners import tell
-from manycpu.pipeline.observed import Observed, Observer
+from manycpu.pipeline.observed import Observer
 from manycpu.pipeline.run_report import Report, as_json, draft, parse
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.event_types import decode, readable
 from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     AttemptRecorder,

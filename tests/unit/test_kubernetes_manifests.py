@@ -301,6 +301,8 @@ NONE_OF_THE_JOBS = {
     "queue_timeout": "of who waits",
     "keep": "of cleanup",
     "keep_for": "of cleanup",
+    "tracking": "of who waits, and of cleanup",
+    "registered_model": "of cleanup",
 }
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from support.api_objects import T0, Object, at, container, job, pod, snapshot
 
-from manycpu.pipeline.observed import Observed, Observer
+from manycpu.pipeline.observed import Observer
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.judgement import note_ends

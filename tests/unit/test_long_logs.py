@@ -80,7 +80,9 @@ def test_what_was_heard_is_not_read_again(ended: ProcessHandle) -> None:
     again = observed_of(context(), ended)
     assert first.failure is not None
     assert len(first.failure.last_lines) > 1
-    assert again == first.model_copy(update={"metrics": {"loss": 1.0, "f1": 2.0}})
+    assert again.series["f1"].values == [2.0]
+    new = {"metrics": {"loss": 1.0, "f1": 2.0}, "series": again.series, "events": first.events + 1}
+    assert again == first.model_copy(update=new)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"offset": "far"}', "[]"])

@@ -1,7 +1,8 @@
 """What a run's log tells."""
 
-from manycpu.pipeline.observed import Observed, Observer, observe
+from manycpu.pipeline.observed import Observer, observe
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.observed import Observed
 
 
 def said(rank: int, host: str, event: str, **fields: object) -> str:

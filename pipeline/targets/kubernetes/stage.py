@@ -5,11 +5,11 @@ from pathlib import PurePosixPath
 
 from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.storage import Location, is_remote
-from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError, StageError
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import output_report

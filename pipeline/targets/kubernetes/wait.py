@@ -6,10 +6,10 @@ from collections import deque
 from typing import Any
 
 from manycpu.pipeline.adapters.cluster_watch import ClusterWatch
-from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (

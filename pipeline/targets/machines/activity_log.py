@@ -10,8 +10,9 @@ from typing import Final
 from pydantic import BaseModel, Field
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.observed import Observed, Observer
+from manycpu.pipeline.observed import Observer
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.observed import Observed
 
 __all__ = ["ACTIVITY", "ActivityLog"]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Final
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import with_canceller
 from manycpu.pipeline.targets.context import MachineContext

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.observed import Observed, Observer
+from manycpu.pipeline.observed import Observer
 from manycpu.pipeline.spec.errors import InvalidError
 from manycpu.pipeline.spec.event_types import ExitEvent, decode
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure, Status
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following import state_packing

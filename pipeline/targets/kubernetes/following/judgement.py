@@ -2,10 +2,10 @@
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.observed import Observed
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import FAILED
 from manycpu.pipeline.spec.kube_object import condition, epoch
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import diagnosis

@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from manycpu.pipeline.spec.series import Series
+
 __all__ = ["LIMIT", "least", "pack", "unpack"]
 
 Fields = dict[str, Any]
@@ -17,6 +19,7 @@ LIMIT: Final = 400_000  # characters
 _PLAIN: Final = 32_000  # characters: more is packed
 _ROUNDS: Final = 8  # the last meetings, which are kept where all are too many
 _ENTRIES: Final = 4096  # of other lists, the same
+_POINTS: Final = 40  # of a curve, the same
 
 
 def pack(fields: Fields) -> Fields:
@@ -73,11 +76,14 @@ def _without_the_oldest(fields: Fields) -> Fields:
     observed = fields.get("observed", {})
     last = {name: observed[name][-_ENTRIES:] for name in ("introduced", "warnings") if name in observed}
     cursor = dict([*fields.get("cursor", {}).items()][-_ENTRIES:])
-    shortened = fields | {"cursor": cursor, "observed": observed | last}
+    curves = {name: Series(**series).thinned(_POINTS) for name, series in observed.get("series", {}).items()}
+    thin = {"series": {name: curve.model_dump() for name, curve in curves.items()}}
+    shortened = fields | {"cursor": cursor, "observed": observed | last | thin}
     return _with_rounds(shortened, _rounds(shortened)[-_ROUNDS:])
 
 
-def _only_the_last_meeting(fields: Fields) -> Fields:
+def _only_the_last_meeting(everything: Fields) -> Fields:
+    fields = _without_the_oldest(everything)
     observed = {name: value for name, value in fields.get("observed", {}).items() if name != "introduced"}
     shortened = fields | {"cursor": {}, "parted": {}, "observed": observed}
     return _with_rounds(shortened, _rounds(shortened)[-1:])
@@ -85,7 +91,7 @@ def _only_the_last_meeting(fields: Fields) -> Fields:
 
 def _only_the_end(fields: Fields) -> Fields:
     """Leave out what a script reported, too: its metrics are in the output as well."""
-    left_out = {"metrics", "warnings", "failure"}
+    left_out = {"metrics", "series", "warnings", "failure"}
     shortened = _only_the_last_meeting(fields)
     observed = {name: value for name, value in shortened["observed"].items() if name not in left_out}
     return shortened | {"observed": observed}

@@ -1,0 +1,152 @@
+"""The door to TensorBoard: its files, by its own package, which imports no torch."""
+
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from manycpu.pipeline.spec.tracking import Ending, Point, Tracked
+
+__all__ = ["TensorBoardTracker"]
+
+_HEADER: Final = struct.Struct("<QI")  # length of a record, and its checksum
+_CHECKSUM: Final = 4  # bytes after it
+_VERSION: Final = "brain.Event:2"
+_ABOUT: Final = "run/text_summary"
+Key = tuple[str, int, float]
+
+
+class TensorBoardTracker:
+    """Writes each attempt into a folder of its own, ``<run>/<began>-<attempt>``.
+
+    Every process writes a file of its own there; what is in another one it does not write again.
+
+    Args:
+        root: What ``tensorboard --logdir`` is given.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._files: dict[Path, _File] = {}
+
+    def send(self, tracked: Tracked, points: Sequence[Point]) -> None:
+        """Write points.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = (Summary.Value(tag=point.name, simple_value=point.value) for point in points)
+        self._file(tracked).write(
+            (value, each.step, each.time) for value, each in zip(values, points, strict=True)
+        )
+
+    def end(self, tracked: Tracked, ending: Ending) -> None:
+        """Write what was missed, and what the run was, as text.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.send(tracked, ending.points)
+        if ending.final:
+            self._file(tracked).write([(_text(_ABOUT, _table(tracked, ending)), 0, ending.time)])
+
+    def _file(self, tracked: Tracked) -> "_File":
+        began = time.strftime("%Y%m%dT%H%M%S", time.gmtime(tracked.began))
+        folder = self._root / tracked.name / f"{began}-{tracked.attempt}"
+        if folder not in self._files:
+            self._files[folder] = _File(folder)
+        return self._files[folder]
+
+
+class _File:
+    """A file of this process's own, which has what those beside it have not."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known = {key for path in folder.glob("*.tfevents.*") for key in _keys(path)}
+        self._path: Path | None = None
+
+    def write(self, values: Iterable[tuple[Any, int, float]]) -> None:
+        """Append values, each with its step and its time, that are not there yet."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        new = {key: each for each in values if (key := _key(*each)) not in self._known}
+        if not new:
+            return
+        first = [Event(wall_time=time.time(), file_version=_VERSION)] if self._path is None else []
+        events = [
+            Event(wall_time=when, step=step, summary=Summary(value=[value]))
+            for value, step, when in new.values()
+        ]
+        path, self._path = self._path or self._new_path(), None  # what fails may have written half of it
+        _append(path, [*first, *events])
+        self._path = path
+        self._known |= new.keys()
+
+    def _new_path(self) -> Path:
+        # TensorBoard reads files in the order of their names; others may begin one in the same second.
+        name = f"{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
+        return self._folder / f"events.out.tfevents.{name}"
+
+
+def _append(path: Path, events: Iterable[Any]) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        writer = RecordWriter(file)
+        for event in events:
+            writer.write(event.SerializeToString())
+
+
+def _key(value: Any, step: int, when: float) -> Key:
+    """Tell a value from others; what a run was is told once."""
+    return (value.tag, step, round(when, 3)) if value.tag != _ABOUT else (_ABOUT, 0, 0.0)
+
+
+def _text(tag: str, text: str) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    return Summary.Value(tag=tag, tensor=tensor, metadata=metadata)
+
+
+def _keys(path: Path) -> Iterator[Key]:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    for record in _records(path):
+        event = Event.FromString(record)
+        yield from (_key(value, event.step, event.wall_time) for value in event.summary.value)
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    """Read the records of a file; the last one may be half written."""
+    with path.open("rb") as file:
+        while len(head := file.read(_HEADER.size)) == _HEADER.size:
+            length = _HEADER.unpack(head)[0]
+            body = file.read(length + _CHECKSUM)
+            if len(body) < length + _CHECKSUM:
+                return
+            yield body[:length]
+
+
+def _table(tracked: Tracked, ending: Ending) -> str:
+    """Write what the run was as a table in Markdown, which TensorBoard shows."""
+    rows = {**tracked.params, **tracked.tags, **ending.tags}
+    lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items()]
+    return "\n".join(["| | |", "| --- | --- |", *lines])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())

@@ -1,0 +1,80 @@
+"""A curve that keeps its shape in few points: the values of a metric in the order in which they were heard.
+
+>>> loss = Series()
+>>> for step in range(100_000):
+...     loss.add(step, 1.0 + step, 1 / (1 + step) if step != 70_000 else 9.0)
+>>> len(loss.values) <= LIMIT, loss.values[0], max(loss.values), loss.steps[-1]
+(True, 1.0, 9.0, 99999)
+"""
+
+import math
+from itertools import groupby
+from typing import Any, Final
+
+from pydantic import BaseModel, Field, model_validator
+
+__all__ = ["LIMIT", "Series"]
+
+LIMIT: Final = 300
+"""Points that a curve keeps."""
+
+
+class Series(BaseModel):
+    """Columns of equal length. Where there are too many points, spans of equal counts keep their extremes."""
+
+    index: list[int] = Field(default_factory=list)
+    """Which of all values each is, from 0 on."""
+    steps: list[int | float | None] = Field(default_factory=list)
+    times: list[float] = Field(default_factory=list)
+    """Seconds since the epoch, by the clock of the rank; 0 where nobody told."""
+    values: list[int | float] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _is_even(self) -> "Series":
+        if len({len(self.index), len(self.steps), len(self.times), len(self.values)}) > 1:
+            raise ValueError("the columns of a curve have different lengths")
+        return self
+
+    def add(self, step: float | None, time: float, value: Any) -> None:
+        """Add a value, unless it is no finite number, or was heard before: a log may be read again.
+
+        Args:
+            step: The step that it belongs to; None where nobody told.
+            time: When it was written, in seconds since the epoch; 0 where nobody told.
+            value: The value.
+        """
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return
+        if self._was_heard(step, time):
+            return
+        self.index.append(self.index[-1] + 1 if self.index else 0)
+        self.steps.append(step)
+        self.times.append(time or (self.times[-1] if self.times else 0.0))
+        self.values.append(value)
+        if len(self.values) > LIMIT:
+            fewer = self.thinned(LIMIT // 2)
+            self.index, self.steps, self.times, self.values = (
+                fewer.index,
+                fewer.steps,
+                fewer.times,
+                fewer.values,
+            )
+
+    def thinned(self, points: int) -> "Series":
+        """Return at most so many points of it, at least four: the first, the last, and extremes between."""
+        if len(self.values) <= points:
+            return self
+        spans = max(1, (points - 2) // 2)
+        first, width = self.index[0], (self.index[-1] - self.index[0] + 1) / spans
+        chosen = {0, len(self.values) - 1}
+        for _, span in groupby(range(len(self.values)), key=lambda at: int((self.index[at] - first) / width)):
+            places = list(span)
+            chosen |= {min(places, key=self.values.__getitem__), max(places, key=self.values.__getitem__)}
+        kept = sorted(chosen)
+        columns = self.model_dump()
+        return Series(**{name: [column[at] for at in kept] for name, column in columns.items()})
+
+    def _was_heard(self, step: float | None, time: float) -> bool:
+        if not time or not self.times:
+            return False
+        return (time, step or 0) <= (self.times[-1], self.steps[-1] or 0)

@@ -1,0 +1,97 @@
+"""Tell trackers how a run ended, and all that they have missed."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from manycpu.pipeline import run_report
+from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.spec.credentials import redacted
+from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.state import Status
+from manycpu.pipeline.spec.tracking import Ending, Tracked
+from manycpu.pipeline.targets import verbs_of
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.open_run import as_started
+from manycpu.pipeline.tracking.told import ending_of, tracked
+from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker
+
+__all__ = ["tell_end", "tell_state"]
+
+_LOG = logging.getLogger(__name__)
+_PATIENCE: Final = 60.0  # seconds for the whole of it
+_UPLOAD: Final = 3600.0  # seconds, where the files of a model are part of it
+
+
+def tell_end(ctx: RunContext, report: Report, path: str) -> list[str]:
+    """Tell the trackers of a run how it ended; nothing that they do is an error.
+
+    Args:
+        ctx: The run; its ledger is still there.
+        report: The run's report.
+        path: Where that is.
+
+    Returns:
+        What could not be told, and why, one line for each tracker.
+    """
+    entry = ctx.ledger.read()
+    if entry.attempt == 0:
+        return []  # nothing ever trained
+    run = as_started(ctx, entry, entry.attempt).run
+    ending = ending_of(report, time.time(), path, run.registered_model)
+    lines = list(_untold(ctx, run.tracking, tracked(entry, entry.attempt), ending))
+    for line in lines:
+        _LOG.warning("%s", line)
+    return lines
+
+
+def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
+    """Tell the trackers of a run how an attempt ended, before its model is exported.
+
+    Whoever is away hears it at the end of the run.
+    """
+    with suppress(ManycpuError):  # of the ledger, or of what the ranks said: the end says it again
+        entry = ctx.ledger.read()
+        trackers = as_started(ctx, entry, handle.attempt).run.tracking
+        if not trackers or entry.attempt != handle.attempt:
+            return
+        observed = verbs_of(ctx).observed_of(ctx, handle)
+        report = run_report.draft(entry, observed, status.state, status.reason)
+        ending = ending_of(report, time.time())
+        for line in _untold(ctx, trackers, tracked(entry, handle.attempt), ending):
+            _LOG.info("%s; it is told again when the run has ended", line)
+
+
+def _untold(ctx: RunContext, trackers: Iterable[str], attempt: Tracked, ending: Ending) -> Iterator[str]:
+    """Tell trackers; name those that could not be told, and say why."""
+    for name in dict.fromkeys(trackers):
+        patience = _UPLOAD if name == "mlflow" and ending.model else _PATIENCE
+        if why := _failure(partial(_tell, name, ctx, attempt, ending), patience):
+            yield f"{TRACKERS[name].label} was not told all of the run: {redacted(why)}"
+
+
+def _tell(name: str, ctx: RunContext, attempt: Tracked, ending: Ending) -> None:
+    open_tracker(name, ctx).end(attempt, ending)
+
+
+def _failure(act: Callable[[], None], seconds: float) -> str | None:
+    """Say why something failed, or that it took too long: its thread is then left to itself."""
+    failures: list[str] = []
+
+    def run() -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - each tracker has errors of its own, and none fails a run
+            failures.append(str(error) or type(error).__name__)
+
+    thread = threading.Thread(target=run, name="tell the end", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        return f"it has not answered within {seconds:.0f} s"
+    return failures[0] if failures else None

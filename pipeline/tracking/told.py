@@ -1,0 +1,146 @@
+"""What trackers are told: computed from events, the ledger and the report, with nobody asked."""
+
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.spec.credentials import redacted_fields
+from manycpu.pipeline.spec.event_types import Event, MetricsEvent, ProgressEvent
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.spec.tracking import Ending, Point, Tracked
+
+__all__ = ["ending_of", "points_of", "tracked"]
+
+_PROGRESS: Final = ("epoch", "loss", "grad_norm", "learning_rate", "samples_per_second")
+_UNTOLD: Final = frozenset({"env", "tracking", "registered_model"})
+_STATES: Final = {RunState.SUCCEEDED: "succeeded", RunState.CANCELLED: "cancelled"}
+_REPORTED: Final = ("state", "world_size", "backend", "error")
+
+
+def points_of(event: Event, now: float) -> list[Point]:
+    """Read the points of an event; none of one that has no numbers.
+
+    Args:
+        event: What a rank has reported.
+        now: Its time where it has none, in seconds since the epoch.
+    """
+    if isinstance(event, ProgressEvent):
+        values = {name: getattr(event, name) for name in _PROGRESS}
+    elif isinstance(event, MetricsEvent):
+        values = event.values
+    else:
+        return []
+    time = float(now if event.time is None else event.time)
+    numbers = ((name, _number(value)) for name, value in values.items())
+    return [Point(name, int(event.step or 0), time, value) for name, value in numbers if value is not None]
+
+
+def tracked(entry: Entry, attempt: int) -> Tracked:
+    """Describe an attempt: whose it is, and what it was started with.
+
+    Args:
+        entry: The run's ledger.
+        attempt: The attempt.
+    """
+    started = entry.described(attempt)
+    tags = {
+        "manycpu.key": entry.key,
+        "manycpu.name": entry.name,
+        "manycpu.dag_id": entry.dag.get("dag_id"),
+        "manycpu.dag_run_id": entry.dag.get("run_id"),
+        "manycpu.task": entry.tasks.get("train"),
+        "manycpu.image": started.image,
+        **{f"manycpu.{name}": digest for name, digest in started.digests.items()},
+    }
+    return Tracked(
+        key=entry.key,
+        name=entry.name,
+        began=entry.created,
+        attempt=attempt,
+        started=_started(entry, attempt),
+        group=entry.dag.get("dag_id") or started.run.get("job_name") or _stem(started.run["program"]),
+        params=_params(started.run, started.target),
+        tags={name: value for name, value in tags.items() if value},
+    )
+
+
+def ending_of(report: Report, time: float, path: str | None = None, model: str | None = None) -> Ending:
+    """Say how the last attempt of a run ended.
+
+    Args:
+        report: Its report.
+        time: When it ended, in seconds since the epoch.
+        path: Where the report is; None: the run goes on, and this is a draft.
+        model: Name under which the exported model is to be registered.
+    """
+    said = {name: getattr(report, name) for name in _REPORTED} | {"report": path}
+    exported = (report.export or {}).get("path")
+    return Ending(
+        state=_STATES.get(report.state, "failed"),  # type: ignore[arg-type]
+        time=time,
+        final=path is not None,
+        points=list(_series(report.model_dump(mode="json").get("series", {}))),
+        tags={f"manycpu.{name}": str(value) for name, value in said.items() if value is not None},
+        model=model if exported and report.state is RunState.SUCCEEDED else None,
+        path=exported,
+    )
+
+
+def _series(series: Mapping[str, Any]) -> Iterator[Point]:
+    for name, columns in series.items():
+        for step, time, value in zip(columns["steps"], columns["times"], columns["values"], strict=True):
+            yield Point(name, int(step or 0), float(time), float(value))
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON knows larger ones
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _started(entry: Entry, attempt: int) -> float:
+    handle = entry.handle
+    if handle is None or handle.attempt != attempt:
+        return entry.created
+    return handle.start_time if handle.kind == "process" else handle.created
+
+
+def _stem(program: str) -> str:
+    return program.rsplit("/", 1)[-1].removesuffix(".py").removeprefix("-m").strip()
+
+
+def _params(run: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]:
+    """Flatten what was set, with no value of the environment and no credentials."""
+    told = {name: value for name, value in run.items() if name not in _UNTOLD}
+    told |= {"env": sorted(run.get("env") or {})}
+    told |= {f"target.{name}": target[name] for name in ("kind", "launch") if name in target}
+    told |= {f"args.{name}": value for name, value in _options(run.get("args") or ())}
+    return {name: text for name, text in _flat(redacted_fields(told)) if text}
+
+
+def _options(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Read ``--name value``, ``--name=value`` and ``--name``, which is true, of a program's arguments."""
+    for word, following in pairwise([*words, "--"]):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name.strip("-"):
+            given = "true" if following.startswith("--") else following
+            yield name.lstrip("-"), value if equals else given
+
+
+def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{inner}", text) for inner, text in _flat(value))
+        elif isinstance(value, (list, tuple)):
+            yield name, shlex.join(map(str, value))
+        elif value is not None:
+            yield name, str(value)
