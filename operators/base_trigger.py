@@ -12,6 +12,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from manycpu.operators import task_log
 from manycpu.operators.clean_up import clean_up
+from manycpu.operators.live import Live
 from manycpu.operators.task_state import ENDED_FOR_GOOD, state_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.handle import Handle
+    from manycpu.pipeline.spec.observed import Observed
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.context import RunContext
 
@@ -36,7 +38,8 @@ class FollowingTrigger(BaseTrigger):
         not_before: Seconds since the epoch. An event that comes too soon after the deferral meets the
             scheduler before the worker's own end does, and the scheduler then fails the task.
         deadline: Seconds since the epoch at which the training is ended; None: no deadline.
-        cleans: The task, as :func:`state_of` wants it, where the run ends with it; None: others clean up.
+        place: The task, as :func:`state_of` wants it; None: a task of an older version.
+        cleans: The same where the run ends with the task; None: others clean up.
     """
 
     def __init__(  # noqa: PLR0913 - each has a name
@@ -47,16 +50,18 @@ class FollowingTrigger(BaseTrigger):
         by: str,
         not_before: float = 0,
         deadline: float | None = None,
+        place: dict[str, Any] | None = None,
         cleans: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.handle, self.cursor, self.by = handle, cursor, by
-        self.not_before, self.deadline, self.cleans = not_before, deadline, cleans
+        self.not_before, self.deadline, self.place, self.cleans = not_before, deadline, place, cleans
+        self._live: Live | None = None
         self._listeners: tuple[RankListener, ...] = ()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what this trigger is made from anew, on another triggerer."""
-        names = ("handle", "cursor", "by", "not_before", "deadline", "cleans")
+        names = ("handle", "cursor", "by", "not_before", "deadline", "place", "cleans")
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
 
@@ -101,7 +106,7 @@ class FollowingTrigger(BaseTrigger):
     def _clean_up(self, task: dict[str, Any]) -> None:
         """Leave nothing of the run, unless its task was cleared: the next try goes on with it."""
         if state_of(task) in ENDED_FOR_GOOD:
-            clean_up(self._context(), self.log)
+            clean_up(self._context(), self.log, task)
 
     def _context(self) -> RunContext:
         raise NotImplementedError
@@ -109,6 +114,20 @@ class FollowingTrigger(BaseTrigger):
     def _listen(self, ctx: RunContext, handle: Handle) -> None:
         """Make those who hear the attempt from here on."""
         self._listeners = task_log.listeners(self.log, ctx, handle)
+        self._live = Live(ctx, self.place, self.log, wait=True)
+
+    def _show(self, status: Status, observed: Observed) -> None:
+        """Keep the training's page up to date."""
+        if self._live is not None:
+            self._live.show(status, observed)
+
+    def _fall_silent(self) -> None:
+        """Pass on what listeners hold back, and write nothing more: the worker goes on."""
+        from manycpu.pipeline.listeners import flush
+
+        flush(self._listeners)
+        if self._live is not None:
+            self._live.close()
 
     def _pass_on(self, lines: Iterable[RankLine]) -> None:
         """Have the listeners hear lines."""
@@ -118,9 +137,7 @@ class FollowingTrigger(BaseTrigger):
 
     async def _event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
         """Build the final event: handle, status, and whether the deadline passed; not sent too soon."""
-        from manycpu.pipeline.listeners import flush
-
-        await asyncio.to_thread(flush, self._listeners)
+        await asyncio.to_thread(self._fall_silent)
         await asyncio.sleep(max(0.0, self.not_before - time.time()))
         payload = {"handle": self.handle, "status": status.model_dump(mode="json"), "timed_out": timed_out}
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from manycpu.operators.base import RunOperator, explained
 from manycpu.operators.clean_up import clean_up
+from manycpu.operators.task_state import place_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -28,5 +29,5 @@ class CleanupOperator(RunOperator):
         """
         with explained():
             ctx = self.open(context)
-            report = clean_up(ctx, self.log)
+            report = clean_up(ctx, self.log, place_of(context))
         return report.model_dump(mode="json") if report and ctx.run.output is None else {}

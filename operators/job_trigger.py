@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.context import ClusterContext
     from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
+    from manycpu.pipeline.targets.kubernetes.following.follower import Follower
     from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
 
 __all__ = ["JobTrigger"]
 
 _AGAIN = 5.0  # seconds between tries to reach a cluster that does not answer
 _PATIENCE = 3600.0  # seconds for which that is tried
+_SHOW_EVERY = 1.0  # seconds between looks whether the page is due
 _FAREWELL = 10.0  # seconds to note how far the logs were told, when the triggerer goes
 
 
@@ -71,14 +73,26 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
             following = asyncio.create_task(
                 follower.run(self._all_changes(shared_stream), self._log_on_thread)
             )
+            showing = asyncio.create_task(self._keep_showing(follower, recorder))
             try:
                 timed_out = await self._exceeds(following)
                 status = await following
             except asyncio.CancelledError:
                 await self._save_progress(following, recorder)
                 raise
+            finally:
+                showing.cancel()
         status = outcome(ctx, status, recorder.state.observed)
         yield await self._event(status, timed_out=timed_out)
+
+    async def _keep_showing(self, follower: Follower, recorder: AttemptRecorder) -> None:
+        """Keep the training's page up to date."""
+        while True:
+            await asyncio.sleep(_SHOW_EVERY)
+            status, observed = follower.status, recorder.state.observed
+            if self._live is not None and self._live.is_due(status, observed):
+                # A copy: lines are heard meanwhile.
+                await asyncio.to_thread(self._show, status, observed.model_copy(deep=True))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Follow the job with a watch of its own."""

@@ -5,6 +5,10 @@ from typing import Any
 __all__ = ["get_provider_info"]
 
 _NAME = "manycpu"
+_LIVE_SECONDS = (
+    "Seconds between two documents, at least, that a training's page is drawn from while it goes on: an XCom "
+    "of its task. 0: none is written, and the page shows the report when the run has ended."
+)
 _INSTANCE = (
     "Tells this Airflow from others that train on the same machines: part of every run's key. The same on "
     "every worker. Default: `[api] base_url` where that is more than loopback, otherwise $AIRFLOW_HOME. "
@@ -41,7 +45,14 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "string",
                         "example": "team-a",
                         "default": "",
-                    }
+                    },
+                    "live_seconds": {
+                        "description": _LIVE_SECONDS,
+                        "version_added": "0.1.0",
+                        "type": "float",
+                        "example": "60",
+                        "default": "15",
+                    },
                 },
             }
         },

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from manycpu.operators import task_log
 from manycpu.operators.base import RunOperator, explained, require_begun
+from manycpu.operators.live import Live
+from manycpu.operators.patience import Patience
 from manycpu.operators.task_state import ENDED_BY_A_PERSON, TAKEN_OVER, place_of, state_of
 
 if TYPE_CHECKING:
@@ -18,8 +21,6 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.xcom_arg import XComArg
 
     from manycpu.pipeline.listeners import RankListener
-    from manycpu.pipeline.spec.event_types import Event
-    from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.spec.training_run import TrainingRun
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainOperator"]
 
-STAY = 15.0  # seconds in the worker before deferring: most that goes wrong goes wrong by then
-LONG = 30.0  # seconds that a training must have left for the worker to be given back before that
 SETTLED = 8.0  # seconds until the scheduler has surely noticed that the worker is done with a deferred task
-ASK_EVERY = 1.0  # seconds between two questions whether a person has ended this task
 _SLACK = timedelta(minutes=2)  # the trigger keeps the deadline; this much later Airflow would
 _AWAY = timedelta(hours=2)  # longer than a trigger waits for a cluster that does not answer
 
@@ -165,7 +163,8 @@ class TrainOperator(RunOperator):
         from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.wait import POLL, watch
 
-        watching, patience = watch(ctx, handle), _Patience()
+        watching, patience = watch(ctx, handle), Patience()
+        live = Live(watching.ctx, place_of(context), self.log)
         listeners = (*task_log.listeners(self.log, watching.ctx, handle), patience)
         try:
             while True:
@@ -173,6 +172,7 @@ class TrainOperator(RunOperator):
                 tell(lines, *listeners)
                 if status.state.terminal:
                     return outcome(watching.ctx, status, watching.observed)
+                live.show(status, watching.observed)
                 if self._signalled or patience.asks():
                     self._handle_signal(context, watching, listeners)
                 if self.deferrable and patience.ends:
@@ -218,6 +218,7 @@ class TrainOperator(RunOperator):
             by=_canceller(context),
             not_before=now + SETTLED,
             deadline=None if remaining is None else now + remaining.total_seconds(),
+            place=place_of(context),
             cleans=place_of(context) if self.cleans_up else None,
         )
         timeout = _latest(watch.ctx.run) if remaining is None else remaining + _SLACK
@@ -246,7 +247,7 @@ class TrainOperator(RunOperator):
 
         from manycpu.pipeline.spec.errors import TrainingFailedError
         from manycpu.pipeline.spec.state import EXIT_CODES
-        from manycpu.pipeline.verbs.wait import conclude
+        from manycpu.pipeline.verbs.wait import conclude, observed_of
 
         try:
             conclude(ctx, handle, status)
@@ -254,37 +255,9 @@ class TrainOperator(RunOperator):
             if status.failure is not None and status.failure.exit_code in EXIT_CODES:
                 raise AirflowFailException(str(error)) from error  # another try would be refused as well
             raise
+        finally:
+            Live(ctx, place_of(context), self.log).end(status, partial(observed_of, ctx, handle))
         return self.finish(context, ctx, handle)
-
-
-class _Patience:
-    """Decides how long a worker stays with a training: 15 s, or until it is known to take much longer."""
-
-    def __init__(self) -> None:
-        self._until = time.monotonic() + STAY
-        self._ask = time.monotonic() + ASK_EVERY
-
-    def asks(self) -> bool:
-        """Whether it is time to ask again who wants this task to end."""
-        if time.monotonic() < self._ask:
-            return False
-        self._ask = time.monotonic() + ASK_EVERY
-        return True
-
-    @property
-    def ends(self) -> bool:
-        """Whether it is at an end."""
-        return time.monotonic() >= self._until
-
-    def line(self, line: RankLine) -> None: ...
-    def flush(self) -> None: ...
-
-    def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - as every listener has it
-        """End it at once where the training says that it has long to go."""
-        from manycpu.pipeline.spec.event_types import ProgressEvent
-
-        if isinstance(event, ProgressEvent) and (event.seconds_left or 0) > LONG:
-            self._until = time.monotonic()
 
 
 def _latest(run: TrainingRun) -> timedelta:

@@ -69,6 +69,8 @@ class TrainingTrigger(FollowingTrigger):
         self._pass_on(lines)
         if lines:
             self._bookmark.write_text(str(watch.cursor))
+        if not status.state.terminal:
+            self._show(status, watch.observed)
         return outcome(watch.ctx, status, watch.observed) if status.state.terminal else status
 
     @property

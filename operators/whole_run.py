@@ -77,7 +77,7 @@ class WholeRunOperator(TrainOperator):
 
         exported = export(ctx, handle, self.transferred())
         observed = observed_of(ctx, handle)
-        self._conclude_run(ctx)
+        self._conclude_run(context, ctx)
         if not observed.has_returned:
             raise AirflowFailException(
                 "the training ended well, and rank 0 returned nothing: the function ended its process "
@@ -88,13 +88,13 @@ class WholeRunOperator(TrainOperator):
                 describe(asset, context, exported)
         return observed.returned
 
-    def _conclude_run(self, ctx: RunContext) -> None:
+    def _conclude_run(self, context: Context, ctx: RunContext) -> None:
         """Clean up, and raise what the report records: another try would train again, and meet the same."""
         from manycpu.pipeline.spec.errors import ManycpuError
         from manycpu.pipeline.verbs.report import conclude, report_path
 
         try:
-            report = clean_up(ctx, self.log)
+            report = clean_up(ctx, self.log, place_of(context))
             if report is not None:
                 self._tell(conclude(report))
         except ManycpuError as error:
@@ -124,7 +124,7 @@ class WholeRunOperator(TrainOperator):
         from manycpu.pipeline.spec.errors import BadInputError
 
         try:
-            clean_up(self.open(context), self.log)
+            clean_up(self.open(context), self.log, place_of(context))
         except BadInputError:  # which is why nothing ever began
             return
         except Exception:

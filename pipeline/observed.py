@@ -109,9 +109,7 @@ class Observer:
     @_reduce.register
     def _on_metrics(self, event: MetricsEvent, _: int | None, time: float) -> bool:
         _add_metrics(self.observed, event.values)
-        progress = self.observed.progress
-        step = progress.step if event.step is None and progress else event.step
-        _add_points(self.observed, event.values, step, float(event.time or time))
+        _add_points(self.observed, event.values, event.step, float(event.time or time))
         return event.step is None  # a point of a curve has a next one
 
     @_reduce.register

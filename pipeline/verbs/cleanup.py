@@ -1,6 +1,7 @@
 """cleanup: end what still runs, write the report, delete what the run owns, and see that it is gone."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from manycpu.pipeline import run_report
@@ -27,7 +28,17 @@ __all__ = ["cleanup", "undelivered"]
 _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
 
 
-def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -> Report | None:
+def _tell_nobody(_: Report) -> None:
+    return
+
+
+def cleanup(
+    ctx: RunContext,
+    *,
+    keep: bool = True,
+    delete_model: bool = False,
+    tell: Callable[[Report], object] = _tell_nobody,
+) -> Report | None:
     """Delete everything of the run but its output and what later runs reuse.
 
     A model that was trained and could not be exported, or is not to be seen at the output, is kept for ever:
@@ -37,6 +48,7 @@ def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -
         ctx: The run.
         keep: Whether the run's ``keep`` counts.
         delete_model: Whether somebody said that this run's model may go, though it was not exported.
+        tell: Is given the report before anything is deleted, and as it is in the end.
 
     Returns:
         The report as it was written to the output; None where the run never began or is cleaned up already.
@@ -54,6 +66,7 @@ def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -
     written = _draft(ctx)
     with suppress(ExportError):  # raised below, when all else is done
         write_report(ctx, written)
+    tell(written)
     written.warnings += tell_end(ctx, written, report_path(ctx))
     if model or (keep and _is_kept(ctx, written)):
         written.kept += verbs_of(ctx).keep(ctx, None if model else ctx.run.keep_for)
@@ -64,6 +77,7 @@ def cleanup(ctx: RunContext, *, keep: bool = True, delete_model: bool = False) -
         result = "failed" if written.left_behind else "done"
     seconds = time.monotonic() - started
     written.verbs["cleanup"] = VerbRecord.model_validate({"seconds": seconds, "result": result})
+    tell(written)
     write_report(ctx, written)
     return written
 

@@ -16,7 +16,8 @@ from support.waiting import until
 
 from manycpu.operators import base_trigger, job_trigger, task_log
 from manycpu.operators.job_trigger import JobTrigger
-from manycpu.operators.train import _latest, _Patience
+from manycpu.operators.patience import Patience
+from manycpu.operators.train import _latest
 from manycpu.operators.triggers import TrainingTrigger
 from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.spec import events
@@ -200,7 +201,7 @@ def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None
 
 
 def test_no_line_that_only_looks_like_progress_sends_the_task_away() -> None:
-    patience = _Patience()
+    patience = Patience()
     others = [line for line in NASTY if not isinstance(decode(line), ProgressEvent)]
     assert len(others) > len(NASTY) // 2
     tell([events.RankLine(0, "a", line) for line in others], patience)
