@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from airflow.sdk import BaseOperator
 
 from manycpu.operators.access import access_of
+from manycpu.operators.link import TrainingLink
 from manycpu.operators.masking import mask
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class RunOperator(BaseOperator):
     template_fields: Sequence[str] = ("run", "target")
     template_fields_renderers = {"run": "json", "target": "json"}  # noqa: RUF012 - as Airflow declares it
     ui_color = "#e3f0e8"
+    operator_extra_links = (TrainingLink(),)
 
     def __init__(
         self,
@@ -66,6 +68,13 @@ class RunOperator(BaseOperator):
         self.training = training
         self.run = plain(run)
         self.target = plain(target)
+
+    def pre_execute(self, context: Any) -> None:
+        """Have the link to the training's page from the start on: Airflow itself stores it at the end."""
+        super().pre_execute(context)
+        instance = context["ti"]
+        for link in self.operator_extra_links:
+            instance.xcom_push(link.xcom_key, link.get_link(self, ti_key=instance))
 
     def _do_render_template_fields(
         self, parent: Any, template_fields: Iterable[str], *how: Any, **more: Any

@@ -129,7 +129,8 @@ def _welcome(console: Console, home: Path, port: int) -> None:
     _print(console, f"\n  address:  http://127.0.0.1:{port}/dags/train")
     for user, password in passwords.items():
         _print(console, f"  login:    {user}\n  password: {password}\n")
-    _print(console, "Trigger DAG `train` with the blue button. Ctrl-C ends all of it.")
+    _print(console, "Trigger DAG `train` with the blue button; the run's tab Training shows it as it goes.")
+    _print(console, "Ctrl-C ends all of it.")
 
 
 def _cancel_trainings() -> None:

@@ -29,6 +29,7 @@ def test_the_layers_and_their_data_are_in_it(wheel: zipfile.ZipFile) -> None:
     demo = "manycpu/pipeline/recipes/question_answering/demo_data"
     assert {f"{demo}/train.json", f"{demo}/validation.json"} <= names
     assert {"manycpu/pipeline/py.typed", "manycpu/dags/train.py", "manycpu/operators/train.py"} <= names
+    assert {"manycpu/operators/plugin/static/airflow.js", "manycpu/pipeline/page/training.js"} <= names
     assert not [name for name in names if "/tests/" in name or name.endswith(".pyc")]
 
 
@@ -37,6 +38,7 @@ def test_it_offers_the_command_and_the_provider(wheel: zipfile.ZipFile) -> None:
     text = wheel.read(points).decode()
     assert "manycpu = manycpu.pipeline.cli:main" in text
     assert "[apache_airflow_provider]" in text
+    assert "[airflow.plugins]" in text
 
 
 def test_no_class_is_made_twice_under_a_second_name() -> None:

@@ -121,5 +121,6 @@ def page(chromium: webdriver.Chrome) -> Iterator[Page]:
     finally:
         everything = {"origin": "*", "storageTypes": "all"}
         chromium.execute_cdp_cmd("Storage.clearDataForOrigin", everything)
+        chromium.execute_cdp_cmd("Network.clearBrowserCookies", {})  # of other ports, too
         chromium.close()
         chromium.switch_to.window(first)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,11 +18,15 @@ from support.rank_launches import free_port
 from support.waiting import processes_of, until
 
 from manycpu.operators import local_airflow
+from manycpu.operators.ui import end_session
 
-__all__ = ["Airflow", "airflow"]
+__all__ = ["Airflow", "airflow", "guarded_airflow"]
 
 _START = 180  # seconds: three times what a busy machine of two cores took
-_TINY_DAGS = Path(__file__).parents[1] / "e2e" / "dags"
+_TESTS = Path(__file__).parents[1]
+_DAGS = {"manycpu": local_airflow.DAGS, "tiny": _TESTS / "e2e" / "dags", "shown": _TESTS / "ui" / "dags"}
+_USERS = {"viewer": "viewer", "outsider": "viewer", "admin": "admin"}
+"""Users of the guarded web server, each with its role; their names are their passwords."""
 _RUNNING = pytest.StashKey[ExitStack]()
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -32,11 +37,15 @@ class Airflow:
     def __init__(self, url: str, home: Path, user: str, password: str) -> None:
         self.url, self.home, self.user, self.password = url, home, user, password
         body = {"username": user, "password": password}
-        self._token = _ask(f"{url}/auth/token", "POST", body)["access_token"]
+        self.token = _ask(f"{url}/auth/token", "POST", body)["access_token"]
+
+    def as_user(self, name: str) -> "Airflow":
+        """Log in as another user of the guarded web server."""
+        return Airflow(self.url, self.home, name, name)
 
     def api(self, method: str, path: str, body: object = None) -> Any:
         """Ask the REST API."""
-        return _ask(f"{self.url}/api/v2/{path}", method, body, self._token)
+        return _ask(f"{self.url}/api/v2/{path}", method, body, self.token)
 
     def trigger(self, dag: str, conf: dict[str, Any] | None = None) -> str:
         """Start a DAG run; returns its path in the API."""
@@ -86,6 +95,15 @@ def airflow(
         yield stack.enter_context(_running(home))
 
 
+@pytest.fixture(scope="session")
+def guarded_airflow(request: pytest.FixtureRequest, airflow: Airflow) -> Airflow:
+    """The same Airflow behind another web server: below a path, with users of several rights.
+
+    What they may see says ``support.denying_auth``; `airflow standalone` itself takes no auth manager.
+    """
+    return request.config.stash[_RUNNING].enter_context(_guarded(airflow.home))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """End Airflow after the last test that uses it: it takes its share of the cores."""
@@ -103,10 +121,11 @@ def _uses(item: pytest.Item) -> bool:
 def _running(home: Path) -> Iterator[Airflow]:
     """Start Airflow as `make ui` does; end it as Ctrl-C does, and see that nothing of it is left."""
     port = free_port()
-    bundles = local_airflow.settings(home, port, {"manycpu": local_airflow.DAGS, "tiny": _TINY_DAGS})
+    bundles = local_airflow.settings(home, port, _DAGS)
     env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
     env |= {name: value for name, value in bundles.items() if name.endswith("BUNDLE_CONFIG_LIST")}
     env |= {"AIRFLOW_HOME": str(home), "PORT": str(port), "MANYCPU_TEST_HOME": str(home)}
+    env |= {"AIRFLOW__MANYCPU__LIVE_SECONDS": "1"}
     command = [sys.executable, "-m", "manycpu.operators.ui"]
     with (home / "said").open("wb") as said:
         server = subprocess.Popen(command, env=env, stdout=said, stderr=said)
@@ -121,6 +140,42 @@ def _running(home: Path) -> Iterator[Airflow]:
     assert (code, left) == (0, []), "Airflow, or a training that a test started, was left behind"
 
 
+@contextmanager
+def _guarded(home: Path) -> Iterator[Airflow]:
+    """Start another web server of an Airflow."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/behind/proxy"
+    passwords = home / "passwords.json"
+    passwords.write_text(json.dumps({name: name for name in _USERS}))
+    env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
+    env |= local_airflow.settings(home, port, _DAGS) | {
+        "PYTHONPATH": str(_TESTS),
+        "AIRFLOW__API__BASE_URL": url,
+        "AIRFLOW__CORE__AUTH_MANAGER": "support.denying_auth.DenyingAuthManager",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(
+            f"{name}:{role}" for name, role in _USERS.items()
+        ),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
+    }
+    log = home / "guarded.log"
+    with log.open("wb") as said:
+        command = [sys.executable, "-m", "airflow", "api-server"]
+        server = subprocess.Popen(command, env=env, stdout=said, stderr=said, start_new_session=True)
+    try:
+        _until_up(lambda: _answers(url), server, lambda: log.read_text(errors="replace")[-3000:])
+        yield Airflow(url, home, "admin", "admin")
+    finally:
+        end_session(server.pid)
+        server.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return bool(_ask(f"{url}/api/v2/monitor/health", "GET"))
+    except urllib.error.URLError:
+        return False
+
+
 def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflow:
     def said() -> str:
         logs = [path.read_text(errors="replace")[-3000:] for path in (home / "said", home / "standalone.log")]
@@ -131,6 +186,7 @@ def _wait_for(server: "subprocess.Popen[bytes]", url: str, home: Path) -> Airflo
     login, password = words[words.index("login:") + 1], words[words.index("password:") + 1]
     found = Airflow(url, home, login, password)
     wanted = {"train", "tiny", "tiny_function", "tiny_sync", "tiny_hurried", "tiny_consumer", "form"}
+    wanted |= {"shown", "hidden", "foreign", "growing", "waiting"}
     _until_up(lambda: wanted <= {dag["dag_id"] for dag in found.api("GET", "dags")["dags"]}, server, said)
     return found
 
