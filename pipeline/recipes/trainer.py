@@ -21,6 +21,7 @@ from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes import ipex
 from manycpu.pipeline.recipes.arguments import option
 from manycpu.pipeline.recipes.pace import Pace
+from manycpu.pipeline.spec.pace import takes
 
 __all__ = ["CpuTrainer", "CpuTrainingOptions", "usable"]
 
@@ -118,8 +119,9 @@ class ProgressCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Record where the training begins: after a resume that is not step 0."""
-        del args, control, kwargs
+        del control, kwargs
         self._pace, self._trains = Pace(state.global_step), True
+        takes(args.train_batch_size * args.gradient_accumulation_steps)
 
     def on_log(
         self,

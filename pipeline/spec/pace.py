@@ -10,10 +10,10 @@ _SAMPLES: Final[list[int]] = []
 
 
 def takes(samples: int) -> None:
-    """Note how many samples this rank takes in each step of its optimizer."""
+    """Note how many samples this rank takes in each step of its optimizer; 0: nobody knows."""
     _SAMPLES[:] = [samples]
 
 
 def samples_of_a_step() -> int | None:
     """Return how many samples this rank takes in each step; None where nobody has said so."""
-    return _SAMPLES[-1] if _SAMPLES else None
+    return next(iter(_SAMPLES), 0) or None

@@ -1,0 +1,140 @@
+"""Curves of few points keep their shape; reports made of them fit where they are kept."""
+
+import json
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger.entry import End
+from manycpu.pipeline.observed import Observer, observe
+from manycpu.pipeline.run_report import COMPACT, Report, compact, draft
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.observed import Observed
+from manycpu.pipeline.spec.series import LIMIT, Series
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.kubernetes.following import state_packing
+
+DAY = 86_400.0
+
+
+def _heard(*points: tuple[float | None, float, Any]) -> Series:
+    series = Series()
+    for step, time, value in points:
+        series.add(step, time, value)
+    return series
+
+
+def test_ends_and_extremes_stay_however_many_values_there_are() -> None:
+    peaks = {10: 50.0, 40_000: -3.0, 99_990: 20.0}
+    series = _heard(*((step, 1.0 + step, peaks.get(step, 1.0)) for step in range(100_000)))
+    assert len(series.values) <= LIMIT
+    assert (series.steps[0], series.steps[-1]) == (0, 99_999)
+    assert peaks.items() <= dict(zip(series.steps, series.values, strict=True)).items()
+
+
+def test_a_break_of_days_takes_no_points_from_what_came_before() -> None:
+    before = [(step, 1.0 + step, step % 7) for step in range(2_000)]
+    after = [(2_000 + step, 5 * DAY + step, step % 7) for step in range(2_000)]
+    series = _heard(*before, *after).thinned(100)
+    early = sum(time < DAY for time in series.times)
+    assert len(series.values) / 3 < early < len(series.values) * 2 / 3
+
+
+def test_a_log_that_is_read_again_adds_nothing() -> None:
+    points = [(step, 1.0 + step, step) for step in range(20)]
+    assert _heard(*points, *points) == _heard(*points)
+
+
+def test_steps_that_go_back_after_a_restart_are_kept() -> None:
+    assert _heard((10, 1.0, 3.0), (20, 2.0, 2.0), (15, 3.0, 2.5)).steps == [10, 20, 15]
+
+
+@pytest.mark.parametrize("value", [True, None, "0.5", float("nan"), float("inf"), [1.0]])
+def test_what_is_no_finite_number_is_no_point(value: object) -> None:
+    assert _heard((1, 1.0, value)) == Series()
+
+
+def test_columns_have_the_same_length() -> None:
+    with pytest.raises(ValueError, match="different lengths"):
+        Series(index=[0], steps=[], times=[1.0], values=[1.0])
+
+
+def _run(names: int, points: int, ranks: int = 2) -> Observed:
+    observer = Observer()
+    for rank in range(ranks):
+        fields = {"rank": rank, "world_size": ranks, "host": f"node-{rank}", "cpus": 4, "threads": 4}
+        _say(observer, rank, "proof", meeting="m", **fields)
+    for step in range(points):
+        for name in range(names):
+            _say(observer, 0, "metrics", values={f"metric {name}": step / 3}, step=step, time=1.0 + step)
+    return observer.observed
+
+
+def _say(observer: Observer, by: int, event: str, /, **fields: Any) -> None:
+    observer.hear(events.split(events.join(by, f"node-{by}", events.encode(event, **fields))))
+
+
+def _report(observed: Observed, **fields: Any) -> Report:
+    entry = Entry(key="k", name="n", created=1.0, run={"program": "x"}, target={"kind": "local"}, attempt=1)
+    return draft(entry.model_copy(update=fields), observed, RunState.RUNNING)
+
+
+def test_every_rank_has_its_pace_and_the_slowest_can_be_told() -> None:
+    observer = Observer(_run(0, 0))
+    for rank, wait in ((0, 0.1), (1, 0.3)):
+        _say(observer, rank, "pace", step=9, step_seconds=0.5, wait_seconds=wait, time=7.0)
+    paces = [rank.pace for rank in observer.observed.ranks]
+    assert [pace and (pace.time, pace.step_seconds, pace.wait_seconds) for pace in paces] == [
+        (7.0, 0.5, 0.1),
+        (7.0, 0.5, 0.3),
+    ]
+    assert observer.observed.series["step_seconds"].values == [0.5], "of rank 0"
+
+
+def test_progress_is_what_was_told_last() -> None:
+    lines = [events.encode("progress", step=step, total_steps=8, loss=1 / step, time=1.0) for step in (1, 2)]
+    seen = observe([events.join(0, "a", line) for line in lines])
+    assert seen.progress is not None
+    assert (seen.progress.step, seen.progress.total_steps) == (2, 8)
+    assert seen.series["loss"].steps == [1, 2]
+
+
+def test_a_compact_report_has_as_many_points_as_fit() -> None:
+    few, many = _report(_run(2, 400)), _report(_run(40, 400, ranks=64))
+    assert compact(few)["series"]["metric 0"] == few.series["metric 0"].model_dump(mode="json")
+    small = compact(many)
+    assert len(json.dumps(small)) <= COMPACT
+    assert len(small["ranks"]) == 64
+    assert len(small["series"]["metric 0"]["values"]) > 20
+    assert Report.model_validate(small).metrics == many.metrics
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"returned": "x" * 32_000, "warnings": ["w" * 1500] * 200},
+        {"metrics": {f"m{number}": "v" * 3000 for number in range(900)}},
+        {"run": {"program": "x", "args": ["a" * 500] * 400}},
+        {"error": "e" * 200_000},
+        {"rounds": [{"round": at, "world_size": 512, "ranks": [*range(512)]} for at in range(40)]},
+    ],
+)
+def test_whatever_is_too_long_a_compact_report_fits_and_tells_its_state(fields: dict[str, Any]) -> None:
+    small = compact(_report(_run(2, 50)).model_copy(update=fields))
+    assert len(json.dumps(small)) <= COMPACT
+    assert (small["state"], small["name"]) == ("running", "n")
+
+
+def test_how_each_attempt_ended_is_reported() -> None:
+    end = End(state=RunState.FAILED, reason="rank 1 failed", seconds=2.0)
+    told = _report(Observed(), ends={1: end}).history
+    assert told == [{"attempt": 1, "state": "failed", "reason": "rank 1 failed", "seconds": 2.0}]
+
+
+def test_curves_survive_the_ledger_and_get_out_of_its_way() -> None:
+    some = {"attempt": 1, "observed": _run(5, 400).model_dump(mode="json")}
+    again = Observed.model_validate(state_packing.unpack(state_packing.pack(some))["observed"])
+    assert again.series == _run(5, 400).series
+    smallest = state_packing.unpack(state_packing.least(some))["observed"]
+    assert "series" not in smallest

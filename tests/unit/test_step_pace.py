@@ -1,0 +1,105 @@
+"""A rank tells how fast its steps go: any program's, by its optimizer."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from manycpu.pipeline.node.step_pace import StepPace
+from manycpu.pipeline.spec import pace as said
+from manycpu.pipeline.spec.events import PREFIX
+
+Told = Callable[[], list[dict[str, Any]]]
+
+
+class Clock:
+    """Time that passes where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    def read() -> list[dict[str, Any]]:
+        return [json.loads(line.removeprefix(PREFIX)) for line in capsys.readouterr().out.splitlines()]
+
+    return read
+
+
+@pytest.fixture
+def batch() -> Iterator[None]:
+    said.takes(16)
+    yield
+    said.takes(0)
+
+
+def _optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+def _train(
+    pace: StepPace, clock: Clock, steps: int, seconds: float, optimizer: torch.optim.Optimizer
+) -> None:
+    for _ in range(steps):
+        clock.now += seconds
+        pace.stepped(optimizer)
+
+
+def test_at_most_once_in_ten_seconds(told: Told) -> None:
+    clock, optimizer = Clock(), _optimizer()
+    pace = StepPace(clock)
+    _train(pace, clock, 101, 0.5, optimizer)
+    events = told()
+    assert [event["step"] for event in events] == [21, 41, 61, 81, 101]
+    assert {event["step_seconds"] for event in events} == {0.5}
+    assert all("samples_per_second" not in event and "wait_seconds" not in event for event in events)
+
+
+def test_the_first_step_is_not_timed_and_the_end_tells_the_rest(told: Told, batch: None) -> None:  # noqa: ARG001
+    clock, optimizer = Clock(), _optimizer()
+    pace = StepPace(clock)
+    _train(pace, clock, 1, 60.0, optimizer)
+    _train(pace, clock, 4, 0.25, optimizer)
+    pace.tell()
+    pace.tell()
+    (event,) = told()
+    assert (event["step"], event["step_seconds"], event["samples_per_second"]) == (5, 0.25, 64.0)
+
+
+def test_a_second_optimizer_makes_no_steps_of_its_own(told: Told) -> None:
+    clock, first, second = Clock(), _optimizer(), _optimizer()
+    pace = StepPace(clock)
+    for _ in range(5):
+        _train(pace, clock, 1, 1.0, first)
+        _train(pace, clock, 1, 1.0, second)
+    pace.tell()
+    assert told()[0]["step"] == 5
+    assert told() == []
+
+
+def test_another_optimizer_goes_on_where_the_first_is_gone(told: Told) -> None:
+    clock = Clock()
+    pace = StepPace(clock)
+    _train(pace, clock, 2, 1.0, _optimizer())
+    _train(pace, clock, 2, 1.0, _optimizer())
+    pace.tell()
+    assert told()[0]["step"] == 4
+
+
+def test_a_child_of_the_rank_tells_nothing(told: Told) -> None:
+    clock, optimizer = Clock(), _optimizer()
+    pace = StepPace(clock)
+    _train(pace, clock, 3, 1.0, optimizer)
+    child = os.fork()
+    if not child:
+        pace.tell()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert told() == []
