@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from manycpu.pipeline.spec.credentials import HIDDEN
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -115,4 +117,7 @@ def keep_report(report: Report, place: Mapping[str, Any], log: Any) -> None:
 def _set(place: Mapping[str, Any], key: str, document: dict[str, Any]) -> None:
     from airflow.sdk.execution_time.xcom import XCom
 
+    run: dict[str, Any] = document.get("run", {})
+    if "env" in run:  # Airflow masks what a variable or connection gave; an XCom is shown as it is
+        document = {**document, "run": {**run, "env": dict.fromkeys(run["env"], HIDDEN)}}
     XCom.set(key, document, **place)
