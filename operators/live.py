@@ -41,7 +41,7 @@ class Live:
     ) -> None:
         self._ctx, self._place, self._log = ctx, place, log
         self._seconds = live_seconds() if place else 0.0
-        self._next = time.monotonic() + self._seconds * wait * random.random()  # noqa: S311 - no secret
+        self._next = time.monotonic() + self._seconds / 3 * wait * random.random()  # noqa: S311 - no secret
         self._entry: Entry | None = None
         self._shown: tuple[object, ...] = ()
         self._lock, self._closed = threading.Lock(), False
@@ -83,8 +83,9 @@ class Live:
 
         try:
             self._entry = self._entry or self._ctx.ledger.read()
-            report = draft(self._entry, observed(), status.state)
-            report.reason = status.in_short or None
+            seen = observed()
+            report = draft(self._entry, seen, status.state)
+            report.reason = seen.start or status.in_short or None
             _set(self._place or {}, LIVE, compact(report))
         except Exception as error:  # noqa: BLE001 - a page that is not shown ends no training
             self._log.info("the training's page is not up to date: %s", error)

@@ -256,8 +256,21 @@ class TrainOperator(RunOperator):
                 raise AirflowFailException(str(error)) from error  # another try would be refused as well
             raise
         finally:
-            Live(ctx, place_of(context), self.log).end(status, partial(observed_of, ctx, handle))
+            shown = _with_next_try(status, handle, context)
+            Live(ctx, place_of(context), self.log).end(shown, partial(observed_of, ctx, handle))
         return self.finish(context, ctx, handle)
+
+
+def _with_next_try(status: Status, handle: Handle, context: Context) -> Status:
+    """Say how an attempt failed that another try is to follow: the training has not failed yet."""
+    from manycpu.pipeline.spec.state import EXIT_CODES, RunState
+
+    refused = status.failure is not None and status.failure.exit_code in EXIT_CODES
+    instance: Any = context["ti"]
+    if status.state is not RunState.FAILED or refused or instance.try_number > instance.max_tries:
+        return status
+    reason = f"attempt {handle.attempt} failed, and another is to follow: {status.in_short}"
+    return status.model_copy(update={"state": RunState.PENDING, "reason": reason})
 
 
 def _latest(run: TrainingRun) -> timedelta:

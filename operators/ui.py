@@ -33,19 +33,35 @@ _PASSWORDS = "simple_auth_manager_passwords.json.generated"
 def main() -> int:
     """Run Airflow until Ctrl-C or SIGTERM; its exit code where it ends by itself."""
     home = local_airflow.home()
-    port = int(os.environ.get("PORT") or free_port(_PORT))
+    port = _asked_port(os.environ.get("PORT")) or free_port(_PORT)
     local_airflow.enter(home, port)
     return asyncio.run(_serve(home, port, Console()))
+
+
+def _asked_port(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise SystemExit(f"manycpu: PORT={text} is no port; choose one: PORT=9000 make ui")
+    if not _is_free(int(text)):
+        raise SystemExit(f"manycpu: port {text} is taken; choose another, or none: make ui")
+    return int(text)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return True
+    return False
 
 
 def free_port(first: int) -> int:
     """Find the first free port of loopback, from one on."""
     for port in range(first, first + 100):
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):
-                listener.bind(("127.0.0.1", port))
-                return port
+        if _is_free(port):
+            return port
     raise SystemExit(f"manycpu: ports {first} to {first + 99} are taken; choose one: PORT=9000 make ui")
 
 

@@ -16,12 +16,13 @@ from manycpu.pipeline.spec.event_types import (
     ProgressEvent,
     ProofEvent,
     ReturnedEvent,
+    StartEvent,
     WarningEvent,
     decode,
 )
 from manycpu.pipeline.spec.events import RETURN_LIMIT, RankLine, is_shallow, split
 from manycpu.pipeline.spec.observed import Observed, Pace, Progress, Rank
-from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.series import FIRST, Series
 from manycpu.pipeline.spec.state import RankFailure
 
 __all__ = ["Observer", "observe"]
@@ -29,6 +30,7 @@ __all__ = ["Observer", "observe"]
 _LAST_LINES = 20
 _LINE = 2000  # characters of each
 _WARNINGS, _METRICS, _SERIES = 200, 1000, 100  # different ones that are kept
+_ALWAYS: Final = (*FIRST, "step_seconds")  # have a curve, however many others came before
 _PROGRESS: Final = ("epoch", "loss", "grad_norm", "learning_rate", "samples_per_second")  # are metrics, too
 
 
@@ -78,12 +80,18 @@ class Observer:
         return True
 
     @_reduce.register
+    def _on_start(self, event: StartEvent, *_: object) -> bool:
+        self.observed.start = event.message
+        return False
+
+    @_reduce.register
     def _on_backend(self, event: BackendEvent, *_: object) -> bool:
         self.observed.backend = event.observed
         return True
 
     @_reduce.register
     def _on_progress(self, event: ProgressEvent, _: int | None, time: float) -> bool:
+        self.observed.start = None
         written = float(event.time or time)
         told = {name: getattr(event, name) for name in Progress.model_fields}
         self.observed.progress = Progress.model_validate(told | {"time": written})
@@ -108,6 +116,7 @@ class Observer:
 
     @_reduce.register
     def _on_metrics(self, event: MetricsEvent, _: int | None, time: float) -> bool:
+        self.observed.start = None
         _add_metrics(self.observed, event.values)
         _add_points(self.observed, event.values, event.step, float(event.time or time))
         return event.step is None  # a point of a curve has a next one
@@ -216,7 +225,7 @@ def _add_points(observed: Observed, values: Mapping[str, Any], step: float | Non
     for name, value in values.items():
         series = observed.series.get(name) or Series()
         series.add(step, time, value)
-        if series.values and len(observed.series) < _SERIES:
+        if series.values and (len(observed.series) < _SERIES or name in _ALWAYS):
             observed.series[name] = series
         elif series.values and name not in observed.series:
             _warn(observed, f"of the metrics, the first {_SERIES} names have curves")

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel, Field
@@ -10,19 +11,31 @@ from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec.credentials import redacted, redacted_fields
 from manycpu.pipeline.spec.observed import Observed, Progress, Rank
 from manycpu.pipeline.spec.output import REPORT
-from manycpu.pipeline.spec.series import LIMIT, Series
+from manycpu.pipeline.spec.series import FIRST, LIMIT, Series
 from manycpu.pipeline.spec.state import RunState
 
 __all__ = ["COMPACT", "REPORT", "Report", "as_json", "compact", "draft", "parse"]
 
 COMPACT: Final = 64_000
 """Bytes of JSON that a compact report takes at most."""
-_NOT_REPORTED: Final = {"failure", "failed_at", "has_returned", "introduced", "parts", "events"}
+_NOT_REPORTED: Final = {
+    *("failure", "failed_at", "has_returned", "introduced"),
+    *("parts", "events", "start", "warnings"),
+}
+    "failure",
+    "failed_at",
+    "has_returned",
+    "introduced",
+    "parts",
+    "events",
+    "start",
+    "warnings",
+}
 _FEWEST: Final = 4  # points of a curve
 _STEP: Final = 0.9  # of so many are tried next
-_LONG: Final = ("warnings", "kept", "left_behind", "hosts", "ranks", "rounds", "history")
-_ITEMS: Final = 64  # of each of those, where all are too many
-_TEXT: Final = 1000  # characters of a value, the same
+_LEVELS: Final = ((COMPACT, COMPACT), (2000, 64), (500, 32), (100, 16), (40, 6))  # bytes of a text, items
+_SHARE: Final = 0.75  # of the room is for all but curves
+_FRAME: Final = 16  # bytes: the name of the curves
 
 
 class Report(BaseModel):
@@ -91,6 +104,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         export=redacted_fields(entry.export),
         kept=list(dict.fromkeys(used)),
         error=error and redacted(error),
+        warnings=[redacted(warning) for warning in observed.warnings],
         **observed.model_dump(exclude=_NOT_REPORTED),
         hosts=observed.hosts,
     )
@@ -103,38 +117,51 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
         report: The report.
         limit: Bytes of JSON.
     """
-    points = LIMIT
-    while _size(fields := _with_points(report, points)) > limit and points > _FEWEST:
-        share = limit / _size(fields)
-        points = max(_FEWEST, int(points * min(_STEP, share)))
-    if _size(fields) <= limit:
-        return fields
-    fields = {name: _shortened(name, value) for name, value in fields.items()}
-    for name in ("returned", "series", "rounds", "ranks", "metrics", "run", "warnings", "error"):
-        if _size(fields) <= limit:
+    everything = report.model_dump(mode="json", exclude_defaults=True, exclude={"series"})
+    everything |= {"schema_version": report.schema_version}
+    for text, items in _LEVELS:
+        fields = {name: _cut(value, text, items) for name, value in _by_importance(everything).items()}
+        if _size(fields) <= limit * _SHARE:
             break
-        fields.pop(name, None)
-    return fields
+        everything.pop("returned", None)
+    return fields | {"series": _fitting(report.series, limit - _size(fields) - _FRAME)}
 
 
-def _with_points(report: Report, points: int) -> dict[str, Any]:
-    thin = {name: series.thinned(points) for name, series in report.series.items()}
-    fields = report.model_copy(update={"series": thin}).model_dump(mode="json", exclude_defaults=True)
-    return fields | {"schema_version": report.schema_version}
+def _fitting(series: Mapping[str, Series], room: int) -> dict[str, Any]:
+    """Thin curves until they fit, at last only the first of them."""
+    names = sorted(series, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    points = LIMIT
+    while names:
+        curves = {name: series[name].thinned(points).model_dump(mode="json") for name in names}
+        if (size := _size(curves)) <= room:
+            return curves
+        if points == _FEWEST:
+            names = names[: len(names) // 2]
+        points = max(_FEWEST, int(points * min(_STEP, room / size)))
+    return {}
 
 
-def _size(fields: dict[str, Any]) -> int:
-    return len(json.dumps(fields))
+def _by_importance(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Put what people look at first first in the metrics: the last are left out first."""
+    metrics = fields.get("metrics", {})
+    first = {name: metrics[name] for name in FIRST if name in metrics}
+    return {**fields, "metrics": first | metrics} if metrics else dict(fields)
 
 
-def _shortened(name: str, value: Any) -> Any:
+def _cut(value: Any, text: int, items: int) -> Any:
+    """Shorten texts to so many bytes of JSON, and whatever holds others to so many of them."""
     if isinstance(value, str):
-        return value[:_TEXT]
-    if name in _LONG:
-        return [each[:_TEXT] if isinstance(each, str) else each for each in value[:_ITEMS]]
-    if name in ("run", "target", "metrics"):
-        return {key: each for key, each in value.items() if _size({key: each}) <= _TEXT}
-    return value
+        while _size(value) > text + 2:
+            value = value[: max(1, len(value) * text // _size(value)) - 1]
+        return value
+    if isinstance(value, dict):
+        kept = [(name, each) for name, each in value.items() if len(name) <= text][: items * 4]
+        return {name: _cut(each, text, items) for name, each in kept}
+    return [_cut(each, text, items) for each in value[:items]] if isinstance(value, list) else value
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value))
 
 
 def as_json(report: Report) -> str:

@@ -17,11 +17,14 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from manycpu.pipeline.node.emit import say, warn
 
 __all__ = ["metrics", "progress"]
+
+_STEP: Final[list[int | None]] = []
+"""The step that progress was reported of last."""
 
 
 def progress(  # noqa: PLR0913 - each is optional and has a name
@@ -59,6 +62,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
         "samples_per_second": samples_per_second,
         "seconds_left": seconds_left,
     }
+    _STEP[:] = [step]
     say("progress", **{name: _plain(name, value) for name, value in values.items() if value is not None})
 
 
@@ -67,8 +71,9 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
 
     Args:
         values: Name -> number, also of numpy or torch.
-        step: The step that they belong to; None for what belongs to the training as a whole.
+        step: The step that they belong to; None: the one that progress was reported of last, if any.
     """
+    step = next(iter(_STEP), None) if step is None else step
     if not _speaks():
         return
     plain = {str(name): _plain(str(name), value) for name, value in values.items()}

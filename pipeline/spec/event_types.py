@@ -51,7 +51,7 @@ class Event(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
 
     event: str
-    time: Number | None = None
+    time: Whole | Annotated[float, Field(allow_inf_nan=False)] | None = None
     """When it was written, in seconds since the epoch by the rank's clock; None where nobody wrote it."""
 
     def sentence(self) -> str:

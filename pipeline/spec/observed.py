@@ -62,6 +62,8 @@ class Observed(BaseModel):
     series: dict[str, Series] = Field(default_factory=dict)
     """Name of a metric -> its curve."""
     progress: Progress | None = None
+    start: str | None = None
+    """What the start waits for, as rank 0 said; None once the program tells something."""
     events: int = 0
     """How many were heard: whoever shows them sees by it that there is something new."""
     warnings: list[str] = Field(default_factory=list)

@@ -13,10 +13,12 @@ from typing import Any, Final
 
 from pydantic import BaseModel, Field, model_validator
 
-__all__ = ["LIMIT", "Series"]
+__all__ = ["FIRST", "LIMIT", "Series"]
 
 LIMIT: Final = 300
 """Points that a curve keeps."""
+FIRST: Final = ("loss", "learning_rate", "samples_per_second")
+"""Metrics that people look at first."""
 
 
 class Series(BaseModel):
@@ -28,6 +30,7 @@ class Series(BaseModel):
     times: list[float] = Field(default_factory=list)
     """Seconds since the epoch, by the clock of the rank; 0 where nobody told."""
     values: list[int | float] = Field(default_factory=list)
+    _retold: bool = False
 
     @model_validator(mode="after")
     def _is_even(self) -> "Series":
@@ -43,9 +46,7 @@ class Series(BaseModel):
             time: When it was written, in seconds since the epoch; 0 where nobody told.
             value: The value.
         """
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return
-        if self._was_heard(step, time):
+        if not _is_finite(value) or self._was_heard(step, time, value):
             return
         self.index.append(self.index[-1] + 1 if self.index else 0)
         self.steps.append(step)
@@ -74,7 +75,21 @@ class Series(BaseModel):
         columns = self.model_dump()
         return Series(**{name: [column[at] for at in kept] for name, column in columns.items()})
 
-    def _was_heard(self, step: float | None, time: float) -> bool:
-        if not time or not self.times:
+    def _was_heard(self, step: float | None, time: float, value: float) -> bool:
+        """Whether a log is read again: a clock may go back as well, and what it tells then is new."""
+        if not time or not self.times or time > self.times[-1]:
+            self._retold = False
             return False
-        return (time, step or 0) <= (self.times[-1], self.steps[-1] or 0)
+        known = (step, time, value) in zip(self.steps, self.times, self.values, strict=True)
+        heard = known or self._retold
+        self._retold = heard and time < self.times[-1]
+        return heard
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float is as large as
+        return False

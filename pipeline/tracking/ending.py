@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from manycpu.pipeline import run_report
+from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.errors import ManycpuError
@@ -24,22 +25,23 @@ from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker
 __all__ = ["tell_end", "tell_state"]
 
 _LOG = logging.getLogger(__name__)
-_PATIENCE: Final = 60.0  # seconds for the whole of it
+_PATIENCE: Final = 30.0  # seconds for the whole of it
+_FOR_NOW: Final = 10.0  # seconds, where it is told again later
 _UPLOAD: Final = 3600.0  # seconds, where the files of a model are part of it
 
 
-def tell_end(ctx: RunContext, report: Report, path: str) -> list[str]:
+def tell_end(ctx: RunContext, entry: Entry, report: Report, path: str) -> list[str]:
     """Tell the trackers of a run how it ended; nothing that they do is an error.
 
     Args:
-        ctx: The run; its ledger is still there.
+        ctx: The run.
+        entry: What its ledger held.
         report: The run's report.
         path: Where that is.
 
     Returns:
         What could not be told, and why, one line for each tracker.
     """
-    entry = ctx.ledger.read()
     if entry.attempt == 0:
         return []  # nothing ever trained
     run = as_started(ctx, entry, entry.attempt).run
@@ -70,7 +72,8 @@ def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
 def _untold(ctx: RunContext, trackers: Iterable[str], attempt: Tracked, ending: Ending) -> Iterator[str]:
     """Tell trackers; name those that could not be told, and say why."""
     for name in dict.fromkeys(trackers):
-        patience = _UPLOAD if name == "mlflow" and ending.model else _PATIENCE
+        patience = _PATIENCE if ending.final else _FOR_NOW
+        patience = _UPLOAD if name == "mlflow" and ending.model else patience
         if why := _failure(partial(_tell, name, ctx, attempt, ending), patience):
             yield f"{TRACKERS[name].label} was not told all of the run: {redacted(why)}"
 

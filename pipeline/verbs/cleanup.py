@@ -67,7 +67,7 @@ def cleanup(
     with suppress(ExportError):  # raised below, when all else is done
         write_report(ctx, written)
     tell(written)
-    written.warnings += tell_end(ctx, written, report_path(ctx))
+    entry = ctx.ledger.read()
     if model or (keep and _is_kept(ctx, written)):
         written.kept += verbs_of(ctx).keep(ctx, None if model else ctx.run.keep_for)
         result = "skipped"
@@ -75,6 +75,8 @@ def cleanup(
         written.kept = [item for item in written.kept if not verbs_of(ctx).owns(ctx, item)]
         written.left_behind = verbs_of(ctx).remove(ctx)
         result = "failed" if written.left_behind else "done"
+    # Last: one who is away is waited for, and nothing of the run has to be there for it.
+    written.warnings += tell_end(ctx, entry, written, report_path(ctx))
     seconds = time.monotonic() - started
     written.verbs["cleanup"] = VerbRecord.model_validate({"seconds": seconds, "result": result})
     tell(written)

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.ledger.entry import End
+from manycpu.pipeline.ledger import End, Entry, VerbRecord
 from manycpu.pipeline.observed import Observer, observe
 from manycpu.pipeline.run_report import COMPACT, Report, compact, draft
 from manycpu.pipeline.spec import events
@@ -16,6 +15,7 @@ from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.kubernetes.following import state_packing
 
 DAY = 86_400.0
+LONG_ERROR = VerbRecord(seconds=1.0, result="failed", error="█" * 40_000)
 
 
 def _heard(*points: tuple[float | None, float, Any]) -> Series:
@@ -46,11 +46,17 @@ def test_a_log_that_is_read_again_adds_nothing() -> None:
     assert _heard(*points, *points) == _heard(*points)
 
 
+def test_what_a_clock_that_went_back_tells_is_new() -> None:
+    ahead = [(0, 9_000.0, 1.0)]
+    assert len(_heard(*ahead, *((step, 100.0 + step, step / 2) for step in range(1, 50))).values) == 50
+    assert _heard((None, 5.0, 1.0), (None, 5.0, 2.0), (None, 5.0, 3.0)).values == [1.0, 2.0, 3.0]
+
+
 def test_steps_that_go_back_after_a_restart_are_kept() -> None:
     assert _heard((10, 1.0, 3.0), (20, 2.0, 2.0), (15, 3.0, 2.5)).steps == [10, 20, 15]
 
 
-@pytest.mark.parametrize("value", [True, None, "0.5", float("nan"), float("inf"), [1.0]])
+@pytest.mark.parametrize("value", [True, None, "0.5", float("nan"), float("inf"), [1.0], 2**1100])
 def test_what_is_no_finite_number_is_no_point(value: object) -> None:
     assert _heard((1, 1.0, value)) == Series()
 
@@ -114,16 +120,49 @@ def test_a_compact_report_has_as_many_points_as_fit() -> None:
     "fields",
     [
         {"returned": "x" * 32_000, "warnings": ["w" * 1500] * 200},
-        {"metrics": {f"m{number}": "v" * 3000 for number in range(900)}},
+        {"metrics": {f"m{number}": "v" * 3000 for number in range(900)} | {"loss": 0.5}},
         {"run": {"program": "x", "args": ["a" * 500] * 400}},
         {"error": "e" * 200_000},
+        {"error": "█" * 40_000, "verbs": {"wait": LONG_ERROR}},
+        {"history": [{"attempt": at, "state": "failed", "reason": "r" * 3000} for at in range(100)]},
+        {"digests": {f"d{at}": "0" * 64 for at in range(2000)}},
+        {"export": {"path": "p", "names": ["n" * 90] * 2000}},
+        {"kept": ["k" * 900] * 64, "hosts": ["h" * 900] * 64, "left_behind": ["l" * 900] * 64},
+        {"target": {f"t{at}": "v" * 900 for at in range(100)}},
+        {"returned": {f"r{at}": {f"s{at}": ["x" * 90] * 9 for at in range(9)} for at in range(9)}},
         {"rounds": [{"round": at, "world_size": 512, "ranks": [*range(512)]} for at in range(40)]},
     ],
 )
 def test_whatever_is_too_long_a_compact_report_fits_and_tells_its_state(fields: dict[str, Any]) -> None:
-    small = compact(_report(_run(2, 50)).model_copy(update=fields))
+    observer = Observer(_run(2, 50))
+    _say(observer, 0, "progress", step=9, loss=0.5)
+    small = compact(_report(observer.observed).model_copy(update=fields))
     assert len(json.dumps(small)) <= COMPACT
     assert (small["state"], small["name"]) == ("running", "n")
+    assert Report.model_validate(small).run["program"] == "x"
+    assert "loss" in small["series"]
+    assert "loss" in small["metrics"]
+
+
+def test_what_was_told_first_takes_no_room_from_the_loss() -> None:
+    observer = Observer()
+    for number in range(150):
+        _say(observer, 0, "metrics", values={f"class {number}": 0.5}, step=0)
+    _say(observer, 0, "progress", step=1, loss=0.5)
+    assert len(observer.observed.series) == 101
+    assert observer.observed.series["loss"].values == [0.5]
+
+
+@pytest.mark.parametrize("time", ["NaN", "1e999"])
+def test_an_event_of_no_time_that_there_is_is_an_ordinary_line(time: str) -> None:
+    line = f'[rank 0 a] ::manycpu:: {{"event": "progress", "step": 1, "loss": 0.5, "time": {time}}}'
+    assert observe([line]) == Observed()
+
+
+def test_credentials_in_warnings_are_hidden() -> None:
+    observer = Observer()
+    _say(observer, 0, "warning", message="cannot fetch https://bob:secret@host/set")
+    assert _report(observer.observed).warnings == ["cannot fetch https://***@host/set"]
 
 
 def test_how_each_attempt_ended_is_reported() -> None:

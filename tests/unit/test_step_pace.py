@@ -93,6 +93,26 @@ def test_another_optimizer_goes_on_where_the_first_is_gone(told: Told) -> None:
     assert told()[0]["step"] == 4
 
 
+def test_what_is_done_between_and_after_steps_is_none_of_theirs(told: Told) -> None:
+    clock, optimizer = Clock(), _optimizer()
+    pace = StepPace(clock)
+    _train(pace, clock, 10, 0.25, optimizer)
+    _train(pace, clock, 1, 600.0, optimizer)
+    _train(pace, clock, 10, 0.25, optimizer)
+    clock.now += 60.0
+    pace.tell()
+    assert [event["step_seconds"] for event in told()] == [0.25, 0.25]
+
+
+def test_another_optimizer_goes_on_where_the_first_makes_no_more_steps(told: Told) -> None:
+    clock, head, body = Clock(), _optimizer(), _optimizer()
+    pace = StepPace(clock)
+    _train(pace, clock, 3, 0.1, head)
+    _train(pace, clock, 60, 0.1, body)
+    pace.tell()
+    assert told()[0]["step"] > 50
+
+
 def test_a_child_of_the_rank_tells_nothing(told: Told) -> None:
     clock, optimizer = Clock(), _optimizer()
     pace = StepPace(clock)
