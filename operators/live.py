@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["LIVE", "REPORT", "Live", "keep_report"]
+__all__ = ["LIVE", "REPORT", "Live", "keep_refusal", "keep_report"]
 
 LIVE: Final = "manycpu_live"
 REPORT: Final = "manycpu_report"
 _SECONDS: Final = 15.0  # between two documents, where the configuration says nothing
+_WORDS: Final = 10_000  # characters of a refusal
 _LATE: Final = 1.2  # times that at most: runs that began together do not stay together
 
 
@@ -113,6 +114,14 @@ def keep_report(report: Report, place: Mapping[str, Any], log: Any) -> None:
         _set(place, REPORT, compact(report))
     except Exception as error:  # noqa: BLE001 - report.json says it all
         log.warning("the training's page has no report: %s", error)
+
+
+def keep_refusal(error: BaseException, place: Mapping[str, Any], log: Any) -> None:
+    """Keep why a run was refused, for its page: there is no report of what never began."""
+    try:
+        _set(place, LIVE, {"schema_version": 1, "state": "failed", "error": str(error)[:_WORDS]})
+    except Exception as unshown:  # noqa: BLE001 - the task's log says it
+        log.info("the training's page does not say so: %s", unshown)
 
 
 def _set(place: Mapping[str, Any], key: str, document: dict[str, Any]) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowFailException
+
 from manycpu.operators.base import RunOperator, explained
+from manycpu.operators.live import keep_refusal
+from manycpu.operators.task_state import place_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -23,8 +27,12 @@ class PrepareOperator(RunOperator):
         Raises:
             AirflowFailException: Bad input; nothing was started.
         """
-        with explained():
-            begin(self.open(context), self.executor, self.log)
+        try:
+            with explained():
+                begin(self.open(context), self.executor, self.log)
+        except AirflowFailException as error:
+            keep_refusal(error, place_of(context), self.log)
+            raise
 
 
 def begin(ctx: RunContext, executor: str | None, log: Any) -> None:

@@ -18,19 +18,8 @@ __all__ = ["COMPACT", "REPORT", "Report", "as_json", "compact", "draft", "parse"
 
 COMPACT: Final = 64_000
 """Bytes of JSON that a compact report takes at most."""
-_NOT_REPORTED: Final = {
-    *("failure", "failed_at", "has_returned", "introduced"),
-    *("parts", "events", "start", "warnings"),
-}
-    "failure",
-    "failed_at",
-    "has_returned",
-    "introduced",
-    "parts",
-    "events",
-    "start",
-    "warnings",
-}
+_OF_THE_WAY: Final = {"failed_at", "has_returned", "introduced", "parts", "events", "start"}
+_NOT_REPORTED: Final = {"failure", "warnings"} | _OF_THE_WAY
 _FEWEST: Final = 4  # points of a curve
 _STEP: Final = 0.9  # of so many are tried next
 _LEVELS: Final = ((COMPACT, COMPACT), (2000, 64), (500, 32), (100, 16), (40, 6))  # bytes of a text, items
