@@ -6,6 +6,7 @@ Its model is complete in ``models/`` by then: a crash before leaves the old cham
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
@@ -19,7 +20,7 @@ from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.output import manifests
-from manycpu.pipeline.transfer import Hashing, Manifest, save
+from manycpu.pipeline.transfer import Hashing, Manifest, save, scan
 
 __all__ = ["Candidate", "Champion", "SupersededError", "champion", "discard", "promote"]
 
@@ -76,18 +77,20 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
     last = champion(folder)
     if last and last.name == candidate.name:
         return last
-    number, model = instead_of + 1, folder / "models" / candidate.name
+    if instead_of != (last.number if last else 0):
+        raise _superseded(last, instead_of)
+    model = folder / "models" / candidate.name
     _copy(candidate, model)
-    asked = Champion(**{**candidate.model_dump(), "path": str(model)}, number=number)
-    promoted = _recorded(folder / "promotions", asked)
-    if promoted.name != candidate.name:
-        raise SupersededError(
-            f"the candidate was compared with promotion {instead_of}, and there is promotion {number} by now",
-            fix="Start the DAG again: it compares with the present champion",
-        )
-    for older in _promotions(folder)[:-2]:
-        shutil.rmtree(folder / "models" / older.name, ignore_errors=True)
-    return promoted
+    asked = Champion(**{**candidate.model_dump(), "path": str(model)}, number=instead_of + 1)
+    _record(folder / "promotions", asked)
+    promotions = _promotions(folder)
+    last, kept = promotions[-1], {one.name for one in promotions[-2:]}
+    if last.name != candidate.name:
+        raise _superseded(last, instead_of)
+    for name in {one.name for one in promotions} - kept:
+        with suppress(OSError):  # such as another one's that deletes it too: it is promoted all the same
+            _remove(folder / "models" / name)
+    return last
 
 
 def discard(folder: Path, prefix: str) -> list[str]:
@@ -101,10 +104,7 @@ def discard(folder: Path, prefix: str) -> list[str]:
     found = [path for kind in ("models", "promotions") for path in (folder / kind).glob(f".{prefix}*")]
     found += [model for model in (folder / "models").glob(f"{prefix}*") if model.name not in promoted]
     for path in found:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        _remove(path)
     return [path.name for path in found]
 
 
@@ -113,17 +113,73 @@ def _promotions(folder: Path) -> list[Champion]:
     return [Champion.model_validate_json(file.read_text()) for file in files]
 
 
+def _superseded(last: Champion | None, instead_of: int) -> SupersededError:
+    number = last.number if last else 0
+    return SupersededError(
+        f"the candidate was compared with promotion {instead_of}, and there is promotion {number} by now",
+        fix="Start the DAG again: it compares with the present champion",
+    )
+
+
+def _remove(path: Path) -> None:
+    """Delete a file, a folder or a link, but nothing that a link leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _copy(candidate: Candidate, model: Path) -> None:
-    """Copy what was exported, and nothing else; the copy appears whole."""
+    """Copy what was exported, and nothing else; the copy appears whole, and is made once.
+
+    Each of many at once copies to a folder of its own, and one of them is renamed.
+    """
+    if _is_whole(model, candidate.sha256):
+        return  # it was champion before, or another try has made it
+    own = model.with_name(f".{model.name}.{uuid.uuid4().hex}")
+    try:
+        _export(candidate, own / model.name)
+        _put(own / model.name, model, candidate.sha256)
+    except Exception:  # what dies at once leaves it to discard()
+        shutil.rmtree(own, ignore_errors=True)
+        raise
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def _export(candidate: Candidate, copy: Path) -> None:
     source = Location.of(candidate.path, "candidate")
     exported = _exported(source, candidate.sha256)
     if exported is None:
         fix = "It is removed at the end of its DAG run: start another one"
         raise ManycpuError(f"the model that was evaluated is not at {candidate.path}", fix=fix)
-    copied = save(Hashing(source.only(file.path for file in exported.files)), model, candidate.name)
+    copied = save(Hashing(source.only(file.path for file in exported.files)), copy, candidate.name)
     if copied.digest != candidate.sha256:
-        shutil.rmtree(model)
         raise ManycpuError(f"{candidate.path} has changed since it was evaluated: nothing was promoted")
+
+
+def _put(copy: Path, model: Path, sha256: str) -> None:
+    try:
+        copy.rename(model)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+            raise
+        if not _is_whole(model, sha256):
+            message = f"{model} is not the model that is to be there: nothing was promoted"
+            raise ManycpuError(message, fix="Remove it, and run again") from error
+
+
+def _is_whole(model: Path, sha256: str) -> bool:
+    """Whether a copy is there, with the content that it is to have."""
+    if model.is_symlink() or not model.is_dir():
+        return False
+    copy = Location.of(str(model), "model")
+    exported = _exported(copy, sha256)
+    if exported is None:
+        return False
+    try:
+        return scan(copy.only(file.path for file in exported.files)).digest == sha256
+    except FileNotFoundError:
+        return False
 
 
 def _exported(folder: Location, sha256: str) -> Manifest | None:
@@ -136,15 +192,13 @@ def _exported(folder: Location, sha256: str) -> Manifest | None:
     return None
 
 
-def _recorded(folder: Path, asked: Champion) -> Champion:
-    """Create the file of a promotion, whole, unless there is one of its number; returns what stands there."""
+def _record(folder: Path, asked: Champion) -> None:
+    """Create the file of a promotion, whole, unless there is one of its number."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{asked.number:06}.json"
     partial = folder / f".{asked.name}.{uuid.uuid4().hex}"
     partial.write_text(asked.model_dump_json(indent=1) + "\n")
     disk.sync(folder)
     with suppress(FileExistsError):
-        os.link(partial, file)  # a rename would replace the other one
+        os.link(partial, folder / f"{asked.number:06}.json")  # a rename would replace the other one
     partial.unlink()
     disk.sync(folder)
-    return Champion.model_validate_json(file.read_text())

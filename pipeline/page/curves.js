@@ -1,6 +1,6 @@
 // All metrics of one run, or of several, as small charts: loss first and large, over steps or over time.
 import { Chart } from "./chart.js";
-import { fieldsOf, h, isNumber, listOf } from "./dom.js";
+import { fieldOf, fieldsOf, h, isNumber, listOf } from "./dom.js";
 
 const FIRST = ["loss", "learning_rate", "samples_per_second"];
 const COLORS = 8;
@@ -104,7 +104,7 @@ export class Curves {
         label,
         color,
         start,
-        raw: readPoints(fieldsOf(report.series)[name]),
+        raw: readPoints(fieldOf(report.series, name)),
       }))
       .filter((line) => line.raw.length);
   }

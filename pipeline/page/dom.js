@@ -67,6 +67,8 @@ export function fill(container, ...children) {
 // Reports may be of an older version, or half: what has another shape than expected counts as missing.
 export const listOf = (value) => (Array.isArray(value) ? value : []);
 export const fieldsOf = (value) => (value && typeof value === "object" && !Array.isArray(value) ? value : {});
+/** Give a field whose name a script chose, such as `constructor`, which every object has beside its own. */
+export const fieldOf = (value, name) => (Object.hasOwn(fieldsOf(value), name) ? value[name] : undefined);
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 export const textOf = (value) => (typeof value === "string" && value.trim() ? value : null);
 export const known = (value) => value !== null && value !== undefined && value !== "";

@@ -1,8 +1,10 @@
 // The history of a DAG: its runs as a table that sorts by any metric, and chosen ones over each other.
+import { better } from "./better.js";
 import { Curves, ordered } from "./curves.js";
 import {
   badge,
   exact,
+  fieldOf,
   fieldsOf,
   fill,
   h,
@@ -15,12 +17,6 @@ import {
   mood,
   number,
 } from "./dom.js";
-
-const LOW = /loss|err|perplexity|(^|_)(ppl|wer|cer|mse|rmse|mae|seconds|latency)($|_)/i;
-const NEITHER = /^(epoch|step|learning_rate|lr|grad_norm|total_flos)$/i;
-
-/** Tell whether the lowest or the highest of a metric is the best: 1, -1, or 0 where neither is. */
-const better = (name) => (NEITHER.test(name) ? 0 : LOW.test(name) ? -1 : 1);
 
 function nodes({ hosts, run }) {
   return listOf(hosts).length || (run && (fieldsOf(run).nnodes ?? 1)) || null;
@@ -42,7 +38,7 @@ function columnsOf(rows, best) {
       id: `metric ${name}`,
       title: name,
       kind: "right",
-      value: (row) => fieldsOf(row.report.metrics)[name],
+      value: (row) => fieldOf(row.report.metrics, name),
     },
     cell: (row, value) => [
       best.get(name) === row &&
@@ -85,7 +81,7 @@ function bestOf(rows) {
     for (const [name, value] of Object.entries(fieldsOf(row.report.metrics))) {
       if (!isNumber(value) || !better(name)) continue;
       const present = best.get(name);
-      if (!present || (value - present.report.metrics[name]) * better(name) > 0) best.set(name, row);
+      if (!present || (value - fieldOf(present.report.metrics, name)) * better(name) > 0) best.set(name, row);
     }
   }
   return good.length > 1 ? best : new Map();
@@ -149,7 +145,7 @@ class History {
       "p",
       { class: "note", role: "status" },
       told,
-      " Of losses, errors and times the lowest is best, of other metrics the highest.",
+      " Of losses, errors and costs the lowest is best, of scores and throughputs the highest; a name that says neither has no best.",
     );
   }
 

@@ -3,6 +3,7 @@ import {
   badge,
   duration,
   exact,
+  fieldOf,
   fieldsOf,
   h,
   isNumber,
@@ -36,7 +37,7 @@ function sentence(report) {
     running: "The training runs.",
     pending: "It waits to begin.",
   };
-  return told[report.state] || "";
+  return fieldOf(told, report.state) || "";
 }
 
 /** Add up what the steps took. */

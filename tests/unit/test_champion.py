@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,14 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from manycpu.operators.champion import steps, words
-from manycpu.operators.champion.promotions import Candidate, SupersededError, champion, discard, promote
+from manycpu.operators.champion.promotions import (
+    Candidate,
+    Champion,
+    SupersededError,
+    champion,
+    discard,
+    promote,
+)
 from manycpu.operators.champion.versions import newest, read_version, write_version
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.storage import Location
@@ -62,7 +70,7 @@ def test_a_candidate_that_was_compared_with_an_earlier_champion_is_refused(tmp_p
     with pytest.raises(SupersededError, match=r"compared with promotion 0, and there is promotion 1"):
         promote(tmp_path, trained(tmp_path, "b"), 0)
     assert champion(tmp_path) == first
-    assert discard(tmp_path, "b") == ["b"]
+    assert discard(tmp_path, "b") == []
     assert names(tmp_path / "models") == {"a"}
 
 
@@ -116,6 +124,51 @@ def test_the_champion_before_is_kept_and_no_older_one(tmp_path: Path) -> None:
         promote(tmp_path, trained(tmp_path, name), number)
     assert names(tmp_path / "models") == {"b", "c"}
     assert discard(tmp_path, "") == []
+
+
+def test_a_champion_that_becomes_one_again_keeps_its_model(tmp_path: Path) -> None:
+    first, second, third = (trained(tmp_path, name) for name in "abc")
+    for number, one in enumerate([first, second, first]):
+        promoted = promote(tmp_path, one, number)
+    assert (champion(tmp_path), promoted.number) == (promoted, 3)
+    assert (Path(promoted.path) / "model.pt").read_text() == "a"
+    assert names(tmp_path / "models") == {"a", "b"}
+    promote(tmp_path, third, 3)
+    assert names(tmp_path / "models") == {"a", "c"}
+
+
+def test_the_same_candidate_many_times_at_once_is_promoted_once(tmp_path: Path) -> None:
+    candidate = trained(tmp_path, "a", {f"{number}.pt": "weights" for number in range(50)})
+    together = threading.Barrier(6)
+
+    def try_it(_: int) -> Champion:
+        together.wait()
+        return promote(tmp_path, candidate, 0)
+
+    with ThreadPoolExecutor(6) as pool:
+        promoted = list(pool.map(try_it, range(6)))
+    assert promoted == [champion(tmp_path)] * 6
+    assert names(tmp_path / "promotions") == {"000001.json"}
+    assert names(tmp_path / "models") == {"a"}
+
+
+def test_a_retry_after_another_champion_is_no_success(tmp_path: Path) -> None:
+    first = trained(tmp_path, "a")
+    promote(tmp_path, first, 0)
+    second = promote(tmp_path, trained(tmp_path, "b"), 1)
+    with pytest.raises(SupersededError, match="compared with promotion 0, and there is promotion 2"):
+        promote(tmp_path, first, 0)
+    assert champion(tmp_path) == second
+
+
+def test_what_stands_in_the_way_of_a_model_is_left_and_named(tmp_path: Path) -> None:
+    candidate = trained(tmp_path, "a")
+    damaged = Path(promote(tmp_path, candidate, 0).path)
+    promote(tmp_path, trained(tmp_path, "b"), 1)
+    (damaged / "model.pt").unlink()
+    with pytest.raises(ManycpuError, match="models/a is not the model that is to be there"):
+        promote(tmp_path, candidate, 2)
+    assert names(tmp_path / "models") == {"a", "b"}
 
 
 def test_a_model_that_is_gone_or_changed_is_not_promoted(tmp_path: Path) -> None:
