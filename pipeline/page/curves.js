@@ -85,7 +85,8 @@ export class Curves {
   draw() {
     const names = ordered(new Set(this.runs.flatMap((run) => Object.keys(fieldsOf(run.report.series)))));
     const metrics = names.map((name) => [name, placed(this.linesOf(name), this.axis)]);
-    const shown = metrics.filter(([, { lines }]) => lines.length);
+    // A single value is no curve: the table of metrics has it.
+    const shown = metrics.filter(([, { lines }]) => lines.some((line) => line.points.length > 1));
     this.element.hidden = !shown.length;
     this.drawLegend();
     this.drop(new Set(shown.map(([name]) => name)));

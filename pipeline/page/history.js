@@ -73,18 +73,19 @@ function columnsOf(rows, best) {
   ];
 }
 
-/** Find the best run of each metric, of those that succeeded and where several can be compared. */
+/** Find the best run of each metric, of those that succeeded and differ in it. */
 function bestOf(rows) {
   const best = new Map();
-  const good = rows.filter((row) => mood(row.state) === "good");
-  for (const row of good) {
+  const worst = new Map();
+  for (const row of rows.filter((each) => mood(each.state) === "good")) {
     for (const [name, value] of Object.entries(fieldsOf(row.report.metrics))) {
       if (!isNumber(value) || !better(name)) continue;
-      const present = best.get(name);
-      if (!present || (value - fieldOf(present.report.metrics, name)) * better(name) > 0) best.set(name, row);
+      const ahead = (other) => (value - fieldOf(other.report.metrics, name)) * better(name);
+      if (!best.has(name) || ahead(best.get(name)) > 0) best.set(name, row);
+      if (!worst.has(name) || ahead(worst.get(name)) < 0) worst.set(name, row);
     }
   }
-  return good.length > 1 ? best : new Map();
+  return new Map([...best].filter(([name, row]) => row !== worst.get(name)));
 }
 
 function compare(a, b) {

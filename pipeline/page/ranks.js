@@ -15,15 +15,18 @@ import {
   textOf,
 } from "./dom.js";
 
+const CLEARLY = 1.1; // times as long
 const own = (rank) => {
   const { step_seconds: step, wait_seconds: wait } = fieldsOf(rank.pace);
   return isNumber(step) ? step - (isNumber(wait) ? wait : 0) : null;
 };
 
-/** Find the rank that the others wait for: it computes longest, whoever waits. */
+/** Find the rank that the others wait for: it computes longest, whoever waits, and clearly longer than the fastest. */
 function slowest(ranks) {
   const timed = ranks.filter((rank) => own(rank) !== null);
-  return timed.length < 2 ? null : timed.reduce((most, rank) => (own(rank) > own(most) ? rank : most));
+  if (timed.length < 2) return null;
+  const last = timed.reduce((most, rank) => (own(rank) > own(most) ? rank : most));
+  return own(last) > CLEARLY * Math.min(...timed.map(own)) ? last : null;
 }
 
 /** Say how many ranks met, and how many were asked for. */
