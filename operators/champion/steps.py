@@ -182,12 +182,14 @@ def promote(
 ) -> Fields:
     """Promote the best candidate, and tell of it with the asset's event and in the model registry.
 
+    The registry may be away: that is a warning in the log.
+
     Raises:
         AirflowFailException: Another one was promoted since the comparison, the model is gone, or what it
             reached is no finite number.
     """
-    from manycpu.pipeline.adapters.tracking_mlflow import name_champion
     from manycpu.pipeline.spec.errors import ManycpuError
+    from manycpu.pipeline.tracking.in_use import tell_champion
 
     best, *champions = contenders
     if fault := _fault(best) or _fault({"accuracy": accuracy}):
@@ -199,10 +201,9 @@ def promote(
     except ManycpuError as error:  # another try would meet the same
         raise AirflowFailException(str(error)) from error
     _LOG.info("promotion %d: %s", promoted.number, promoted.path)
-    for registered in name_champion(promoted.key):
-        _LOG.info("alias champion: %s", registered)
     fields = promoted.model_dump(mode="json")
     outlet_events[task.outlets[0]].extra = {name: fields[name] for name in ("path", "sha256", "metrics")}
+    tell_champion(promoted.key, promoted.sha256)
     return fields
 
 

@@ -1,6 +1,8 @@
 """What the steps of DAG `champion` choose, compare and promote, and what people are told of it."""
 
 import math
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from manycpu.pipeline.adapters.tracking_mlflow import name_champion
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.tracking import in_use
 
 
 def test_versions_grow_and_their_holdout_is_never_trained_on(tmp_path: Path) -> None:
@@ -88,6 +91,7 @@ def test_the_best_is_chosen_of_those_that_succeeded(tmp_path: Path, params: dict
         steps.choose(candidates[2:], "run", "/data", params)
 
 
+MLFLOWS_OWN = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The ``noload``")
 GOOD = {"rate": 0.1, "accuracy": 0.7, "key": "k", "path": "/m", "sha256": "0123456789", "metrics": {}}
 
 
@@ -154,20 +158,87 @@ def test_the_page_of_a_run_is_below_airflows_address(monkeypatch: pytest.MonkeyP
 
 def test_the_registry_is_asked_only_where_runs_are_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert name_champion("0123456789") == []
+    assert name_champion("0123456789", "ab") is None
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The ``noload``")  # of MLflow's own store
-def test_what_the_run_has_registered_gets_the_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Register the next version of model ``digits``, of a run of MLflow's with these tags."""
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     client = MlflowClient()
     experiment = client.create_experiment("digits", artifact_location=str(tmp_path / "artifacts"))
     client.create_registered_model("digits")
-    for key in ("loser", "winner", "later"):
-        run = client.create_run(experiment, tags={"manycpu.key": key}).info.run_id
+
+    def register(**tags: str) -> None:
+        named = {f"manycpu.{name}": value for name, value in tags.items()}
+        run = client.create_run(experiment, tags=named).info.run_id
         client.create_model_version("digits", f"runs:/{run}/model", run)
-    assert name_champion("winner") == ["digits 2"]
-    assert client.get_model_version_by_alias("digits", "champion").version in (2, "2")
-    assert name_champion("nobody") == []
+
+    return register
+
+
+def _alias() -> int:
+    from mlflow import MlflowClient
+
+    return int(MlflowClient().get_model_version_by_alias("digits", "champion").version)
+
+
+@MLFLOWS_OWN
+def test_what_the_run_has_registered_gets_the_alias(registered: Callable[..., None]) -> None:
+    for key in ("loser", "winner", "later"):
+        registered(key=key)
+    assert name_champion("winner", "ab") == "digits 2"
+    assert _alias() == 2
+    assert name_champion("nobody", "ab") is None
+
+
+@MLFLOWS_OWN
+def test_of_a_run_that_was_done_anew_the_promoted_model_alone_gets_the_alias(
+    registered: Callable[..., None],
+) -> None:
+    registered(key="winner", began="1.000")
+    registered(key="winner", began="2.000")
+    assert name_champion("winner", "ab") == "digits 2", "the newest, where nobody said what was exported"
+    assert _alias() == 2
+    for sha256 in ("ab", "ab", "cd"):
+        registered(key="winner", export=sha256)
+    assert name_champion("winner", "ab") == "digits 4"
+    assert name_champion("winner", "cd") == "digits 5"
+    assert _alias() == 5
+
+
+def promoting(tmp_path: Path, params: dict[str, Any]) -> dict[str, Any]:
+    """Promote a candidate as the DAG does; returns what the asset's event then carries."""
+    event = SimpleNamespace(extra={})
+    contenders = [trained(tmp_path, "a").model_dump()]
+    steps.promote(contenders, 0.9, params, SimpleNamespace(outlets=["asset"]), {"asset": event})
+    return dict(event.extra)
+
+
+def test_a_registry_that_is_away_is_one_warning(
+    tmp_path: Path,
+    params: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:very-secret@127.0.0.1:1")
+    assert promoting(tmp_path, params)["path"] == str(tmp_path / "models" / "a")
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warning.startswith("MLflow was not told of the champion: 127.0.0.1:1 does not answer")
+    assert "very-secret" not in caplog.text
+
+
+def test_a_registry_that_hangs_is_waited_for_no_longer_than_its_time(
+    tmp_path: Path,
+    params: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(in_use, "_PATIENCE", 0.2)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # its thread ends with this test
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # takes connections, and says nothing
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{hanging.getsockname()[1]}")
+        assert promoting(tmp_path, params)["path"] == str(tmp_path / "models" / "a")
+    assert "MLflow was not told of the champion: it has not answered within 0.2 s" in caplog.text
