@@ -107,8 +107,8 @@ def describe(rate: float, output: str) -> Fields:
     returned = report.returned if isinstance(report.returned, dict) else {}
     exported = {"path": output, "sha256": report.export["sha256"], "metrics": report.metrics}
     described = {"rate": rate, "accuracy": returned.get("accuracy"), "key": report.key, **exported}
-    error = _fault(described)
-    return {"rate": rate, "error": error} if error else described
+    fault = _fault(described)
+    return {"rate": rate, "error": fault} if fault else described
 
 
 def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params: Any = None) -> list[Fields]:
