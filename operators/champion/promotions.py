@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.storage import Location
@@ -23,6 +24,8 @@ from manycpu.pipeline.spec.output import manifests
 from manycpu.pipeline.transfer import Hashing, Manifest, save, scan
 
 __all__ = ["Candidate", "Champion", "SupersededError", "champion", "discard", "promote"]
+
+_NUMBERED: Final = re.compile(r"[0-9]{6,}\.json")
 
 
 class SupersededError(ManycpuError):
@@ -40,10 +43,10 @@ class Candidate(BaseModel):
     """Of the run that trained it."""
     path: str
     sha256: str
-    rate: float
+    rate: FiniteFloat
     data: str
     """Path of the version of the data set that it was trained on."""
-    accuracy: float
+    accuracy: FiniteFloat
     """On rows that it was not trained on, but chosen by."""
     metrics: dict[str, Any] = {}
 
@@ -57,7 +60,7 @@ class Champion(Candidate):
 
 def champion(folder: Path) -> Champion | None:
     """Read the last promotion; None where there was none."""
-    return max(_promotions(folder), key=lambda one: one.number, default=None)
+    return next(reversed(_promotions(folder)), None)
 
 
 def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
@@ -73,7 +76,9 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
     Raises:
         SupersededError: Another one was promoted meanwhile.
         ManycpuError: The model is gone, or is not what was exported.
+        ValueError: A number of the candidate is none, or not finite.
     """
+    candidate = Candidate.model_validate(candidate.model_dump())  # a copy with updates was never checked
     last = champion(folder)
     if last and last.name == candidate.name:
         return last
@@ -109,8 +114,10 @@ def discard(folder: Path, prefix: str) -> list[str]:
 
 
 def _promotions(folder: Path) -> list[Champion]:
-    files = sorted((folder / "promotions").glob("[0-9]*.json"))
-    return [Champion.model_validate_json(file.read_text()) for file in files]
+    """Read all promotions by number; a file of any other name is none."""
+    files = [file for file in (folder / "promotions").glob("*.json") if _NUMBERED.fullmatch(file.name)]
+    promotions = [Champion.model_validate_json(file.read_text()) for file in files]
+    return sorted(promotions, key=lambda one: one.number)
 
 
 def _superseded(last: Champion | None, instead_of: int) -> SupersededError:

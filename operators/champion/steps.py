@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -103,9 +104,11 @@ def describe(rate: float, output: str) -> Fields:
     if report is None or report.state != "succeeded" or not report.export:
         error = (report and report.error) or "it ended without a report; the log of its task says why"
         return {"rate": rate, "error": error}
-    accuracy = report.returned["accuracy"]
+    returned = report.returned if isinstance(report.returned, dict) else {}
     exported = {"path": output, "sha256": report.export["sha256"], "metrics": report.metrics}
-    return {"rate": rate, "accuracy": accuracy, "key": report.key, **exported}
+    described = {"rate": rate, "accuracy": returned.get("accuracy"), "key": report.key, **exported}
+    fault = _fault(described)
+    return {"rate": rate, "error": fault} if fault else described
 
 
 def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params: Any = None) -> list[Fields]:
@@ -119,8 +122,8 @@ def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params
     """
     good = []
     for one in _several(candidates):
-        if "error" in one:
-            _LOG.warning("the candidate of rate %g failed: %s", one["rate"], one["error"])
+        if error := _fault(one):
+            _LOG.warning("the candidate of rate %g failed: %s", one["rate"], error)
         else:
             good.append(one)
     if not good:
@@ -151,7 +154,7 @@ def compare(
     comparison = words.Comparison(
         contenders=contenders,
         scores=[one["accuracy"] for one in judged],
-        failed=[one["rate"] for one in _several(candidates) if "error" in one],
+        failed=[one["rate"] for one in _several(candidates) if _fault(one)],
         threshold=params["threshold"],
     )
     _LOG.info(comparison.text)
@@ -179,13 +182,18 @@ def promote(
 ) -> Fields:
     """Promote the best candidate, and tell of it with the asset's event and in the model registry.
 
+    The registry may be away: that is a warning in the log.
+
     Raises:
-        AirflowFailException: Another one was promoted since the comparison, or the model is gone.
+        AirflowFailException: Another one was promoted since the comparison, the model is gone, or what it
+            reached is no finite number.
     """
-    from manycpu.pipeline.adapters.tracking_mlflow import name_champion
     from manycpu.pipeline.spec.errors import ManycpuError
+    from manycpu.pipeline.tracking.in_use import tell_champion
 
     best, *champions = contenders
+    if fault := _fault(best) or _fault({"accuracy": accuracy}):
+        raise AirflowFailException(f"nothing was promoted: {fault}")
     metrics = {**best["metrics"], "holdout_accuracy": accuracy}
     number = champions[0]["number"] if champions else 0
     try:
@@ -193,10 +201,9 @@ def promote(
     except ManycpuError as error:  # another try would meet the same
         raise AirflowFailException(str(error)) from error
     _LOG.info("promotion %d: %s", promoted.number, promoted.path)
-    for registered in name_champion(promoted.key):
-        _LOG.info("alias champion: %s", registered)
     fields = promoted.model_dump(mode="json")
     outlet_events[task.outlets[0]].extra = {name: fields[name] for name in ("path", "sha256", "metrics")}
+    tell_champion(promoted.key, promoted.sha256)
     return fields
 
 
@@ -222,6 +229,16 @@ def conclude(ti: Any = None) -> Fields:
 def _several(results: Iterable[Fields] | Fields) -> list[Fields]:
     """Make a list of what a mapped group returned: where it was mapped once, Airflow gives that by itself."""
     return [dict(results)] if isinstance(results, dict) else list(results)
+
+
+def _fault(candidate: Fields) -> str | None:
+    """Say why a candidate failed; one that cannot be compared has, too."""
+    accuracy = candidate.get("accuracy")
+    if "error" in candidate:
+        return str(candidate["error"])
+    if isinstance(accuracy, int | float) and math.isfinite(accuracy):
+        return None
+    return f"its accuracy is no finite number: {accuracy!r}"
 
 
 def _folder(params: Mapping[str, Any]) -> Path:

@@ -27,6 +27,7 @@ _LONGEST_NAME, _LONGEST_PARAM, _LONGEST_TAG = 250, 6000, 5000  # characters
 _STATUS: Final = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _EXISTS: Final = "RESOURCE_ALREADY_EXISTS"
 _CHAMPION: Final = "champion"  # alias of the model in use
+_EXPORT: Final = "manycpu.export"  # tag: sha256 of what was exported; earlier versions gave none
 _MODEL: Final = "model"  # folder among a run's artifacts
 
 
@@ -51,14 +52,15 @@ def silence(address: str) -> str | None:
     return None
 
 
-def name_champion(key: str) -> list[str]:
-    """Give the alias ``champion`` to what a run has registered in the model registry.
+def name_champion(key: str, sha256: str) -> str | None:
+    """Give the alias ``champion`` to the version that a run has registered in the model registry.
 
     Args:
         key: The run's.
+        sha256: Of the model that it exported.
 
     Returns:
-        Name and version of each; none where nothing is tracked, or the run has registered no model.
+        Name and version; None where nothing is tracked, or the run has not registered that model.
 
     Raises:
         ConnectionError: The server does not answer.
@@ -66,10 +68,10 @@ def name_champion(key: str) -> list[str]:
     """
     address = os.environ.get("MLFLOW_TRACKING_URI")
     if not address or find_spec("mlflow") is None:
-        return []
+        return None
     if why := silence(address):
         raise ConnectionError(why)
-    return MlflowTracker(address).give_alias(_CHAMPION, key)
+    return MlflowTracker(address).give_alias(_CHAMPION, key, sha256)
 
 
 class MlflowTracker:
@@ -117,15 +119,20 @@ class MlflowTracker:
         if ending.model and ending.path:
             self._register(ending.model, ending.path, own)
 
-    def give_alias(self, alias: str, key: str) -> list[str]:
-        """Give an alias to what the attempts of a run have registered; returns names and versions."""
+    def give_alias(self, alias: str, key: str, sha256: str) -> str | None:
+        """Give an alias to the newest version that a run has registered of a model; returns name and version.
+
+        A run that was cleared and done anew has the same key: the digest of an export tells models apart.
+        """
         experiments = [experiment.experiment_id for experiment in self._client.search_experiments()]
-        named = []
-        for run in self._client.search_runs(experiments, f"tags.`manycpu.key` = '{key}'"):
-            for version in self._client.search_model_versions(f"run_id = '{run.info.run_id}'"):
-                self._client.set_registered_model_alias(version.name, alias, str(version.version))
-                named.append(f"{version.name} {version.version}")
-        return named
+        runs = self._client.search_runs(experiments, f"tags.`manycpu.key` = '{key}'")
+        own = [run.info.run_id for run in runs if run.data.tags.get(_EXPORT, sha256) == sha256]
+        versions = [each for run in own for each in self._client.search_model_versions(f"run_id = '{run}'")]
+        if not versions:
+            return None
+        newest = max(versions, key=lambda one: (one.creation_timestamp, int(one.version)))
+        self._client.set_registered_model_alias(newest.name, alias, str(newest.version))
+        return f"{newest.name} {newest.version}"
 
     def _run_of(self, tracked: Tracked) -> str:
         """Find the run of an attempt, or make it."""

@@ -1,9 +1,8 @@
 """Tell trackers how a run ended, and all that they have missed."""
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -19,6 +18,7 @@ from manycpu.pipeline.spec.tracking import Ending, Tracked
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
+from manycpu.pipeline.tracking.patience import failure
 from manycpu.pipeline.tracking.told import ending_of, tracked
 from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker
 
@@ -74,27 +74,9 @@ def _untold(ctx: RunContext, trackers: Iterable[str], attempt: Tracked, ending: 
     for name in dict.fromkeys(trackers):
         patience = _PATIENCE if ending.final else _FOR_NOW
         patience = _UPLOAD if name == "mlflow" and ending.model else patience
-        if why := _failure(partial(_tell, name, ctx, attempt, ending), patience):
+        if why := failure(partial(_tell, name, ctx, attempt, ending), patience):
             yield f"{TRACKERS[name].label} was not told all of the run: {redacted(why)}"
 
 
 def _tell(name: str, ctx: RunContext, attempt: Tracked, ending: Ending) -> None:
     open_tracker(name, ctx).end(attempt, ending)
-
-
-def _failure(act: Callable[[], None], seconds: float) -> str | None:
-    """Say why something failed, or that it took too long: its thread is then left to itself."""
-    failures: list[str] = []
-
-    def run() -> None:
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001 - each tracker has errors of its own, and none fails a run
-            failures.append(str(error) or type(error).__name__)
-
-    thread = threading.Thread(target=run, name="tell the end", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        return f"it has not answered within {seconds:.0f} s"
-    return failures[0] if failures else None

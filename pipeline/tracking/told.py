@@ -83,7 +83,9 @@ def ending_of(report: Report, time: float, path: str | None = None, model: str |
         model: Name under which the exported model is to be registered.
     """
     said = {name: getattr(report, name) for name in _REPORTED} | {"report": path}
-    exported = (report.export or {}).get("path")
+    export = report.export or {}
+    said["export"] = export.get("sha256")
+    exported = export.get("path")
     return Ending(
         state=_STATES.get(report.state, "failed"),  # type: ignore[arg-type]
         time=time,

@@ -162,7 +162,7 @@ def test_mlflow_has_the_parameters_metrics_by_step_tags_and_model_of_a_training(
     tags = {name.removeprefix("manycpu."): value for name, value in run["tags"].items()}
     assert (tags["attempt"], tags["state"], tags["world_size"]) == ("1", "succeeded", "1")
     assert tags["report"] == str(tmp_path / "out" / "report.json")
-    assert len(tags["data"]) == len(tags["code"]) == 64
+    assert len(tags["data"]) == len(tags["code"]) == len(tags["export"]) == 64
     (version,) = mlflow.versions("weekly-qa")
     assert (version["run_id"], version["status"]) == (run["info"]["run_id"], "READY")
     assert "model/model.txt" in mlflow.artifacts(run, "model")

@@ -1,185 +1,26 @@
-"""Promotions: none is half done, none passes over another; and what people are told of a comparison."""
+"""What the steps of DAG `champion` choose, compare and promote, and what people are told of it."""
 
-import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import math
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from support.champion import trained
 
 from manycpu.operators.champion import steps, words
 from manycpu.operators.champion.promotions import (
-    Candidate,
-    Champion,
-    SupersededError,
-    champion,
-    discard,
     promote,
 )
 from manycpu.operators.champion.versions import newest, read_version, write_version
-from manycpu.pipeline.adapters import disk
-from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.adapters.tracking_mlflow import name_champion
-from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
-from manycpu.pipeline.transfer import Hashing, save
-
-
-def trained(folder: Path, name: str, files: dict[str, str] | None = None) -> Candidate:
-    """Make what a training exports, with a report beside it."""
-    made, output = folder / "made" / name, folder / "runs" / name
-    made.mkdir(parents=True)
-    for file, content in (files or {"model.pt": name}).items():
-        (made / file).write_text(content)
-    manifest = save(Hashing(Location.of(str(made), "test")), output, "key")
-    (output / "report.json").write_text("{}")
-    return Candidate(
-        name=name,
-        key="key",
-        path=str(output),
-        sha256=manifest.digest,
-        rate=0.1,
-        data="/data/v0001",
-        accuracy=0.9,
-    )
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def test_a_promotion_has_a_copy_of_the_model_alone(tmp_path: Path) -> None:
-    candidate = trained(tmp_path, "a")
-    promoted = promote(tmp_path, candidate, 0)
-    assert champion(tmp_path) == promoted
-    assert (promoted.number, promoted.path) == (1, str(tmp_path / "models" / "a"))
-    assert names(Path(promoted.path)) == {"model.pt", "manifest.json"}
-    assert promote(tmp_path, candidate, 0) == promoted, "a retry promotes nothing anew"
-
-
-def test_a_model_with_a_manifest_of_its_own_is_copied_whole(tmp_path: Path) -> None:
-    promoted = promote(tmp_path, trained(tmp_path, "a", {"model.pt": "a", "manifest.json": "[]"}), 0)
-    assert names(Path(promoted.path)) == {"model.pt", "manifest.json", "manifest.manycpu.json"}
-    assert (Path(promoted.path) / "manifest.json").read_text() == "[]"
-
-
-def test_a_candidate_that_was_compared_with_an_earlier_champion_is_refused(tmp_path: Path) -> None:
-    first = promote(tmp_path, trained(tmp_path, "a"), 0)
-    with pytest.raises(SupersededError, match=r"compared with promotion 0, and there is promotion 1"):
-        promote(tmp_path, trained(tmp_path, "b"), 0)
-    assert champion(tmp_path) == first
-    assert discard(tmp_path, "b") == []
-    assert names(tmp_path / "models") == {"a"}
-
-
-def test_of_many_at_once_one_is_promoted(tmp_path: Path) -> None:
-    candidates = [trained(tmp_path, f"model-{number}") for number in range(8)]
-    together, lost = threading.Barrier(len(candidates)), []
-
-    def try_it(candidate: Candidate) -> None:
-        together.wait()
-        try:
-            promote(tmp_path, candidate, 0)
-        except SupersededError:
-            lost.append(candidate.name)
-
-    threads = [threading.Thread(target=try_it, args=(one,)) for one in candidates]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    winner = champion(tmp_path)
-    assert winner is not None
-    assert sorted([*lost, winner.name]) == [one.name for one in candidates]
-    assert (Path(winner.path) / "model.pt").read_text() == winner.name
-
-
-@pytest.mark.parametrize("last_call", ["copied", "written"])
-def test_a_crash_before_the_promotion_leaves_the_old_champion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_call: str
-) -> None:
-    first = promote(tmp_path, trained(tmp_path, "a"), 0)
-    second = trained(tmp_path, "b")
-
-    def crash(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(*((disk, "sync", crash) if last_call == "copied" else (os, "link", crash)))
-        with pytest.raises(KeyboardInterrupt):
-            promote(tmp_path, second, 1)
-    assert champion(tmp_path) == first
-    assert (Path(first.path) / "model.pt").read_text() == "a"
-    assert discard(tmp_path, "b")
-    assert names(tmp_path / "models") == {"a"}
-    assert names(tmp_path / "promotions") == {"000001.json"}
-    promoted = promote(tmp_path, second, 1)
-    assert (promoted.name, champion(tmp_path)) == ("b", promoted)
-
-
-def test_the_champion_before_is_kept_and_no_older_one(tmp_path: Path) -> None:
-    for number, name in enumerate("abc"):
-        promote(tmp_path, trained(tmp_path, name), number)
-    assert names(tmp_path / "models") == {"b", "c"}
-    assert discard(tmp_path, "") == []
-
-
-def test_a_champion_that_becomes_one_again_keeps_its_model(tmp_path: Path) -> None:
-    first, second, third = (trained(tmp_path, name) for name in "abc")
-    for number, one in enumerate([first, second, first]):
-        promoted = promote(tmp_path, one, number)
-    assert (champion(tmp_path), promoted.number) == (promoted, 3)
-    assert (Path(promoted.path) / "model.pt").read_text() == "a"
-    assert names(tmp_path / "models") == {"a", "b"}
-    promote(tmp_path, third, 3)
-    assert names(tmp_path / "models") == {"a", "c"}
-
-
-def test_the_same_candidate_many_times_at_once_is_promoted_once(tmp_path: Path) -> None:
-    candidate = trained(tmp_path, "a", {f"{number}.pt": "weights" for number in range(50)})
-    together = threading.Barrier(6)
-
-    def try_it(_: int) -> Champion:
-        together.wait()
-        return promote(tmp_path, candidate, 0)
-
-    with ThreadPoolExecutor(6) as pool:
-        promoted = list(pool.map(try_it, range(6)))
-    assert promoted == [champion(tmp_path)] * 6
-    assert names(tmp_path / "promotions") == {"000001.json"}
-    assert names(tmp_path / "models") == {"a"}
-
-
-def test_a_retry_after_another_champion_is_no_success(tmp_path: Path) -> None:
-    first = trained(tmp_path, "a")
-    promote(tmp_path, first, 0)
-    second = promote(tmp_path, trained(tmp_path, "b"), 1)
-    with pytest.raises(SupersededError, match="compared with promotion 0, and there is promotion 2"):
-        promote(tmp_path, first, 0)
-    assert champion(tmp_path) == second
-
-
-def test_what_stands_in_the_way_of_a_model_is_left_and_named(tmp_path: Path) -> None:
-    candidate = trained(tmp_path, "a")
-    damaged = Path(promote(tmp_path, candidate, 0).path)
-    promote(tmp_path, trained(tmp_path, "b"), 1)
-    (damaged / "model.pt").unlink()
-    with pytest.raises(ManycpuError, match="models/a is not the model that is to be there"):
-        promote(tmp_path, candidate, 2)
-    assert names(tmp_path / "models") == {"a", "b"}
-
-
-def test_a_model_that_is_gone_or_changed_is_not_promoted(tmp_path: Path) -> None:
-    candidate = trained(tmp_path, "a")
-    (Path(candidate.path) / "model.pt").write_text("another")
-    with pytest.raises(ManycpuError, match="has changed since it was evaluated"):
-        promote(tmp_path, candidate, 0)
-    with pytest.raises(ManycpuError, match="the model that was evaluated is not at"):
-        promote(tmp_path, candidate.model_copy(update={"path": str(tmp_path / "none")}), 0)
-    assert champion(tmp_path) is None
-    assert names(tmp_path / "models") == set()
+from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.tracking import in_use
 
 
 def test_versions_grow_and_their_holdout_is_never_trained_on(tmp_path: Path) -> None:
@@ -236,10 +77,9 @@ def test_a_folder_is_on_a_disk_and_the_same_for_every_worker(params: dict[str, A
 
 
 def test_the_best_is_chosen_of_those_that_succeeded(tmp_path: Path, params: dict[str, Any]) -> None:
-    good = {"key": "k", "path": "/m", "sha256": "0123456789", "metrics": {}}
     candidates = [
-        {"rate": 0.1, "accuracy": 0.7, **good},
-        {"rate": 0.2, "accuracy": 0.8, **good},
+        GOOD,
+        GOOD | {"rate": 0.2, "accuracy": 0.8},
         {"rate": 0.3, "error": "diverged"},
     ]
     (best,) = steps.choose(candidates, "run", "/data", params)
@@ -249,6 +89,37 @@ def test_the_best_is_chosen_of_those_that_succeeded(tmp_path: Path, params: dict
     assert [one["name"] for one in steps.choose(candidates, "run", "/data", params)] == ["run-01234567", "a"]
     with pytest.raises(AirflowFailException, match="no candidate succeeded"):
         steps.choose(candidates[2:], "run", "/data", params)
+
+
+MLFLOWS_OWN = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The ``noload``")
+GOOD = {"rate": 0.1, "accuracy": 0.7, "key": "k", "path": "/m", "sha256": "0123456789", "metrics": {}}
+
+
+@pytest.mark.parametrize("accuracy", [math.nan, math.inf, None, "0.9"])
+def test_a_candidate_whose_accuracy_is_no_finite_number_counts_as_failed(
+    params: dict[str, Any], caplog: pytest.LogCaptureFixture, accuracy: object
+) -> None:
+    odd = GOOD | {"rate": 0.5, "accuracy": accuracy}
+    (best,) = steps.choose([odd, GOOD], "run", "/data", params)
+    assert best["rate"] == 0.1
+    assert f"the candidate of rate 0.5 failed: its accuracy is no finite number: {accuracy!r}" in caplog.text
+    compared = steps.compare([best], [{"accuracy": 0.8}], [odd, GOOD], params, RUN)
+    assert "Candidates that failed: those of rate 0.5." in compared["says"]
+    with pytest.raises(AirflowFailException, match="no candidate succeeded"):
+        steps.choose(odd, "run", "/data", params)
+    with pytest.raises(AirflowFailException, match="nothing was promoted: its accuracy is no finite number"):
+        steps.promote([best], accuracy, params)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("returned", [None, {}, {"accuracy": None}, [0.9]])
+def test_a_training_that_returns_no_accuracy_is_a_candidate_that_failed(
+    tmp_path: Path, returned: object
+) -> None:
+    report = Report(key="k", name="n", state=RunState.SUCCEEDED, attempts=1, run={}, target={})
+    whole = report.model_copy(update={"returned": returned, "export": {"sha256": "ab"}})
+    (tmp_path / "report.json").write_text(whole.model_dump_json())
+    described = steps.describe(0.5, str(tmp_path))
+    assert described == {"rate": 0.5, "error": "its accuracy is no finite number: None"}
 
 
 @pytest.mark.parametrize(
@@ -287,20 +158,87 @@ def test_the_page_of_a_run_is_below_airflows_address(monkeypatch: pytest.MonkeyP
 
 def test_the_registry_is_asked_only_where_runs_are_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert name_champion("0123456789") == []
+    assert name_champion("0123456789", "ab") is None
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The ``noload``")  # of MLflow's own store
-def test_what_the_run_has_registered_gets_the_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Register the next version of model ``digits``, of a run of MLflow's with these tags."""
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     client = MlflowClient()
     experiment = client.create_experiment("digits", artifact_location=str(tmp_path / "artifacts"))
     client.create_registered_model("digits")
-    for key in ("loser", "winner", "later"):
-        run = client.create_run(experiment, tags={"manycpu.key": key}).info.run_id
+
+    def register(**tags: str) -> None:
+        named = {f"manycpu.{name}": value for name, value in tags.items()}
+        run = client.create_run(experiment, tags=named).info.run_id
         client.create_model_version("digits", f"runs:/{run}/model", run)
-    assert name_champion("winner") == ["digits 2"]
-    assert client.get_model_version_by_alias("digits", "champion").version in (2, "2")
-    assert name_champion("nobody") == []
+
+    return register
+
+
+def _alias() -> int:
+    from mlflow import MlflowClient
+
+    return int(MlflowClient().get_model_version_by_alias("digits", "champion").version)
+
+
+@MLFLOWS_OWN
+def test_what_the_run_has_registered_gets_the_alias(registered: Callable[..., None]) -> None:
+    for key in ("loser", "winner", "later"):
+        registered(key=key)
+    assert name_champion("winner", "ab") == "digits 2"
+    assert _alias() == 2
+    assert name_champion("nobody", "ab") is None
+
+
+@MLFLOWS_OWN
+def test_of_a_run_that_was_done_anew_the_promoted_model_alone_gets_the_alias(
+    registered: Callable[..., None],
+) -> None:
+    registered(key="winner", began="1.000")
+    registered(key="winner", began="2.000")
+    assert name_champion("winner", "ab") == "digits 2", "the newest, where nobody said what was exported"
+    assert _alias() == 2
+    for sha256 in ("ab", "ab", "cd"):
+        registered(key="winner", export=sha256)
+    assert name_champion("winner", "ab") == "digits 4"
+    assert name_champion("winner", "cd") == "digits 5"
+    assert _alias() == 5
+
+
+def promoting(tmp_path: Path, params: dict[str, Any]) -> dict[str, Any]:
+    """Promote a candidate as the DAG does; returns what the asset's event then carries."""
+    event = SimpleNamespace(extra={})
+    contenders = [trained(tmp_path, "a").model_dump()]
+    steps.promote(contenders, 0.9, params, SimpleNamespace(outlets=["asset"]), {"asset": event})
+    return dict(event.extra)
+
+
+def test_a_registry_that_is_away_is_one_warning(
+    tmp_path: Path,
+    params: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:very-secret@127.0.0.1:1")
+    assert promoting(tmp_path, params)["path"] == str(tmp_path / "models" / "a")
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warning.startswith("MLflow was not told of the champion: 127.0.0.1:1 does not answer")
+    assert "very-secret" not in caplog.text
+
+
+def test_a_registry_that_hangs_is_waited_for_no_longer_than_its_time(
+    tmp_path: Path,
+    params: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(in_use, "_PATIENCE", 0.2)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # its thread ends with this test
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # takes connections, and says nothing
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{hanging.getsockname()[1]}")
+        assert promoting(tmp_path, params)["path"] == str(tmp_path / "models" / "a")
+    assert "MLflow was not told of the champion: it has not answered within 0.2 s" in caplog.text
