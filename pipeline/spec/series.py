@@ -43,7 +43,7 @@ class Series(BaseModel):
             time: When it was written, in seconds since the epoch; 0 where nobody told.
             value: The value.
         """
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             return
         if self._was_heard(step, time):
             return
@@ -78,3 +78,10 @@ class Series(BaseModel):
         if not time or not self.times:
             return False
         return (time, step or 0) <= (self.times[-1], self.steps[-1] or 0)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that is larger than any float
+        return False
