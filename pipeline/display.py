@@ -140,16 +140,16 @@ class _Log(logging.Handler):
 
 
 def summary(console: Console, report: Report, path: str) -> None:
-    """Print the verbs, the metrics and, last, where the report is."""
+    """Print the verbs, the metrics and, last, where the report is; control characters are shown escaped."""
     console.print(_table(("verb", "seconds", "result"), _verbs(report)))
     if report.metrics:
         console.print(_table(("metric", "value"), [(name, _value(v)) for name, v in report.metrics.items()]))
     for line in _curve(report):
         console.print(line, markup=False, highlight=False)
-    console.print(f"{report.state}: {_scale(report)}", markup=False, highlight=False)
+    console.print(f"{report.state}: {_escaped(_scale(report))}", markup=False, highlight=False)
     for leftover in report.left_behind:
-        console.print(f"left behind: {leftover}", style="red", markup=False)
-    console.print(f"report: {path}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"left behind: {_escaped(leftover)}", style="red", markup=False)
+    console.print(f"report: {_escaped(path)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _curve(report: Report) -> list[str]:
@@ -158,7 +158,8 @@ def _curve(report: Report) -> list[str]:
     lines = draw(series, *_CURVE) if series else []
     if series is None or not lines:
         return []
-    steps = f" from step {series.steps[0]:g} to {series.steps[-1]:g}" if None not in series.steps else ""
+    first, last = _step(series.steps[0]), _step(series.steps[-1])
+    steps = f" from step {first} to {last}" if None not in series.steps else ""
     return [*lines, f"loss {_value(series.values[0])} to {_value(series.values[-1])}{steps}"]
 
 
@@ -178,9 +179,23 @@ def _verbs(report: Report) -> list[tuple[str, str, str]]:
 def _table(head: tuple[str, ...], rows: list[Any]) -> Table:
     table = Table(*head)
     for row in rows:
-        table.add_row(*map(Text, row))  # as it is: brackets in a metric's name are no markup
+        # Brackets in a metric's name are no markup, and what would steer the terminal is shown.
+        table.add_row(*(Text(_escaped(cell)) for cell in row))
     return table
 
 
 def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _step(step: float | None) -> str:
+    return f"{step:g}" if isinstance(step, float) else str(step)  # an integer may be larger than any float
+
+
+def _escaped(text: str) -> str:
+    r"""Show what a terminal would obey, or cannot show.
+
+    >>> _escaped("\x1b[2J loss")
+    '\\x1b[2J loss'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

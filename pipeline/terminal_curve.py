@@ -1,5 +1,8 @@
 """Draw a curve in a terminal, of dots in Braille: each character holds two by four of them."""
 
+import math
+from collections.abc import Sequence
+from fractions import Fraction
 from itertools import pairwise
 from typing import Final
 
@@ -23,10 +26,10 @@ def draw(series: Series, width: int, height: int) -> list[str]:
     Returns:
         The lines, from the top; none where there are not two points.
     """
-    across = _shares([at if step is None else step for at, step in zip(*_ordinates(series), strict=True)])
-    up = _shares(series.values)
-    if len(up) < 2:  # noqa: PLR2004 - a line has two ends
+    points = [point for point in zip(_ordinates(series), series.values, strict=True) if _is_place(*point)]
+    if len(points) < 2:  # noqa: PLR2004 - a line has two ends
         return []
+    across, up = _shares([x for x, _ in points]), _shares([y for _, y in points])
     rows = [[0] * width for _ in range(height)]
     columns, dots = 2 * width - 1, 4 * height - 1
     ends = [(round(x * columns), round((1 - y) * dots)) for x, y in zip(across, up, strict=True)]
@@ -44,17 +47,22 @@ def spark(series: Series, width: int) -> str:
     >>> spark(Series(index=[0, 1, 2], steps=[1, 2, 3], times=[1, 2, 3], values=[2.0, 1.0, 0.0]), 8)
     '█▄▁'
     """
-    shares = _shares(series.thinned(max(width, 4)).values)[-width:]
+    shares = _shares([value for value in series.thinned(max(width, 4)).values if _is_place(value)])[-width:]
     return "".join(_BARS[int(share * (len(_BARS) - 0.01))] for share in shares)
 
 
-def _ordinates(series: Series) -> tuple[list[int], list[int | float | None]]:
-    return series.index, series.steps if None not in series.steps else [None] * len(series.steps)
+def _ordinates(series: Series) -> list[float]:
+    steps = [step for step in series.steps if step is not None]
+    return steps if len(steps) == len(series.steps) else [*series.index]
 
 
-def _shares(values: list[int] | list[int | float] | list[float]) -> list[float]:
+def _is_place(*numbers: float) -> bool:
+    return all(isinstance(number, int) or math.isfinite(number) for number in numbers)
+
+
+def _shares(values: Sequence[float]) -> list[float]:
     """Place values between the least, 0, and the greatest, 1."""
     if not values:
         return []
-    low, high = min(values), max(values)
-    return [(value - low) / ((high - low) or 1) for value in values]
+    low, high = Fraction(min(values)), Fraction(max(values))  # as floats, what lies between may be infinite
+    return [float((Fraction(value) - low) / ((high - low) or 1)) for value in values]

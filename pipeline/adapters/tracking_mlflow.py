@@ -3,7 +3,8 @@
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ _QUIET: Final = {
 """How MLflow's client behaves, unless its user says otherwise."""
 _UNNAMEABLE: Final = re.compile(r"[^\w\-. /]")
 _LONGEST_NAME, _LONGEST_PARAM, _LONGEST_TAG = 250, 6000, 5000  # characters
+_DIGEST: Final = 8  # characters of one
 _STATUS: Final = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _EXISTS: Final = "RESOURCE_ALREADY_EXISTS"
 _CHAMPION: Final = "champion"  # alias of the model in use
@@ -224,20 +226,18 @@ def _tags(tracked: Tracked) -> dict[str, str]:
 def _params(params: Mapping[str, str]) -> list[Any]:
     from mlflow.entities import Param
 
-    return [Param(_named(name), value[:_LONGEST_PARAM]) for name, value in _unique(params.items())]
-
-
-def _unique(params: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
-    """Leave out a name that is the same as another in MLflow's characters, which would be an error."""
-    return {_named(name): (name, value) for name, value in params}.values()
+    return [Param(_named(name), value[:_LONGEST_PARAM]) for name, value in params.items()]
 
 
 def _named(name: str) -> str:
-    """Write a name in the characters that MLflow takes.
+    """Write a name in the characters that MLflow takes; a digest tells it from others that become the same.
 
-    >>> _named("eval/f1 <b>")
-    'eval/f1 _b_'
+    >>> _named("eval/f1"), _named("acc>0.5"), _named("acc<0.5")
+    ('eval/f1', 'acc_0.5_3ad057cf', 'acc_0.5_8f69ed7f')
     """
     text = _UNNAMEABLE.sub("_", name)[:_LONGEST_NAME]
     parts = [part if part.strip(".") else part.replace(".", "_") or "_" for part in text.split("/")]
-    return "/".join(parts)
+    if (named := "/".join(parts)) == name:
+        return name
+    digest = sha256(name.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
+    return f"{named[: _LONGEST_NAME - _DIGEST - 1]}_{digest}"

@@ -1,6 +1,7 @@
 """The command report: a run's report in the terminal, or as a page."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -21,7 +22,7 @@ _BESIDE = "beside"  # no FILE was given
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", required=False, metavar="PATH")
 @click.option(
     "--html",
     "page",
@@ -31,10 +32,32 @@ _BESIDE = "beside"  # no FILE was given
     help=f"Write it as a page, one file that needs no other; without FILE to {PAGE} beside the report, or to "
     "the present folder where the report is behind a URL.",
 )
-def report(path: str, page: str | None) -> None:
+def report(path: str | None, page: str | None) -> None:
     """Show the report of a run that has ended.
 
     PATH is a report.json, the folder or URL that a run wrote its model to, or its folder in `reports`.
+    """
+    if path is None:
+        raise click.UsageError(_no_path(page))
+    try:
+        _show(path, page)
+    except RecursionError as error:
+        raise BadInputError(f"{redacted(path)} cannot be read: it is nested too deeply") from error
+
+
+def _no_path(page: str | None) -> str:
+    """Say what to type instead: a word behind --html is its FILE."""
+    if page is None or page == _BESIDE:
+        return "Missing argument 'PATH'."
+    fix = f"Type: manycpu report {quote(redacted(page))} --html"
+    return f"Missing argument 'PATH': what follows --html is its FILE. {fix}"
+
+
+def _show(path: str, page: str | None) -> None:
+    """Show a report in the terminal, or write its page.
+
+    Raises:
+        BadInputError: It cannot be read, or the page not be written.
     """
     fields = _read(path)
     if page is None:

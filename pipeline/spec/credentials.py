@@ -5,10 +5,10 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["HIDDEN", "redacted", "redacted_fields", "secrets_in", "without"]
+__all__ = ["HIDDEN", "redacted", "redacted_fields", "redacted_options", "secrets_in", "without"]
 
 HIDDEN: Final = "***"
 _SHORTEST: Final = 5  # characters: what is shorter is in any text
@@ -25,6 +25,11 @@ _TOKENS: Final = frozenset({"http", "https", "webdav", "webdavs"})
 """Protocols where a name alone before the @ may be a token; as what others go over too, such as git+https."""
 _REVISIONS: Final = frozenset({"github", "hf"})
 """Protocols where what follows the @ is a revision."""
+_SECRET: Final = frozenset(
+    {"key", "token", "password", "passwd", "secret", "credential", "credentials", "apikey"}
+)
+"""Words in the name of an option whose value is shown to nobody."""
+_CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def redacted(text: str) -> str:
@@ -47,6 +52,29 @@ def redacted_fields(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: redacted_fields(each) for name, each in value.items()}
     return [redacted_fields(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def redacted_options(words: Iterable[str]) -> list[str]:
+    """Hide the values of a program's options that are called like a secret; also of ``name=value``.
+
+    >>> redacted_options(["--api-key", "abc", "--hfToken=abc", "--tokenizer", "bert"])
+    ['--api-key', '***', '--hfToken=***', '--tokenizer', 'bert']
+    """
+    shown, hides = [], False
+    for word in words:
+        if hides and not word.startswith("--"):
+            shown.append(HIDDEN)
+            hides = False
+            continue
+        name, equals, _ = word.partition("=")
+        is_secret = _is_secret(name)
+        shown.append(f"{name}={HIDDEN}" if is_secret and equals else word)
+        hides = is_secret and not equals and name.startswith("-")
+    return shown
+
+
+def _is_secret(name: str) -> bool:
+    return not _SECRET.isdisjoint(re.split(r"[^a-z]+", _CAPITAL.sub("_", name).lower()))
 
 
 def secrets_in(value: Any) -> set[str]:

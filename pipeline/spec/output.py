@@ -71,7 +71,7 @@ def fields_of(text: str | None) -> dict[str, Any]:
     """Parse the fields of a manifest or a report; empty where it is neither."""
     try:
         fields = json.loads(text or "")
-    except ValueError:
+    except (ValueError, RecursionError):  # nobody writes one nested that deeply
         return {}
     return fields if isinstance(fields, dict) else {}
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.credentials import redacted_fields
+from manycpu.pipeline.spec.credentials import redacted_fields, redacted_options
 from manycpu.pipeline.spec.event_types import Event, MetricsEvent, PaceEvent, ProgressEvent
 from manycpu.pipeline.spec.series import Series
 from manycpu.pipeline.spec.state import RunState
@@ -127,10 +127,11 @@ def _stem(program: str) -> str:
 
 def _params(run: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]:
     """Flatten what was set, with no value of the environment and no credentials."""
+    args = redacted_options(run.get("args") or ())
     told = {name: value for name, value in run.items() if name not in _UNTOLD}
-    told |= {"env": sorted(run.get("env") or {})}
+    told |= {"env": sorted(run.get("env") or {}), "args": args}
     told |= {f"target.{name}": target[name] for name in ("kind", "launch") if name in target}
-    told |= {f"args.{name}": value for name, value in _options(run.get("args") or ())}
+    told |= {f"args.{name}": value for name, value in _options(args)}
     return {name: text for name, text in _flat(redacted_fields(told)) if text}
 
 

@@ -1,6 +1,7 @@
 """report.html beside report.json, and the command that shows a report."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +172,8 @@ def test_half_a_report_and_one_of_an_older_version_are_shown(manycpu: Type, tmp_
         ("", "is no report of a run"),
         ("[1]", "is no report of a run"),
         ('{"loss": 0.5}', "is no report of a run"),
+        ("[" * 100_000, "is no report of a run"),
+        ('{"key": ' * 100_000 + "1" + "}" * 100_000, "is no report of a run"),
     ],
 )
 def test_what_is_no_report_is_bad_input(manycpu: Type, tmp_path: Path, text: str | None, why: str) -> None:
@@ -180,6 +183,44 @@ def test_what_is_no_report_is_bad_input(manycpu: Type, tmp_path: Path, text: str
         code, printed = manycpu("report", str(tmp_path), *words)
         assert (code, why in printed, "Traceback" in printed) == (2, True, False)
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("deep", [300, 900, 3_000])
+def test_a_report_that_is_nested_deeply_is_shown_or_refused(manycpu: Type, tmp_path: Path, deep: int) -> None:
+    (tmp_path / "report.json").write_text(
+        json.dumps({**usual_report(), "returned": "HERE", "metrics": {"m": "HERE"}}).replace(
+            '"HERE"', "[" * deep + "]" * deep
+        )
+    )
+    for words in ((), ("--html",)):
+        code, printed = manycpu("report", str(tmp_path), *words)
+        assert code == 0 or (code == 2 and re.search("nested too deeply|is no report of a run", printed))
+
+
+def test_a_path_that_is_taken_for_the_file_of_the_page_is_named(manycpu: Type, written: Path) -> None:
+    code, printed = manycpu("report", "--html", str(written))
+    assert (code, f"Type: manycpu report {written} --html" in " ".join(printed.split())) == (2, True)
+    assert "what follows" not in manycpu("report", "--html")[1]
+
+
+def test_what_would_steer_the_terminal_is_shown_escaped(manycpu: Type, written: Path) -> None:
+    report = usual_report(
+        metrics={"\x1b]0;owned\x07f1": 1.5, "note": "\x1b[2J\r\u202e"}, left_behind=["pod\x9b2J"], series={}
+    )
+    (written / "report.json").write_text(json.dumps(report))
+    code, printed = manycpu("report", str(written))
+    assert (code, set(printed) & set("\x1b\x07\r\x9b\u202e")) == (0, set())
+    assert r"\x1b]0;owned\x07f1" in printed
+    assert r"\x1b[2J\r\u202e" in printed
+
+
+def test_a_curve_over_the_whole_range_of_numbers_is_drawn(manycpu: Type, written: Path) -> None:
+    steps = [1, 2.5, 10**400]
+    values = [1e308, -1e308, float("nan")]
+    loss = {"index": [0, 1, 2], "steps": steps, "times": [1, 2, 3], "values": values}
+    (written / "report.json").write_text(json.dumps(usual_report(series={"loss": loss})))
+    code, printed = manycpu("report", str(written))
+    assert (code, "loss 1e+308 to nan from step 1 to 1000" in " ".join(printed.split())) == (0, True)
 
 
 def test_a_file_that_is_no_page_is_never_replaced(manycpu: Type, written: Path, tmp_path: Path) -> None:

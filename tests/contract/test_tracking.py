@@ -154,7 +154,7 @@ def test_mlflow_has_the_parameters_metrics_by_step_tags_and_model_of_a_training(
     assert run["info"]["end_time"] >= run["info"]["start_time"] > 0
     assert mlflow.experiment_of(run) == "weekly"
     assert mlflow.history(run, "loss") == LOSSES
-    assert mlflow.history(run, "eval/f1 _b_") == [(3, 93.0)]
+    assert mlflow.history(run, "eval/f1 _b__7f6232e2") == [(3, 93.0)]
     assert mlflow.history(run, "best") == [(0, 0.5)]
     expected = {"args": "--lr 3e-5 --verbose", "args.lr": "3e-5", "args.verbose": "true", "env": "TOKEN"}
     assert expected.items() <= run["params"].items()

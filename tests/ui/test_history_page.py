@@ -119,7 +119,7 @@ def test_where_nobody_knows_which_is_better_none_is_the_best(mounted: Page) -> N
 
 @pytest.mark.parametrize("name", ["constructor", "toString", "__proto__", "hasOwnProperty"])
 def test_a_metric_may_be_called_like_what_every_object_has(mounted: Page, name: str) -> None:
-    told = [{name: 1.5}, {"loss": 2}, {name: 0.5}]
+    told: list[dict[str, float]] = [{name: 1.5}, {"loss": 2}, {name: 0.5}]
     given = [
         {
             "id": f"run{at}",
@@ -138,7 +138,8 @@ def test_a_metric_may_be_called_like_what_every_object_has(mounted: Page, name: 
         [cell.text for cell in row.find_elements("css selector", "td")] for row in mounted.all("tbody tr")
     ]
     column = [head.get_attribute("aria-sort") for head in mounted.all("thead th")].index("descending")
-    assert [(cells[1], cells[column]) for cells in shown] == [("run0", "1.5"), ("run2", "0.5"), ("run1", "–")]
+    values = [(cells[1], cells[column]) for cells in shown]
+    assert values == [("run0", "1.5"), ("run2", "0.5"), ("run1", "\N{EN DASH}")]
     for box in mounted.all("tbody input"):
         box.click()
     assert len(mounted.all(f"[data-metric={name}] path")) == 2

@@ -33,6 +33,11 @@ def test_ends_and_extremes_stay_however_many_values_there_are() -> None:
     assert peaks.items() <= dict(zip(series.steps, series.values, strict=True)).items()
 
 
+def test_what_is_no_finite_number_is_left_out() -> None:
+    odd = [float("nan"), float("inf"), 10**400, -(10**400), True, "1", None]
+    assert _heard(*((step, 1.0 + step, value) for step, value in enumerate([*odd, 0.5]))).values == [0.5]
+
+
 def test_a_break_of_days_takes_no_points_from_what_came_before() -> None:
     before = [(step, 1.0 + step, step % 7) for step in range(2_000)]
     after = [(2_000 + step, 5 * DAY + step, step % 7) for step in range(2_000)]

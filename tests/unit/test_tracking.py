@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
-from manycpu.pipeline.adapters.tracking_mlflow import silence
+from manycpu.pipeline.adapters.tracking_mlflow import _named, silence
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.listeners import RankListener
 from manycpu.pipeline.observed import Observer
@@ -91,6 +91,42 @@ def test_no_value_of_the_environment_and_no_credentials_are_told() -> None:
     assert "very-secret" not in str(known)
     assert known.params["env"] == "TOKEN"
     assert "tracking" not in known.params
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--api-key", "very-secret"], ["--hf_token=very-secret"], ["--password", "very-secret"]),
+        *(["--hfToken", "very-secret"], ["-passwd", "-very-secret"], ["--AWS_SECRET=very-secret=="]),
+        *(["model.credentials=very-secret"], ["--token", "very-secret", "--key", "very-secret", "--secret"]),
+    ],
+)
+def test_values_of_options_that_are_called_like_secrets_are_not_told(words: list[str]) -> None:
+    params = tracked(entry(args=["--lr", "1", *words, "--tokenizer", "bert", "--monkey=ape"]), 2).params
+    assert "very-secret" not in str(params)
+    assert params["args"].startswith("--lr 1 ")
+    assert params["args"].endswith(" --tokenizer bert --monkey=ape")
+    assert (params["args.lr"], params["args.tokenizer"], params["args.monkey"]) == ("1", "bert", "ape")
+
+
+def test_the_name_of_a_hidden_option_is_told() -> None:
+    params = tracked(entry(args=["--api-key", "very-secret", "--use_token", "--lr=1"]), 2).params
+    told = {name: value for name, value in params.items() if name.startswith("args")}
+    assert told == {
+        "args": "--api-key '***' --use_token --lr=1",
+        "args.api-key": "***",
+        "args.use_token": "true",
+        "args.lr": "1",
+    }
+
+
+def test_names_that_mlflow_does_not_take_stay_different() -> None:
+    given = ["acc>0.5", "acc<0.5", "acc_0.5", "a//b", "a/_/b", "..", "__", "", "\ud800", "x" * 300, "x" * 301]
+    named = {_named(name) for name in given}
+    assert len(named) == len(given)
+    assert max(map(len, named)) <= 250
+    assert _named("eval/f1 @5") != "eval/f1 _5"
+    assert _named("eval/f1-a b.c") == "eval/f1-a b.c"
 
 
 @pytest.mark.parametrize(
