@@ -62,4 +62,4 @@ def _delivered(output: Path) -> None:
     manifest = json.loads((output / transfer.MANIFEST).read_text())
     wanted = {file["path"]: file["sha256"] for file in manifest["files"]}
     assert wanted
-    assert {path: there[path] for path in there.keys() - {transfer.MANIFEST, REPORT}} == wanted
+    assert {path: there[path] for path in there.keys() - {transfer.MANIFEST, REPORT, PAGE}} == wanted
