@@ -13,6 +13,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.run_report import REPORT, Report
 from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.output import PAGE
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
 Fields = dict[str, Any]
