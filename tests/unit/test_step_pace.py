@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from manycpu.pipeline.node import step_pace
 from manycpu.pipeline.node.step_pace import StepPace
 from manycpu.pipeline.spec import pace as said
 from manycpu.pipeline.spec.events import PREFIX
@@ -31,6 +32,12 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
         return [json.loads(line.removeprefix(PREFIX)) for line in capsys.readouterr().out.splitlines()]
 
     return read
+
+
+@pytest.fixture(autouse=True)
+def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the models of other tests in this process: their waiting is none of these steps'."""
+    monkeypatch.setattr(step_pace, "_MODELS", [])
 
 
 @pytest.fixture
