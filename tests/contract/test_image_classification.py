@@ -89,7 +89,7 @@ def test_two_ranks_learn_to_read_digits_and_tell_each_epochs_accuracy_once(
 ) -> None:
     printed = re.findall(r"epoch (\d): (\d+\.\d\d)$", trained, re.MULTILINE)
     assert [epoch for epoch, _ in printed] == ["0", "1", "2"]
-    found = [event["values"] for event in told(trained, "metrics") if "step" in event]
+    found = [event["values"] for event in told(trained, "metrics") if "epoch" in event["values"]]
     assert [f"{values['accuracy']:.2f}" for values in found] == [accuracy for _, accuracy in printed]
     metrics = json.loads((folder / "output" / "metrics.json").read_text())
     assert metrics["accuracy"] == results(folder / "output")["accuracy"] == float(printed[-1][1])

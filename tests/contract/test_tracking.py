@@ -155,7 +155,7 @@ def test_mlflow_has_the_parameters_metrics_by_step_tags_and_model_of_a_training(
     assert mlflow.experiment_of(run) == "weekly"
     assert mlflow.history(run, "loss") == LOSSES
     assert mlflow.history(run, "eval/f1 _b__7f6232e2") == [(3, 93.0)]
-    assert mlflow.history(run, "best") == [(0, 0.5)]
+    assert mlflow.history(run, "best") == [(3, 0.5)]
     expected = {"args": "--lr 3e-5 --verbose", "args.lr": "3e-5", "args.verbose": "true", "env": "TOKEN"}
     assert expected.items() <= run["params"].items()
     assert "very-secret" not in str(run)
@@ -185,7 +185,7 @@ def test_tensorboard_finds_each_point_once(script: Script, tmp_path: Path, home:
     train(fields(tmp_path, script(TRAINS), tracking=["tensorboard"]))
     shown = scalars(home / "tensorboard")
     assert shown["loss"] == LOSSES
-    assert (shown["eval/f1 <b>"], shown["best"]) == ([(3, 93.0)], [(0, 0.5)])
+    assert (shown["eval/f1 <b>"], shown["best"]) == ([(3, 93.0)], [(3, 0.5)])
 
 
 def begin(tmp_path: Path, program: str, **more: Any) -> tuple[RunContext, Any]:
