@@ -57,10 +57,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _place(item: pytest.Item) -> tuple[int, ...]:
-    """Order by stage; in one, what needs Airflow, which ends then; what has the cluster alone; the others."""
-    stage = list(STAGES).index(stage_of(item.nodeid))
+    """Order by stage; in one, what has the cluster alone before the others.
+
+    What needs Airflow comes last in its own stage and first in the cluster's: one Airflow serves both.
+    """
+    stage, airflow = stage_of(item.nodeid), "airflow" in _fixtures(item)
     last, alone = [_has(item, name) for name in ("ends_cluster", "last")], _has(item, "alone")
-    return stage, *last, "airflow" not in _fixtures(item), not alone, "cluster" in _fixtures(item)
+    turn = airflow if stage == _AIRFLOW else not airflow
+    return list(STAGES).index(stage), *last, turn, not alone, "cluster" in _fixtures(item)
 
 
 def _has(item: pytest.Item, marker: str) -> bool:

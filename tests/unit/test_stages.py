@@ -129,6 +129,17 @@ def test_a_process_takes_up_the_cluster_at_once(tmp_path: Path) -> None:
     assert begun.index("contract/test_a") > 2
 
 
+def test_what_needs_airflow_runs_in_a_row(tmp_path: Path) -> None:
+    """Airflow ends after the last in a row, and does not come back."""
+    airflow = "import pytest\n@pytest.fixture\ndef airflow(): pass\n"
+    with_it, without = f"{airflow}def test_with(airflow): pass\n", "def test_without(): pass\n"
+    files = {f"{stage}/test_{stage}": with_it + without for stage in ("e2e", "ui")}
+    files["kubernetes/test_airflow"] = with_it + without
+    output = session(tmp_path, files)
+    ran = [line.split()[0].split("::")[1] for line in output.splitlines() if "::test_with" in line]
+    assert ran == [*["test_without"] * 2, *["test_with"] * 3, "test_without"], output
+
+
 def test_every_folder_of_tests_has_its_stage_and_the_fast_ones_come_first() -> None:
     paths = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"][
         "testpaths"
