@@ -26,6 +26,7 @@ for batch in loader:
 weight = accelerator.unwrap_model(model).weight
 trained = weight.item()
 accelerator.save_state(str(folder / "state"))
+accelerator.wait_for_everyone()  # rank 0 writes what all read
 with torch.no_grad():
     weight.zero_()
 accelerator.load_state(str(folder / "state"))

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,16 +35,15 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 
 
 @pytest.fixture(autouse=True)
-def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the models of other tests in this process: their waiting is none of these steps'."""
+def nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the models and the batch of other tests in this process: they are none of these steps'."""
     monkeypatch.setattr(step_pace, "_MODELS", [])
+    monkeypatch.setattr(said, "_SAMPLES", [])
 
 
 @pytest.fixture
-def batch() -> Iterator[None]:
+def batch(nothing_of_others: None) -> None:  # noqa: ARG001
     said.takes(16)
-    yield
-    said.takes(0)
 
 
 def _optimizer() -> torch.optim.Optimizer:
