@@ -246,13 +246,12 @@ class TrainOperator(RunOperator):
         from airflow.sdk.exceptions import AirflowFailException
 
         from manycpu.pipeline.spec.errors import TrainingFailedError
-        from manycpu.pipeline.spec.state import EXIT_CODES
         from manycpu.pipeline.verbs.wait import conclude, observed_of
 
         try:
             conclude(ctx, handle, status)
         except TrainingFailedError as error:
-            if status.failure is not None and status.failure.exit_code in EXIT_CODES:
+            if status.refused:
                 raise AirflowFailException(str(error)) from error  # another try would be refused as well
             raise
         finally:
@@ -263,11 +262,10 @@ class TrainOperator(RunOperator):
 
 def _with_next_try(status: Status, handle: Handle, context: Context) -> Status:
     """Say how an attempt failed that another try is to follow: the training has not failed yet."""
-    from manycpu.pipeline.spec.state import EXIT_CODES, RunState
+    from manycpu.pipeline.spec.state import RunState
 
-    refused = status.failure is not None and status.failure.exit_code in EXIT_CODES
     instance: Any = context["ti"]
-    if status.state is not RunState.FAILED or refused or instance.try_number > instance.max_tries:
+    if status.state is not RunState.FAILED or status.refused or instance.try_number > instance.max_tries:
         return status
     reason = f"attempt {handle.attempt} failed, and another is to follow: {status.in_short}"
     return status.model_copy(update={"state": RunState.PENDING, "reason": reason})

@@ -22,7 +22,7 @@ from manycpu.pipeline.spec.event_types import (
 )
 from manycpu.pipeline.spec.events import RETURN_LIMIT, RankLine, is_shallow, split
 from manycpu.pipeline.spec.observed import Observed, Pace, Progress, Rank
-from manycpu.pipeline.spec.series import FIRST, Series
+from manycpu.pipeline.spec.series import FIRST, Series, values_of
 from manycpu.pipeline.spec.state import RankFailure
 
 __all__ = ["Observer", "observe"]
@@ -64,7 +64,9 @@ class Observer:
         event = decode(line.text)
         if event is not None:
             self.observed.events += 1
-            return self._reduce(event, line.rank, time)
+            pressing = self._reduce(event, line.rank, time)
+            _add_points(self.observed, event, line.rank, time)
+            return pressing
         if line.rank is not None and line.text.strip():
             _append(self.tails, line.rank, line.text)
         return False
@@ -92,33 +94,23 @@ class Observer:
     @_reduce.register
     def _on_progress(self, event: ProgressEvent, _: int | None, time: float) -> bool:
         self.observed.start = None
-        written = float(event.time or time)
         told = {name: getattr(event, name) for name in Progress.model_fields}
-        self.observed.progress = Progress.model_validate(told | {"time": written})
+        self.observed.progress = Progress.model_validate(told | {"time": _written(event, time)})
         values = {name: getattr(event, name) for name in _PROGRESS}
-        told_values = {name: value for name, value in values.items() if value is not None}
-        _add_metrics(self.observed, told_values)
-        curve = {name: value for name, value in told_values.items() if name != "epoch"}
-        _add_points(self.observed, curve, event.step, written)
+        _add_metrics(self.observed, {name: value for name, value in values.items() if value is not None})
         return False  # the next is soon to come
 
     @_reduce.register
     def _on_pace(self, event: PaceEvent, rank: int | None, time: float) -> bool:
-        written = float(event.time or time)
-        if rank == 0:
-            progress = self.observed.progress
-            step = event.step if progress is None else progress.step
-            _add_points(self.observed, {"step_seconds": event.step_seconds}, step, written)
         for known in _ranks_of(self.observed, rank):
             fields = event.model_dump(include=set(Pace.model_fields))
-            known.pace = Pace.model_validate(fields | {"time": written})
+            known.pace = Pace.model_validate(fields | {"time": _written(event, time)})
         return False
 
     @_reduce.register
-    def _on_metrics(self, event: MetricsEvent, _: int | None, time: float) -> bool:
+    def _on_metrics(self, event: MetricsEvent, *_: object) -> bool:
         self.observed.start = None
         _add_metrics(self.observed, event.values)
-        _add_points(self.observed, event.values, event.step, float(event.time or time))
         return event.step is None  # a point of a curve has a next one
 
     @_reduce.register
@@ -220,11 +212,18 @@ def _add_metrics(observed: Observed, values: Mapping[str, Any]) -> None:
         _warn(observed, f"of the metrics, the first {_METRICS} names are kept")
 
 
-def _add_points(observed: Observed, values: Mapping[str, Any], step: float | None, time: float) -> None:
-    """Add to the curve of each metric, of as many as there is room for."""
+def _written(event: Event, time: float) -> float:
+    """Tell when an event was written, in seconds since the epoch: by its rank, else by its line."""
+    return float(event.time or time)
+
+
+def _add_points(observed: Observed, event: Event, rank: int | None, time: float) -> None:
+    """Add what an event tells to the curve of each metric, of as many as there is room for."""
+    progress = observed.progress
+    step, values = values_of(event, rank, progress.step if progress else None)
     for name, value in values.items():
         series = observed.series.get(name) or Series()
-        series.add(step, time, value)
+        series.add(step, _written(event, time), value)
         if series.values and (len(observed.series) < _SERIES or name in _ALWAYS):
             observed.series[name] = series
         elif series.values and name not in observed.series:

@@ -18,8 +18,10 @@ __all__ = ["COMPACT", "REPORT", "Report", "as_json", "compact", "draft", "parse"
 
 COMPACT: Final = 64_000
 """Bytes of JSON that a compact report takes at most."""
-_OF_THE_WAY: Final = {"failed_at", "has_returned", "introduced", "parts", "events", "start"}
-_NOT_REPORTED: Final = {"failure", "warnings"} | _OF_THE_WAY
+_NOT_REPORTED: Final = {
+    *("failure", "failed_at", "has_returned", "introduced"),
+    *("parts", "events", "start", "warnings"),
+}
 _FEWEST: Final = 4  # points of a curve
 _STEP: Final = 0.9  # of so many are tried next
 _LEVELS: Final = ((COMPACT, COMPACT), (2000, 64), (500, 32), (100, 16), (40, 6))  # bytes of a text, items
@@ -107,9 +109,9 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
         limit: Bytes of JSON.
     """
     everything = report.model_dump(mode="json", exclude_defaults=True, exclude={"series"})
-    everything |= {"schema_version": report.schema_version}
+    everything |= {"schema_version": report.schema_version, "metrics": _by_importance(report.metrics)}
     for text, items in _LEVELS:
-        fields = {name: _cut(value, text, items) for name, value in _by_importance(everything).items()}
+        fields = {name: _cut(value, text, items) for name, value in everything.items()}
         if _size(fields) <= limit * _SHARE:
             break
         everything.pop("returned", None)
@@ -130,11 +132,9 @@ def _fitting(series: Mapping[str, Series], room: int) -> dict[str, Any]:
     return {}
 
 
-def _by_importance(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Put what people look at first first in the metrics: the last are left out first."""
-    metrics = fields.get("metrics", {})
-    first = {name: metrics[name] for name in FIRST if name in metrics}
-    return {**fields, "metrics": first | metrics} if metrics else dict(fields)
+def _by_importance(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Put what people look at first first: the last are left out first."""
+    return {name: metrics[name] for name in FIRST if name in metrics} | dict(metrics)
 
 
 def _cut(value: Any, text: int, items: int) -> Any:

@@ -49,7 +49,7 @@ class StepPace:
     def stepped(self, optimizer: Optimizer) -> None:
         """Count a step, of one optimizer: others work for the same step, until the first is out of use."""
         first = self._optimizer() if self._optimizer else None
-        if first not in (None, optimizer) and self._others < _OUT_OF_USE:
+        if first is not None and first is not optimizer and self._others < _OUT_OF_USE:
             self._others += 1
             return
         self._others = 0
@@ -107,7 +107,7 @@ def _note_models() -> None:
 
 def _waited() -> float | None:
     """Read for how many seconds of a step gradients were on their way and nothing was computed; or None."""
-    for model in filter(None, [made() for made in _MODELS]):
+    for model in [model for made in _MODELS if (model := made()) is not None]:
         with suppress(Exception):  # what torch tells of itself is no promise
             times = model._get_ddp_logging_data()  # noqa: SLF001 - no other way
             on_the_way, overlapped = (int(times[name]) for name in _WAITED)

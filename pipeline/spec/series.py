@@ -8,17 +8,21 @@
 """
 
 import math
+from collections.abc import Mapping
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from pydantic import BaseModel, Field, model_validator
 
-__all__ = ["FIRST", "LIMIT", "Series"]
+from manycpu.pipeline.spec.event_types import Event, MetricsEvent, PaceEvent, ProgressEvent
+
+__all__ = ["FIRST", "LIMIT", "Series", "is_finite", "values_of"]
 
 LIMIT: Final = 300
 """Points that a curve keeps."""
 FIRST: Final = ("loss", "learning_rate", "samples_per_second")
 """Metrics that people look at first."""
+_OF_PROGRESS: Final = ("loss", "grad_norm", "learning_rate", "samples_per_second")
 
 
 class Series(BaseModel):
@@ -46,7 +50,7 @@ class Series(BaseModel):
             time: When it was written, in seconds since the epoch; 0 where nobody told.
             value: The value.
         """
-        if not _is_finite(value) or self._was_heard(step, time, value):
+        if not is_finite(value) or self._was_heard(step, time, value):
             return
         self.index.append(self.index[-1] + 1 if self.index else 0)
         self.steps.append(step)
@@ -54,12 +58,8 @@ class Series(BaseModel):
         self.values.append(value)
         if len(self.values) > LIMIT:
             fewer = self.thinned(LIMIT // 2)
-            self.index, self.steps, self.times, self.values = (
-                fewer.index,
-                fewer.steps,
-                fewer.times,
-                fewer.values,
-            )
+            for name, column in fewer:
+                setattr(self, name, column)
 
     def thinned(self, points: int) -> "Series":
         """Return at most so many points of it, at least four: the first, the last, and extremes between."""
@@ -86,7 +86,26 @@ class Series(BaseModel):
         return heard
 
 
-def _is_finite(value: Any) -> bool:
+def values_of(event: Event, rank: int | None, step: float | None) -> tuple[float | None, Mapping[str, Any]]:
+    """Read which values of curves an event tells, and the step that they belong to.
+
+    Args:
+        event: What a rank has reported.
+        rank: The rank.
+        step: The step that the training has come to: that of a pace.
+    """
+    match event:
+        case ProgressEvent():
+            return event.step, {name: getattr(event, name) for name in _OF_PROGRESS}
+        case MetricsEvent():
+            return event.step, event.values
+        case PaceEvent() if rank == 0:
+            return event.step if step is None else step, {"step_seconds": event.step_seconds}
+    return None, {}
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether it is a number that a curve can have."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:

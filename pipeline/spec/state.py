@@ -56,6 +56,11 @@ class Status(BaseModel):
         first, _, _ = (self.reason or str(self.failure or "")).partition("\n")
         return first[:_SHORT]
 
+    @property
+    def refused(self) -> bool:
+        """Whether a training process of ours refused to go on: another try would be refused as well."""
+        return self.failure is not None and self.failure.exit_code in EXIT_CODES
+
 
 # What a training process of ours says with its exit code.
 EXIT_CODES = {

@@ -1,6 +1,5 @@
 """What trackers are told: computed from events, the ledger and the report, with nobody asked."""
 
-import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -9,14 +8,13 @@ from typing import Any, Final
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted_fields, redacted_options
-from manycpu.pipeline.spec.event_types import Event, MetricsEvent, PaceEvent, ProgressEvent
-from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.event_types import Event
+from manycpu.pipeline.spec.series import Series, is_finite, values_of
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import Ending, Point, Tracked
 
 __all__ = ["ending_of", "points_of", "tracked"]
 
-_PROGRESS: Final = ("loss", "grad_norm", "learning_rate", "samples_per_second")
 _UNTOLD: Final = frozenset({"env", "tracking", "registered_model"})
 _STATES: Final = {RunState.SUCCEEDED: "succeeded", RunState.CANCELLED: "cancelled"}
 _REPORTED: Final = ("state", "world_size", "backend", "error")
@@ -31,17 +29,13 @@ def points_of(event: Event, rank: int | None, step: float | None, now: float) ->
         step: The step that the training has come to: that of a pace.
         now: Its time where it has none, in seconds since the epoch.
     """
-    if isinstance(event, ProgressEvent):
-        step, values = event.step, {name: getattr(event, name) for name in _PROGRESS}
-    elif isinstance(event, MetricsEvent):
-        step, values = event.step, event.values
-    elif isinstance(event, PaceEvent) and rank == 0:
-        step, values = event.step if step is None else step, {"step_seconds": event.step_seconds}
-    else:
-        return []
+    of_step, values = values_of(event, rank, step)
     time = float(now if event.time is None else event.time)
-    numbers = ((name, _number(value)) for name, value in values.items())
-    return [Point(name, int(step or 0), time, value) for name, value in numbers if value is not None]
+    return [
+        Point(name, int(of_step or 0), time, float(value))
+        for name, value in values.items()
+        if is_finite(value)
+    ]
 
 
 def tracked(entry: Entry, attempt: int) -> Tracked:
@@ -101,17 +95,6 @@ def _points(curves: Mapping[str, Series]) -> Iterator[Point]:
     for name, curve in curves.items():
         for step, time, value in zip(curve.steps, curve.times, curve.values, strict=True):
             yield Point(name, int(step or 0), time, float(value))
-
-
-def _number(value: object) -> float | None:
-    """Return a finite number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # JSON knows larger ones
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _started(entry: Entry, attempt: int) -> float:

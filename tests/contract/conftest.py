@@ -1,6 +1,7 @@
 """What tests of real processes share."""
 
 import os
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from support import namespace_hosts as made_hosts
 from support.fake_api_server import ApiServer, running
 from support.helper_process import LARGE
 from support.waiting import processes_of, until
+
+from manycpu.pipeline import cli
 
 
 @pytest.fixture
@@ -65,3 +68,22 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, hidden: Path) -> Iterator[ma
     with made_hosts.made(folder, ["node-a", "node-b"], {"node-b": [str(hidden)]}) as made:
         yield made
     assert made.leftovers() == []
+
+
+@pytest.fixture
+def manycpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Type a command, in this process: its exit code, and everything it printed."""
+
+    def type_(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["manycpu", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as left:
+            code = int(left.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return type_

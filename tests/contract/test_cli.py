@@ -16,7 +16,7 @@ import yaml
 from support.killable_programs import Program
 from support.waiting import processes_of, until
 
-from manycpu.pipeline import cli, transfer
+from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.lock import locked
 from manycpu.pipeline.adapters.storage import Location
@@ -36,23 +36,6 @@ import time
 print("waiting", flush=True)
 time.sleep(60)
 """
-
-
-@pytest.fixture
-def manycpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Type:
-    """Type a command, in this process: its exit code, and everything it printed."""
-
-    def type_(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["manycpu", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as left:
-            code = int(left.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
-
-    return type_
 
 
 def run_file(tmp_path: Path, **run: object) -> str:

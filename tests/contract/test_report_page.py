@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import fsspec
 import pytest
 from support.made_reports import usual_report
 
-from manycpu.pipeline import cli, transfer
+from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.output import is_page
@@ -94,23 +93,6 @@ def test_a_page_that_cannot_be_written_fails_no_run(
     write_report(open_context(given, None, "cli", "x", base=tmp_path), report)
     assert f"report.html cannot be written to {out}: " in caplog.text
     assert report_of(out)["state"] == "succeeded"
-
-
-@pytest.fixture
-def manycpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Type:
-    """Type a command, in this process: its exit code, and everything it printed."""
-
-    def type_(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["manycpu", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as left:
-            code = int(left.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
-
-    return type_
 
 
 @pytest.fixture
