@@ -187,6 +187,8 @@ class Channel:
                 with self._waiting():
                     frame = self._frames.get(timeout=_LOOK)
             except queue.Empty:
+                if self._failure is not None:
+                    raise self._failure from None
                 continue  # a silent end is given up by the watch
             self._report_progress()
             if isinstance(frame, Exception):
@@ -204,8 +206,13 @@ class Channel:
             self._waits = False
 
     def _send_and_wait(self, kind: bytes, content: Content) -> None:
+        if self._failure is not None:
+            raise self._failure
         with self._waiting():
-            self._send(kind, content)
+            try:
+                self._send(kind, content)
+            except (OSError, ValueError) as error:  # ValueError: the stream was closed by the watch
+                raise self._cause(error) from error
 
     def _report_progress(self) -> None:
         # In the caller's thread: what shows progress need not be safe for several.
@@ -214,17 +221,15 @@ class Channel:
             self._progress(*done)
 
     def _send(self, kind: bytes, content: Content) -> None:
-        if self._failure is not None:
-            raise self._failure
-        try:
-            with self._writing:
-                self._writer.writelines((_HEADER.pack(kind, len(content)), content))
-                self._writer.flush()
-        except (OSError, ValueError) as error:  # ValueError: the stream was closed by the watch
-            raise self._cause(error) from error
+        with self._writing:
+            self._writer.writelines((_HEADER.pack(kind, len(content)), content))
+            self._writer.flush()
 
     def _cause(self, error: Exception) -> Exception:
-        """Prefer an error that the other end sent before it went away; it may still be on its way."""
+        """Prefer an error that the other end sent before it went away; it may still be on its way.
+
+        Only for who takes the frames: they make room for it.
+        """
         deadline = time.monotonic() + BEAT
         while self._failure is None and time.monotonic() < deadline:
             try:
@@ -269,7 +274,7 @@ class Channel:
             works = self.works
             try:
                 self._send(_MESSAGE, _ALIVE if works else self._stuck_message())
-            except (OSError, TransferError):
+            except (OSError, ValueError):  # who takes the frames hears of it
                 return
             if not works:
                 self._failure = LostError("this end's own work stands still")

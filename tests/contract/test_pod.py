@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from support.waiting import until
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.pod.channel import LostError, RemoteError
+from manycpu.pipeline.pod.channel import Channel, LostError, RemoteError
 from manycpu.pipeline.pod.stream import say_rows
 
 
@@ -69,6 +70,35 @@ def test_a_silent_pod_is_given_up() -> None:
     with pod("receive", silence=0.5) as (channel, process):
         os.kill(process.pid, 19)
         with pytest.raises(LostError, match="no sign of life"):
+            channel.hear("done")
+
+
+class Broken:
+    """A connection that breaks at the first sign of life."""
+
+    def __init__(self) -> None:
+        self.broke = threading.Event()
+
+    def read(self, _: int) -> bytes:
+        self.broke.wait()
+        return b""
+
+    def writelines(self, _: object) -> None:
+        self.broke.set()
+        raise BrokenPipeError("away")
+
+    def flush(self) -> None:
+        raise AssertionError("nothing was written")
+
+
+@pytest.mark.timeout(30)
+def test_who_waits_hears_of_a_break_that_a_sign_of_life_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manycpu.pipeline.pod.channel.BEAT", 0.1)
+    connection = Broken()
+    with Channel(connection, connection, connection.broke.set) as channel:
+        reading, beating, _ = channel._threads  # noqa: SLF001 - what is heard after both have ended
+        until(lambda: not (reading.is_alive() or beating.is_alive()))
+        with pytest.raises(LostError, match="the stream ended"):
             channel.hear("done")
 
 
