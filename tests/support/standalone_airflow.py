@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -122,8 +123,9 @@ def _running(home: Path) -> Iterator[Airflow]:
     """Start Airflow as `make ui` does; end it as Ctrl-C does, and see that nothing of it is left."""
     port = free_port()
     bundles = local_airflow.settings(home, port, _DAGS)
-    env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
-    env |= {name: value for name, value in bundles.items() if name.endswith("BUNDLE_CONFIG_LIST")}
+    env = _own_environment() | {
+        name: value for name, value in bundles.items() if name.endswith("BUNDLE_CONFIG_LIST")
+    }
     env |= {"AIRFLOW_HOME": str(home), "PORT": str(port), "MANYCPU_TEST_HOME": str(home)}
     env |= {"AIRFLOW__MANYCPU__LIVE_SECONDS": "1"}
     command = [sys.executable, "-m", "manycpu.operators.ui"]
@@ -147,8 +149,8 @@ def _guarded(home: Path) -> Iterator[Airflow]:
     url = f"http://127.0.0.1:{port}/behind/proxy"
     passwords = home / "passwords.json"
     passwords.write_text(json.dumps({name: name for name in _USERS}))
-    env = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
-    env |= local_airflow.settings(home, port, _DAGS) | {
+    env = _own_environment() | local_airflow.settings(home, port, _DAGS)
+    env |= {
         "PYTHONPATH": str(_TESTS),
         "AIRFLOW__API__BASE_URL": url,
         "AIRFLOW__CORE__AUTH_MANAGER": "support.denying_auth.DenyingAuthManager",
@@ -167,6 +169,11 @@ def _guarded(home: Path) -> Iterator[Airflow]:
     finally:
         end_session(server.pid)
         server.wait()
+
+
+def _own_environment() -> dict[str, str]:
+    """Return this process's environment without what would lead Airflow to other folders."""
+    return {name: value for name, value in os.environ.items() if not re.search("AIRFLOW|MANYCPU_HOME", name)}
 
 
 def _answers(url: str) -> bool:
