@@ -14,6 +14,7 @@ from cluster.fixtures import *  # noqa: F403 - the cluster's fixtures are this f
 from cluster.fixtures import TestCluster
 from cluster.settings import PROJECT
 from cluster.space import Space
+from support.browser import chromium, page  # noqa: F401 - fixtures
 from support.tiny_bert import tiny_checkpoint, tiny_data
 
 from manycpu.pipeline.adapters import cluster_exec

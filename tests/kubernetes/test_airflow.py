@@ -1,8 +1,11 @@
-"""Jobs in a real Airflow: what becomes of one whose task a person ends. All other ends are in tests/e2e."""
+"""Jobs in a real Airflow: one that a person looks at, and one whose task a person ends.
+
+All other ends are in tests/e2e.
+"""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,10 @@ from typing import Any
 import pytest
 from cluster.command import wait_for
 from cluster.space import Space
+from support.browser import Page, needs_chromium
 from support.handmade_jobs import cluster_of
 from support.standalone_airflow import Airflow
+from support.training_tab import Tab
 from support.waiting import until
 
 from manycpu.pipeline.run_report import Report
@@ -19,8 +24,11 @@ from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
-PROGRAM = Path(__file__).parents[1] / "e2e" / "programs" / "tiny.py"
+TESTS = Path(__file__).parents[1]
+SPEAKS = TESTS / "e2e" / "programs" / "tiny.py"
+GROWS = TESTS / "ui" / "programs" / "growing.py"
 GO = "/tmp/go"  # noqa: S108 - inside a pod
+FOLDER = "/tmp"  # noqa: S108 - inside a pod
 WAIT = 180  # seconds: many times what each step takes
 
 # Of the test alone: it pays for the start of Airflow and of the cluster.
@@ -41,6 +49,17 @@ class Training:
         """Wait until the rank has spoken; returns its job."""
         job = wait_for("the job", self._jobs, seconds=WAIT)[0]
         wait_for("its rank to speak", lambda: "line 2 of" in self._log(job), seconds=WAIT, every=0.3)
+        return job
+
+    def does(self, job: KubeObject, command: str) -> None:
+        """Run a shell command beside its only rank."""
+        (rank,) = self._running(job)
+        self.namespace.by_admin.run(rank, "sh", "-c", command)
+
+    def runs(self) -> KubeObject:
+        """Wait until its only rank runs; returns its job."""
+        job = wait_for("the job", self._jobs, seconds=WAIT)[0]
+        wait_for("its rank", lambda: self._running(job), seconds=WAIT, every=0.3)
         return job
 
     def waits(self) -> None:
@@ -72,8 +91,13 @@ class Training:
         return self.namespace.pods(",".join([*ours, "manycpu/role"]))
 
     def _log(self, job: KubeObject) -> str:
-        running = [pod.metadata.name for pod in self._pods(job) if pod.status.phase == "Running"]
-        return "\n".join(self.namespace.log(name) for name in running)
+        return "\n".join(self.namespace.log(name) for name in self._running(job))
+
+    def _running(self, job: KubeObject) -> list[str]:
+        return [pod.metadata.name for pod in self._pods(job) if pod.status.phase == "Running"]
+
+
+Begin = Callable[..., Training]
 
 
 @pytest.fixture
@@ -94,18 +118,25 @@ def nothing_left(namespace: Space) -> Iterator[None]:
     assert [item for kind in kinds() for item in cluster_of(namespace).list(kind, ours)] == []
 
 
-def test_marking_the_task_failed_ends_the_job(
+@pytest.fixture
+def begin(
     airflow: Airflow, connection: str, target: dict[str, Any], namespace: Space, tmp_path: Path
-) -> None:
-    def start(launch: str) -> Training:
+) -> Begin:
+    """Start a DAG run that trains a program in the test's namespace."""
+
+    def begin_(launch: str, program: Path, **env: str) -> Training:
         output = tmp_path / launch
         fields = target | {"connection": connection, "launch": launch}
         where = {f"kubernetes_{name}": value for name, value in fields.items() if name != "kind"}
-        conf = {"program": str(PROGRAM), "output": str(output), "env": {"GO": GO, "TAG": launch}}
+        conf = {"program": str(program), "output": str(output), "env": env}
         run = airflow.trigger("form", conf | {"target_kind": "kubernetes"} | where)
         return Training(airflow, namespace, launch, run, output)
 
-    trainings = [start(launch) for launch in JOB_KINDS]
+    return begin_
+
+
+def test_marking_the_task_failed_ends_the_job(begin: Begin) -> None:
+    trainings = [begin(launch, SPEAKS, GO=GO, TAG=launch) for launch in JOB_KINDS]
     jobs = [training.speaks() for training in trainings]
     for training in trainings:
         training.waits()
@@ -114,3 +145,24 @@ def test_marking_the_task_failed_ends_the_job(
         training.loses(job)
         # By the triggerer, or by the task that cleans up: Airflow starts both at once.
         training.was_ended("ended by task training.train, try 1", "ended by cleanup")
+
+
+@needs_chromium
+def test_a_jobs_curve_grows_while_the_task_is_deferred(airflow: Airflow, begin: Begin, page: Page) -> None:
+    training = begin("pytorchjob", GROWS, FOLDER=FOLDER)
+    job = training.runs()
+    training.does(job, f"echo 3 > {FOLDER}/steps")
+    tab = Tab(airflow, page)
+    tab.enter()
+    tab.open(training.run)
+    tab.shows("step 3 of 100", WAIT)
+    training.waits()
+    training.does(job, f"echo 7 > {FOLDER}/steps")
+    tab.shows("step 7 of 100", WAIT)
+    assert airflow.task(training.run)["state"] == "deferred"
+    training.does(job, f"touch {FOLDER}/end")
+    tab.shows("succeeded", WAIT)
+    assert airflow.end(training.run, WAIT) == "success"
+    report = Report.model_validate_json((training.output / "report.json").read_text())
+    assert report.series["loss"].steps == [*range(1, 8)]
+    assert page.complaints() == []

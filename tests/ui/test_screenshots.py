@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from support.browser import SCREENSHOTS, Page, needs_chromium
 from support.standalone_airflow import Airflow
+from support.training_tab import Tab
 from support.waiting import until
 
 from manycpu.operators.examples import form_defaults
@@ -40,13 +41,13 @@ def test_the_tabs_of_the_example(airflow: Airflow, page: Page) -> None:
     for rate in RATES[:-1]:
         assert airflow.end(begin(airflow, rate), 600) == "success"
     run = begin(airflow, RATES[-1])
-    page.browser.get(f"{airflow.url}/manycpu/static/icon.svg")
-    page.browser.add_cookie({"name": "_token", "value": airflow.token, "path": "/"})
-    page.browser.get(f"{airflow.url}/{run.replace('dagRuns', 'runs')}/plugin/training")
+    tab = Tab(airflow, page)
+    tab.enter()
+    tab.open(run)
     until(lambda: page.js(HALFWAY), 600)
     shoot(page, "training", 1300)
     assert airflow.end(run, 600) == "success"
-    page.browser.get(f"{airflow.url}/dags/train/plugin/trainings")
+    tab.open_history("train")
     until(lambda: len(page.all(".manycpu-tab tbody input")) == len(RATES))
     for box in page.all(".manycpu-tab tbody input"):
         box.click()

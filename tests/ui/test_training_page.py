@@ -5,14 +5,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote, urlsplit
 
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select
 from support.browser import Page, needs_chromium
 from support.standalone_airflow import Airflow
+from support.training_tab import Tab
 from support.waiting import until
 
 DARK = "document.documentElement.classList.replace('light', 'dark')"
@@ -20,45 +19,6 @@ LOOK = "document.dispatchEvent(new Event('visibilitychange'))"
 WIDE = "const tab = document.querySelector('.manycpu-tab'); return [tab.scrollWidth, tab.clientWidth]"
 
 pytestmark = needs_chromium
-
-
-class Tab:
-    """The tab of a DAG run, or of a DAG, in a browser in which a user has logged in."""
-
-    def __init__(self, airflow: Airflow, page: Page) -> None:
-        self.airflow, self.page = airflow, page
-
-    def open(self, run: str, query: str = "") -> None:
-        """Open the tab of a DAG run."""
-        _, dag, _, run_id = run.split("/")
-        self._go(f"dags/{dag}/runs/{quote(run_id, safe=':+')}/plugin/training{query}")
-
-    def open_history(self, dag: str) -> None:
-        """Open the tab of a DAG."""
-        self._go(f"dags/{dag}/plugin/trainings")
-
-    def log_in(self) -> None:
-        """Fill in the form that Airflow shows to whom it does not know."""
-        self.page.find("input[name=username]").send_keys(self.airflow.user)
-        self.page.find("input[name=password]").send_keys(self.airflow.password)
-        self.page.find("button[type=submit]").click()
-        self.page.find(".manycpu-tab")
-
-    def text(self) -> str:
-        """Return what the tab shows."""
-        return self.page.browser.find_element(By.CSS_SELECTOR, ".manycpu-tab").text
-
-    def shows(self, text: str, timeout: float = 60) -> None:
-        """Wait for a text in the tab."""
-        self.page.find(".manycpu-tab")
-        until(lambda: text in self.text(), timeout)
-
-    def choice(self) -> Select:
-        """Return the choice among trainings."""
-        return Select(self.page.find(".manycpu-choice select"))
-
-    def _go(self, below: str) -> None:
-        self.page.browser.get(f"{self.airflow.url}/{below}")
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +43,7 @@ def tab(guarded_airflow: Airflow, page: Page) -> Callable[[str], Tab]:
 
     def as_user(name: str) -> Tab:
         found = Tab(guarded_airflow.as_user(name), page)
-        page.browser.get(f"{found.airflow.url}/manycpu/static/icon.svg")  # a cookie is given to where one is
-        path = urlsplit(found.airflow.url).path
-        page.browser.add_cookie({"name": "_token", "value": found.airflow.token, "path": path})
+        found.enter()
         return found
 
     return as_user
