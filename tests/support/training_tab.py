@@ -47,7 +47,10 @@ class Tab:
     def shows(self, text: str, timeout: float = 60) -> None:
         """Wait for a text in the tab."""
         self.page.find(".manycpu-tab")
-        until(lambda: text in self.text(), timeout)
+        try:
+            until(lambda: text in self.text(), timeout)
+        except AssertionError:
+            raise AssertionError(f"the tab never showed {text!r}, but {self.text()!r}") from None
 
     def choice(self) -> Select:
         """Return the choice among trainings."""
