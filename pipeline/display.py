@@ -25,6 +25,7 @@ from manycpu.pipeline.spec.event_types import (
 )
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.tracking import place_in_words
 from manycpu.pipeline.terminal_curve import draw, spark
 
 __all__ = ["Display", "summary"]
@@ -157,6 +158,9 @@ def summary(console: Console, report: Report, path: str) -> None:
     console.print(f"{report.state}: {_escaped(_scale(report))}", markup=False, highlight=False)
     for leftover in report.left_behind:
         console.print(f"left behind: {_escaped(leftover)}", style="red", markup=False)
+    for name, place in report.trackers.items():
+        words = _escaped(place_in_words(name, place))
+        console.print(words, markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {_escaped(path)}", markup=False, highlight=False, soft_wrap=True)
 
 
