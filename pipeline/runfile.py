@@ -21,8 +21,10 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         BadInputError: There is no such file, it is not YAML, or it has other parts than these two.
     """
-    is_script = f"Give a script as --program {path}" if path.suffix == ".py" else None
+    is_script = f"Give a script as --program {path}, with --output" if path.suffix == ".py" else None
     content = read_mapping(path, "a run file", "Begin it with `run:` and, below, `program: ...`", is_script)
+    if is_script and content.keys() - {*_PARTS}:
+        raise BadInputError(f"{path} is not YAML", fix=is_script)  # though some Python could be
     _refuse_other_parts(path, content)
     return _part(path, content, "run"), _part(path, content, "target")
 
@@ -44,9 +46,11 @@ def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None)
     except OSError as error:
         fix = f"Give the path of {what}"
         raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
-    except yaml.YAMLError as error:
-        fix = mistaken or "Mend it at the line above"
-        raise BadInputError(f"{path} is not YAML: {error}", fix=fix) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        if mistaken or isinstance(error, UnicodeDecodeError):  # where in it helps nobody
+            fix = mistaken or f"Give the path of {what}"
+            raise BadInputError(f"{path} is not YAML", fix=fix) from error
+        raise BadInputError(f"{path} is not YAML: {error}", fix="Mend it at the line above") from error
     if not isinstance(content, Mapping):
         raise BadInputError(f"{path} holds no fields", fix=mistaken or shape)
     return content
