@@ -643,19 +643,30 @@ def test_a_script_in_the_place_of_a_run_file_is_pointed_out(manycpu: Type, tmp_p
         )
 
 
+def test_a_script_that_is_not_there_is_no_run_file_either(manycpu: Type, tmp_path: Path) -> None:
+    script = tmp_path / "none.py"
+    said = "cannot be read: No such file or directory. Give the path of a run file. Give a script as"
+    code, printed = manycpu("run", str(script))
+    assert (code, printed) == (2, f"manycpu: {script} {said} --program {script}, with --output.\n")
+
+
 SCRIPTS = [
     (b"print('trains')", "holds no fields"),
-    (b"def f(x):\n    return {x: 1}\n", "is not YAML"),
-    (b"\x00\xff", "is not YAML"),
+    (b"def f(x):\n    return {x: 1}\n", "is not a run file"),
+    (b"\x00\xff", "is not a run file"),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("none.py", None, "none.py cannot be read: No such file or directory. Give the path of a run file."),
+        (
+            "none.yaml",
+            None,
+            "none.yaml cannot be read: No such file or directory. Give the path of a run file.",
+        ),
         (".", None, " cannot be read: Is a directory. Give the path of a run file."),
-        ("run.yaml", b"\xff\x00", "run.yaml is not YAML. Give the path of a run file."),
+        ("run.yaml", b"\xff\x00", "run.yaml is not a run file. Give the path of a run file."),
     ],
 )
 def test_what_is_no_run_file_is_refused_in_one_line(
