@@ -49,6 +49,7 @@ class ReportOperator(RunOperator):
 
         from manycpu.pipeline.run_report import Report
         from manycpu.pipeline.spec.errors import ManycpuError
+        from manycpu.pipeline.spec.tracking import place_in_words
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
         failed = self._failed(context)
@@ -65,6 +66,8 @@ class ReportOperator(RunOperator):
             self.log.info("%-8s %7.1f s  %s", verb, record.seconds, record.result)
         for name, value in report.metrics.items():
             self.log.info("%s: %s", name, value)
+        for name, place in report.trackers.items():
+            self.log.info("%s", place_in_words(name, place))
         path = report_path(ctx)
         if failed:
             names = ", ".join(sorted(task.task_id for task in failed))

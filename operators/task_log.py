@@ -28,4 +28,5 @@ def listeners(
     from manycpu.pipeline.listeners import ReadableLog
     from manycpu.pipeline.tracking.live import listeners as trackers
 
-    return ReadableLog(partial(log.info, "%s")), *trackers(ctx, handle, partial(log.warning, "%s"), progress)
+    say, warn = partial(log.info, "%s"), partial(log.warning, "%s")
+    return ReadableLog(say), *trackers(ctx, handle, warn, progress, say)

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
+from manycpu.pipeline.listeners import Paced
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.event_types import (
@@ -24,6 +25,7 @@ from manycpu.pipeline.spec.event_types import (
 )
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.tracking import place_in_words
 from manycpu.pipeline.terminal_curve import draw, spark
 
 __all__ = ["Display", "summary"]
@@ -50,6 +52,7 @@ class Display:
         self._bar: TaskID | None = None
         self._printed_percent = 0
         self._losses = Series()
+        self._paced = Paced(self._say)
         self._log = _Log(self)
 
     def __enter__(self) -> Self:
@@ -69,6 +72,7 @@ class Display:
 
     def end(self, verb: str, seconds: float, result: str) -> None:
         """Remove the bar, and print the verb's result."""
+        self.flush()
         if self._bar is not None:
             self._bars.remove_task(self._bar)
         self._bar = None
@@ -92,11 +96,12 @@ class Display:
             self._losses.add(event.step, float(event.time or 0), event.loss)
             text = f"{spark(self._losses, _SPARK)} {event.sentence()}".strip()
             self._move(event.step or 0, event.total_steps, text)
-        elif not isinstance(event, _IN_SUMMARY):
-            self._print(f"  {readable(line, event)}", "yellow" if isinstance(event, WarningEvent) else "")
+        else:
+            self._paced.event(event, line)
 
     def flush(self) -> None:
-        """Do nothing: every line is printed."""
+        """Print the last progress, where there is no bar."""
+        self._paced.flush()
 
     def finding(self, finding: Finding) -> None:
         """Print a warning of preflight."""
@@ -109,6 +114,10 @@ class Display:
     def report(self, written: Report, path: str) -> None:
         """Print a summary of the report."""
         summary(self._console, written, path)
+
+    def _say(self, event: Event, line: RankLine) -> None:
+        if not isinstance(event, _IN_SUMMARY):
+            self._print(f"  {readable(line, event)}", "yellow" if isinstance(event, WarningEvent) else "")
 
     def _move(self, done: float, total: float | None, text: str) -> None:
         if self._bar is not None:
@@ -149,6 +158,9 @@ def summary(console: Console, report: Report, path: str) -> None:
     console.print(f"{report.state}: {_escaped(_scale(report))}", markup=False, highlight=False)
     for leftover in report.left_behind:
         console.print(f"left behind: {_escaped(leftover)}", style="red", markup=False)
+    for name, place in report.trackers.items():
+        words = _escaped(place_in_words(name, place))
+        console.print(words, markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {_escaped(path)}", markup=False, highlight=False, soft_wrap=True)
 
 

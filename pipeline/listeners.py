@@ -7,15 +7,28 @@ hears it from its beginning. On Kubernetes at most 1,000
 ordinary lines a second are passed on, and as many events of progress.
 """
 
+import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import Finding
-from manycpu.pipeline.spec.event_types import Event, PaceEvent, decode, readable
+from manycpu.pipeline.spec.event_types import (
+    ErrorEvent,
+    Event,
+    ExitEvent,
+    OwnEvent,
+    PaceEvent,
+    ProgressEvent,
+    decode,
+    readable,
+)
 from manycpu.pipeline.spec.events import RankLine
 
-__all__ = ["RankListener", "ReadableLog", "RunListener", "Silent", "flush", "tell"]
+__all__ = ["Paced", "RankListener", "ReadableLog", "RunListener", "Silent", "flush", "tell"]
+
+_EVERY: Final = 10.0
+"""Seconds between two lines of progress."""
 
 
 class RankListener(Protocol):
@@ -63,15 +76,60 @@ class Silent:
     def report(self, written: Report, path: str) -> None: ...
 
 
+class Paced:
+    """Passes events on, of progress only what people read: the first, one in ten seconds, and the last.
+
+    By the time at which the ranks wrote it: a log that is read later shows what was shown before.
+
+    Args:
+        show: Is given the events that are passed on.
+    """
+
+    def __init__(self, show: Callable[[Event, RankLine], object]) -> None:
+        self._show = show
+        self._shown: float | None = None
+        self._held: tuple[ProgressEvent, RankLine] | None = None
+
+    def event(self, event: Event, line: RankLine) -> None:
+        """Pass an event on, or hold it back where it is progress that comes too soon."""
+        if isinstance(event, ProgressEvent):
+            self._held = (event, line)
+        elif isinstance(event, (ErrorEvent, ExitEvent)):  # after which ranks may begin anew
+            self.flush()
+        if self._held is not None and self._is_due(event, line, *self._held):
+            self._show(*self._held)
+            self._shown, self._held = _time_of(event), None
+        if not isinstance(event, ProgressEvent):
+            self._show(event, line)
+
+    def flush(self) -> None:
+        """Pass on the last progress; what comes next counts as the first."""
+        held, self._held, self._shown = self._held, None, None
+        if held is not None:
+            self._show(*held)
+
+    def _is_due(self, event: Event, line: RankLine, held: ProgressEvent, by: RankLine) -> bool:
+        """Whether an event brings about what is held, by the clock of the rank that wrote both."""
+        ends = held.step is not None and held.step == held.total_steps
+        too_soon = self._shown is not None and 0 <= _time_of(event) - self._shown < _EVERY
+        return line.rank == by.rank and (ends or not too_soon)
+
+
+def _time_of(event: Event) -> float:
+    if event.time is None or isinstance(event, OwnEvent):  # whose time may be anything
+        return time.time()
+    return float(event.time)
+
+
 class ReadableLog:
-    """Writes every line for people, events as sentences.
+    """Writes every line for people, events as sentences; of progress no flood.
 
     Args:
         write: Is given each line.
     """
 
     def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
+        self._write, self._paced = write, Paced(self._say)
 
     def line(self, line: RankLine) -> None:
         """Write it as it is."""
@@ -79,11 +137,15 @@ class ReadableLog:
 
     def event(self, event: Event, line: RankLine) -> None:
         """Write its sentence; how fast each rank goes is for curves."""
-        if not isinstance(event, PaceEvent):
-            self._write(readable(line, event))
+        self._paced.event(event, line)
 
     def flush(self) -> None:
-        """Do nothing: every line is written."""
+        """Write the last progress."""
+        self._paced.flush()
+
+    def _say(self, event: Event, line: RankLine) -> None:
+        if not isinstance(event, PaceEvent):
+            self._write(readable(line, event))
 
 
 def tell(lines: Iterable[RankLine], *listeners: RankListener) -> None:

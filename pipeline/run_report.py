@@ -13,6 +13,7 @@ from manycpu.pipeline.spec.observed import Observed, Progress, Rank
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.series import FIRST, LIMIT, Series
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.spec.tracking import Place
 
 __all__ = ["COMPACT", "REPORT", "Report", "as_json", "compact", "draft", "parse"]
 
@@ -54,6 +55,8 @@ class Report(BaseModel):
     metrics: dict[str, Any] = Field(default_factory=dict)
     series: dict[str, Series] = Field(default_factory=dict)
     """Name of a metric -> its curve, of the last attempt."""
+    trackers: dict[str, Place] = Field(default_factory=dict)
+    """Name of a tracker -> where it has the last attempt, such as its ``address`` and a ``link``."""
     warnings: list[str] = Field(default_factory=list)
     returned: Any = None
     """What rank 0 returned, where the program was the function of a task."""

@@ -21,8 +21,10 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         BadInputError: There is no such file, it is not YAML, or it has other parts than these two.
     """
-    is_script = f"Give a script as --program {path}" if path.suffix == ".py" else None
+    is_script = f"Give a script as --program {path}, with --output" if path.suffix == ".py" else None
     content = read_mapping(path, "a run file", "Begin it with `run:` and, below, `program: ...`", is_script)
+    if is_script and content.keys() - {*_PARTS}:
+        raise _no_fields(path, "a run file", is_script)  # though some Python is YAML
     _refuse_other_parts(path, content)
     return _part(path, content, "run"), _part(path, content, "target")
 
@@ -42,14 +44,19 @@ def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None)
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
-        fix = f"Give the path of {what}"
+        fix = ". ".join(filter(None, [f"Give the path of {what}", mistaken]))
         raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
-    except yaml.YAMLError as error:
-        fix = mistaken or "Mend it at the line above"
-        raise BadInputError(f"{path} is not YAML: {error}", fix=fix) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        if mistaken or isinstance(error, UnicodeDecodeError):  # where in it helps nobody
+            raise _no_fields(path, what, mistaken) from error
+        raise BadInputError(f"{path} is not YAML: {error}", fix="Mend it at the line above") from error
     if not isinstance(content, Mapping):
         raise BadInputError(f"{path} holds no fields", fix=mistaken or shape)
     return content
+
+
+def _no_fields(path: Path, what: str, mistaken: str | None) -> BadInputError:
+    return BadInputError(f"{path} is not {what}", fix=mistaken or f"Give the path of {what}")
 
 
 def _refuse_other_parts(path: Path, content: Mapping[str, Any]) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from manycpu.pipeline.adapters.storage import is_remote
-from manycpu.pipeline.spec.tracking import Ending, Point, Tracked
+from manycpu.pipeline.spec.credentials import HIDDEN, redacted
+from manycpu.pipeline.spec.tracking import Ending, Place, Point, Tracked
 
 __all__ = ["MlflowTracker", "name_champion", "silence"]
 
@@ -76,6 +77,14 @@ def name_champion(key: str, sha256: str) -> str | None:
     return MlflowTracker(address).give_alias(_CHAMPION, key, sha256)
 
 
+class _Run(NamedTuple):
+    """What MLflow calls an attempt."""
+
+    id: str
+    experiment: str
+    """Its experiment's id."""
+
+
 class MlflowTracker:
     """Keeps each attempt as a run of MLflow, found again by its tags from every process.
 
@@ -90,7 +99,7 @@ class MlflowTracker:
 
         self._client = MlflowClient(tracking_uri=address)
         self._address = address
-        self._found: dict[tuple[str, ...], str] = {}
+        self._found: dict[tuple[str, ...], _Run] = {}
 
     def send(self, tracked: Tracked, points: Sequence[Point]) -> None:
         """Log points; MLflow keeps one that it has already once.
@@ -113,13 +122,24 @@ class MlflowTracker:
         from mlflow.entities import RunTag
 
         self.send(tracked, ending.points)
-        own = self._found[_identity(tracked)]
+        own = self._found[_identity(tracked)].id
         tags = [RunTag(name, value[:_LONGEST_TAG]) for name, value in ending.tags.items()]
         self._client.log_batch(own, tags=tags)
         self._client.set_terminated(own, _STATUS[ending.state], round(ending.time * 1000))
         self._tidy(tracked, own)
         if ending.model and ending.path:
             self._register(ending.model, ending.path, own)
+
+    def place_of(self, tracked: Tracked) -> Place:
+        """Name the server, the experiment and, once it is found, the run."""
+        address = redacted(self._address).replace(f"{HIDDEN}@", "").rstrip("/")
+        place = {"address": address, "experiment": _experiment_name(tracked.group)}
+        if (run := self._found.get(_identity(tracked))) is None:
+            return place
+        place["run"] = run.id
+        if urlsplit(address).scheme in _PORTS:  # else it is no server that has pages, such as a database
+            place["link"] = f"{address}/#/experiments/{run.experiment}/runs/{run.id}"
+        return place
 
     def give_alias(self, alias: str, key: str, sha256: str) -> str | None:
         """Give an alias to the newest version that a run has registered of a model; returns name and version.
@@ -143,8 +163,8 @@ class MlflowTracker:
             found = self._search(tracked) or self._made(tracked)
             if not found[0].data.params:  # whoever made it may have ended before
                 self._describe(found[0].info.run_id, tracked.params)
-            self._found[identity] = found[0].info.run_id
-        return self._found[identity]
+            self._found[identity] = _Run(str(found[0].info.run_id), str(found[0].info.experiment_id))
+        return self._found[identity].id
 
     def _describe(self, run: str, params: Mapping[str, str]) -> None:
         from mlflow.exceptions import MlflowException
@@ -173,7 +193,7 @@ class MlflowTracker:
         return sorted(found, key=lambda run: str(run.info.run_id))
 
     def _experiment(self, group: str) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or group
+        name = _experiment_name(group)
         if self._client.get_experiment_by_name(name) is None:
             _unless_there(self._client.create_experiment, name)
         return str(self._client.get_experiment_by_name(name).experiment_id)  # type: ignore[union-attr]
@@ -208,6 +228,10 @@ def _unless_there(create: Callable[[str], object], name: str) -> None:
     except MlflowException as error:
         if error.error_code != _EXISTS:
             raise
+
+
+def _experiment_name(group: str) -> str:
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or group
 
 
 def _identity(tracked: Tracked) -> tuple[str, ...]:

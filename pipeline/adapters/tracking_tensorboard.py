@@ -1,6 +1,7 @@
 """The door to TensorBoard: its files, by its own package, which imports no torch."""
 
 import secrets
+import shlex
 import socket
 import struct
 import time
@@ -8,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from manycpu.pipeline.spec.tracking import Ending, Point, Tracked
+from manycpu.pipeline.spec.tracking import Ending, Place, Point, Tracked
 
 __all__ = ["TensorBoardTracker"]
 
@@ -55,9 +56,17 @@ class TensorBoardTracker:
         if ending.final:
             self._file(tracked).write([(_text(_ABOUT, _table(tracked, ending)), 0, ending.time)])
 
-    def _file(self, tracked: Tracked) -> "_File":
+    def place_of(self, tracked: Tracked) -> Place:
+        """Name the folder of an attempt, and the command that shows all of them."""
+        command = shlex.join(["tensorboard", "--logdir", str(self._root)])
+        return {"folder": str(self._folder(tracked)), "command": command}
+
+    def _folder(self, tracked: Tracked) -> Path:
         began = time.strftime("%Y%m%dT%H%M%S", time.gmtime(tracked.began))
-        folder = self._root / tracked.name / f"{began}-{tracked.attempt}"
+        return self._root / tracked.name / f"{began}-{tracked.attempt}"
+
+    def _file(self, tracked: Tracked) -> "_File":
+        folder = self._folder(tracked)
         if folder not in self._files:
             self._files[folder] = _File(folder)
         return self._files[folder]

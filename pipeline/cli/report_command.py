@@ -39,6 +39,8 @@ def report(path: str | None, page: str | None) -> None:
     """
     if path is None:
         raise click.UsageError(_no_path(page))
+    if not path.strip():  # such as that of a variable which is not set
+        raise BadInputError("PATH is empty", fix="Give a report.json, or the folder or URL that has one")
     try:
         _show(path, page)
     except RecursionError as error:

@@ -58,7 +58,7 @@ def status(name: str | None, **location: str | None) -> None:
 @click.option("--follow", "-f", is_flag=True, help="Go on until the training ends.")
 @location_options
 def logs(name: str, *, follow: bool, **location: str | None) -> None:
-    """Print the log of a run's present attempt."""
+    """Print the log of a run's present attempt; of its progress, a line every ten seconds."""
     ctx = _find(name, location)
     handle = launch.present_handle(ctx, ctx.ledger.read())
     if handle is None:
@@ -66,10 +66,11 @@ def logs(name: str, *, follow: bool, **location: str | None) -> None:
     if follow:
         wait.wait(ctx, handle, ReadableLog(click.echo))
         return
-    watching = wait.watch(ctx, handle)
+    watching, log = wait.watch(ctx, handle), ReadableLog(click.echo)
     while True:
-        tell(watching.look()[0], ReadableLog(click.echo))
+        tell(watching.look()[0], log)
         if not watching.behind:
+            log.flush()
             return
 
 

@@ -6,7 +6,7 @@ runs alone.
     from manycpu.pipeline.node.metrics import metrics, progress
 
     progress(step=30, total_steps=92, loss=0.71, samples_per_second=20.4, seconds_left=49)
-    metrics({"eval_loss": 0.62}, step=30)
+    metrics({"eval_loss": 0.62})  # at step 30
     metrics({"exact_match": 93.1, "f1": 95.0})
 """
 
@@ -71,7 +71,7 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
 
     Args:
         values: Name -> number, also of numpy or torch.
-        step: The step that they belong to; None: the one that progress was reported of last, if any.
+        step: The step that they belong to; default: that of the last :func:`progress`, if there was one.
     """
     step = next(iter(_STEP), None) if step is None else step
     if not _speaks():

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from manycpu.pipeline.listeners import Silent
+from manycpu.pipeline.listeners import Paced, Silent
 from manycpu.pipeline.notebook.block import Block
 from manycpu.pipeline.notebook.returned import Returned
 from manycpu.pipeline.run_report import Report
@@ -51,7 +51,7 @@ class Shown(Silent):
     """
 
     def __init__(self, block: Block | None) -> None:
-        self._block = block
+        self._block, self._paced = block, Paced(self._say_progress)
         self._tails: dict[int, list[str]] = {}
         self.returned = Returned()
         """What rank 0 returned."""
@@ -110,8 +110,14 @@ class Shown(Silent):
                 self._note_error(line.rank, event)
             case WarningEvent():
                 self.warn(event.message)
-            case ProgressEvent() | MetricsEvent():
-                self._move(event)
+            case ProgressEvent() | MetricsEvent() if self._block is not None:
+                self._block.move(event)
+        if self._block is None:
+            self._paced.event(event, line)
+
+    def flush(self) -> None:
+        """Print the last progress, where there is no block."""
+        self._paced.flush()
 
     def report(self, written: Report, path: str) -> None:
         """Say in the block how the run ended, and where its report is."""
@@ -145,8 +151,6 @@ class Shown(Silent):
             self._meeting, self._raised, self._failures = meeting, set(), []
             self.returned.begin_round()
 
-    def _move(self, event: ProgressEvent | MetricsEvent) -> None:
-        if self._block is not None:
-            self._block.move(event)
-        else:
+    def _say_progress(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - rank 0's
+        if isinstance(event, (ProgressEvent, MetricsEvent)):
             self.say(event.sentence())

@@ -1,5 +1,5 @@
 // What came out of a run and what went into it: metrics, the model and its sources, what was asked for.
-import { exact, fieldsOf, h, isNumber, known, listOf, plural, section, textOf } from "./dom.js";
+import { exact, fieldsOf, h, isNumber, known, link, listOf, plural, section, textOf } from "./dom.js";
 
 export function metricsOf(report) {
   const all = Object.entries(fieldsOf(report.metrics)).sort(([a], [b]) => a.localeCompare(b));
@@ -32,6 +32,7 @@ export function places(report) {
     ["Digest of the data", textOf(data)],
     ["Digest of the base model", textOf(base)],
     ["Key of the run", textOf(report.key)],
+    ...Object.entries(fieldsOf(report.trackers)).map(([name, place]) => [name, tracked(fieldsOf(place))]),
     [
       "Kept for later runs",
       listOf(report.kept).length > 0 &&
@@ -44,6 +45,16 @@ export function places(report) {
   ];
   const shown = all.filter(([, value]) => value);
   return shown.length > 0 && section("Model and sources", "places", pairs(shown));
+}
+
+/** Show where a tracker has the run. */
+function tracked(place) {
+  // An address of its own: others would lead into the page.
+  const value = (what, text) => (what === "link" && /^https?:/.test(text) ? link(text, text) : text);
+  const rows = Object.entries(place).map(([what, text]) =>
+    h("li", null, `${what}: `, value(what, exact(text))),
+  );
+  return rows.length > 0 && h("ul", null, rows);
 }
 
 function bytes(count) {

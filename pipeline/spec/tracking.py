@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-__all__ = ["Ending", "Point", "Tracked", "Tracker", "TrackerName", "model_name"]
+__all__ = ["Ending", "Place", "Point", "Tracked", "Tracker", "TrackerName", "model_name", "place_in_words"]
 
 TrackerName = Literal["tensorboard", "mlflow"]
+Place = Mapping[str, str]
+"""Where people find an attempt, without credentials: what it is -> its value, such as ``link``."""
 
 
 class Point(NamedTuple):
@@ -65,6 +67,18 @@ class Tracker(Protocol):
 
     def end(self, tracked: Tracked, ending: Ending) -> None:
         """Take what was missed, and how the attempt ended; told twice, it is as told once."""
+
+    def place_of(self, tracked: Tracked) -> Place:
+        """Say where people find an attempt, as far as is known without asking anybody."""
+
+
+def place_in_words(name: str, place: Place) -> str:
+    """Say where a tracker has an attempt.
+
+    >>> place_in_words("mlflow", {"address": "http://mlflow:5000", "experiment": "weekly"})
+    'mlflow: address http://mlflow:5000, experiment weekly'
+    """
+    return f"{name}: {', '.join(f'{what} {value}' for what, value in place.items())}"
 
 
 def model_name(name: str, trackers: Sequence[str], output: str | None) -> str:

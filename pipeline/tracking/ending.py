@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from manycpu.pipeline import run_report
 from manycpu.pipeline.ledger import Entry
@@ -14,7 +14,7 @@ from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import Status
-from manycpu.pipeline.spec.tracking import Ending, Tracked
+from manycpu.pipeline.spec.tracking import Ending, Place, Tracked
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
@@ -22,7 +22,7 @@ from manycpu.pipeline.tracking.patience import failure
 from manycpu.pipeline.tracking.told import ending_of, tracked
 from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker
 
-__all__ = ["tell_end", "tell_state"]
+__all__ = ["Told", "tell_end", "tell_state"]
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE: Final = 30.0  # seconds for the whole of it
@@ -30,7 +30,16 @@ _FOR_NOW: Final = 10.0  # seconds, where it is told again later
 _UPLOAD: Final = 3600.0  # seconds, where the files of a model are part of it
 
 
-def tell_end(ctx: RunContext, entry: Entry, report: Report, path: str) -> list[str]:
+class Told(NamedTuple):
+    """What the end of a run has come to."""
+
+    places: dict[str, Place]
+    """Name of a tracker -> where it has the run."""
+    warnings: list[str]
+    """What could not be told, and why, one line for each tracker."""
+
+
+def tell_end(ctx: RunContext, entry: Entry, report: Report, path: str) -> Told:
     """Tell the trackers of a run how it ended; nothing that they do is an error.
 
     Args:
@@ -38,18 +47,16 @@ def tell_end(ctx: RunContext, entry: Entry, report: Report, path: str) -> list[s
         entry: What its ledger held.
         report: The run's report.
         path: Where that is.
-
-    Returns:
-        What could not be told, and why, one line for each tracker.
     """
     if entry.attempt == 0:
-        return []  # nothing ever trained
+        return Told({}, [])  # nothing ever trained
     run = as_started(ctx, entry, entry.attempt).run
     ending = ending_of(report, time.time(), path, run.registered_model)
-    lines = list(_untold(ctx, run.tracking, tracked(entry, entry.attempt), ending))
+    places: dict[str, Place] = {}
+    lines = list(_untold(ctx, run.tracking, tracked(entry, entry.attempt), ending, places))
     for line in lines:
         _LOG.warning("%s", line)
-    return lines
+    return Told(places.copy(), lines)  # a thread that took too long may go on
 
 
 def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
@@ -65,18 +72,25 @@ def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
         observed = verbs_of(ctx).observed_of(ctx, handle)
         report = run_report.draft(entry, observed, status.state, status.reason)
         ending = ending_of(report, time.time())
-        for line in _untold(ctx, trackers, tracked(entry, handle.attempt), ending):
+        for line in _untold(ctx, trackers, tracked(entry, handle.attempt), ending, {}):
             _LOG.info("%s; it is told again when the run has ended", line)
 
 
-def _untold(ctx: RunContext, trackers: Iterable[str], attempt: Tracked, ending: Ending) -> Iterator[str]:
-    """Tell trackers; name those that could not be told, and say why."""
+def _untold(
+    ctx: RunContext, trackers: Iterable[str], attempt: Tracked, ending: Ending, places: dict[str, Place]
+) -> Iterator[str]:
+    """Tell trackers, and note where each has the attempt; name those that could not be told, and say why."""
     for name in dict.fromkeys(trackers):
         patience = _PATIENCE if ending.final else _FOR_NOW
         patience = _UPLOAD if name == "mlflow" and ending.model else patience
-        if why := failure(partial(_tell, name, ctx, attempt, ending), patience):
+        if why := failure(partial(_tell, name, ctx, attempt, ending, places), patience):
             yield f"{TRACKERS[name].label} was not told all of the run: {redacted(why)}"
 
 
-def _tell(name: str, ctx: RunContext, attempt: Tracked, ending: Ending) -> None:
-    open_tracker(name, ctx).end(attempt, ending)
+def _tell(name: str, ctx: RunContext, attempt: Tracked, ending: Ending, places: dict[str, Place]) -> None:
+    tracker = open_tracker(name, ctx)
+    places[name] = tracker.place_of(attempt)  # who never answers has an address all the same
+    try:
+        tracker.end(attempt, ending)
+    finally:
+        places[name] = tracker.place_of(attempt)

@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from manycpu.pipeline.listeners import RankListener, Silent
@@ -14,7 +13,7 @@ from manycpu.pipeline.spec.event_types import Event, ProgressEvent
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.observed import Progress
-from manycpu.pipeline.spec.tracking import Point, Tracked, Tracker
+from manycpu.pipeline.spec.tracking import Point, Tracked, Tracker, place_in_words
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.tracking.told import points_of, tracked
 from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker
@@ -33,6 +32,7 @@ def listeners(
     handle: Handle,
     warn: Callable[[str], object] = _LOG.warning,
     progress: Progress | None = None,
+    say: Callable[[str], object] = _LOG.info,
 ) -> tuple[RankListener, ...]:
     """Make those who pass on what the ranks of an attempt report to the trackers of its run.
 
@@ -41,24 +41,22 @@ def listeners(
         handle: The attempt.
         warn: Is told, once for each tracker, that it is away.
         progress: How far the training is, for those who do not hear it from its beginning.
+        say: Is told, once for each tracker, where it has the attempt.
     """
     step = None if progress is None else progress.step
-    return tuple(_Told(name, ctx, handle, warn, step) for name in dict.fromkeys(ctx.run.tracking))
+    return tuple(
+        _Told(TRACKERS[name].label, _Sending(name, ctx, handle, say), warn, step)
+        for name in dict.fromkeys(ctx.run.tracking)
+    )
 
 
 class _Told(Silent):
     """Gathers the points of an attempt, and has a thread send them for as long as there are any."""
 
     def __init__(
-        self,
-        name: str,
-        ctx: RunContext,
-        handle: Handle,
-        warn: Callable[[str], object],
-        step: float | None,
+        self, label: str, sending: "_Sending", warn: Callable[[str], object], step: float | None
     ) -> None:
-        self._label, self._warn, self._step = TRACKERS[name].label, warn, step
-        self._sending = _Sending(partial(open_tracker, name, ctx), partial(_described, ctx, handle))
+        self._label, self._sending, self._warn, self._step = label, sending, warn, step
         self._waiting: deque[Point] = deque(maxlen=_ROOM)
         self._change = threading.Condition()
         self._busy = self._gives_up = self._hurried = self._warned = False
@@ -125,19 +123,26 @@ class _Told(Silent):
 class _Sending:
     """Sends batches; opens its tracker, and looks up what the attempt is, when there is something to send."""
 
-    def __init__(self, open_it: Callable[[], Tracker], describe: Callable[[], Tracked]) -> None:
-        self._open_it, self._describe = open_it, describe
+    def __init__(self, name: str, ctx: RunContext, handle: Handle, say: Callable[[str], object]) -> None:
+        self._name, self._ctx, self._handle, self._say = name, ctx, handle, say
         self._opened: tuple[Tracker, Tracked] | None = None
+        self._said = False
 
     def __call__(self, batch: Sequence[Point]) -> str | None:
         """Send a batch; says why where that fails."""
         try:
-            self._opened = self._opened or (self._open_it(), self._describe())
+            self._opened = self._opened or self._open()
             tracker, attempt = self._opened
             tracker.send(attempt, batch)
+            if not self._said:
+                self._said = True
+                self._say(place_in_words(self._name, tracker.place_of(attempt)))
         except Exception as error:  # noqa: BLE001 - each tracker has errors of its own, and none stops a training
             return str(error) or type(error).__name__
         return None
+
+    def _open(self) -> tuple[Tracker, Tracked]:
+        return open_tracker(self._name, self._ctx), _described(self._ctx, self._handle)
 
 
 def _described(ctx: RunContext, handle: Handle) -> Tracked:

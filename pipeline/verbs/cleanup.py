@@ -76,7 +76,8 @@ def cleanup(
         written.left_behind = verbs_of(ctx).remove(ctx)
         result = "failed" if written.left_behind else "done"
     # Last: one who is away is waited for, and nothing of the run has to be there for it.
-    written.warnings += tell_end(ctx, entry, written, report_path(ctx))
+    told = tell_end(ctx, entry, written, report_path(ctx))
+    written.trackers, written.warnings = told.places, [*written.warnings, *told.warnings]
     seconds = time.monotonic() - started
     written.verbs["cleanup"] = VerbRecord.model_validate({"seconds": seconds, "result": result})
     tell(written)

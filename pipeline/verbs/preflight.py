@@ -1,7 +1,9 @@
 """preflight: every check of a run against its target; each finding names its field and what to do."""
 
+import ast
 import difflib
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,7 +50,9 @@ def _device(ctx: RunContext) -> Findings:
 
 def _program(ctx: RunContext) -> Findings:
     kind, name = program.parse(ctx.run.program)
-    if kind == "script" and not Path(name).is_file():
+    if kind == "script" and Path(name).is_dir():
+        yield Finding("run.program", f"{name} is a folder", "Give the script in it that trains")
+    elif kind == "script" and not Path(name).is_file():
         yield Finding(
             "run.program",
             f"there is no script {name}, and no recipe of that name",
@@ -62,6 +66,22 @@ def _program(ctx: RunContext) -> Findings:
             f"there is no module {name!r} in {ctx.base}, and none is installed",
             "Put it beside the run file, or install it into this environment",
         )
+
+
+def _python(ctx: RunContext) -> Findings:
+    """Find a program that is no Python: here no rank could begin it, elsewhere Python may be a newer one."""
+    path = main_file(ctx.run.program, ctx.base)
+    if path is None:
+        return
+    try:
+        with warnings.catch_warnings(action="ignore"):  # what Python says of its words, the ranks say
+            ast.parse(path.read_bytes(), path.name)
+    except (SyntaxError, ValueError) as error:
+        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
+        fix = "Mend it, or give another script"
+        is_fatal = isinstance(ctx.target, Local)
+        yield Finding("run.program", f"{path} is no Python: {why}{line}", fix, fatal=is_fatal)
 
 
 def _code(ctx: RunContext) -> Findings:
@@ -256,6 +276,7 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _launch_kind,
     _device,
     _program,
+    _python,
     _code,
     _started_processes,
     _hogwild,

@@ -46,6 +46,12 @@ def run_file(tmp_path: Path, **run: object) -> str:
 
 BAD: list[tuple[dict[str, object], str]] = [
     ({"program": "nothing.py"}, "run.program: there is no script"),
+    ({"program": "code"}, "code is a folder. Give the script in it that trains."),
+    ({"program": "code/broken.py"}, "code/broken.py is no Python: invalid syntax in line 2. Mend it"),
+    (
+        {"program": "code/zeros.py"},
+        "code/zeros.py is no Python: source code string cannot contain null bytes",
+    ),
     ({"program": "-m nothing"}, "run.program: there is no module 'nothing'"),
     ({"data": "nothing"}, "run.data: there is nothing at"),
     ({"data": "empty"}, "run.data: "),
@@ -82,6 +88,8 @@ def test_bad_input_is_named_with_its_field_and_nothing_starts(
 ) -> None:
     script()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "code" / "broken.py").write_text("import os\ndef f(:\n")
+    (tmp_path / "code" / "zeros.py").write_bytes(b"\0")
     given = {"program": "code/train.py", "output": "out", **fields}
     code, printed = manycpu(command, run_file(tmp_path, **given))
     assert code == 2
@@ -627,11 +635,50 @@ def test_no_output_is_a_word_on_the_command_line_too(manycpu: Type, script: Scri
 
 def test_a_script_in_the_place_of_a_run_file_is_pointed_out(manycpu: Type, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("print('trains')")
-    assert manycpu("run", str(script)) == (
-        2,
-        f"manycpu: {script} holds no fields. Give a script as --program {script}.\n",
-    )
+    for text, problem in SCRIPTS:
+        script.write_bytes(text)
+        assert manycpu("run", str(script)) == (
+            2,
+            f"manycpu: {script} {problem}. Give a script as --program {script}, with --output.\n",
+        )
+
+
+def test_a_script_that_is_not_there_is_no_run_file_either(manycpu: Type, tmp_path: Path) -> None:
+    script = tmp_path / "none.py"
+    said = "cannot be read: No such file or directory. Give the path of a run file. Give a script as"
+    code, printed = manycpu("run", str(script))
+    assert (code, printed) == (2, f"manycpu: {script} {said} --program {script}, with --output.\n")
+
+
+SCRIPTS = [
+    (b"print('trains')", "holds no fields"),
+    (b"def f(x):\n    return {x: 1}\n", "is not a run file"),
+    (b"\x00\xff", "is not a run file"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        (
+            "none.yaml",
+            None,
+            "none.yaml cannot be read: No such file or directory. Give the path of a run file.",
+        ),
+        (".", None, " cannot be read: Is a directory. Give the path of a run file."),
+        ("run.yaml", b"\xff\x00", "run.yaml is not a run file. Give the path of a run file."),
+    ],
+)
+def test_what_is_no_run_file_is_refused_in_one_line(
+    manycpu: Type, tmp_path: Path, name: str, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    code, printed = manycpu("run", str(path))
+    assert (code, printed.count("\n")) == (2, 1)
+    assert printed.startswith("manycpu: ")
+    assert printed.endswith(f"{problem}\n")
 
 
 def test_a_placeholder_whose_field_is_not_given_is_pointed_out(

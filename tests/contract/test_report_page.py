@@ -109,6 +109,33 @@ def test_a_report_is_shown_in_the_terminal(manycpu: Type, written: Path, name: s
     assert (code, "succeeded: 4 ranks on 2 host(s), backend ccl" in printed) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("", "PATH is empty. Give a report.json, or the folder or URL that has one."),
+        ("nowhere", "there is no report.json at nowhere. Give a report.json, or the folder or URL that "),
+        (".", "there is no report.json at . Give a report.json, or the folder or URL that "),
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--html"]])
+def test_a_report_that_is_nowhere_is_refused_in_one_line(
+    manycpu: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, problem: str, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, printed = manycpu("report", path, *words)
+    assert (code, printed.count("\n")) == (2, 1)
+    assert printed.startswith(f"manycpu: {problem}")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_empty_path_is_not_the_present_folder(
+    manycpu: Type, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(written)
+    assert manycpu("report", ".")[0] == 0
+    assert manycpu("report", " ")[0] == 2
+
+
 @pytest.mark.parametrize("name", ["", "report.json"])
 def test_a_page_goes_beside_the_report(manycpu: Type, written: Path, name: str) -> None:
     for _ in range(2):  # and replaces the one before

@@ -163,6 +163,13 @@ def test_mlflow_has_the_parameters_metrics_by_step_tags_and_model_of_a_training(
     assert (tags["attempt"], tags["state"], tags["world_size"]) == ("1", "succeeded", "1")
     assert tags["report"] == str(tmp_path / "out" / "report.json")
     assert len(tags["data"]) == len(tags["code"]) == len(tags["export"]) == 64
+    info, experiment = run["info"], f"{mlflow.address}/#/experiments/{run['info']['experiment_id']}"
+    assert found.trackers["mlflow"] == {
+        "address": mlflow.address,
+        "experiment": "weekly",
+        "run": info["run_id"],
+        "link": f"{experiment}/runs/{info['run_id']}",
+    }
     (version,) = mlflow.versions("weekly-qa")
     assert (version["run_id"], version["status"]) == (run["info"]["run_id"], "READY")
     assert "model/model.txt" in mlflow.artifacts(run, "model")
@@ -182,8 +189,11 @@ def test_a_training_that_failed_is_a_run_that_failed(
 
 
 def test_tensorboard_finds_each_point_once(script: Script, tmp_path: Path, home: Path) -> None:
-    train(fields(tmp_path, script(TRAINS), tracking=["tensorboard"]))
+    found = train(fields(tmp_path, script(TRAINS), tracking=["tensorboard"]))
     shown = scalars(home / "tensorboard")
+    (attempt,) = (home / "tensorboard").glob("*/*")
+    command = f"tensorboard --logdir {home}/tensorboard"
+    assert found.trackers == {"tensorboard": {"folder": str(attempt), "command": command}}
     assert shown["loss"] == LOSSES
     assert (shown["eval/f1 <b>"], shown["best"]) == ([(3, 93.0)], [(3, 0.5)])
 
@@ -263,6 +273,7 @@ def test_a_server_that_is_away_throughout_stops_nothing_and_the_report_says_so(
     found = train(fields(tmp_path, script(TRAINS), tracking=["mlflow"], registered_model="m"))
     assert (found.state, len(found.warnings)) == ("succeeded", 1)
     assert "MLflow was not told all of the run: 127.0.0.1:1 does not answer" in found.warnings[0]
+    assert found.trackers == {"mlflow": {"address": "http://127.0.0.1:1", "experiment": "train"}}
     assert report(tmp_path) == found
     assert mlflow_said(caplog) == ["MLflow is away", "MLflow was not told all of the run"]
     assert "very-secret" not in str(found) + caplog.text

@@ -74,7 +74,7 @@ def test_an_attempt_is_ended_by_its_own_launch_kind_and_the_next_one_uses_the_ed
 ) -> None:
     first, _ = launch(queued, Staged(), BUILT)
     assert isinstance(first, JobHandle)
-    (other,) = set(JOB_KINDS) - {first.launch}
+    other = next(kind for kind in JOB_KINDS if kind != first.launch)
     where = target | {"launch": other, "queue": "nobody-admits"}
     now = find(open_context(queued.run.model_copy(update={"job_name": "mine"}), where, "test", base=tmp_path))
     assert isinstance(now, ClusterContext)

@@ -111,6 +111,25 @@ def test_rounds_have_their_ends(shown: Open) -> None:
     assert rows[1].endswith("succeeded")
 
 
+def test_where_the_trackers_have_the_run(shown: Open) -> None:
+    address = "http://mlflow.example.org:5000"
+    link = f"{address}/#/experiments/1/runs/3f2a"
+    found = {"address": address, "experiment": "weekly", "run": "3f2a", "link": link}
+    page = shown(
+        usual_report(trackers={"mlflow": found, "tensorboard": {"command": "tensorboard --logdir /b"}})
+    )
+    for text in ("experiment: weekly", "run: 3f2a", f"link: {link}", "command: tensorboard --logdir /b"):
+        assert text in page.find(".places").text
+    assert [each.get_attribute("href") for each in page.all(".places a")] == [link]
+
+
+@pytest.mark.parametrize("link", ["javascript:document.title='owned'", HOSTILE, "other.html", None, {"a": 1}])
+def test_a_link_that_is_none_is_text(shown: Open, link: object) -> None:
+    page = shown(usual_report(trackers={"mlflow": {"link": link}, HOSTILE: {HOSTILE: HOSTILE}}))
+    page.shows(HOSTILE)
+    assert not page.all(".places a, img")
+
+
 @pytest.mark.parametrize("field", ["name", "reason", "error", "warnings", "kept", "metrics", "verbs"])
 def test_what_a_run_says_is_text_wherever_it_stands(shown: Open, field: str) -> None:
     told: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
-from manycpu.pipeline.adapters.tracking_mlflow import _named, silence
+from manycpu.pipeline.adapters.tracking_mlflow import MlflowTracker, _named, silence
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.listeners import RankListener
 from manycpu.pipeline.observed import Observer
@@ -199,6 +199,9 @@ class Keeper:
 
     def end(self, tracked: Tracked, ending: Ending) -> None: ...
 
+    def place_of(self, tracked: Tracked) -> dict[str, str]:
+        return {"address": "http://host", "experiment": tracked.group}
+
 
 @pytest.fixture
 def keeper(monkeypatch: pytest.MonkeyPatch) -> Keeper:
@@ -219,6 +222,36 @@ def test_what_is_heard_is_told_in_order_and_all_of_it_at_a_flush(keeper: Keeper,
     hear(listener, *range(500))
     listener.flush()
     assert [point.step for point in keeper.points] == list(range(500))
+
+
+def test_where_a_tracker_has_the_attempt_is_said_once_and_only_when_it_has_it(
+    keeper: Keeper, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    keeper.away = True
+    (listener,) = live.listeners(context(tmp_path, "mlflow"), PROCESS, say=said.append)
+    hear(listener, 1)
+    listener.flush()
+    assert said == []
+    keeper.away = False
+    for step in (2, 3):
+        hear(listener, step)
+        listener.flush()
+    assert said == ["mlflow: address http://host, experiment train"]
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://me:very-secret@host:5000/", "http://host:5000"),
+        ("https://very-secret@host/ml", "https://host/ml"),
+        ("http://me:very-se/cret@host/ml", "http://host/ml"),
+        ("http://host:5000/?token=very-secret", "http://host:5000/?token=***"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_the_address_of_mlflow_is_told_without_credentials(address: str, shown: str) -> None:
+    assert MlflowTracker(address).place_of(tracked(entry(), 2)) == {"address": shown, "experiment": "train"}
 
 
 def test_nobody_waits_for_a_tracker_that_is_slow_and_it_is_said_once(
