@@ -2,17 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from functools import partialmethod
-from http.server import SimpleHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.browser import Page, needs_chromium
+from support.tab_files import TabFiles
 from support.web_server import served
 
-ROOT = Path(__file__).parents[2]
-STATIC, PAGE = ROOT / "operators" / "plugin" / "static", ROOT / "pipeline" / "page"
 FOLLOW = """
 const done = arguments[arguments.length - 1];
 const { follow } = await import("/follow.js");
@@ -34,27 +30,9 @@ done(found.map(({ name, document, elsewhere, tasks }) => [name, document, elsewh
 pytestmark = needs_chromium
 
 
-class Static(SimpleHTTPRequestHandler):
-    __init__ = partialmethod(SimpleHTTPRequestHandler.__init__, directory=str(STATIC))
-
-    def do_GET(self) -> None:
-        if self.path != "/":
-            return super().do_GET()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        return None
-
-    def translate_path(self, path: str) -> str:
-        """Find a file where the modules look for each other."""
-        return f"{PAGE.parent}{path}" if path.startswith("/page/") else super().translate_path(path)
-
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture
 def blank(page: Page) -> Iterator[Page]:
-    with served(Static) as host:
+    with served(TabFiles) as host:
         page.browser.get(f"http://{host}/")
         yield page
 
