@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -82,7 +83,7 @@ class Comparison:
 
     def _sweep(self) -> str:
         """List the candidates, the best first."""
-        found = sorted(self.candidates, key=lambda one: -1 if one.accuracy is None else one.accuracy)
+        found = sorted(self.candidates, key=lambda one: math.inf if one.accuracy is None else -one.accuracy)
         reached = iter(_percents([one.accuracy for one in found if one.accuracy is not None]))
         rows = [
             [
@@ -92,7 +93,7 @@ class Comparison:
             ]
             for one in found
         ]
-        return _table(["rate", f"{_METRIC} on digits to choose by", ""], rows[::-1])
+        return _table(["rate", f"{_METRIC} on digits to choose by", ""], rows)
 
 
 def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None) -> str:

@@ -31,9 +31,8 @@ function nodes({ hosts, run }) {
 function trained({ history, state, verbs }) {
   if (mood(state) === "busy") return null;
   const ends = listOf(history).map((end) => fieldsOf(end).seconds);
-  const told = [...ends, fieldsOf(fieldsOf(verbs).wait).seconds].filter(isNumber);
-  if (!ends.some(isNumber)) return told[0] ?? null;
-  return ends.filter(isNumber).reduce((sum, each) => sum + each, 0);
+  const told = ends.some(isNumber) ? ends : [fieldsOf(fieldsOf(verbs).wait).seconds];
+  return told.some(isNumber) ? told.filter(isNumber).reduce((sum, each) => sum + each, 0) : null;
 }
 
 const said = (pairs) => pairs.map(([name, value]) => `${name} ${shortened(value)}`);
