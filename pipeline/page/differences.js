@@ -55,7 +55,8 @@ export function differences(reports) {
   const told = all.filter((settings) => settings.size);
   const names = [...new Set(told.flatMap((settings) => [...settings.keys()]))];
   const differ = names.filter((name) => told.some((each) => each.get(name) !== told[0].get(name)));
-  const shown = differ.filter((name) => !isSaid(name, differ));
+  const isDigest = (name) => name.startsWith(DIGEST);
+  const shown = differ.filter((name) => !isSaid(name, differ)).sort((a, b) => isDigest(a) - isDigest(b));
   return all.map((settings) =>
     shown.filter((name) => settings.has(name)).map((name) => [bare(name), settings.get(name)]),
   );

@@ -212,17 +212,18 @@ def test_arguments_are_compared_by_their_names(
 
 
 def test_a_digest_tells_of_a_change_that_no_path_tells_of(mounted: Page) -> None:
+    fields: list[dict[str, Any]] = [{"data": "/v1"}, {"data": "/v2", "dtype": "bf16"}]
     reports = [
-        {
-            "run": {"program": "train.py", "data": f"/v{at}"},
-            "digests": {"code": f"{at}" * 64, "data": f"{at}"},
-        }
-        for at in (1, 2)
+        {"run": {"program": "train.py", **run}, "digests": {"code": f"{at}" * 64, "data": f"{at}"}}
+        for at, run in enumerate(fields)
     ]
     found = mounted.js(
-        "return import('/differences.js').then(({ differences }) => differences(arguments[0])[0])", reports
+        "return import('/differences.js').then(({ differences }) => differences(arguments[0]))", reports
     )
-    assert found == [["data", "/v1"], ["digest of the code", "1" * 8]]
+    assert found == [
+        [["data", "/v1"], ["digest of the code", "0" * 8]],
+        [["data", "/v2"], ["dtype", "bf16"], ["digest of the code", "1" * 8]],
+    ]
 
 
 def test_the_loss_is_seen_beside_airflows_menu_without_scrolling(mounted: Page) -> None:

@@ -226,7 +226,8 @@ def test_a_run_is_called_by_its_kind_and_its_moment_unless_somebody_named_it(bla
         "asset_triggered__2026-11-23T01:10:16.5+00:00_AbCdEfGh": "asset 11-23 02:10:16",
         "nightly": "nightly",
         "manual__soon": "manual__soon",
-        **{it: it for it in (f"manual__2026-01-01T00:00:00.{at}+00:00" for at in (1, 2))},  # one second
+        **{f"manual__2026-01-01T00:00:00.{at}456+00:00": f"manual 01-01 01:00:00.{at}" for at in (123, 124)},
+        **{it: it for it in (f"manual__2026-01-02T00:00:00.123{at}+00:00" for at in (1, 2))},
     }
     module = """
     const { shortNames } = await import("/history.js");

@@ -14,12 +14,16 @@ const of = (entry) => `${entry.run_id} ${groupOf(entry)}`;
 
 /** Make short names of ids: kind and moment of those that Airflow made, by the reader's clock; never one twice. */
 export function shortNames(ids) {
-  const short = new Map(ids.map((id) => [id, shortName(id)]));
-  const counts = Map.groupBy(short.values(), (name) => name);
-  return new Map([...short].map(([id, name]) => [id, counts.get(name).length > 1 ? id : name]));
+  const ways = [toTheSecond, toTheMillisecond].map((way) => {
+    const names = ids.map(way);
+    return (at) => (names.filter((name) => name === names[at]).length === 1 ? names[at] : null);
+  });
+  return new Map(ids.map((id, at) => [id, ways[0](at) ?? ways[1](at) ?? id]));
 }
 
-function shortName(id) {
+const toTheMillisecond = (id) => toTheSecond(id) + (/\.\d{1,3}/.exec(id)?.[0] ?? "");
+
+function toTheSecond(id) {
   const [, kind, at] = MADE.exec(id) ?? [];
   const date = new Date(at);
   if (Number.isNaN(date.getTime())) return id;
