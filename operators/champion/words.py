@@ -52,10 +52,10 @@ class Comparison:
     def text(self) -> str:
         """What was reached, what was needed, and which candidates failed."""
         score, *others = _percents(self.scores)
-        reached = f"The candidate of rate {self.contenders[0]['rate']:g} reached {_METRIC} {score}"
+        reached = f"The candidate of learning rate {self.contenders[0]['rate']:g} reached {_METRIC} {score}"
         other = f"the champion {others[0]}" if others else "there is no champion yet"
         rates = ", ".join(f"{one.rate:g}" for one in self.candidates if one.accuracy is None)
-        failed = f" Candidates that failed: those of rate {rates}." if rates else ""
+        failed = f" Candidates that failed: those of learning rate {rates}." if rates else ""
         return f"{reached} on digits that neither saw, {other}; needed was {self._needed}.{failed}"
 
     @property
@@ -75,7 +75,7 @@ class Comparison:
     def _contenders(self) -> str:
         rows = [
             [f"{_METRIC} on digits that neither saw", *_percents(self.scores)],
-            ["rate", *(f"{one['rate']:g}" for one in self.contenders)],
+            ["learning rate", *(f"{one['rate']:g}" for one in self.contenders)],
             ["trained on version", *(Path(one["data"]).name for one in self.contenders)],
             ["sha256", *(f"`{one['sha256'][:12]}`" for one in self.contenders)],
         ]
@@ -93,7 +93,7 @@ class Comparison:
             ]
             for one in found
         ]
-        return _table(["rate", f"{_METRIC} on digits to choose by", ""], rows)
+        return _table(["learning rate", f"{_METRIC} on digits to choose by", ""], rows)
 
 
 def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None) -> str:

@@ -105,7 +105,7 @@ def test_a_candidate_whose_accuracy_is_no_finite_number_counts_as_failed(
     assert best["rate"] == 0.1
     assert f"the candidate of rate 0.5 failed: its accuracy is no finite number: {accuracy!r}" in caplog.text
     compared = steps.compare([best], [{"accuracy": 0.8}], [odd, GOOD], params, RUN)
-    assert "Candidates that failed: those of rate 0.5." in compared["says"]
+    assert "Candidates that failed: those of learning rate 0.5." in compared["says"]
     with pytest.raises(AirflowFailException, match="no candidate succeeded"):
         steps.choose(odd, "run", "/data", params)
     with pytest.raises(AirflowFailException, match="nothing was promoted: its accuracy is no finite number"):
@@ -148,7 +148,7 @@ def test_what_comes_after_the_comparison(
     assert ("there is no champion yet" in compared["says"]) == (len(scores) == 1)
     assert ("| none yet |" in compared["body"]) == (len(scores) == 1)
     for text in (compared["says"], compared["body"]):
-        assert "Candidates that failed: those of rate 0.5." in text
+        assert "Candidates that failed: those of learning rate 0.5." in text
 
 
 def compared(
@@ -172,17 +172,18 @@ def test_a_person_is_told_metric_threshold_and_what_the_others_reached(
     ]
     says, lines = compared(params | {"threshold": 0.005}, [0.9333333, 0.92], candidates)
     assert says == (
-        "The candidate of rate 0.3 reached accuracy 93.3 % on digits that neither saw, the champion 92.0 %; "
-        "needed was a lead of more than 0.5 points. Candidates that failed: those of rate 0.5."
+        "The candidate of learning rate 0.3 reached accuracy 93.3 % on digits that neither saw, "
+        "the champion 92.0 %; needed was a lead of more than 0.5 points. "
+        "Candidates that failed: those of learning rate 0.5."
     )
     assert lines[0] == says
     assert "| accuracy on digits that neither saw | 93.3 % | 92.0 % |" in lines
-    assert "| rate | 0.3 | 1 |" in lines
+    assert "| learning rate | 0.3 | 1 |" in lines
     url = "https://airflow.example.org/team/dags/champion/runs/manual__2026-01-01T00:00:00+00:00/plugin/training"
     fits = [f"{url}?training=candidate.fit%5B{index}%5D" for index in range(3)]
     assert f"[The candidate's training]({fits[1]})" in lines
     assert lines[-5:] == [
-        "| rate | accuracy on digits to choose by |  |",
+        "| learning rate | accuracy on digits to choose by |  |",
         "| --- | --- | --- |",
         f"| [0.3]({fits[1]}) | 91.2 % | the candidate |",
         f"| [0.03]({fits[0]}) | 87.7 % |  |",
