@@ -88,7 +88,9 @@ def champion() -> None:
 
         output = "{{ ti.xcom_pull(task_ids='begin', key='models') }}/candidate-{{ ti.map_index }}"
         fitted: Any = fit(rate=rate, data=started["train"], output=output)
-        described: Any = task(trigger_rule="all_done")(steps.describe)(rate=rate, output=output)
+        described: Any = task(trigger_rule="all_done")(steps.describe)(
+            rate=rate, output=output, training=fitted.operator.task_id
+        )
         fitted >> described
         return described
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
-__all__ = ["TrainingLink", "tab_of"]
+__all__ = ["TrainingLink", "tab_of", "url_of"]
 
 _PLAIN = ":+"  # stay as they are: Airflow marks the tab that is open by comparing addresses
 
@@ -54,3 +54,15 @@ def tab_of(dag: str, run: str, training: str, map_index: int | None) -> str:
     name = training if map_index in (None, -1) else f"{training}[{map_index}]"
     page = f"dags/{quote(dag, safe=_PLAIN)}/runs/{quote(run, safe=_PLAIN)}/plugin/training"
     return f"{page}?{urlencode({'training': name})}"
+
+
+def url_of(below: str) -> str:
+    """Return the whole address of one of Airflow's pages, for those who are not on one.
+
+    Args:
+        below: As :func:`tab_of` returns it.
+    """
+    from airflow.sdk.configuration import conf
+
+    base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
+    return f"{base}/{below}"

@@ -26,6 +26,7 @@ from manycpu.operators.champion.versions import (
     read_version,
     write_version,
 )
+from manycpu.operators.link import tab_of, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -91,24 +92,31 @@ def rates(params: Any = None) -> list[float]:
     return list(params["rates"])
 
 
-def describe(rate: float, output: str) -> Fields:
+def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
     """Tell what became of a candidate, also of one that failed: the others may be good.
 
+    Args:
+        rate: Its learning rate.
+        output: Where its model and report are.
+        training: The task that trained it, with the map index of this one.
+        ti: This task's instance.
+
     Returns:
-        Its rate and either ``error``, or ``path``, ``sha256``, ``accuracy`` and ``metrics``.
+        Its rate and training, and either ``error``, or ``path``, ``sha256``, ``accuracy`` and ``metrics``.
     """
     from manycpu.pipeline.adapters.storage import Location
     from manycpu.pipeline.run_report import REPORT, parse
 
+    about = {"rate": rate, "training": training, "map_index": ti.map_index}
     report = parse(Location.of(output, "run.output").read_text(REPORT))
     if report is None or report.state != "succeeded" or not report.export:
         error = (report and report.error) or "it ended without a report; the log of its task says why"
-        return {"rate": rate, "error": error}
+        return {**about, "error": error}
     returned = report.returned if isinstance(report.returned, dict) else {}
     exported = {"path": output, "sha256": report.export["sha256"], "metrics": report.metrics}
-    described = {"rate": rate, "accuracy": returned.get("accuracy"), "key": report.key, **exported}
+    described = {**about, "accuracy": returned.get("accuracy"), "key": report.key, **exported}
     fault = _fault(described)
-    return {"rate": rate, "error": fault} if fault else described
+    return {**about, "error": fault} if fault else described
 
 
 def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params: Any = None) -> list[Fields]:
@@ -149,12 +157,12 @@ def compare(
 
     Returns:
         Whether the candidate is ``better`` by more than the threshold, its ``accuracy``, and the comparison
-        in words: ``says`` as a sentence, ``body`` as Markdown with a table.
+        in words: ``says`` as a sentence, ``body`` as Markdown with tables and links.
     """
     comparison = words.Comparison(
         contenders=contenders,
         scores=[one["accuracy"] for one in judged],
-        failed=[one["rate"] for one in _several(candidates) if _fault(one)],
+        candidates=[_tried(one, contenders[0]["path"], dag_run) for one in _several(candidates)],
         threshold=params["threshold"],
     )
     _LOG.info(comparison.text)
@@ -162,7 +170,7 @@ def compare(
         "better": comparison.gain > params["threshold"],
         "accuracy": comparison.scores[0],
         "says": comparison.text,
-        "body": f"{comparison.table}\n\n[The run's page]({words.page(dag_run.dag_id, dag_run.run_id)})\n",
+        "body": comparison.body,
     }
 
 
@@ -218,17 +226,41 @@ def tidy(run: str, models: str, params: Any = None) -> list[str]:
 
 
 def conclude(ti: Any = None) -> Fields:
-    """Say in a few sentences what came of the DAG run, where nothing of it failed but candidates."""
-    compared, approval, promoted = (ti.xcom_pull(task_ids=name) for name in ("compare", "approve", "promote"))
+    """Say in a few sentences what came of the DAG run, where nothing of it failed but candidates.
+
+    Returns:
+        Whether a model was ``promoted``, the ``model`` and its ``predictions`` (paths) where one was, and
+        what it ``says``.
+    """
+    names = ("begin", "compare", "approve", "promote")
+    begun, compared, approval, promoted = (ti.xcom_pull(task_ids=name) for name in names)
     decided = words.decision(better=compared["better"], promoted=promoted is not None, approval=approval)
-    says = f"{compared['says']} {decided}"
+    made = {"model": promoted["path"], "predictions": begun["predictions"]} if promoted else {}
+    says = " ".join([compared["says"], decided, *([words.places(**made)] if made else [])])
     _LOG.info(says)
-    return {"promoted": promoted is not None, "says": says}
+    return {"promoted": bool(made), **made, "says": says}
 
 
 def _several(results: Iterable[Fields] | Fields) -> list[Fields]:
     """Make a list of what a mapped group returned: where it was mapped once, Airflow gives that by itself."""
     return [dict(results)] if isinstance(results, dict) else list(results)
+
+
+def _tried(candidate: Fields, chosen: str, dag_run: Any) -> words.Tried:
+    """Describe a candidate to people.
+
+    Args:
+        candidate: As :func:`describe` told of it.
+        chosen: Path of the one that was chosen.
+        dag_run: The DAG run.
+    """
+    tab = tab_of(dag_run.dag_id, dag_run.run_id, candidate["training"], candidate["map_index"])
+    return words.Tried(
+        rate=candidate["rate"],
+        accuracy=None if _fault(candidate) else candidate["accuracy"],
+        page=url_of(tab),
+        chosen=candidate.get("path") == chosen,
+    )
 
 
 def _fault(candidate: Fields) -> str | None:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Comparison", "decision", "page"]
+__all__ = ["Comparison", "Tried", "decision", "places"]
+
+_METRIC: Final = "accuracy"
+_FINEST: Final = 4  # digits of a percentage behind the point
+
+
+class Tried(NamedTuple):
+    """A candidate of the sweep."""
+
+    rate: float
+    accuracy: float | None
+    """On the rows that candidates are chosen by; None: it failed."""
+    page: str
+    """Address of its training."""
+    chosen: bool
 
 
 @dataclass(frozen=True)
@@ -20,13 +34,13 @@ class Comparison:
     Args:
         contenders: Fields of the candidate, and of the champion.
         scores: What they reached, on rows that neither saw.
-        failed: Rates of candidates that failed.
+        candidates: All of the sweep.
         threshold: By how much the candidate has to be better.
     """
 
     contenders: Sequence[Mapping[str, Any]]
     scores: Sequence[float]
-    failed: Sequence[float]
+    candidates: Sequence[Tried]
     threshold: float
 
     @property
@@ -37,29 +51,49 @@ class Comparison:
     @property
     def text(self) -> str:
         """What was reached, what was needed, and which candidates failed."""
-        score, *others = map(_percent, self.scores)
+        score, *others = _percents(self.scores)
+        reached = f"The candidate of learning rate {self.contenders[0]['rate']:g} reached {_METRIC} {score}"
         other = f"the champion {others[0]}" if others else "there is no champion yet"
-        needed = f"; needed was a lead of {100 * self.threshold:g} points" if self.threshold else ""
-        first = f"The candidate of rate {self.contenders[0]['rate']:g} reached {score}, {other}{needed}."
-        return " ".join([first, *self._failed()])
+        rates = ", ".join(f"{one.rate:g}" for one in self.candidates if one.accuracy is None)
+        failed = f" Candidates that failed: those of learning rate {rates}." if rates else ""
+        return f"{reached} on digits that neither saw, {other}; needed was {self._needed}.{failed}"
 
     @property
-    def table(self) -> str:
-        """The same as a table of Markdown."""
+    def body(self) -> str:
+        """The same as Markdown, with a table of the two, and one of all candidates."""
+        page = next((one.page for one in self.candidates if one.chosen), None)
+        link = [f"[The candidate's training]({page})"] if page else []
+        return "\n\n".join([self.text, self._contenders(), *link, self._sweep()]) + "\n"
+
+    @property
+    def _needed(self) -> str:
+        points = f"{100 * self.threshold:g}"
+        if len(self.scores) == 1:
+            return f"more than {points} %"
+        return f"a lead of more than {points} points" if self.threshold else "any lead"
+
+    def _contenders(self) -> str:
         rows = [
-            ["", "candidate", "champion"],
-            ["---"] * 3,
-            ["digits told right, of those that neither saw", *map(_percent, self.scores)],
-            ["rate", *(str(one["rate"]) for one in self.contenders)],
+            [f"{_METRIC} on digits that neither saw", *_percents(self.scores)],
+            ["learning rate", *(f"{one['rate']:g}" for one in self.contenders)],
             ["trained on version", *(Path(one["data"]).name for one in self.contenders)],
             ["sha256", *(f"`{one['sha256'][:12]}`" for one in self.contenders)],
         ]
-        lines = [f"| {' | '.join((*row, 'none yet')[:3])} |" for row in rows]
-        return "\n".join([*lines, "", *self._failed()])
+        return _table(["", "candidate", "champion"], [[*row, "none yet"][:3] for row in rows])
 
-    def _failed(self) -> list[str]:
-        rates = ", ".join(f"{rate:g}" for rate in self.failed)
-        return [f"Candidates that failed: those of rate {rates}."] if rates else []
+    def _sweep(self) -> str:
+        """List the candidates, the best first."""
+        found = sorted(self.candidates, key=lambda one: math.inf if one.accuracy is None else -one.accuracy)
+        reached = iter(_percents([one.accuracy for one in found if one.accuracy is not None]))
+        rows = [
+            [
+                f"[{one.rate:g}]({one.page})",
+                "failed" if one.accuracy is None else next(reached),
+                "the candidate" if one.chosen else "",
+            ]
+            for one in found
+        ]
+        return _table(["learning rate", f"{_METRIC} on digits to choose by", ""], rows)
 
 
 def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None) -> str:
@@ -79,17 +113,23 @@ def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None
     return f"It was promoted: {_name(approval.get('responded_by_user'))} approved."
 
 
-def page(dag_id: str, run_id: str) -> str:
-    """Return the address of a DAG run's page with its trainings, in the web UI."""
-    from airflow.sdk.configuration import conf
-
-    base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
-    return f"{base}/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}/plugin/training"
+def places(model: str, predictions: str) -> str:
+    """Say where what a promotion has made is."""
+    return f"The model is in {model}, its predictions are in {predictions}."
 
 
 def _name(user: Any) -> str:
     return str(user.get("name") or user.get("id")) if isinstance(user, dict) else str(user)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def _percents(shares: Sequence[float]) -> list[str]:
+    """Write shares alike, with as few digits as tell them apart."""
+    for digits in range(1, _FINEST + 1):
+        texts = [f"{100 * share:.{digits}f} %" for share in shares]
+        if len(set(texts)) == len(set(shares)):
+            break
+    return texts
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])

@@ -71,10 +71,11 @@ export class Curves {
     this.element = h("section", { class: "curves" }, head, this.legend, this.grid);
   }
 
-  /** @param {{label: string, report: object}[]} runs whose curves are drawn over each other */
+  /** @param {{label: string, title?: string, report: object}[]} runs whose curves are drawn over each other */
   update(runs) {
-    this.runs = runs.map(({ label, report }, at) => ({
+    this.runs = runs.map(({ label, title, report }, at) => ({
       label,
+      title,
       report,
       color: at % COLORS,
       start: began(report),
@@ -134,7 +135,9 @@ export class Curves {
 
   drawLegend() {
     const several = this.runs.length > 1 ? this.runs : [];
-    const entries = several.map(({ label, color }) => h("span", { class: `entry c${color}` }, h("i"), label));
+    const entries = several.map(({ label, title, color }) =>
+      h("span", { class: `entry c${color}`, title }, h("i"), label),
+    );
     this.legend.replaceChildren(...entries);
   }
 }

@@ -149,6 +149,9 @@ export function moment(value) {
   return h("time", { datetime: date.toISOString(), title: exact(value) }, `${day} ${hour}`);
 }
 
+/** Say how long ago something was; of clocks that differ none makes it the future. */
+export const ago = (since, now) => `${duration(Math.max(0, Math.floor(now - since)))} ago`;
+
 export const plural = (count, word) => `${short(count)} ${word}${count === 1 ? "" : "s"}`;
 
 const GOOD = new Set(["succeeded", "success", "done", "reused"]);

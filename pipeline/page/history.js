@@ -1,6 +1,7 @@
 // The history of a DAG: its runs as a table that sorts by any metric, and chosen ones over each other.
 import { better } from "./better.js";
 import { Curves, ordered } from "./curves.js";
+import { differences, shortened } from "./differences.js";
 import {
   badge,
   exact,
@@ -16,60 +17,85 @@ import {
   moment,
   mood,
   number,
+  textOf,
 } from "./dom.js";
+
+const PAIRS = 4; // of what differs, in a cell
+const LEGEND = 2; // and beside a name in the legend
 
 function nodes({ hosts, run }) {
   return listOf(hosts).length || (run && (fieldsOf(run).nnodes ?? 1)) || null;
 }
 
-/** Describe the columns: a value to sort by, and a cell. */
-function columnsOf(rows, best) {
-  const names = ordered(
-    new Set(
-      rows.flatMap((row) =>
-        Object.entries(fieldsOf(row.report.metrics))
-          .filter(([, v]) => isNumber(v))
-          .map(([name]) => name),
-      ),
-    ),
+/** Add up what the attempts took; null where the training goes on, or nobody told. */
+function trained({ history, state, verbs }) {
+  if (mood(state) === "busy") return null;
+  const ends = listOf(history).map((end) => fieldsOf(end).seconds);
+  const told = ends.some(isNumber) ? ends : [fieldsOf(fieldsOf(verbs).wait).seconds];
+  return told.some(isNumber) ? told.filter(isNumber).reduce((sum, each) => sum + each, 0) : null;
+}
+
+const said = (pairs) => pairs.map(([name, value]) => `${name} ${shortened(value)}`);
+
+/** Show pairs of what differs; those that have no room stand in the tooltip with all of them. */
+function differs(pairs) {
+  if (!pairs.length) return h("span", { class: "none" }, "–");
+  const whole = pairs.map(([name, value]) => `${name}: ${value}`).join("\n");
+  const shown = pairs
+    .slice(0, PAIRS)
+    .map(([name, value]) => [h("span", { class: "pair" }, h("i", null, name), ` ${shortened(value)}`), " "]);
+  const more = pairs.length - PAIRS;
+  return h("span", { title: whole }, shown, more > 0 && h("span", { class: "none" }, `and ${more} more`));
+}
+
+const named = (row) => h("span", { class: "name", title: exact(row.id) }, link(row.href, row.name, row.onClick));
+
+/** Show how long a training took; where nobody told, how long the whole run did, and say so. */
+function took(row) {
+  const own = trained(row.report);
+  if (own !== null || !isNumber(row.seconds)) return lasted(own);
+  const title = "How long the training itself took is not known: this is the whole run";
+  return [lasted(row.seconds), h("span", { class: "none", title }, " in all")];
+}
+
+function metricColumns(rows, best) {
+  const numbers = rows.flatMap((row) =>
+    Object.entries(fieldsOf(row.report.metrics)).filter(([, value]) => isNumber(value)),
   );
-  const metrics = names.map((name) => ({
-    ...{
-      id: `metric ${name}`,
-      title: name,
-      kind: "right",
-      value: (row) => fieldOf(row.report.metrics, name),
-    },
+  return ordered(new Set(numbers.map(([name]) => name))).map((name) => ({
+    ...{ id: `metric ${name}`, title: name, kind: "right" },
+    value: (row) => fieldOf(row.report.metrics, name),
     cell: (row, value) => [
       best.get(name) === row &&
         h("span", { class: "badge best", title: `The best ${name} of all that succeeded` }, "best"),
       number(value),
     ],
   }));
+}
+
+/** Describe the columns: a value to sort by, and a cell. What tells runs apart comes first, then metrics. */
+function columnsOf(rows, best) {
+  const different = {
+    ...{ id: "differs", title: "What differs", kind: "differs" },
+    value: (row) => said(row.pairs).join(" "),
+    cell: (row) => differs(row.pairs),
+  };
   return [
-    {
-      id: "run",
-      title: "Run",
-      value: (row) => exact(row.id),
-      cell: (row) => link(row.href, exact(row.id), row.onClick),
-    },
+    { id: "run", title: "Run", value: (row) => exact(row.id), cell: named },
     { id: "state", title: "State", value: (row) => row.state, cell: (row) => badge(row.state) },
-    { id: "start", title: "Began", value: (row) => row.began, cell: (row) => moment(row.start) },
+    ...(rows.some((row) => row.pairs.length) ? [different] : []),
     {
-      id: "seconds",
-      title: "Took",
-      kind: "right",
-      value: (row) => row.seconds,
-      cell: (row, value) => lasted(value),
+      ...{ id: "seconds", title: "Trained", kind: "right" },
+      value: (row) => trained(row.report) ?? row.seconds,
+      cell: took,
     },
+    ...metricColumns(rows, best),
     {
-      id: "nodes",
-      title: "Nodes",
-      kind: "right",
+      ...{ id: "nodes", title: "Nodes", kind: "right" },
       value: (row) => nodes(row.report),
       cell: (row, value) => number(value),
     },
-    ...metrics,
+    { id: "start", title: "Began", value: (row) => row.began, cell: (row) => moment(row.start) },
   ];
 }
 
@@ -99,10 +125,17 @@ function sorted(rows, { value }, descending) {
   return [...ranked, ...rows.filter((row) => !has(row))]; // what has no value comes last, either way
 }
 
-function read(row) {
+function readRow(row) {
   const report = fieldsOf(row.document);
   const began = isNumber(row.start) ? row.start : Date.parse(row.start) / 1000;
-  return { ...row, report, began: Number.isNaN(began) ? null : began, state: row.state || report.state };
+  const state = row.state || report.state;
+  return { ...row, report, began: Number.isNaN(began) ? null : began, state, name: textOf(row.name) ?? exact(row.id) };
+}
+
+/** Name a run where its curve is drawn, by what tells it apart. */
+function labelOf({ id, name, pairs }) {
+  const label = [name, said(pairs.slice(0, LEGEND)).join(", ")].filter(Boolean).join(" · ");
+  return { label, title: [exact(id), ...pairs.map(([of, value]) => `${of}: ${value}`)].join("\n") };
 }
 
 class History {
@@ -117,7 +150,9 @@ class History {
   }
 
   update(rows) {
-    this.rows = listOf(rows).map(fieldsOf).map(read);
+    const read = listOf(rows).map(fieldsOf).map(readRow);
+    const pairs = differences(read.map((row) => row.report));
+    this.rows = read.map((row, at) => ({ ...row, pairs: pairs[at] }));
     const present = new Set(this.rows.map((row) => row.id));
     for (const id of this.chosen) if (!present.has(id)) this.chosen.delete(id);
     this.draw();
@@ -131,7 +166,7 @@ class History {
     fill(this.body, this.rows.length > 0 && this.table(columns, rows));
     const drawn = [...this.chosen].map((id) => rows.find((row) => row.id === id));
     if (drawn.length > 1)
-      this.curves.update(drawn.map((row) => ({ label: exact(row.id), report: row.report })));
+      this.curves.update(drawn.map((row) => ({ ...labelOf(row), report: row.report })));
     else this.curves.element.hidden = true;
   }
 
@@ -194,7 +229,7 @@ class History {
     const box = h("input", {
       type: "checkbox",
       checked: this.chosen.has(row.id),
-      "aria-label": `Draw ${exact(row.id)}`,
+      "aria-label": `Draw ${labelOf(row).label}`,
     });
     box.onchange = () => {
       this.chosen[this.chosen.has(row.id) ? "delete" : "add"](row.id);
@@ -211,6 +246,8 @@ class History {
  * Draw the history of a DAG.
  * @param {HTMLElement} root what it is drawn into
  * @param {{dark?: boolean}} options dark: missing follows the browser
+ * Rows are {id, name, state, start, seconds, document, href, onClick}: a short `name` is shown for the id, `seconds` are
+ * of the whole run.
  * @returns {{update: (rows: object[]) => void, destroy: () => void}}
  */
 export function mountHistory(root, options = {}) {

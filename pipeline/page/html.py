@@ -20,7 +20,10 @@ from manycpu.pipeline.spec.output import PAGE_BEGINS
 __all__ = ["as_frame", "as_html"]
 
 _FOLDER: Final = Path(__file__).parent
-_MODULES: Final = ("dom", "chart", "curves", "ranks", "places", "sections", "better", "history", "training")
+_MODULES: Final = (
+    *("dom", "chart", "curves", "ranks", "places", "sections"),
+    *("better", "differences", "history", "training"),
+)
 """In the order in which each finds what it imports; no two have a name at the top in common."""
 _LINKS: Final = re.compile(r"^(?:import|export) \{[^}]*\} from [^;]*;$\n?|^export (?=\w)", re.MULTILINE)
 _START: Final = """

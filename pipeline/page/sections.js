@@ -1,5 +1,6 @@
 // What a report says beside its curves: each function takes the report and gives elements, or nothing.
 import {
+  ago,
   badge,
   duration,
   exact,
@@ -22,6 +23,8 @@ import {
 } from "./dom.js";
 
 const UNDER_WAY = new Set(["running", "pending"]);
+const OWN_TASKS = new Set(["prepare", "stage", "build", "export", "cleanup"]); // steps that are tasks by the same name
+const AT_WORK = new Set(["running", "deferred"]);
 const firstLine = (text) => (textOf(text) ? text.trim().split("\n")[0] : null);
 
 /** Say in one sentence how it is, and what it waits for. */
@@ -46,7 +49,7 @@ function seconds(report) {
   return all.some(isNumber) ? all.filter(isNumber).reduce((sum, each) => sum + each, 0) : null;
 }
 
-export function head(report) {
+export function head(report, now) {
   const title = h("h1", null, textOf(report.name) || "A training");
   const words = h(
     "p",
@@ -54,7 +57,7 @@ export function head(report) {
     badge(report.state),
     h("span", { class: "words" }, sentence(report)),
   );
-  return [h("div", { class: "title" }, title, words), progress(report), facts(report)];
+  return [h("div", { class: "title" }, title, words), progress(report), facts(report, now)];
 }
 
 function progress({ progress: told, state }) {
@@ -69,7 +72,13 @@ function progress({ progress: told, state }) {
   return h("div", { class: "progress" }, bar, h("span", null, words.filter(Boolean).join(" · ")));
 }
 
-function facts(report) {
+/** Show when the report was written, and how long ago, where somebody looks for the next one. */
+function writing(time, now) {
+  const age = isNumber(time) && isNumber(now);
+  return [moment(time), age && [" ", h("span", { class: "age", "data-since": time }, ago(time, now))]];
+}
+
+function facts(report, now) {
   const { dtype, device } = fieldsOf(report.run);
   const { kind, launch } = fieldsOf(report.target);
   const { loss, samples_per_second: pace } = fieldsOf(report.metrics);
@@ -89,7 +98,7 @@ function facts(report) {
     ["Target", [textOf(kind), textOf(launch)].filter(Boolean).join(", ")],
     ["Attempt", isNumber(report.attempts) && number(report.attempts)],
     ["All steps", !UNDER_WAY.has(report.state) && isNumber(seconds(report)) && lasted(seconds(report))],
-    ["Written", known(report.time) && moment(report.time)],
+    ["Written", known(report.time) && writing(report.time, now)],
   ];
   const shown = all.filter(([, value]) => value);
   return (
@@ -133,9 +142,28 @@ function notice(kind, title, lines) {
   );
 }
 
+/** Find the step that goes on, up to now, as the tasks tell; while the training runs that is `wait`. */
+function present(report, verbs, tasks) {
+  const task = tasks.find(({ state, seconds: took }) => AT_WORK.has(state) && isNumber(took));
+  if (!task) return null;
+  if (OWN_TASKS.has(task.name)) return { name: task.name, seconds: task.seconds, result: "running" };
+  if (!UNDER_WAY.has(report.state)) return null;
+  const others = new Set(["wait", ...tasks.map(({ name }) => name)]);
+  const before = verbs.filter(({ name, seconds: took }) => !others.has(name) && isNumber(took));
+  const spent = before.reduce((sum, verb) => sum + verb.seconds, 0);
+  return { name: "wait", seconds: Math.max(0, task.seconds - spent), result: report.state };
+}
+
+/** List the steps that were taken, and the one that goes on. */
+function stepsOf(report, tasks) {
+  const verbs = Object.entries(fieldsOf(report.verbs)).map(([name, verb]) => ({ name, ...fieldsOf(verb) }));
+  const now = verbs.length > 0 && present(report, verbs, tasks);
+  return now ? [...verbs.filter(({ name }) => name !== now.name), now] : verbs;
+}
+
 /** Show the steps of the pipeline: one bar, and below it what each took and how it went. */
 export function steps(report, tasks) {
-  const verbs = Object.entries(fieldsOf(report.verbs)).map(([name, verb]) => ({ name, ...fieldsOf(verb) }));
+  const verbs = stepsOf(report, tasks);
   const timed = verbs.some((verb) => isNumber(verb.seconds)) ? verbs : tasks;
   const drawn = timed.filter((verb) => verb.seconds > 0);
   const bar = drawn.map((verb) => segment(verb, timed.indexOf(verb)));
@@ -152,10 +180,10 @@ export function steps(report, tasks) {
 }
 
 function segment({ name, seconds: took, result, state }, at) {
-  const bad = mood(result || state) === "bad" ? " failed" : "";
+  const kind = { bad: " failed", busy: " running" }[mood(result || state)] || "";
   return h(
     "span",
-    { class: `part p${at % 8}${bad}`, "--share": took, title: `${name}: ${duration(took)}` },
+    { class: `part p${at % 8}${kind}`, "--share": took, title: `${name}: ${duration(took)}` },
     h("b", null, name),
   );
 }

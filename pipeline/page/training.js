@@ -1,6 +1,6 @@
 // The page of one training, and the history of many: mount(root, options) and mountHistory(root, options).
 import { Curves } from "./curves.js";
-import { fieldsOf, fill, h, listOf } from "./dom.js";
+import { ago, fieldsOf, fill, h, listOf } from "./dom.js";
 import { ranksOf } from "./ranks.js";
 import { asked, metricsOf, places } from "./places.js";
 import { attempts, head, problems, rounds, steps } from "./sections.js";
@@ -29,7 +29,8 @@ function safely(draw, ...given) {
  * Draw one run.
  * @param {HTMLElement} root what it is drawn into
  * @param {{dark?: boolean, links?: {tasks?: object[]}}} options dark: null or missing follows the browser
- * @returns {{update: (documents: {report: object, tasks?: object[]}) => void, destroy: () => void}}
+ * @returns {{update: (documents: {report: object, tasks?: object[], now?: number}) => void, age: (now: number) => void,
+ *   destroy: () => void}} now: seconds since the epoch, where somebody looks for news; `age` says how old the report is by then
  */
 export function mount(root, options = {}) {
   root.classList.add("manycpu");
@@ -46,14 +47,18 @@ export function mount(root, options = {}) {
   curves.element.hidden = true;
   root.replaceChildren(page);
 
-  function update({ report: told, tasks: given } = {}) {
+  function update({ report: told, tasks: given, now } = {}) {
     const report = fieldsOf(told);
     const tasks = listOf(given || fieldsOf(options.links).tasks).map(fieldsOf);
-    fill(slots.get("head"), safely(head, report));
+    fill(slots.get("head"), safely(head, report, now));
     fill(slots.get("problems"), safely(problems, report));
     safely(() => curves.update([{ label: "", report }]));
     for (const [name, draw] of SECTIONS) fill(slots.get(name), safely(draw, report, tasks));
   }
 
-  return { update, destroy: () => root.replaceChildren() };
+  function age(now) {
+    for (const told of root.querySelectorAll(".age")) told.textContent = ago(Number(told.dataset.since), now);
+  }
+
+  return { update, age, destroy: () => root.replaceChildren() };
 }

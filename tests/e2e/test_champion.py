@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 from support.approval import asked
@@ -11,6 +11,7 @@ from support.waiting import until
 
 from manycpu.operators.champion.promotions import Champion, champion
 from manycpu.operators.champion.versions import write_version
+from manycpu.operators.link import tab_of
 
 WAIT = 280  # seconds for a sweep, where others leave it some of the cores
 
@@ -55,7 +56,10 @@ def test_a_new_version_becomes_a_champion_that_a_worse_one_does_not_replace(
     assert champion(folder) is None
     assert "| candidate | champion |" in body
     assert "none yet" in body
-    assert f"({airflow.url}/{run.replace('dagRuns', 'runs')}/plugin/training)" in body
+    run_id = unquote(run.rpartition("/")[2])
+    tabs = [f"({airflow.url}/{tab_of('champion', run_id, 'candidate.fit', index)})" for index in range(3)]
+    assert all(tab in body for tab in tabs)
+    assert body.count("[The candidate's training](") == 1
     _answer(airflow, run, "Approve")
     assert airflow.end(run, WAIT) == "success"
     first = champion(folder)
@@ -63,7 +67,9 @@ def test_a_new_version_becomes_a_champion_that_a_worse_one_does_not_replace(
     assert first.metrics["holdout_accuracy"] > 0.8
     concluded = _conclusion(airflow, run)
     assert concluded["promoted"]
-    assert concluded["says"].endswith(f"It was promoted: {airflow.user} approved.")
+    assert f"It was promoted: {airflow.user} approved." in concluded["says"]
+    assert concluded["model"] == first.path
+    assert Path(concluded["predictions"], "predictions.csv").is_file()
     assert {"model.pt", "seen.txt"} < {path.name for path in Path(first.path).iterdir()}
     assert len(next(folder.glob("predictions/*/predictions.csv")).read_text().splitlines()) == 201
     assert _left(folder) == []

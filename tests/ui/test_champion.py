@@ -12,6 +12,7 @@ from support.standalone_airflow import Airflow
 
 from manycpu.operators.champion.promotions import champion
 from manycpu.operators.champion.versions import write_version
+from manycpu.operators.link import tab_of
 
 pytestmark = needs_chromium
 
@@ -30,10 +31,11 @@ def test_a_person_approves_with_the_comparison_in_view(airflow: Airflow, page: P
     page.find("button[type=submit]").click()
     page.shows("Is this model to be the champion?")
     cells = [cell.text for cell in page.all("table td")]
-    assert cells[:3] == ["digits told right, of those that neither saw", cells[1], "none yet"]
+    assert cells[:3] == ["accuracy on digits that neither saw", cells[1], "none yet"]
     assert cells[1].endswith(" %")
-    link = page.find("a[href$='/plugin/training']")
-    assert link.get_attribute("href") == f"{shown}/plugin/training"
+    link = page.browser.find_element(By.LINK_TEXT, "The candidate's training")
+    tab = f"{airflow.url}/{tab_of('champion', run, 'candidate.fit', 0)}"
+    assert link.get_attribute("href") == tab
     page.shoot("approval", 900)
 
     approve = (By.XPATH, "//button[normalize-space()='Approve']")
@@ -41,4 +43,7 @@ def test_a_person_approves_with_the_comparison_in_view(airflow: Airflow, page: P
     assert airflow.end(path, 280) == "success"
     promoted = champion(tmp_path)
     assert promoted is not None
+    page.browser.get(tab)
+    page.find(".manycpu-tab h1")
+    assert "Training" in [open_tab.text for open_tab in page.all("a.active")]
     assert promoted.name.startswith(next((tmp_path / "predictions").iterdir()).name)

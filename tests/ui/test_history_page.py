@@ -144,3 +144,117 @@ def test_a_metric_may_be_called_like_what_every_object_has(mounted: Page, name: 
         box.click()
     assert len(mounted.all(f"[data-metric={name}] path")) == 2
     assert mounted.complaints() == []
+
+
+def asked(rate: str, nodes: int, **other: Any) -> dict[str, Any]:
+    """A report of a run with these arguments, as the history of a DAG has it."""
+    run = {
+        "program": "train.py",
+        "args": ["--epochs", "2", "--learning_rate", rate],
+        "nnodes": nodes,
+        "output": f"/models/{rate}/{nodes}",
+        "dtype": "bf16",
+    }
+    return usual_report(run=run, **other)
+
+
+def cells(page: Page, key: str) -> dict[str, str]:
+    """Return what stands in a run's row, by the heads of the columns."""
+    heads = [head.text.strip("▾▴ \n") for head in page.all("thead th")]
+    row = page.find(f"tr[data-key='{key}']")
+    return dict(zip(heads, [cell.text for cell in row.find_elements("css selector", "td")], strict=True))
+
+
+def test_rows_and_curves_say_what_differs_between_runs(mounted: Page) -> None:
+    documents = [asked("2e-5", 1), asked("5e-5", 1), {"state": "failed", "error": "refused"}]
+    ids = [f"manual__2026-01-0{at}T00:00:00.123456+00:00_AbCdEfGh" for at in (1, 2, 3)]
+    given = [
+        {"id": key, "name": f"manual {at}", "href": f"/runs/{at}", "state": "success", "document": it}
+        for at, (key, it) in enumerate(zip(ids, documents, strict=True))
+    ]
+    mount(mounted, given, "mountHistory")
+    told = [cells(mounted, key) for key in ids]
+    assert [it["Run"] for it in told] == ["manual 0", "manual 1", "manual 2"]
+    assert [it["What differs"] for it in told] == ["learning_rate 2e-5", "learning_rate 5e-5", "\N{EN DASH}"]
+    assert mounted.find("tbody .name").get_attribute("title") in ids
+    for box in mounted.all("tbody input")[:2]:
+        box.click()
+    entries = mounted.all(".entry")
+    assert [it.text for it in entries] == [f"manual {at} · learning_rate {at * 3 + 2}e-5" for at in (0, 1)]
+    assert entries[0].get_attribute("title") == f"{ids[0]}\nlearning_rate: 2e-5"
+    update(mounted, given[:1])
+    assert "What differs" not in mounted.find("thead").text  # there is nothing to differ from
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "pairs"),
+    [
+        ({"args": ["--lr=1", "--flag"]}, {"args": ["--lr=1"]}, [["flag", "yes"]]),
+        ({"args": ["-x", "-1", "2"]}, {"args": ["-x", "-1"]}, [["x", "-1 2"]]),
+        ({"args": ["fit", "a.b=1"]}, {"args": ["fit", "a.b=2"]}, [["a.b", "1"]]),
+        (
+            {"args": ['{"arguments": {"rate": 0.1, "data": "/d"}, "places": ["output"]}']},
+            {"args": ['{"arguments": {"rate": 0.3, "data": "/d"}, "places": ["output"]}']},
+            [["rate", "0.1"]],
+        ),
+        ({"nnodes": 2, "output": "/a"}, {"nnodes": "1:4", "output": "/b"}, [["nnodes", "2"]]),
+        ({"env": {"A": "***"}}, {"env": {"A": "***"}}, []),
+    ],
+)
+def test_arguments_are_compared_by_their_names(
+    mounted: Page, one: dict[str, Any], other: dict[str, Any], pairs: list[list[str]]
+) -> None:
+    found = mounted.js(
+        "return import('/differences.js').then(({ differences }) => differences(arguments[0]))",
+        [{"run": one}, {"run": other}, {}, {"run": None, "target": 3, "digests": []}],
+    )
+    assert (found[0], found[2:]) == (pairs, [[], []])
+
+
+def test_a_digest_tells_of_a_change_that_no_path_tells_of(mounted: Page) -> None:
+    fields: list[dict[str, Any]] = [{"data": "/v1"}, {"data": "/v2", "dtype": "bf16"}]
+    reports = [
+        {"run": {"program": "train.py", **run}, "digests": {"code": f"{at}" * 64, "data": f"{at}"}}
+        for at, run in enumerate(fields)
+    ]
+    found = mounted.js(
+        "return import('/differences.js').then(({ differences }) => differences(arguments[0]))", reports
+    )
+    assert found == [
+        [["data", "/v1"], ["digest of the code", "0" * 8]],
+        [["data", "/v2"], ["dtype", "bf16"], ["digest of the code", "1" * 8]],
+    ]
+
+
+def test_the_loss_is_seen_beside_airflows_menu_without_scrolling(mounted: Page) -> None:
+    mounted.resize(885, 900)  # what Airflow leaves of 1280 pixels
+    documents = [
+        asked(f"{at + 1}.123456e-5", at, model=f"hf://some/very-long-name-of-a-model-{at}") for at in range(4)
+    ]
+    mount(
+        mounted,
+        [
+            {"id": f"asset_triggered__{at}", "name": f"asset 11-23 01:09:1{at} candidate.fit[{at}]", **other}
+            for at, other in enumerate({"state": "success", "document": it} for it in documents)
+        ],
+        "mountHistory",
+    )
+    right = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box.right"
+    assert mounted.js(right, "th:has(button[title=loss])") <= mounted.js(right, ".scroll")
+    assert mounted.js("return document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        ({"history": [{"seconds": 81.25}, {"seconds": 10}]}, "1 min 31 s"),
+        ({"history": [], "verbs": {"wait": {"seconds": 12.5}}}, "12.5 s"),
+        ({"history": [{"seconds": 81.2}], "state": "running"}, "5 min in all"),
+        ({"history": None, "verbs": None}, "5 min in all"),
+    ],
+)
+def test_how_long_a_training_took_is_told_from_the_whole_run(
+    mounted: Page, report: dict[str, Any], words: str
+) -> None:
+    mount(mounted, [{"id": "a", "seconds": 300, "document": usual_report(**report)}], "mountHistory")
+    assert cells(mounted, "a")["Trained"] == words

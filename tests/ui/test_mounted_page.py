@@ -92,3 +92,53 @@ def test_whoever_mounts_it_chooses_the_theme(mounted: Page, *, dark: bool) -> No
     assert (color == "rgb(255, 255, 255)") is not dark
     mounted.js("window.drawn.destroy()")
     assert not mounted.all(".chart")
+
+
+PARTS = """return [...document.querySelectorAll(".bar .part")]
+    .map((it) => [it.textContent, it.classList.contains("running")])"""
+LAUNCHED = {name: {"seconds": 10.0, "result": "done"} for name in ("prepare", "launch")}
+
+
+def bar(page: Page) -> dict[str, bool]:
+    """Return the parts of the bar, and whether each goes on."""
+    return dict(page.js(PARTS))
+
+
+def test_the_step_that_goes_on_has_its_part_up_to_now(mounted: Page) -> None:
+    prepare = {"name": "prepare", "state": "success", "seconds": 10.0}
+    train = {"name": "train", "state": "deferred", "seconds": 60.5}
+    live = usual_report(state="running", verbs=LAUNCHED)
+    mount(mounted, {"report": live, "tasks": [prepare, train]})
+    assert bar(mounted) == {"prepare": False, "launch": False, "wait": True}
+    assert mounted.all(".parts li")[-1].text == "wait 50.5 s running"
+    update(mounted, {"report": live, "tasks": [prepare, {**train, "seconds": 65.5}]})
+    assert mounted.all(".parts li")[-1].text == "wait 55.5 s running"
+    alone = {"name": "fit", "state": "running", "seconds": 60.5}  # a whole run: all steps are of one task
+    update(mounted, {"report": {**live, "state": "pending"}, "tasks": [alone]})
+    assert mounted.all(".parts li")[-1].text == "wait 40.5 s pending"
+    trained = {**live, "state": "succeeded", "verbs": {**LAUNCHED, "wait": {"seconds": 50, "result": "done"}}}
+    export = {"name": "export", "state": "running", "seconds": 2.0}
+    update(mounted, {"report": trained, "tasks": [prepare, {**train, "state": "success"}, export]})
+    assert bar(mounted) == {"prepare": False, "launch": False, "wait": False, "export": True}
+
+
+def test_a_second_try_waits_anew(mounted: Page) -> None:
+    verbs = {**LAUNCHED, "wait": {"seconds": 500, "result": "failed", "error": "it broke"}}
+    train = {"name": "train", "state": "running", "seconds": 30.0}
+    tasks = [{"name": "prepare", "state": "success", "seconds": 10.0}, train]
+    mount(mounted, {"report": usual_report(state="running", verbs=verbs), "tasks": tasks})
+    assert mounted.all(".parts li")[-1].text == "wait 20.0 s running"
+    update(mounted, {"report": usual_report(state="running", verbs=verbs), "tasks": []})
+    assert mounted.find(".bar .failed").text == "wait"  # nobody knows since when
+
+
+def test_a_report_has_an_age_only_where_somebody_looks_for_the_next_one(mounted: Page) -> None:
+    report = usual_report(time=1763856400.0)
+    mount(mounted, {"report": report})
+    assert not mounted.all(".age")
+    update(mounted, {"report": report, "now": 1763856412.9})
+    assert mounted.find(".age").text == "12 s ago"
+    mounted.js("window.drawn.age(1763856465)")
+    assert mounted.find(".age").text == "1 min 5 s ago"
+    update(mounted, {"report": report, "now": 1763856399.0})  # by a clock that is late
+    assert mounted.find(".age").text == "0 s ago"

@@ -1,16 +1,14 @@
 """The modules of Airflow's tabs by themselves: how they look for news, and which trainings they see."""
 
+import json
 from collections.abc import Iterator
-from functools import partialmethod
-from http.server import SimpleHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.browser import Page, needs_chromium
+from support.tab_files import TabFiles
 from support.web_server import served
 
-STATIC = Path(__file__).parents[2] / "operators" / "plugin" / "static"
 FOLLOW = """
 const done = arguments[arguments.length - 1];
 const { follow } = await import("/follow.js");
@@ -32,23 +30,9 @@ done(found.map(({ name, document, elsewhere, tasks }) => [name, document, elsewh
 pytestmark = needs_chromium
 
 
-class Static(SimpleHTTPRequestHandler):
-    __init__ = partialmethod(SimpleHTTPRequestHandler.__init__, directory=str(STATIC))
-
-    def do_GET(self) -> None:
-        if self.path != "/":
-            return super().do_GET()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        return None
-
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture
 def blank(page: Page) -> Iterator[Page]:
-    with served(Static) as host:
+    with served(TabFiles) as host:
         page.browser.get(f"http://{host}/")
         yield page
 
@@ -232,3 +216,21 @@ def test_what_was_under_way_when_its_dag_run_ended_is_no_more(blank: Page) -> No
     done(Object.keys(states).flatMap(of));
     """
     assert run(blank, module) == ["ended", "running", "ended", "succeeded"]
+
+
+def test_a_run_is_called_by_its_kind_and_its_moment_unless_somebody_named_it(blank: Page) -> None:
+    blank.browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Europe/Berlin"})
+    names = {
+        "manual__2026-11-23T23:10:16.792959+00:00": "manual 11-24 00:10:16",
+        "scheduled__2026-07-01T00:00:00+00:00": "scheduled 07-01 02:00:00",
+        "asset_triggered__2026-11-23T01:10:16.5+00:00_AbCdEfGh": "asset 11-23 02:10:16",
+        "nightly": "nightly",
+        "manual__soon": "manual__soon",
+        **{f"manual__2026-01-01T00:00:00.{at}456+00:00": f"manual 01-01 01:00:00.{at}" for at in (123, 124)},
+        **{it: it for it in (f"manual__2026-01-02T00:00:00.123{at}+00:00" for at in (1, 2))},
+    }
+    module = """
+    const { shortNames } = await import("/history.js");
+    done([...shortNames(%s)]);
+    """
+    assert dict(run(blank, module % json.dumps([*names]))) == names

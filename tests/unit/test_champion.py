@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from support.champion import trained
 
-from manycpu.operators.champion import steps, words
+from manycpu.operators.champion import steps
 from manycpu.operators.champion.promotions import (
     promote,
 )
@@ -56,7 +56,8 @@ def params(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-FAILED = [{"rate": 0.5, "error": "diverged"}]
+FIT = {"training": "candidate.fit", "map_index": 0}
+FAILED = [{"rate": 0.5, "error": "diverged", **FIT}]
 RUN = SimpleNamespace(dag_id="champion", run_id="manual__2026-01-01T00:00:00+00:00")
 
 
@@ -92,7 +93,7 @@ def test_the_best_is_chosen_of_those_that_succeeded(tmp_path: Path, params: dict
 
 
 MLFLOWS_OWN = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The ``noload``")
-GOOD = {"rate": 0.1, "accuracy": 0.7, "key": "k", "path": "/m", "sha256": "0123456789", "metrics": {}}
+GOOD = {"rate": 0.1, "accuracy": 0.7, "key": "k", "path": "/m", "sha256": "0123456789", "metrics": {}, **FIT}
 
 
 @pytest.mark.parametrize("accuracy", [math.nan, math.inf, None, "0.9"])
@@ -104,7 +105,7 @@ def test_a_candidate_whose_accuracy_is_no_finite_number_counts_as_failed(
     assert best["rate"] == 0.1
     assert f"the candidate of rate 0.5 failed: its accuracy is no finite number: {accuracy!r}" in caplog.text
     compared = steps.compare([best], [{"accuracy": 0.8}], [odd, GOOD], params, RUN)
-    assert "Candidates that failed: those of rate 0.5." in compared["says"]
+    assert "Candidates that failed: those of learning rate 0.5." in compared["says"]
     with pytest.raises(AirflowFailException, match="no candidate succeeded"):
         steps.choose(odd, "run", "/data", params)
     with pytest.raises(AirflowFailException, match="nothing was promoted: its accuracy is no finite number"):
@@ -118,8 +119,8 @@ def test_a_training_that_returns_no_accuracy_is_a_candidate_that_failed(
     report = Report(key="k", name="n", state=RunState.SUCCEEDED, attempts=1, run={}, target={})
     whole = report.model_copy(update={"returned": returned, "export": {"sha256": "ab"}})
     (tmp_path / "report.json").write_text(whole.model_dump_json())
-    described = steps.describe(0.5, str(tmp_path))
-    assert described == {"rate": 0.5, "error": "its accuracy is no finite number: None"}
+    described = steps.describe(0.5, str(tmp_path), "candidate.fit", SimpleNamespace(map_index=0))
+    assert described == {"rate": 0.5, "error": "its accuracy is no finite number: None", **FIT}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,8 @@ def test_what_comes_after_the_comparison(
     params: dict[str, Any], scores: list[float], threshold: float, task: str | None, *, ask: bool
 ) -> None:
     contenders = [
-        {"rate": 0.1, "data": f"/data/v000{number}", "sha256": "ab" * 32} for number in range(len(scores))
+        {"rate": 0.1, "path": "/m", "data": f"/data/v000{number}", "sha256": "ab" * 32}
+        for number in range(len(scores))
     ]
     given = params | {"threshold": threshold, "ask": ask}
     compared = steps.compare(contenders, [{"accuracy": score} for score in scores], FAILED, given, RUN)
@@ -146,13 +148,91 @@ def test_what_comes_after_the_comparison(
     assert ("there is no champion yet" in compared["says"]) == (len(scores) == 1)
     assert ("| none yet |" in compared["body"]) == (len(scores) == 1)
     for text in (compared["says"], compared["body"]):
-        assert "Candidates that failed: those of rate 0.5." in text
+        assert "Candidates that failed: those of learning rate 0.5." in text
 
 
-def test_the_page_of_a_run_is_below_airflows_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def compared(
+    params: dict[str, Any], scores: list[float], candidates: list[dict[str, Any]]
+) -> tuple[str, list[str]]:
+    """Compare the first candidate with a champion; returns the sentence, and the lines of the Markdown."""
+    versions = [{"rate": 0.30000000000000004, "data": "/data/v0003"}, {"rate": 1.0, "data": "/data/v0001"}]
+    contenders = [{**one, "path": "/m", "sha256": "ab" * 32} for one in versions]
+    told = steps.compare(contenders, [{"accuracy": score} for score in scores], candidates, params, RUN)
+    return told["says"], told["body"].splitlines()
+
+
+def test_a_person_is_told_metric_threshold_and_what_the_others_reached(
+    params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example.org/team/")
-    assert words.page("champion", "a+b") == (
-        "https://airflow.example.org/team/dags/champion/runs/a%2Bb/plugin/training"
+    candidates = [
+        {**GOOD, "rate": 0.03, "path": "/other", "accuracy": 0.8765432},
+        {**GOOD, "rate": 0.30000000000000004, "accuracy": 0.91234567, "map_index": 1},
+        {**FAILED[0], "map_index": 2},
+    ]
+    says, lines = compared(params | {"threshold": 0.005}, [0.9333333, 0.92], candidates)
+    assert says == (
+        "The candidate of learning rate 0.3 reached accuracy 93.3 % on digits that neither saw, "
+        "the champion 92.0 %; needed was a lead of more than 0.5 points. "
+        "Candidates that failed: those of learning rate 0.5."
+    )
+    assert lines[0] == says
+    assert "| accuracy on digits that neither saw | 93.3 % | 92.0 % |" in lines
+    assert "| learning rate | 0.3 | 1 |" in lines
+    url = "https://airflow.example.org/team/dags/champion/runs/manual__2026-01-01T00:00:00+00:00/plugin/training"
+    fits = [f"{url}?training=candidate.fit%5B{index}%5D" for index in range(3)]
+    assert f"[The candidate's training]({fits[1]})" in lines
+    assert lines[-5:] == [
+        "| learning rate | accuracy on digits to choose by |  |",
+        "| --- | --- | --- |",
+        f"| [0.3]({fits[1]}) | 91.2 % | the candidate |",
+        f"| [0.03]({fits[0]}) | 87.7 % |  |",
+        f"| [0.5]({fits[2]}) | failed |  |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scores", "shown"),
+    [
+        ([0.9, 0.9], ["90.0 %", "90.0 %"]),
+        ([0.93334, 0.93331], ["93.334 %", "93.331 %"]),
+        ([0.9, 0.90000001], ["90.0000 %", "90.0000 %"]),
+    ],
+)
+def test_numbers_have_as_few_digits_as_tell_them_apart(
+    params: dict[str, Any], scores: list[float], shown: list[str]
+) -> None:
+    says, lines = compared(params, scores, [GOOD])
+    assert f"reached accuracy {shown[0]} on digits that neither saw, the champion {shown[1]}; " in says
+    assert "needed was any lead." in says
+    assert f"| accuracy on digits that neither saw | {shown[0]} | {shown[1]} |" in lines
+
+
+@pytest.mark.parametrize("promoted", [None, {"path": "/champion/models/a"}])
+def test_the_conclusion_names_what_was_promoted_and_what_it_predicted(
+    promoted: dict[str, Any] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = {
+        "begin": {"predictions": "/champion/predictions/a"},
+        "compare": {"better": True, "says": "It is better."},
+        "promote": promoted,
+    }
+    caplog.set_level("INFO")
+
+    def pulled(*, task_ids: str) -> Any:
+        return told.get(task_ids)
+
+    concluded = steps.conclude(SimpleNamespace(xcom_pull=pulled))
+    assert concluded["says"] in caplog.text
+    if promoted is None:
+        assert concluded == {
+            "promoted": False,
+            "says": "It is better. It was not approved: nothing was promoted.",
+        }
+        return
+    assert (concluded["model"], concluded["predictions"]) == ("/champion/models/a", "/champion/predictions/a")
+    assert concluded["says"].endswith(
+        "The model is in /champion/models/a, its predictions are in /champion/predictions/a."
     )
 
 

@@ -65,7 +65,7 @@ def test_the_modules_are_joined_without_a_link_between_them() -> None:
     assert not re.findall(r"^(?:import|export)\b", _script(), re.MULTILINE)
     named = re.findall(r"^(?:async )?(?:function|class|const|let) (\w+)", _script(), re.MULTILINE)
     assert len(named) == len(set(named)) > 50
-    assert len(_MODULES) == 9
+    assert len(_MODULES) == 10
 
 
 def test_no_module_writes_markup() -> None:

@@ -8,7 +8,29 @@ import { Drawing, element, link, Note, seconds } from "./view.js";
 
 const EVERY = 15_000; // milliseconds between two looks
 const PAGE = 50; // runs at a time
+// As Airflow makes ids itself: the kind of run, a moment, and letters by chance where that is not enough.
+const MADE = /^([a-z]+)(?:_[a-z]+)*__(\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))(?:_\w+)?$/;
 const of = (entry) => `${entry.run_id} ${groupOf(entry)}`;
+
+/** Make short names of ids: kind and moment of those that Airflow made, by the reader's clock; never one twice. */
+export function shortNames(ids) {
+  const ways = [toTheSecond, toTheMillisecond].map((way) => {
+    const names = ids.map(way);
+    return (at) => (names.filter((name) => name === names[at]).length === 1 ? names[at] : null);
+  });
+  return new Map(ids.map((id, at) => [id, ways[0](at) ?? ways[1](at) ?? id]));
+}
+
+const toTheMillisecond = (id) => toTheSecond(id) + (/\.\d{1,3}/.exec(id)?.[0] ?? "");
+
+function toTheSecond(id) {
+  const [, kind, at] = MADE.exec(id) ?? [];
+  const date = new Date(at);
+  if (Number.isNaN(date.getTime())) return id;
+  const two = (part) => String(part).padStart(2, "0");
+  const hour = [date.getHours(), date.getMinutes(), date.getSeconds()].map(two).join(":");
+  return `${kind} ${two(date.getMonth() + 1)}-${two(date.getDate())} ${hour}`;
+}
 
 /** Show a DAG's trainings in an element; returns what ends it. */
 export function openHistory(root, ids, go) {
@@ -51,7 +73,8 @@ class HistoryView {
       return false;
     }
     this.note.say(runs.list.length ? "" : "This DAG has not run yet.");
-    const rows = runs.list.flatMap((run) => this.#rows(run, documents));
+    const names = shortNames(runs.list.map((run) => run.dag_run_id));
+    const rows = runs.list.flatMap((run) => this.#rows(run, names.get(run.dag_run_id), documents));
     this.drawing.update(rows);
     this.more.hidden = runs.list.length >= runs.all;
     return runs.list.some((run) => GOES_ON.includes(run.state));
@@ -82,7 +105,7 @@ class HistoryView {
   }
 
   /** Make a row of each training of a DAG run; of a run that did not get as far, one without a document. */
-  #rows(run, documents) {
+  #rows(run, short, documents) {
     const start = seconds(run.start_date);
     const end = seconds(run.end_date) ?? Date.now() / 1000;
     const own = trainings([], documents.filter((entry) => entry.run_id === run.dag_run_id));
@@ -91,6 +114,7 @@ class HistoryView {
       const query = own.length > 1 ? `?${new URLSearchParams({ training: name })}` : "";
       return {
         id: own.length > 1 ? `${run.dag_run_id} ${name}` : run.dag_run_id,
+        name: own.length > 1 ? `${short} ${name}` : short,
         start,
         seconds: start === null ? null : Math.max(0, end - start),
         state: document?.state ?? run.state,

@@ -7,13 +7,16 @@ import { Documents, GOES_ON, ourTasks, settled, trainings, UNDER_WAY, xcomsOf } 
 import { Drawing, element, link, Note, seconds } from "./view.js";
 
 const EVERY = 5_000; // milliseconds between two looks
+const SECOND = 1_000; // after so many milliseconds what is shown is older
 const CHOICE = "training"; // in the address: it stays when the page is loaded again
 
 /** Show a DAG run's trainings in an element; returns what ends it. */
 export function openRun(root, ids, go) {
   const view = new RunView(root, ids, go);
   const end = follow((signal) => view.look(signal), (error, wait) => view.trouble(error, wait), EVERY);
+  const clock = setInterval(() => view.age(), SECOND);
   return () => {
+    clearInterval(clock);
     end();
     view.destroy();
   };
@@ -23,6 +26,7 @@ class RunView {
   #documents = new Documents();
   #ours = null; // names of our tasks: they stay the same for a run
   #shown = [];
+  #goesOn = false;
 
   constructor(root, { dag, run }, go) {
     Object.assign(this, { dag, run, go });
@@ -48,8 +52,9 @@ class RunView {
     const own = tasks.filter((task) => marked.has(task.task_id)).sort(byStart);
     const found = own.length ? trainings(own, await this.#documents.read(entries, signal)) : [];
     this.#shown = found.map((training) => ({ ...training, document: settled(training.document, state) }));
+    this.#goesOn = GOES_ON.includes(state);
     this.draw();
-    return GOES_ON.includes(state);
+    return this.#goesOn;
   }
 
   /** Draw the training that is chosen. */
@@ -60,8 +65,14 @@ class RunView {
       return this.drawing.clear();
     }
     this.note.say(sentence(training));
-    const tasks = training.tasks.map((task) => this.row(task));
-    return this.drawing.update({ report: training.document ?? { name: training.name }, tasks });
+    const tasks = mattering(training).map((task) => this.row(task));
+    const report = { name: training.name, ...training.document };
+    return this.drawing.update({ report, tasks, now: this.#goesOn ? Date.now() / 1000 : undefined });
+  }
+
+  /** Let what is shown become older, while there may be news. */
+  age() {
+    if (this.#goesOn && document.visibilityState !== "hidden") this.drawing.age(Date.now() / 1000);
   }
 
   /** Describe a task as the page shows it; its name leads to its log. */
@@ -73,7 +84,7 @@ class RunView {
       name: task.task_display_name === task.task_id ? task.task_id.split(".").at(-1) : task.task_display_name,
       state: task.state,
       start,
-      seconds: start === null ? null : Math.max(0, task.duration ?? end - start),
+      seconds: start === null ? null : Math.max(0, (task.end_date && task.duration) || end - start),
       ...link(path("dags", this.dag, "runs", this.run, "tasks", task.task_id) + mapped, this.go),
     };
   }
@@ -127,6 +138,13 @@ class Selector {
 
 const byStart = (one, other) => (seconds(one.start_date) ?? Infinity) - (seconds(other.start_date) ?? Infinity) || 0;
 const goesOn = (training) => UNDER_WAY.includes(training.document?.state);
+
+/** List the tasks that say something: after a refusal the others only say that there was nothing to do. */
+function mattering({ document, tasks }) {
+  const refused = document?.state === "failed" && !document.key; // there is no run yet that could have one
+  const last = refused ? tasks.findIndex((task) => task.state === "failed") : -1;
+  return last < 0 ? tasks : tasks.slice(0, last + 1);
+}
 
 function sentence({ document, elsewhere, tasks }) {
   if (elsewhere) return "What is known of this training is where the backend for XComs puts it, not in Airflow's database.";

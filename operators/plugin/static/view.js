@@ -11,12 +11,13 @@ export function element(tag, attributes = {}, ...children) {
 
 const style = (name) => element("link", { rel: "stylesheet", href: new URL(name, import.meta.url).href });
 
-/** What a tab begins with: its style sheets, and a sentence that is read out when it changes. */
+/** What a tab begins with: its style sheets, and a sentence that is read out when it changes: first that it loads. */
 export class Note {
   constructor(root) {
     this.line = element("p", { className: "manycpu-note", hidden: true });
     this.line.setAttribute("role", "status");
     root.append(style("airflow.css"), style("../page/training.css"), this.line);
+    this.say("Loading …");
   }
 
   /** Say a sentence; without one, nothing. */
@@ -49,6 +50,11 @@ export class Drawing {
   update(shown) {
     this.#drawn ??= this.mount();
     this.#drawn.update(shown);
+  }
+
+  /** Say how old it is by now, where it says so. */
+  age(now) {
+    this.#drawn?.age(now);
   }
 
   /** Show nothing. */

@@ -1,0 +1,39 @@
+"""The files of Airflow's tabs, served where their modules look for each other."""
+
+from functools import partialmethod
+from http.server import SimpleHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import urlsplit
+
+__all__ = ["TabFiles"]
+
+_ROOT = Path(__file__).parents[2]
+_STATIC, _PIPELINE = _ROOT / "operators" / "plugin" / "static", _ROOT / "pipeline"
+
+
+class TabFiles(SimpleHTTPRequestHandler):
+    """Serves the files, an empty document, and what a subclass makes."""
+
+    __init__ = partialmethod(SimpleHTTPRequestHandler.__init__, directory=str(_STATIC))
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        body = self.made(path)
+        if body is None:
+            return super().do_GET()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html" if path == "/" else "application/json")
+        self.end_headers()
+        self.wfile.write(body.encode())
+        return None
+
+    def made(self, path: str) -> str | None:
+        """Return what is served for a path that no file is for."""
+        return '<!doctype html><link rel="icon" href="data:,"><body>' if path == "/" else None
+
+    def translate_path(self, path: str) -> str:
+        """Find a file of the page beside those of the tabs."""
+        return f"{_PIPELINE}{path}" if path.startswith("/page/") else super().translate_path(path)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
