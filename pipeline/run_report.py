@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry, VerbRecord
-from manycpu.pipeline.spec.credentials import redacted, redacted_fields
+from manycpu.pipeline.spec.credentials import redacted, redacted_fields, redacted_options
 from manycpu.pipeline.spec.observed import Observed, Progress, Rank
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.series import FIRST, LIMIT, Series
@@ -88,7 +88,7 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         name=entry.name,
         state=state,
         attempts=entry.attempt,
-        run=redacted_fields(ran.run),
+        run=_told(ran.run),
         target=redacted_fields(ran.target),
         verbs=entry.verbs,
         history=[{"attempt": number, **end.model_dump(mode="json")} for number, end in entry.ends.items()],
@@ -102,6 +102,12 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         **observed.model_dump(exclude=_NOT_REPORTED),
         hosts=observed.hosts,
     )
+
+
+def _told(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Hide what is called like a secret among the fields and arguments of a run: many may see its page."""
+    shown: dict[str, Any] = redacted_fields(run)
+    return shown | ({"args": redacted_options(shown["args"])} if shown.get("args") else {})
 
 
 def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:

@@ -121,3 +121,10 @@ def test_whatever_is_told_of_a_run_is_redacted() -> None:
     assert shows_none(run_report.as_json(drafted))
     error = ManycpuError(f"no {URL}", field="run.data", fix=f"see {URL}")
     assert shows_none(repr(error) + str(error) + error.message)
+
+
+def test_a_report_hides_arguments_that_are_called_like_secrets() -> None:
+    described = {"program": "train.py", "args": ["--lr", "3e-5", "--api-key", "secret", "--hfToken=secret"]}
+    entry = Entry(key="k", name="n", created=0, run=described, target={})
+    drafted = run_report.draft(entry, Observed(), RunState.SUCCEEDED)
+    assert drafted.run["args"] == ["--lr", "3e-5", "--api-key", "***", "--hfToken=***"]
