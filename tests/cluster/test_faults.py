@@ -79,7 +79,9 @@ def test_without_the_registry_a_new_image_cannot_be_pulled(
     assert registry.digest(name, tag)
     by_digest = f"{cluster.registry}/{name}@{registry.digest(name, tag)}"
     with faults.registry_away():
-        namespace.create(jobs.pod("waits", by_digest, *FOREVER))
+        waits = jobs.pod("waits", by_digest, *FOREVER)
+        waits["spec"]["containers"][0]["imagePullPolicy"] = "Always"  # an earlier session may have left it
+        namespace.create(waits)
         running(namespace, cluster, "has-its-image")
         events = namespace.core.list_namespaced_event
         wait_for(
