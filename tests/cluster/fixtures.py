@@ -95,12 +95,10 @@ def _given(session: pytest.Session, kubeconfig: Path) -> TestCluster:
 
 def start(session: pytest.Session) -> Cluster:
     """Start the cluster, or end the session with what this machine lacks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TMPDIR", raising=False)  # a session's own goes with it, and the cluster may stay
-        try:
-            started = own.up()
-        except MissingError as error:
-            end(session, str(error))
+    try:
+        started = own.up()
+    except MissingError as error:
+        end(session, str(error))
     _started_by_tests().touch()
     return started
 

@@ -48,11 +48,15 @@ class Namespace:
         node: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a program in the background; what it prints goes to logs/NAME.log in the run folder."""
+        """Start a program in the background; what it prints goes to logs/NAME.log in the run folder.
+
+        Its temporary files are not those of a session of tests: that ends before it.
+        """
         script = f'echo $$ >{INNER}/pids/{name}; exec "$@" >>{INNER}/logs/{name}.log 2>&1 </dev/null'
         settings = [f"{key}={value}" for key, value in (env or {}).items()]
         # setsid --fork: the program becomes a child of the cluster's process 1.
-        self.run("setsid", "--fork", "env", *settings, "sh", "-c", script, name, *words, node=node)
+        own = ("env", "--unset=TMPDIR", *settings)
+        self.run("setsid", "--fork", *own, "sh", "-c", script, name, *words, node=node)
         wait_for(f"{name} to start", (run_folder() / "pids" / name).exists, seconds=10, every=0.02)
 
     def alive(self, name: str) -> bool:
