@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from pydantic import BaseModel
 
-from manycpu.pipeline.launchers import mpijob, mpirun, processes, pytorchjob, torchrun
+from manycpu.pipeline.launchers import mpijob, mpirun, processes, pytorchjob, torchrun, trainjob
 from manycpu.pipeline.launchers.ranks import Ranks
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -59,7 +59,11 @@ LAUNCHERS: Final[dict[str, ProcessLauncher]] = {
     "torchrun": torchrun,
     "mpirun": mpirun,
 }
-JOB_LAUNCHERS: Final[dict[str, JobLauncher]] = {"pytorchjob": pytorchjob, "mpijob": mpijob}
+JOB_LAUNCHERS: Final[dict[str, JobLauncher]] = {
+    "pytorchjob": pytorchjob,
+    "mpijob": mpijob,
+    "trainjob": trainjob,
+}
 
 
 def refusals(run: TrainingRun, target: Target) -> list[Finding]:

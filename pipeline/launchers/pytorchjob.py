@@ -5,12 +5,10 @@ which Pod Security ``restricted`` refuses and which costs the pods the class Gua
 job a success while Workers still write.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from manycpu.pipeline.launchers import conditions, pods
-from manycpu.pipeline.launchers.environment import node_command
-from manycpu.pipeline.launchers.pod_spec import literal
+from manycpu.pipeline.launchers import conditions, pods, torchrun_pods
 from manycpu.pipeline.launchers.ranks import Ranks
 from manycpu.pipeline.spec.job_kinds import PYTORCHJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -23,25 +21,26 @@ __all__ = ["UNSUPPORTED", "objects", "ranks", "state"]
 
 UNSUPPORTED = {
     "target.mpi": "a PyTorchJob's ranks are started by torchrun; target.launch 'mpijob' has an MPI",
+    "target.runtime": "a runtime is of Trainer; target.launch 'trainjob' has one",
 }
 
 CONTAINER: Final = "pytorch"  # the only one that the operator looks at
-PORT: Final = 23456  # what the operator opens by itself
+# The operator's own label: nothing else numbers the pods of a template.
+NUMBER: Final = "metadata.labels['training.kubeflow.org/replica-index']"
 
 
 def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[dict[str, Any]]:
     """Describe the PyTorchJob."""
-    command = [*_torchrun(run, placement), *map(literal, ["--no-python", placement.python])]
-    command += map(literal, node_command(run, placement))
     container = pods.container(
         CONTAINER,
         target,
         placement,
-        command=command,
-        variables=pods.rank_variables(run, placement) | _rendezvous_variables(run),
+        command=torchrun_pods.command(run, placement, f"{placement.job}-worker-0"),
+        variables=pods.rank_variables(run, placement) | torchrun_pods.variables(run),
         limits=pods.rank_resources(run),
     )
-    template = pods.rank_template(pods.with_fields(container, _own_place(run)), run, target, placement)
+    container = pods.with_fields(container, torchrun_pods.places(run, NUMBER))
+    template = pods.rank_template(container, run, target, placement)
     workers = {
         "replicas": run.nodes[1],
         "restartPolicy": pods.restart_policy(run, target),
@@ -57,16 +56,11 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
                 # Restarts of all pods together at which the operator gives up: one more than may be.
                 "runPolicy": pods.run_policy(run, target, clean="None", backoff=run.max_restarts + 1),
                 "nprocPerNode": str(run.processes),
-                **({"elasticPolicy": _elastic(run, placement)} if restarts(run) else {}),
+                **({"elasticPolicy": _elastic(run, placement)} if torchrun_pods.restarts(run) else {}),
                 "pytorchReplicaSpecs": {"Worker": workers},
             },
         }
     ]
-
-
-def restarts(run: TrainingRun) -> bool:
-    """Whether ranks meet again: nodes that come and go, or restarts. A static rendezvous knows neither."""
-    return run.elastic or run.max_restarts > 0
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
@@ -94,36 +88,6 @@ def ranks(job: KubeObject) -> Ranks | None:
     return worker and Ranks(nodes=least or worker.get("replicas", 1), pod=worker["template"]["spec"])
 
 
-def _torchrun(run: TrainingRun, placement: Placement) -> Iterator[str]:
-    low, high = run.nodes
-    yield from (literal(placement.python), "-m", "torch.distributed.run")
-    yield f"--nnodes={low if low == high else f'{low}:{high}'}"
-    yield f"--nproc-per-node={run.processes}"
-    yield f"--max-restarts={run.max_restarts}"
-    if restarts(run):
-        yield "--rdzv-backend=c10d"
-        yield f"--rdzv-endpoint={_first(placement)}:{PORT}"
-        yield f"--rdzv-id={placement.job}"
-        yield "--local-addr=$(MANYCPU_ADDRESS)"
-        yield f"--rdzv-conf={','.join(f'{key}={value}' for key, value in _patience(run).items())}"
-        return
-    yield "--node-rank=$(MANYCPU_NODE_RANK)"
-    yield f"--master-addr={_first(placement)}"
-    yield f"--master-port={PORT}"
-    yield f"--rdzv-conf=timeout={_patience(run)['join_timeout']}"
-
-
-def _first(placement: Placement) -> str:
-    return f"{placement.job}-worker-0"
-
-
-def _patience(run: TrainingRun) -> dict[str, int]:
-    """Seconds that the first pods wait for the last, which may be queued all that time."""
-    seconds = run.queue_timeout + run.start_timeout
-    # Both: the second is for the meeting point itself, on a pod that may come last (60 s otherwise).
-    return {"join_timeout": seconds, "read_timeout": seconds}
-
-
 def _elastic(run: TrainingRun, placement: Placement) -> dict[str, Any]:
     low, high = run.nodes
     return {
@@ -132,22 +96,8 @@ def _elastic(run: TrainingRun, placement: Placement) -> dict[str, Any]:
         "minReplicas": low,
         "maxReplicas": high,
         "maxRestarts": run.max_restarts,
-        "rdzvConf": [{"key": key, "value": str(value)} for key, value in _patience(run).items()],
+        "rdzvConf": [{"key": key, "value": str(value)} for key, value in torchrun_pods.patience(run).items()],
     }
-
-
-def _rendezvous_variables(run: TrainingRun) -> dict[str, str]:
-    # A store of its own for every round, on whoever is rank 0 then: a shared one stays behind on a lost node.
-    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if restarts(run) else {}
-
-
-def _own_place(run: TrainingRun) -> dict[str, str]:
-    """List the variables that are fields of the pod itself: variable -> field."""
-    if restarts(run):
-        # Whoever is rank 0 next is met at its address: its name may not have reached DNS yet.
-        return {"MANYCPU_ADDRESS": "status.podIP"}
-    # The operator's own label: nothing else numbers the pods of a template.
-    return {"MANYCPU_NODE_RANK": "metadata.labels['training.kubeflow.org/replica-index']"}
 
 
 def _names(pods: Iterable[Mapping[str, Any]]) -> str:

@@ -10,7 +10,18 @@ from typing import Any, Final, Literal, NamedTuple
 
 from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["FAILED", "JOB_KINDS", "MPIJOB", "PYTORCHJOB", "ApiResource", "JobKind", "Role", "resources"]
+__all__ = [
+    "FAILED",
+    "JOB_KINDS",
+    "MPIJOB",
+    "PYTORCHJOB",
+    "TRAINING_RUNTIME",
+    "TRAINJOB",
+    "ApiResource",
+    "JobKind",
+    "Role",
+    "resources",
+]
 
 Role = Literal["rank", "launcher"]
 """What a pod is in its job; the value of the label ``manycpu/role`` on its template."""
@@ -108,7 +119,17 @@ MPIJOB: Final = JobKind(
     operator="mpi-operator",
     launcher=True,
 )
-JOB_KINDS: Final[dict[str, JobKind]] = {kind.launch: kind for kind in (PYTORCHJOB, MPIJOB)}
+TRAINING_RUNTIME: Final = ApiResource(
+    "TrainingRuntime", "trainer.kubeflow.org", "v1alpha1", "trainingruntimes"
+)
+TRAINJOB: Final = JobKind(
+    resource=ApiResource("TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs"),
+    operator="Trainer",
+    succeeded="Complete",
+    suspend=("spec", "suspend"),
+    companions=(TRAINING_RUNTIME,),
+)
+JOB_KINDS: Final[dict[str, JobKind]] = {kind.launch: kind for kind in (PYTORCHJOB, MPIJOB, TRAINJOB)}
 """Launch kind -> its facts; the first is the default of ``target.launch``."""
 
 

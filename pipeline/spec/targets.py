@@ -8,12 +8,31 @@ from pydantic_core import PydanticKnownError
 
 from manycpu.pipeline.spec import patterns
 from manycpu.pipeline.spec.form import passable, section, words
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, TRAINJOB
 
-__all__ = ["KINDS", "BareMetal", "Kubernetes", "Local", "Target"]
+__all__ = [
+    "DEFAULT_MPI",
+    "DEFAULT_RUNTIME",
+    "KINDS",
+    "OWN_RUNTIME",
+    "BareMetal",
+    "Family",
+    "Kubernetes",
+    "Local",
+    "Target",
+]
 
 _DIRECTORY = "Folder for runs, staged data and code snapshots; default: $MANYCPU_HOME, or ~/.manycpu."
 _MPI = "The mpirun to use: Intel MPI, Open MPI or MPICH; default: impi-rt beside Python, then PATH."
+
+Family = Literal["intel", "openmpi", "mpich"]
+"""An implementation of MPI."""
+DEFAULT_MPI: Final[Family] = "intel"
+"""That of an mpijob which names none."""
+DEFAULT_RUNTIME: Final = "torch-distributed"
+"""Runtime of a TrainJob that names none: Trainer comes with it."""
+OWN_RUNTIME: Final = "own"
+"""Runtime of a TrainJob that is made for its run."""
 
 
 def _job_kind(launch: str) -> str:
@@ -248,11 +267,26 @@ class Kubernetes(BaseModel):
         description="restartPolicy of the pods; default: OnFailure with run.max_restarts, else Never.",
         json_schema_extra=section("Nodes"),
     )
-    mpi: Literal["intel", "openmpi", "mpich"] = Field(
-        "intel",
-        description="The MPI in the image, for mpijob.",
+    mpi: Family | None = Field(
+        None,
+        description="The MPI in the image: of an mpijob (default: intel), or of a trainjob, whose ranks "
+        "torchrun starts where it is left out.",
         json_schema_extra=section("Target"),
     )
+    runtime: str = Field(
+        DEFAULT_RUNTIME,
+        pattern=patterns.NAME,
+        description="The runtime of a trainjob: a ClusterTrainingRuntime by name, or `own` for one that is "
+        "made for the run and deleted with it.",
+        examples=["own"],
+        json_schema_extra=section("Target"),
+    )
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether a pod of its own starts a job's ranks, and ends as the worst of them."""
+        kind = JOB_KINDS[self.launch]
+        return kind.launcher or (kind is TRAINJOB and self.mpi is not None)
 
     @property
     def builds_in(self) -> str:

@@ -1,8 +1,8 @@
 """Judge the outcome of a training: a success needs the proof of its scale."""
 
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
+from manycpu.pipeline.spec.targets import Kubernetes, Target
 from manycpu.pipeline.targets.context import ClusterContext, RunContext
 
 __all__ = ["outcome"]
@@ -70,7 +70,7 @@ def _lacking_end(ctx: RunContext, observed: Observed) -> str:
         how = describe_exit(failed.exit_code)
         return f"the {ctx.target.launch} is called a success, but {who} ended with {how}"
     silent = [rank.hostname or rank.host for rank in observed.ranks if rank.exit_code is None]
-    if _vouches(ctx.target.launch) or not silent:
+    if _vouches(ctx.target) or not silent:
         return ""
     return (
         f"the {ctx.target.launch} is called a success, but nothing shows how the ranks on "
@@ -78,6 +78,6 @@ def _lacking_end(ctx: RunContext, observed: Observed) -> str:
     )
 
 
-def _vouches(launch: str) -> bool:
+def _vouches(target: Target) -> bool:
     """Whether a success is that of every rank: one launcher, or a process here, ends as the worst of them."""
-    return launch not in JOB_KINDS or JOB_KINDS[launch].launcher
+    return not isinstance(target, Kubernetes) or target.has_launcher

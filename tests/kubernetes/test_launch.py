@@ -11,6 +11,7 @@ from cluster.space import Space
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
+from manycpu.pipeline.spec.targets import OWN_RUNTIME
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
@@ -26,7 +27,7 @@ BUILT = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image
 pytestmark = pytest.mark.pod_security("restricted")
 
 
-@pytest.fixture(params=["pytorchjob", "mpijob"])
+@pytest.fixture(params=[*JOB_KINDS, OWN_RUNTIME])
 def queued(
     request: pytest.FixtureRequest,
     target: dict[str, Any],
@@ -34,7 +35,9 @@ def queued(
     tmp_path: Path,
 ) -> ClusterContext:
     """Begin a run whose job waits in a queue for ever."""
-    where = target | {"launch": request.param, "queue": "nobody-admits"}
+    own = {"launch": "trainjob", "runtime": OWN_RUNTIME}
+    launches = own if request.param == OWN_RUNTIME else {"launch": request.param}
+    where = target | launches | {"queue": "nobody-admits"}
     ctx = open_context(a_run(), where, "test", base=tmp_path)
     assert isinstance(ctx, ClusterContext)
     prepare(ctx)

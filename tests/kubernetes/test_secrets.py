@@ -58,7 +58,7 @@ def known(target: Fields, namespace: Space, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
-@pytest.mark.parametrize("launch", ["pytorchjob", "mpijob"])
+@pytest.mark.parametrize("launch", ["pytorchjob", "mpijob", "trainjob"])
 def test_no_secret_is_told(
     launch: str,
     run_dag: Callable[..., SimpleNamespace],
@@ -69,14 +69,15 @@ def test_no_secret_is_told(
     tmp_path: Path,
 ) -> None:
     run = a_run(SCRIPT, env_from=["hub"], keep="always")
-    where = target | {"launch": launch, "connection": "cluster", "registry_connection": "registry"}
+    kind = {"launch": launch} | ({"runtime": "own"} if launch == "trainjob" else {})
+    where = target | kind | {"connection": "cluster", "registry_connection": "registry"}
     ran = run_dag("secretive", DAG.format(run=run, target=where))
     assert ran.state == "success", ran.said[-5000:]
     assert "the word has 32 letters" in ran.said
     report = json.loads((tmp_path / "out" / REPORT).read_text())
     places = {
         "the tasks' log": ran.said,
-        "what `render` prints": rendered(run, target | {"launch": launch}, tmp_path),
+        "what `render` prints": rendered(run, target | kind, tmp_path),
         REPORT: json.dumps(report),
         **dict(of_airflow(ran.run_id)),
         **dict(of_namespace(namespace, report["name"])),

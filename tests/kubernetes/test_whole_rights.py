@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.targets.kubernetes.preflight import Right, granted
 
 
@@ -24,5 +25,7 @@ def test_every_right_is_used_and_every_call_has_its_right(
 
 def alike(right: Right) -> Right:
     """Take jobs for jobs: all kinds are spoken of in one rule, and to by the same code."""
-    verb, group, resource = right
-    return verb, group, "jobs" if resource in ("mpijobs", "pytorchjobs") else resource
+    verb, _, resource = right
+    if resource in {kind.resource.plural for kind in JOB_KINDS.values()}:
+        return verb, "", "jobs"
+    return right

@@ -24,6 +24,10 @@ LAUNCHES: Final[dict[str, tuple[Fields, Fields]]] = {
     "intel": ({"launch": "mpijob", "mpi": "intel"}, {}),
     "mpich": ({"launch": "mpijob", "mpi": "mpich"}, {}),
     "openmpi": ({"launch": "mpijob", "mpi": "openmpi"}, {}),
+    "trainjob": ({"launch": "trainjob"}, {}),
+    "trainjob-intel": ({"launch": "trainjob", "mpi": "intel"}, {}),
+    "trainjob-openmpi": ({"launch": "trainjob", "mpi": "openmpi"}, {}),
+    "own-runtime": ({"launch": "trainjob", "runtime": "own"}, {"max_restarts": 2}),
 }
 """Name -> fields of the target and of the run."""
 DAG: Final = """
@@ -42,7 +46,8 @@ cluster()
 def fields_of(name: str, cluster: TestCluster) -> tuple[Fields, Fields]:
     """Give the fields of the target, its image among them where it needs one of its own, and of the run."""
     where, how = LAUNCHES[name]
-    image = {"image": with_mpi(cluster.image("torch"), name)} if name in ("mpich", "openmpi") else {}
+    family = where.get("mpi", "intel")
+    image = {"image": with_mpi(cluster.image("torch"), family)} if family != "intel" else {}
     return where | image, how
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from support.handmade_jobs import Looker, begin
 
-from manycpu.pipeline.launchers.mpijob import PORT, await_workers
+from manycpu.pipeline.launchers.mpi_pods import PORT, await_workers
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 ROOM: Final = 2  # runs that fit at once

@@ -52,7 +52,8 @@ def run(**fields: Any) -> TrainingRun:
 
 
 def target(launch: str = "pytorchjob", **fields: Any) -> Kubernetes:
-    return Kubernetes.model_validate({"launch": launch, "namespace": "ml"} | fields)
+    own = {"runtime": "own"} if launch == "trainjob" else {}
+    return Kubernetes.model_validate({"launch": launch, "namespace": "ml"} | own | fields)
 
 
 def place(mount: str = "/tmp/pvc-mount", **fields: Any) -> Placement:  # noqa: S108 - a pod's

@@ -38,6 +38,7 @@ class FitLauncher:
     UNSUPPORTED: Mapping[str, str] = {
         "elastic": "a FitJob has a fixed number of nodes",
         "target.mpi": "a FitJob has no MPI",
+        "target.runtime": "a FitJob has a runtime of its own",
         "target.restart_policy": "a FitJob begins anew as a whole",
     }
 

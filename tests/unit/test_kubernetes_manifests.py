@@ -262,6 +262,10 @@ def test_the_job_has_the_deadline_of_its_pods(launch: str) -> None:
     [
         ("mpijob", {"nnodes": "1:2"}, {}, "run.nnodes"),
         ("pytorchjob", {}, {"mpi": "mpich"}, "target.mpi"),
+        ("pytorchjob", {}, {"runtime": "own"}, "target.runtime"),
+        ("mpijob", {}, {"runtime": "own"}, "target.runtime"),
+        ("trainjob", {"nnodes": "1:2"}, {}, "run.nnodes"),
+        ("trainjob", {}, {"restart_policy": "OnFailure"}, "target.restart_policy"),
     ],
 )
 def test_what_a_kind_cannot_express_is_refused(
@@ -320,6 +324,7 @@ def test_every_field_of_a_run_is_tried_or_said_to_be_none_of_a_job_s() -> None:
         *(({}, {name: value}) for name, value in MANY_FIELDS.items()),
         ({}, {"restart_policy": "OnFailure"}),
         ({}, {"mpi": "mpich"}),
+        ({}, {"runtime": "torch-distributed-tuned"}),
     ],
     ids=str,
 )

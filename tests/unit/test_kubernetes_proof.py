@@ -11,6 +11,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.judgement import note_ends
 from manycpu.pipeline.targets.outcome import outcome
@@ -46,7 +47,7 @@ def worker(number: int, code: int, finished: float = 50) -> Object:
 def told(seen: Observed, *pods: Object, launch: str = "pytorchjob") -> Status:
     """Tell how a job is judged whose operator calls it a success."""
     note_ends(snapshot(job("Succeeded", launch=launch), list(pods)), seen)
-    ctx: Any = SimpleNamespace(run=RUN, target=SimpleNamespace(launch=launch))
+    ctx: Any = SimpleNamespace(run=RUN, target=Kubernetes(launch=launch))
     return outcome(ctx, SUCCEEDED, seen)
 
 

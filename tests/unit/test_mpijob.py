@@ -23,7 +23,7 @@ from support.job_manifests import (
 )
 from support.killable_programs import Program
 
-from manycpu.pipeline.launchers import mpijob
+from manycpu.pipeline.launchers import mpi_pods, mpijob
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -65,7 +65,7 @@ def test_the_launcher_starts_when_sshd_answers() -> None:
 
 
 def test_the_launcher_itself_awaits_every_worker_of_a_job_that_was_suspended(tmp_path: Path) -> None:
-    *words, _, _ = mpijob.await_workers()
+    *words, _, _ = mpi_pods.await_workers()
     assert command(manifest("mpijob"), "launcher")[: len(words)] == words
     hostfile = tmp_path / "hostfile"
     with socket.create_server(("127.0.0.1", 0)) as first, socket.socket() as second:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Attempt, Entry
@@ -27,6 +27,7 @@ from manycpu.pipeline.targets.results import Built, Staged
 __all__ = ["has_ended", "launch", "objects", "observe", "place", "present_handle", "status"]
 
 Result = TypeVar("Result")
+_HEARD = 10.0  # seconds in which an operator has surely heard of what was created
 _ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
 
 
@@ -54,7 +55,17 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
 
 def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
     """Create the objects of an attempt; return its job, the last of them."""
-    return [_create_one(ctx, manifest) for manifest in manifests][-1]
+    *companions, job = manifests
+    for companion in companions:
+        _create_one(ctx, companion)
+    # An operator that checks the job may not have heard of what it refers to yet.
+    retrying = Retrying(
+        retry=retry_if_exception_type(LaunchError),
+        stop=stop_after_delay(_HEARD if companions else 0),
+        wait=wait_random(0.2, 0.6),
+        reraise=True,
+    )
+    return retrying(_create_one, ctx, job)
 
 
 def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:

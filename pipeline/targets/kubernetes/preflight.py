@@ -7,10 +7,12 @@ from typing import Any, Final
 import yaml
 
 from manycpu.pipeline.adapters.cluster import amount
+from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.pod_spec import TPU
 from manycpu.pipeline.launchers.ranks import rank_template
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS, JobKind
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, TRAINJOB, JobKind
+from manycpu.pipeline.spec.targets import OWN_RUNTIME
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.launch import objects
@@ -33,11 +35,15 @@ def findings(ctx: ClusterContext) -> Findings:
     except ClusterError as error:
         yield Finding("target.connection", error.message, error.fix or "See target.connection")
         return
-    for check in _CHECKS:
-        try:
-            yield from check(ctx)
-        except (BadInputError, ClusterError) as error:
-            yield Finding(error.field or "target.namespace", error.message, error.fix or "See the cluster")
+    found = (finding for check in _CHECKS for finding in _found(check, ctx))
+    yield from dict.fromkeys(found)  # what several checks meet is told once
+
+
+def _found(check: Callable[[ClusterContext], Findings], ctx: ClusterContext) -> Findings:
+    try:
+        yield from check(ctx)
+    except (BadInputError, ClusterError) as error:
+        yield Finding(error.field or "target.namespace", error.message, error.fix or "See the cluster")
 
 
 def rights(launch: str) -> list[Right]:
@@ -76,6 +82,22 @@ def _operator(ctx: ClusterContext) -> Findings:
             "target.launch",
             f"the cluster does not serve {kind.kind} of {kind.resource.api_version}",
             f"Install Kubeflow's {kind.operator}, or choose another target.launch",
+        )
+
+
+def _runtime(ctx: ClusterContext) -> Findings:
+    """Create a TrainJob as a dry run, where it refers to what is there: Trainer speaks up."""
+    *own, job = objects(ctx)
+    if own or job["kind"] != TRAINJOB.kind:
+        return
+    job["metadata"]["name"] = f"{ctx.name}-preflight"
+    try:
+        ctx.cluster.create(job, dry_run=True)
+    except ClusterError as error:
+        yield Finding(
+            "target.runtime",
+            f"Trainer refuses a TrainJob with runtime {ctx.target.runtime!r}: {error.message}",
+            f"Name a ClusterTrainingRuntime that the cluster has, or set it to {OWN_RUNTIME!r}",
         )
 
 
@@ -179,7 +201,9 @@ def _nodes(ctx: ClusterContext) -> list[dict[str, Any]]:
 
 def _admission(ctx: ClusterContext) -> Findings:
     """Create a rank's pod, as a dry run: Pod Security, quota, limits, account and priority class speak up."""
-    template = rank_template(objects(ctx))
+    written = objects(ctx)
+    template, needed = rank_template(written), JOB_LAUNCHERS[ctx.target.launch].ranks(written[-1])
+    template["spec"] = template["spec"] | (needed.pod if needed else {})
     template["metadata"]["name"] = f"{ctx.name}-preflight"
     template["spec"]["restartPolicy"] = "Never"
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
@@ -227,6 +251,7 @@ _CHECKS: tuple[Callable[[ClusterContext], Findings], ...] = (
     _operator,
     _namespace,
     missing_rights,
+    _runtime,
     _claim,
     _secrets,
     _resources,

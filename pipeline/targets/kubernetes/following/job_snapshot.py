@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, Role
 from manycpu.pipeline.spec.kube_object import KubeObject, epoch
 from manycpu.pipeline.spec.naming import attempt_key, label
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
@@ -54,6 +54,8 @@ class JobSnapshot:
         self._claims = frozenset(claims)
         self.listed_kinds: set[str] = set()
         """Kinds whose objects were all listed."""
+        self.speaker: Role = self.job_kind.speaker
+        """Role of the pods whose logs are the ranks' lines: some kinds have a launcher only with an MPI."""
         self.note: Note | None = None
         """What was so when it last gave back what it held; None where it never did."""
         self.memory: dict[Any, Any] = {}
@@ -87,6 +89,8 @@ class JobSnapshot:
             self._departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
             self._changed |= {uid: pod for uid, pod in mine.items() if pod is not before.get(uid)}
         self.note = note_of(self.job) or self.note
+        if self.job is not None and label(self.job, "speaker") == "launcher":
+            self.speaker = "launcher"
         first = complete and kind not in self.listed_kinds
         if complete:
             self.listed_kinds.add(kind)
@@ -181,8 +185,8 @@ class JobSnapshot:
     def acknowledged(self) -> bool:
         """Whether an operator has taken notice of it, if only by a warning: that pods are refused, say."""
         status = (self.job or {}).get("status") or {}
-        noticed = status.get("conditions") or status.get("startTime") or self.pods
-        return bool(noticed or self.about(self.uid))
+        noticed = [status.get(name) for name in ("conditions", "startTime", "jobsStatus")]
+        return bool(any(noticed) or self.pods or self.about(self.uid))
 
     @property
     @remembered

@@ -104,7 +104,7 @@ def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -
 
 def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
     """Record exit codes that ranks could not report, from their containers where those are the ranks' own."""
-    if snapshot.job_kind.launcher:
+    if snapshot.speaker == "launcher":
         return  # the ranks' containers run sshd
     began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
     last = {container.hostname: container.last for container in snapshot.ranks}

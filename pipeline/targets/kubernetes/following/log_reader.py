@@ -46,7 +46,7 @@ class LogReaders:
             self._stop()
             return
         for pod in snapshot.take_changed():
-            if role(pod) != snapshot.job_kind.speaker:
+            if role(pod) != snapshot.speaker:
                 continue
             for container in containers(pod):
                 self._read(container)

@@ -1,0 +1,166 @@
+"""mpirun in a launcher pod and sshd in the workers, nobody root: what jobs with an MPI share.
+
+mpirun is spoken to as on hosts (:mod:`manycpu.pipeline.launchers.mpirun`); an operator makes the keys, and
+adds variables to the launcher that win over ours, so that ssh has its options from a file.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from manycpu.pipeline.launchers import mpirun, pods
+from manycpu.pipeline.launchers.pod_spec import HOME, literal
+from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.placement import Host, Mpi, Placement
+from manycpu.pipeline.spec.targets import DEFAULT_MPI, BareMetal, Family, Kubernetes
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["HOSTFILE", "KEYS", "PORT", "await_workers", "launcher", "worker"]
+
+# Intel's mpirun is a shell script, which as process 1 would not end on SIGTERM.
+PROGRAMS: Final[Mapping[Family, str]] = {"intel": "mpiexec.hydra", "openmpi": "mpirun", "mpich": "mpirun"}
+HOSTFILE: Final = f"/etc/mpi/{mpirun.HOSTFILE}"  # where both operators put theirs
+KEYS: Final = "/etc/manycpu/keys"  # not /root/.ssh: of that folder only root could read the keys
+OWN: Final = "/run/manycpu"
+PORT: Final = 2222
+MASTER_PORT: Final = 23456
+INTERFACE: Final = "eth0"
+
+SSH: Final = f"""\
+Host *
+    Port {PORT}
+    User {pods.USER}
+    IdentityFile {KEYS}/id_rsa
+    StrictHostKeyChecking no
+    UserKnownHostsFile /dev/null
+    BatchMode yes
+    ConnectionAttempts 10
+    ServerAliveInterval 15
+    ServerAliveCountMax 4
+    LogLevel ERROR
+"""
+# A login starts from nothing: what Kubernetes gave to the container, secrets too, is kept in a file.
+SSHD: Final = f"""\
+Port {PORT}
+HostKey {OWN}/host_key
+AuthorizedKeysFile {KEYS}/authorized_keys
+AllowUsers {pods.USER}
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PidFile none
+LogLevel ERROR
+ForceCommand . {OWN}/environment; exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"
+"""
+START_SSHD: Final = (
+    f"umask 077; rm -f {OWN}/*; export -p >{OWN}/environment; "
+    f"ssh-keygen -q -t ed25519 -N '' -f {OWN}/host_key && "
+    "exec /usr/sbin/sshd -D -e -f /etc/manycpu/sshd_config"
+)
+SSHD_FILES: Final = {"/etc/manycpu/sshd_config": SSHD}
+SSH_FILES: Final = {"/etc/ssh/ssh_config": SSH}
+
+# mpirun gives up on a worker whose sshd does not answer yet. The operator waits for the workers as well, but
+# not where the job was suspended before, by Kueue or by us: then all begin at once.
+AWAIT_WORKERS: Final = """\
+import os, re, signal, socket, sys, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+hostfile, port, *program = sys.argv[1:]
+for line in filter(str.strip, open(hostfile)):
+    while True:
+        try:
+            socket.create_connection((re.split("[: ]", line.strip())[0], port), 5).close()
+            break
+        except OSError:
+            time.sleep(0.5)
+os.execvp(program[0], program)
+"""
+
+
+def launcher(  # noqa: PLR0913 - what makes up a launcher
+    container: str,
+    run: TrainingRun,
+    target: Kubernetes,
+    placement: Placement,
+    *,
+    hosts: Sequence[str],
+    hostfile: str = HOSTFILE,
+) -> KubeObject:
+    """Build the template of the pod that runs mpirun, once the workers' sshd answers.
+
+    Args:
+        container: Name of its container.
+        run: The run.
+        target: Where it runs.
+        placement: Where everything is.
+        hosts: Names of the workers' hosts.
+        hostfile: Where they are listed; another than the operator's is written for this MPI.
+
+    Raises:
+        BadInputError: A range of nodes.
+    """
+    on_hosts = BareMetal(hostfile=hostfile, ssh=("ssh",))
+    where = _placement(target, placement, hosts, PurePosixPath(hostfile))
+    [command] = mpirun.objects(pods.with_library(run), on_hosts, where)
+    inner = pods.container(
+        container,
+        target,
+        placement,
+        command=map(literal, [*await_workers(hostfile), *command["argv"]]),
+        variables={"HOME": HOME} | command["env"],
+        limits=_launcher_resources(run),
+    )
+    own = {} if hostfile == HOSTFILE else {hostfile: command["files"][mpirun.HOSTFILE]}
+    return pods.with_end(pods.template(target, placement, "launcher", inner, SSH_FILES | own), run)
+
+
+def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
+    """Build the template of a pod that has ranks, which mpirun starts in it by ssh.
+
+    Args:
+        container: Name of its container.
+        run: The run.
+        target: Where it runs.
+        placement: Where everything is.
+    """
+    inner = pods.container(
+        container,
+        target,
+        placement,
+        command=["/bin/sh", "-c", literal(START_SSHD)],
+        variables=pods.rank_variables(run, placement),
+        limits=pods.rank_resources(run),
+    )
+    # Not ready before sshd answers; unlike a readiness probe this one does not go on through the training.
+    probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
+    inner |= {"startupProbe": probe}
+    template = pods.rank_template(inner, run, target, placement, SSHD_FILES | SSH_FILES)
+    own = {"name": "own", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+    return pods.add_volumes(template, [own], {"own": OWN})
+
+
+def await_workers(hostfile: str = HOSTFILE) -> list[str]:
+    """Build the start of a command that waits for the workers' sshd."""
+    return ["python3", "-IS", "-c", AWAIT_WORKERS, hostfile, str(PORT)]
+
+
+def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
+    """Size the launcher: it starts mpirun and passes on lines. Without limits where the ranks have none."""
+    return pods.resources(run.resources.cpu and 0.5, run.resources.memory and "512Mi")
+
+
+def _placement(
+    target: Kubernetes, placement: Placement, hosts: Sequence[str], hostfile: PurePosixPath
+) -> Placement:
+    family = target.mpi or DEFAULT_MPI
+    fields = {
+        "attempt_directory": str(hostfile.parent),
+        "mpi": Mpi(family=family, version="", mpirun=PROGRAMS[family]),
+        "hosts": tuple(Host(name) for name in hosts),
+        "master_addr": hosts[0],
+        "master_port": MASTER_PORT,
+        # Workers connect back to an address: the launcher's name may not have reached DNS yet.
+        "launcher_interface": INTERFACE,
+        "launcher_address": None,
+    }
+    return placement.model_copy(update=fields)

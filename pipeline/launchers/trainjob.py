@@ -1,0 +1,247 @@
+"""TrainJob (trainer.kubeflow.org/v1alpha1): a JobSet that Trainer makes of a runtime.
+
+Either the runtime is made for the run, and has all that its pods are to be; or it is one of the cluster's,
+and the job changes of its pods what Trainer lets jobs change. A JobSet gives its pods names with random ends:
+they meet by host names, which have none. torchrun starts the ranks, or mpirun where an MPI is named: then
+a launcher of their own runs it, and Trainer makes the keys.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from manycpu.pipeline.launchers import conditions, mpi_pods, mpirun, pods, torchrun_pods
+from manycpu.pipeline.launchers.pod_spec import literal
+from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.job_kinds import TRAINING_RUNTIME, TRAINJOB
+from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.spec.state import EXIT_CODES, RunState, Status
+from manycpu.pipeline.spec.targets import DEFAULT_RUNTIME, OWN_RUNTIME, Kubernetes
+from manycpu.pipeline.spec.training_run import TrainingRun
+
+__all__ = ["UNSUPPORTED", "objects", "ranks", "state"]
+
+UNSUPPORTED = {
+    "elastic": "a TrainJob has a fixed number of nodes; target.launch 'pytorchjob' takes a range",
+    "target.restart_policy": "a TrainJob has a new pod in the place of one that failed",
+}
+NODE: Final = "node"  # job and container that Trainer looks at
+LAUNCHER: Final = "launcher"
+HOSTFILE: Final = f"/etc/manycpu/{mpirun.HOSTFILE}"
+SPEAKER: Final = {"manycpu/speaker": "launcher"}
+STEP: Final = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+NUMBER: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+MANAGER: Final = "manycpu.dev/run"
+RANKS: Final = "manycpu/ranks"
+"""Annotation with the spec of a rank's pod, for those who wait for the same room."""
+_PATCHED: Final = (
+    *("affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName"),
+    *("tolerations", "volumes"),
+)
+"""What a job may change of the pods of a runtime."""
+_IN_FOLDER: Final = ("/bin/sh", "-c", 'cd "$0" && exec "$@"')
+
+
+def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[KubeObject]:
+    """Describe the TrainJob, and before it the run's own runtime where it has one.
+
+    Raises:
+        BadInputError: A field that no job may change of a runtime of the cluster's.
+    """
+    _check(run, target)
+    if target.mpi:
+        template = mpi_pods.worker(NODE, run, target, placement)
+    else:
+        template = _template(run, target, placement)
+    if target.mpi or target.runtime == OWN_RUNTIME:
+        runtime = _runtime(run, target, placement, template)
+        ref = {"apiGroup": TRAINING_RUNTIME.group, "kind": TRAINING_RUNTIME.kind, "name": placement.job}
+        return [runtime, _job(target, placement, template, _spec(run, target, ref))]
+    spec = _spec(run, target, {"name": target.runtime})
+    spec |= {"runtimePatches": [_patch(template)], "trainer": _trainer(placement, template) | spec["trainer"]}
+    return [_job(target, placement, template, spec)]
+
+
+def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
+    """Read the run's state.
+
+    Runtimes of the cluster mostly begin ranks that failed anew, and Trainer a job that failed whose JobSet is
+    gone: where a run is to begin once, the first failure is the end.
+    """
+    status = conditions.state(TRAINJOB, job)
+    if job is None or status.state.terminal or not _begins_once(job):
+        return status
+    failed = sorted(pod["metadata"]["name"] for pod in pods if _has_failed(pod))
+    if not failed:
+        return status
+    reason = f"{', '.join(failed)} failed, and the runtime {job['spec']['runtimeRef']['name']} begins anew"
+    return Status(state=RunState.FAILED, reason=reason)
+
+
+def ranks(job: KubeObject) -> Ranks | None:
+    """Read how many pods it cannot begin without, and what each asks for."""
+    text = (job["metadata"].get("annotations") or {}).get(RANKS)
+    return Ranks(nodes=job["spec"]["trainer"]["numNodes"], pod=json.loads(text)) if text else None
+
+
+def _check(run: TrainingRun, target: Kubernetes) -> None:
+    if target.runtime == OWN_RUNTIME:
+        return
+    if target.mpi:
+        if target.runtime != DEFAULT_RUNTIME:
+            raise BadInputError(
+                f"with an MPI the runtime is made for the run, and target.runtime is {target.runtime!r}",
+                field="target.runtime",
+                fix="Leave it out",
+            )
+        return
+    fields = {
+        "run.env_from": run.env_from,
+        "target.priority_class": target.priority_class,
+        "target.pull_policy": target.pull_policy,
+    }
+    for field, value in fields.items():
+        if value:
+            raise BadInputError(
+                f"no TrainJob may change this of a runtime of the cluster's, such as {target.runtime!r}",
+                field=field,
+                fix=f"Set target.runtime to {OWN_RUNTIME!r}, or leave {field} out",
+            )
+
+
+def _template(run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
+    container = pods.container(
+        NODE,
+        target,
+        placement,
+        command=torchrun_pods.command(run, placement, _host(placement, 0)),
+        variables=pods.rank_variables(run, placement) | torchrun_pods.variables(run),
+        limits=pods.rank_resources(run),
+    )
+    container = pods.with_fields(container, torchrun_pods.places(run, NUMBER))
+    return pods.rank_template(container, run, target, placement)
+
+
+def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, template: KubeObject) -> KubeObject:
+    policy: KubeObject = {"torch": {}}
+    jobs: KubeObject = {"replicatedJobs": [_replicated(run, NODE, template, STEP)]}
+    if target.mpi:
+        # Trainer knows Open MPI only: it makes the keys, and a list of hosts that is not read.
+        policy = {"mpi": {"sshAuthMountPath": mpi_pods.KEYS, "numProcPerNode": run.processes}}
+        hosts = [_host(placement, number, target.namespace) for number in range(run.nodes[1])]
+        launcher = mpi_pods.launcher(NODE, run, target, placement, hosts=hosts, hostfile=HOSTFILE)
+        jobs = {
+            "replicatedJobs": [_replicated(run, LAUNCHER, launcher), _replicated(run, NODE, template)],
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [LAUNCHER]},  # sshd never ends
+        }
+    return {
+        "apiVersion": TRAINING_RUNTIME.api_version,
+        "kind": TRAINING_RUNTIME.kind,
+        "metadata": pods.metadata(target, placement),
+        "spec": {"mlPolicy": {"numNodes": run.nodes[1], **policy}, "template": {"spec": jobs}},
+    }
+
+
+def _replicated(
+    run: TrainingRun, name: str, template: KubeObject, labels: KubeObject | None = None
+) -> KubeObject:
+    refused = {
+        "action": "FailJob",  # another try would be refused as well
+        "onExitCodes": {"containerName": NODE, "operator": "In", "values": sorted(EXIT_CODES)},
+    }
+    spec = {
+        "backoffLimit": run.max_restarts,
+        "podFailurePolicy": {"rules": [refused]},
+        "template": {**template, "spec": template["spec"] | {"restartPolicy": "Never"}},
+    }
+    return {"name": name, "template": {**({"metadata": {"labels": labels}} if labels else {}), "spec": spec}}
+
+
+def _host(placement: Placement, number: int, namespace: str = "") -> str:
+    name = f"{placement.job}-{NODE}-0-{number}.{placement.job}"
+    return f"{name}.{namespace}.svc" if namespace else name
+
+
+def _job(target: Kubernetes, placement: Placement, template: KubeObject, spec: KubeObject) -> KubeObject:
+    metadata = pods.metadata(target, placement)
+    if target.mpi:
+        metadata["labels"] = metadata["labels"] | SPEAKER
+    return {
+        "apiVersion": TRAINJOB.resource.api_version,
+        "kind": TRAINJOB.kind,
+        "metadata": metadata | {"annotations": {RANKS: json.dumps(_asked(template), sort_keys=True)}},
+        "spec": spec,
+    }
+
+
+def _spec(run: TrainingRun, target: Kubernetes, runtime: KubeObject) -> KubeObject:
+    spec = {
+        "runtimeRef": runtime,
+        # Without numProcPerNode Trainer counts CPUs: torchrun would start a rank for each.
+        "trainer": {"numNodes": run.nodes[1], "numProcPerNode": run.processes},
+        **pods.latest_end(run),
+    }
+    return spec | ({"suspend": True} if target.queue else {})
+
+
+def _trainer(placement: Placement, template: KubeObject) -> KubeObject:
+    """Say what ranks run in a runtime of the cluster's, which has a folder of its own."""
+    (container,) = template["spec"]["containers"]
+    fields = {
+        "image": container["image"],
+        "command": [*_IN_FOLDER, literal(placement.code), *container["command"]],
+        "env": container["env"],
+    }
+    return fields | ({"resourcesPerNode": container["resources"]} if container["resources"] else {})
+
+
+def _patch(template: KubeObject) -> KubeObject:
+    """Describe the change of a runtime's pods."""
+    spec = _with_a_volume_for_each_mount(template["spec"])
+    (container,) = spec["containers"]
+    changed = {name: container[name] for name in ("name", "securityContext", "volumeMounts")}
+    pod = {name: spec[name] for name in _PATCHED if name in spec} | {"containers": [changed]}
+    job = {"name": NODE, "template": {"spec": {"template": {"metadata": template["metadata"], "spec": pod}}}}
+    return {
+        "manager": MANAGER,
+        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}},
+    }
+
+
+def _with_a_volume_for_each_mount(spec: KubeObject) -> KubeObject:
+    """Have no two mounts of one volume: of a patch, Trainer tells mounts apart by their volumes' names."""
+    (container,) = spec["containers"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounts: dict[str, KubeObject] = {}
+    for mount in container["volumeMounts"]:
+        first = name = mount["name"]
+        while name in mounts:
+            name = f"{first}-{len(mounts)}"
+        mounts[name] = mount | {"name": name}
+        volumes[name] = volumes[first] | {"name": name}
+    return spec | {
+        "volumes": list(volumes.values()),
+        "containers": [container | {"volumeMounts": list(mounts.values())}],
+    }
+
+
+def _asked(template: KubeObject) -> KubeObject:
+    """Read what a pod is and needs, without what runs in it."""
+    (container,) = template["spec"]["containers"]
+    left = {name: value for name, value in container.items() if name not in ("command", "env", "envFrom")}
+    return {**template["spec"], "containers": [left]}
+
+
+def _begins_once(job: KubeObject) -> bool:
+    command = job["spec"]["trainer"].get("command") or []
+    return "--max-restarts=0" in command[: command.index("--no-python") if "--no-python" in command else 0]
+
+
+def _has_failed(pod: Mapping[str, Any]) -> bool:
+    for inner in (pod.get("status") or {}).get("containerStatuses") or ():
+        for when in ("state", "lastState"):
+            if ((inner.get(when) or {}).get("terminated") or {}).get("exitCode"):
+                return True
+    return bool((pod.get("status") or {}).get("phase") == "Failed")

@@ -1,0 +1,106 @@
+"""TrainJobs on Kubeflow's Trainer, with a runtime of the cluster's and with the run's own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.space import Space
+
+from manycpu.pipeline import train
+from manycpu.pipeline.listeners import Silent
+from manycpu.pipeline.spec.errors import Finding, TrainingFailedError
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.open_run import open_context
+
+Fields = dict[str, Any]
+MakeRun = Callable[..., Fields]
+pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(400)]
+
+FAILS = """
+import os, torch.distributed as dist
+print("began", flush=True)
+dist.init_process_group()
+if dist.get_rank() == 1:
+    raise SystemExit("the disk of rank 1 is made of cheese")
+dist.barrier()
+"""
+# Counts steps for ever; begun anew at step 5 or later, it takes 5 more and ends.
+GOES_ON = """
+import os, pathlib, time, torch, torch.distributed as dist
+from manycpu.pipeline.node.metrics import metrics
+dist.init_process_group()
+checkpoint = pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "step")
+step = begun = int(checkpoint.read_text()) if checkpoint.exists() else 0
+while begun < 5 or step < begun + 5:
+    dist.all_reduce(torch.ones(1))
+    step += 1
+    if dist.get_rank() == 0:
+        checkpoint.with_suffix(".part").write_text(str(step))
+        checkpoint.with_suffix(".part").replace(checkpoint)
+    if step == 5:
+        print("reached step 5", flush=True)
+    time.sleep(0.1)
+metrics({"begun_at": begun})
+pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text("trained")
+"""
+
+
+class Pods(Silent):
+    """Listens to a run: looks at its pods when a rank has said a word, and kills one where that is asked."""
+
+    def __init__(self, namespace: Space, word: str, *, kill: bool = False) -> None:
+        self.namespace, self.word, self.kill = namespace, word, kill
+        self.heard, self.classes = 0, set[str]()
+
+    def line(self, line: RankLine) -> None:
+        if line.text != self.word:
+            return
+        self.heard += 1
+        pods = self.namespace.pods("manycpu/role=rank")
+        self.classes |= {str(pod.status.qos_class) for pod in pods}
+        if self.kill and self.heard == 2:
+            victim = next(pod.metadata.name for pod in pods if "-node-0-1-" in pod.metadata.name)
+            self.namespace.core.delete_namespaced_pod(victim, self.namespace.name, grace_period_seconds=0)
+
+
+def findings(target: Fields, tmp_path: Path) -> list[Finding]:
+    run = {"program": "question_answering", "output": str(tmp_path / "out")}
+    ctx = open_context(run, target, "test", base=tmp_path)
+    assert isinstance(ctx, ClusterContext)
+    return [finding for finding in preflight.findings(ctx) if finding.fatal]
+
+
+@pytest.mark.parametrize("runtime", ["torch-distributed", "own"])
+def test_a_failed_rank_is_named_with_its_last_lines_and_begins_once(
+    runtime: str, target: Fields, a_run: MakeRun, namespace: Space
+) -> None:
+    pods = Pods(namespace, "began")
+    where = target | {"launch": "trainjob", "runtime": runtime}
+    with pytest.raises(TrainingFailedError, match=r"(?s)rank 1 on node-\w failed first.*made of cheese"):
+        train(a_run(FAILS), where, run_id="fails", listener=pods)
+    assert (pods.heard, pods.classes) == (2, {"Guaranteed"})
+
+
+def test_a_pod_that_is_lost_is_made_anew_and_the_run_goes_on_from_the_checkpoint(
+    target: Fields, a_run: MakeRun, namespace: Space
+) -> None:
+    pods = Pods(namespace, "reached step 5", kill=True)
+    where = target | {"launch": "trainjob", "runtime": "own"}
+    report = train(a_run(GOES_ON, max_restarts=2), where, run_id="goes-on", listener=pods)
+    assert report.state == "succeeded"
+    assert pods.heard >= 2
+    assert report.metrics["begun_at"] >= 5
+    assert len(report.rounds) >= 2
+
+
+def test_a_runtime_that_the_cluster_lacks_is_named(target: Fields, tmp_path: Path) -> None:
+    where = target | {"launch": "trainjob"}
+    assert findings(where, tmp_path) == []
+    assert findings(where | {"runtime": "own"}, tmp_path) == []
+    (finding,) = findings(where | {"runtime": "torch-tuned"}, tmp_path)
+    assert finding.field == "target.runtime"
+    assert "'torch-tuned'" in finding.message
+    assert "must be created before" in finding.message
