@@ -82,8 +82,11 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
 
 def ranks(job: KubeObject) -> Ranks | None:
     """Read how many pods it cannot begin without, and what each asks for."""
-    text = (job["metadata"].get("annotations") or {}).get(RANKS)
-    return Ranks(nodes=job["spec"]["trainer"]["numNodes"], pod=json.loads(text)) if text else None
+    try:
+        pod = json.loads(job["metadata"]["annotations"][RANKS])
+        return Ranks(nodes=job["spec"]["trainer"]["numNodes"], pod=pod)
+    except (KeyError, TypeError, ValueError):  # none of ours, or somebody has changed it
+        return None
 
 
 def _check(run: TrainingRun, target: Kubernetes) -> None:

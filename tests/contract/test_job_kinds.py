@@ -13,7 +13,7 @@ from support.fake_api_server import ApiServer, Object, running
 from support.third_kind import FITJOB, operate, register
 from support.waiting import until
 
-from manycpu.pipeline.launchers import refusals
+from manycpu.pipeline.launchers import JOB_LAUNCHERS, refusals
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import BadInputError
@@ -217,3 +217,15 @@ def test_it_is_cancelled_another_attempt_follows_and_all_is_cleaned_up(
     assert (report.state, report.left_behind) == (RunState.CANCELLED, [])
     assert not any(server.objects.values())
     assert json.loads((tmp_path / "out" / "report.json").read_text())["state"] == "cancelled"
+
+
+def test_a_job_that_has_failed_by_its_pods_and_goes_on_is_ended(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runtime of the cluster's may begin ranks anew that were to begin once."""
+    ctx, handle = begin(server, tmp_path)
+    operate(server, handle.name, up(), up())
+    failed = Status(state=RunState.FAILED, reason="a pod failed")
+    monkeypatch.setattr(JOB_LAUNCHERS["fitjob"], "state", lambda *_: failed)
+    assert cancel(ctx, by="a person")
+    assert [item.split("/")[0] for item in server.deleted] == ["FitJob", "Pod", "Pod"]

@@ -139,6 +139,11 @@ def test_the_first_failure_is_the_end_where_the_clusters_runtime_begins_anew(aga
     assert not trainjob.state(manifest("trainjob"), [ended(1, again=again)]).state.terminal
 
 
+@pytest.mark.parametrize("metadata", [{}, {"annotations": None}, {"annotations": {trainjob.RANKS: "{"}}])
+def test_of_a_job_that_is_none_of_ours_nothing_is_read(metadata: KubeObject) -> None:
+    assert trainjob.ranks(manifest("trainjob") | {"metadata": metadata}) is None
+
+
 @pytest.mark.parametrize(
     ("condition", "state"),
     [("Complete", RunState.SUCCEEDED), ("Failed", RunState.FAILED), ("Suspended", RunState.PENDING)],

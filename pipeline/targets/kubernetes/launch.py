@@ -10,7 +10,7 @@ from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, LaunchError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
-from manycpu.pipeline.spec.kube_object import KubeObject, epoch
+from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
@@ -98,9 +98,10 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
 
 
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
-    """Whether there is nothing to end: an attempt that is given up may still have its job."""
+    """Whether there is nothing to end: an attempt that is given up, or has failed, may still have its job."""
     job, pods = observe(ctx, handle)
-    return JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal
+    goes_on = job is not None and not any(condition(job, end) for end in JOB_KINDS[handle.launch].ends)
+    return not goes_on and JOB_LAUNCHERS[handle.launch].state(job, pods).state.terminal
 
 
 def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, list[KubeObject]]:
