@@ -20,6 +20,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 
 from manycpu.pipeline.adapters.api_resources import resource_of
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, NotFoundError
+from manycpu.pipeline.spec.job_kinds import TRAINJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = ["Cluster", "Connect", "amount", "connect"]
@@ -146,7 +147,9 @@ class Cluster:
             uid: Only the object with this uid: a later one of the same name is somebody else's.
             grace: Seconds that its processes are given; default: what the object says.
         """
-        body: KubeObject = {"propagationPolicy": "Foreground"}
+        # Of a TrainJob that waits for its JobSet to go, Trainer makes another; and it lets none change, not
+        # even at its end, whose runtime is gone.
+        body: KubeObject = {"propagationPolicy": "Background" if kind == TRAINJOB.kind else "Foreground"}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         if grace is not None:

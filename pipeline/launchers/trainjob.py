@@ -41,6 +41,7 @@ _PATCHED: Final = (
     *("tolerations", "volumes"),
 )
 """What a job may change of the pods of a runtime."""
+_WORDS: Final = 128  # what Trainer's API takes
 _IN_FOLDER: Final = ("/bin/sh", "-c", 'cd "$0" && exec "$@"')
 
 
@@ -50,15 +51,21 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     Raises:
         BadInputError: A field that no job may change of a runtime of the cluster's.
     """
-    _check(run, target)
     if target.mpi:
         template = mpi_pods.worker(NODE, run, target, placement)
     else:
         template = _template(run, target, placement)
+    if target.mpi and target.runtime not in (DEFAULT_RUNTIME, OWN_RUNTIME):
+        raise BadInputError(
+            f"with an MPI the runtime is made for the run, and target.runtime is {target.runtime!r}",
+            field="target.runtime",
+            fix="Leave it out",
+        )
     if target.mpi or target.runtime == OWN_RUNTIME:
         runtime = _runtime(run, target, placement, template)
         ref = {"apiGroup": TRAINING_RUNTIME.group, "kind": TRAINING_RUNTIME.kind, "name": placement.job}
         return [runtime, _job(target, placement, template, _spec(run, target, ref))]
+    _check_patch(run, target, _arguments(placement, template))
     spec = _spec(run, target, {"name": target.runtime})
     spec |= {"runtimePatches": [_patch(template)], "trainer": _trainer(placement, template) | spec["trainer"]}
     return [_job(target, placement, template, spec)]
@@ -68,10 +75,10 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
     """Read the run's state.
 
     Runtimes of the cluster mostly begin ranks that failed anew, and Trainer a job that failed whose JobSet is
-    gone: where a run is to begin once, the first failure is the end.
+    gone: where a run is to begin once, its first failure is the end. Those of a suspended job are none.
     """
     status = conditions.state(TRAINJOB, job)
-    if job is None or status.state.terminal or not _begins_once(job):
+    if job is None or status.state.terminal or TRAINJOB.suspended(job) or not _begins_once(job):
         return status
     failed = sorted(pod["metadata"]["name"] for pod in pods if _has_failed(pod))
     if not failed:
@@ -89,29 +96,25 @@ def ranks(job: KubeObject) -> Ranks | None:
         return None
 
 
-def _check(run: TrainingRun, target: Kubernetes) -> None:
-    if target.runtime == OWN_RUNTIME:
-        return
-    if target.mpi:
-        if target.runtime != DEFAULT_RUNTIME:
-            raise BadInputError(
-                f"with an MPI the runtime is made for the run, and target.runtime is {target.runtime!r}",
-                field="target.runtime",
-                fix="Leave it out",
-            )
-        return
+def _check_patch(run: TrainingRun, target: Kubernetes, arguments: Sequence[str]) -> None:
     fields = {
-        "run.env_from": run.env_from,
-        "target.priority_class": target.priority_class,
-        "target.pull_policy": target.pull_policy,
+        "run.env_from": bool(run.env_from),
+        "target.priority_class": target.priority_class is not None,
+        "target.pull_policy": target.pull_policy is not None,
     }
-    for field, value in fields.items():
-        if value:
+    for field, refused in fields.items():
+        if refused:
             raise BadInputError(
                 f"no TrainJob may change this of a runtime of the cluster's, such as {target.runtime!r}",
                 field=field,
                 fix=f"Set target.runtime to {OWN_RUNTIME!r}, or leave {field} out",
             )
+    if len(arguments) > _WORDS:
+        raise BadInputError(
+            f"a TrainJob has {_WORDS} arguments at most, and {len(arguments)} were to be given",
+            field="run.args",
+            fix=f"Set target.runtime to {OWN_RUNTIME!r}",
+        )
 
 
 def _template(run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
@@ -129,14 +132,20 @@ def _template(run: TrainingRun, target: Kubernetes, placement: Placement) -> Kub
 
 def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, template: KubeObject) -> KubeObject:
     policy: KubeObject = {"torch": {}}
-    jobs: KubeObject = {"replicatedJobs": [_replicated(run, NODE, template, STEP)]}
+    node = _replicated(run, NODE, template)
+    jobs: KubeObject = {
+        "replicatedJobs": [node | {"template": {"metadata": {"labels": STEP}} | node["template"]}]
+    }
     if target.mpi:
         # Trainer knows Open MPI only: it makes the keys, and a list of hosts that is not read.
         policy = {"mpi": {"sshAuthMountPath": mpi_pods.KEYS, "numProcPerNode": run.processes}}
         hosts = [_host(placement, number, target.namespace) for number in range(run.nodes[1])]
         launcher = mpi_pods.launcher(NODE, run, target, placement, hosts=hosts, hostfile=HOSTFILE)
         jobs = {
-            "replicatedJobs": [_replicated(run, LAUNCHER, launcher), _replicated(run, NODE, template)],
+            "replicatedJobs": [
+                _replicated(run, LAUNCHER, launcher, podFailurePolicy=_ends_where_refused()),
+                node,
+            ],
             "successPolicy": {"operator": "All", "targetReplicatedJobs": [LAUNCHER]},  # sshd never ends
         }
     return {
@@ -147,19 +156,19 @@ def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, templat
     }
 
 
-def _replicated(
-    run: TrainingRun, name: str, template: KubeObject, labels: KubeObject | None = None
-) -> KubeObject:
-    refused = {
-        "action": "FailJob",  # another try would be refused as well
-        "onExitCodes": {"containerName": NODE, "operator": "In", "values": sorted(EXIT_CODES)},
-    }
+def _replicated(run: TrainingRun, name: str, template: KubeObject, **fields: Any) -> KubeObject:
     spec = {
         "backoffLimit": run.max_restarts,
-        "podFailurePolicy": {"rules": [refused]},
-        "template": {**template, "spec": template["spec"] | {"restartPolicy": "Never"}},
+        **fields,
+        "template": template | {"spec": template["spec"] | {"restartPolicy": "Never"}},
     }
-    return {"name": name, "template": {**({"metadata": {"labels": labels}} if labels else {}), "spec": spec}}
+    return {"name": name, "template": {"spec": spec}}
+
+
+def _ends_where_refused() -> KubeObject:
+    """Say that a launcher ends as a rank that refused to begin does: another try would be refused as well."""
+    codes = {"containerName": NODE, "operator": "In", "values": sorted(EXIT_CODES)}
+    return {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
 
 
 def _host(placement: Placement, number: int, namespace: str = "") -> str:
@@ -194,7 +203,8 @@ def _trainer(placement: Placement, template: KubeObject) -> KubeObject:
     (container,) = template["spec"]["containers"]
     fields = {
         "image": container["image"],
-        "command": [*_IN_FOLDER, literal(placement.code), *container["command"]],
+        "command": list(_IN_FOLDER),
+        "args": _arguments(placement, template),  # or a runtime's own would follow
         "env": container["env"],
     }
     return fields | ({"resourcesPerNode": container["resources"]} if container["resources"] else {})
@@ -237,13 +247,20 @@ def _asked(template: KubeObject) -> KubeObject:
     return {**template["spec"], "containers": [left]}
 
 
+def _arguments(placement: Placement, template: KubeObject) -> list[str]:
+    (container,) = template["spec"]["containers"]
+    return [literal(placement.code), *container["command"]]
+
+
 def _begins_once(job: KubeObject) -> bool:
-    command = job["spec"]["trainer"].get("command") or []
-    return "--max-restarts=0" in command[: command.index("--no-python") if "--no-python" in command else 0]
+    """Whether a job with a runtime of the cluster's is to have no restarts."""
+    words = job["spec"]["trainer"].get("args") or []
+    return "--max-restarts=0" in words[: words.index("--no-python") if "--no-python" in words else 0]
 
 
 def _has_failed(pod: Mapping[str, Any]) -> bool:
-    for inner in (pod.get("status") or {}).get("containerStatuses") or ():
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    for inner in (one for one in statuses if one["name"] == NODE):  # others may have been put beside it
         for when in ("state", "lastState"):
             if ((inner.get(when) or {}).get("terminated") or {}).get("exitCode"):
                 return True

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from support.api_objects import handle
 from support.golden import differences, golden
 from support.job_manifests import (
     MANY_FIELDS,
@@ -22,7 +23,9 @@ from manycpu.pipeline.launchers.ranks import rank_template
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import EXIT_CODES, RunState
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 
 OF_THE_CLUSTER = {"runtime": "torch-distributed"}
 PATCHABLE = {
@@ -70,7 +73,7 @@ def test_no_pod_is_made_anew_where_none_is_to_be() -> None:
 
 
 def test_what_was_refused_once_is_not_tried_again() -> None:
-    ((rule,),) = fields_named("rules", objects("trainjob", max_restarts=2))
+    ((rule,),) = fields_named("rules", objects("trainjob", {"mpi": "intel"}, max_restarts=2))
     assert (rule["action"], set(rule["onExitCodes"]["values"])) == ("FailJob", set(EXIT_CODES))
 
 
@@ -80,12 +83,13 @@ def test_what_was_refused_once_is_not_tried_again() -> None:
         ({"env_from": ["hub"]}, {}, "run.env_from"),
         ({}, {"priority_class": "batch"}, "target.priority_class"),
         ({}, {"pull_policy": "Always"}, "target.pull_policy"),
+        ({"args": ["x"] * 130}, {}, "run.args"),
     ],
 )
 def test_what_no_job_may_change_of_a_clusters_runtime_is_refused(
     fields: KubeObject, on: KubeObject, field: str
 ) -> None:
-    with pytest.raises(BadInputError, match="runtime of the cluster's") as raised:
+    with pytest.raises(BadInputError, match=r"TrainJob (may change|has 128)") as raised:
         objects("trainjob", OF_THE_CLUSTER | on, **fields)
     assert raised.value.field == field
     assert refusals(run(**fields), target("trainjob", **on)) == []
@@ -98,8 +102,7 @@ def test_with_a_clusters_runtime_ranks_are_what_they_are_with_their_own() -> Non
     inner, trainer = container(own), other["spec"]["trainer"]
     assert trainer["env"] == inner["env"]
     assert trainer["resourcesPerNode"] == inner["resources"]
-    assert trainer["command"][-len(inner["command"]) :] == inner["command"]
-    assert trainer["command"][: -len(inner["command"])][-1] == inner["workingDir"]
+    assert trainer["args"] == [inner["workingDir"], *inner["command"]]
     patched = rank_template([other])
     assert patched["metadata"] == rank_template(own)["metadata"]
     for name in ("affinity", "securityContext"):
@@ -119,12 +122,12 @@ def test_no_two_mounts_of_a_patch_are_of_one_volume() -> None:
     assert claims == [{"claimName": "training-data"}] * 3
 
 
-def ended(code: int, *, again: bool) -> KubeObject:
+def ended(code: int, *, again: bool, container: str = "node") -> KubeObject:
     terminated = {"terminated": {"exitCode": code}}
     now: dict[str, Any] = (
         {"state": {"running": {}}, "lastState": terminated} if again else {"state": terminated}
     )
-    return {"metadata": {"name": "one"}, "status": {"containerStatuses": [{"name": "node", **now}]}}
+    return {"metadata": {"name": "one"}, "status": {"containerStatuses": [{"name": container} | now]}}
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -134,6 +137,9 @@ def test_the_first_failure_is_the_end_where_the_clusters_runtime_begins_anew(aga
     assert status.state is RunState.FAILED
     assert status.reason == "one failed, and the runtime torch-distributed begins anew"
     assert not trainjob.state(job, [ended(0, again=again)]).state.terminal
+    assert not trainjob.state(job, [ended(1, again=again, container="sidecar")]).state.terminal
+    held = job | {"spec": job["spec"] | {"suspend": True}}  # its pods are being ended
+    assert not trainjob.state(held, [ended(1, again=again)]).state.terminal
     restarting = manifest("trainjob", OF_THE_CLUSTER, max_restarts=1)
     assert not trainjob.state(restarting, [ended(1, again=again)]).state.terminal
     assert not trainjob.state(manifest("trainjob"), [ended(1, again=again)]).state.terminal
@@ -186,3 +192,21 @@ def test_with_an_mpi_no_runtime_of_the_clusters_is_taken() -> None:
     with pytest.raises(BadInputError, match="made for the run"):
         objects("trainjob", {"mpi": "intel", "runtime": "mine"})
     assert objects("trainjob", {"mpi": "intel", "runtime": "torch-distributed"})
+
+
+@pytest.mark.parametrize("first", ["Pod", "TrainJob"])
+def test_the_launcher_is_heard_in_whatever_order_pods_and_job_are_listed(first: str) -> None:
+    job = {
+        "metadata": {"name": "qa-1", "uid": "job", "labels": labels("qa", attempt="1", speaker="launcher")}
+    }
+    pods = [
+        {"metadata": {"name": role, "uid": role, "labels": labels("qa", attempt="1", role=role)}}
+        for role in ("launcher", "rank")
+    ]
+    listed: dict[str, list[KubeObject]] = {"TrainJob": [job], "Pod": pods}
+    seen = JobSnapshot(handle("trainjob").model_copy(update={"run": "qa", "uid": "job"}))
+    looked_at: list[str] = []
+    for kind in (first, *(kind for kind in listed if kind != first)):
+        seen.apply(kind, listed[kind], [], complete=True)
+        looked_at = [pod["metadata"]["name"] for pod in seen.take_changed()] or looked_at
+    assert (seen.speaker, looked_at) == ("launcher", ["launcher", "rank"])

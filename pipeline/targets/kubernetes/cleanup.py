@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -12,7 +12,7 @@ from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.context import ClusterContext, RunContext
-from manycpu.pipeline.targets.kubernetes.deletion import is_companion, named, present, wait_until_gone
+from manycpu.pipeline.targets.kubernetes.deletion import named, present, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.output_report import remove_forgotten
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.targets.open_run import reopen
@@ -46,26 +46,12 @@ def remove(ctx: ClusterContext) -> list[str]:
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     """Delete what the run with this ledger owns, the ledger last; what cannot be deleted."""
     undeleted = _remove_elsewhere(ctx)
-    stays = partial(_stays_for_now, uid)
-    own = [item for item in present(ctx, labels(ctx.name)) if not _is_of_another(uid, item)]
-    _delete(ctx, (item for item in own if not stays(item)))
-    if companions := [item for item in own if is_companion(item)]:
-        # Trainer lets no job go whose runtime is gone: it refuses each change of it, also that of its end.
-        wait_until_gone(ctx, labels(ctx.name), _TIMEOUT, but=stays)
-        _delete(ctx, companions)
+    for item in present(ctx, labels(ctx.name)):
+        if item["kind"] not in _LAST and not _is_of_another(uid, item):
+            ctx.cluster.delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
     undeleted += _remove_folder(ctx)
     ctx.ledger.remove()
     return undeleted
-
-
-def _delete(ctx: ClusterContext, items: Iterable[KubeObject]) -> None:
-    for item in items:
-        ctx.cluster.delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
-
-
-def _stays_for_now(uid: str, item: KubeObject) -> bool:
-    """Whether an object goes after the jobs and pods of the run with this ledger, or not with it."""
-    return item["kind"] in _LAST or is_companion(item) or _is_of_another(uid, item)
 
 
 def _is_of_another(uid: str, item: KubeObject) -> bool:

@@ -27,7 +27,12 @@ __all__ = [
     "restarts",
 ]
 
-_REFUSED: Final = frozenset({"FailedCreate", "FailedCreatePod"})
+_REFUSED: Final = frozenset(
+    {
+        *("FailedCreate", "FailedCreatePod"),
+        *("TrainJobResourcesCreationFailed", "JobCreationFailed", "HeadlessServiceCreationFailed"),
+    }
+)
 _SIGNALS: Final = 128  # a container's exit code above this is a signal's number plus this
 
 

@@ -89,8 +89,9 @@ class JobSnapshot:
             self._departed |= {uid: last.get(uid, pod) for uid, pod in before.items() if uid not in after}
             self._changed |= {uid: pod for uid, pod in mine.items() if pod is not before.get(uid)}
         self.note = note_of(self.job) or self.note
-        if self.job is not None and label(self.job, "speaker") == "launcher":
+        if self.job is not None and label(self.job, "speaker") not in ("", self.speaker):
             self.speaker = "launcher"
+            self._changed |= self._objects.get("Pod", {})  # nobody has looked at them as those who speak
         first = complete and kind not in self.listed_kinds
         if complete:
             self.listed_kinds.add(kind)
