@@ -22,6 +22,7 @@ from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.following import follower
@@ -80,7 +81,7 @@ class Following:
         fields = {"program": "a.py", "output": "o", "stall_timeout": 600, "queue_timeout": 600, **run}
         self.ctx: Any
         self.ctx = SimpleNamespace(name="qa", run=TrainingRun.model_validate(fields), claim="data")
-        self.ctx.target = SimpleNamespace(launch="pytorchjob")
+        self.ctx.target = Kubernetes(launch="pytorchjob")
         self.ctx.ledger, self.ctx.cluster = ledger, Cluster(server.connect, "ml")
         self.connect = server.connect
         self.stream: asyncio.Queue[list[Changes]] = asyncio.Queue()

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from cluster.space import Space
 
+from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.targets import OWN_RUNTIME
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status
 from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes import launch as kubernetes_launch
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.results import Built, Staged
@@ -68,6 +70,10 @@ def test_a_launch_that_was_killed_before_it_noted_the_handle_is_found(queued: Cl
 def test_a_launch_that_was_killed_before_the_job_was_there_is_made_up_for(queued: ClusterContext) -> None:
     with queued.ledger.update() as entry:
         entry.attempt = 1
+    place = kubernetes_launch.place(queued, Staged(), BUILT, 1)
+    *companions, _ = JOB_LAUNCHERS[queued.target.launch].objects(queued.run, queued.target, place)
+    for companion in companions:
+        queued.cluster.create(companion)
     handle, attached = launch(queued, Staged(), BUILT)
     assert (handle.attempt, attached) == (1, False)
 
