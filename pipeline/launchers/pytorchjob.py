@@ -31,16 +31,8 @@ NUMBER: Final = "metadata.labels['training.kubeflow.org/replica-index']"
 
 def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[dict[str, Any]]:
     """Describe the PyTorchJob."""
-    container = pods.container(
-        CONTAINER,
-        target,
-        placement,
-        command=torchrun_pods.command(run, placement, f"{placement.job}-worker-0"),
-        variables=pods.rank_variables(run, placement) | torchrun_pods.variables(run),
-        limits=pods.rank_resources(run),
-    )
-    container = pods.with_fields(container, torchrun_pods.places(run, NUMBER))
-    template = pods.rank_template(container, run, target, placement)
+    first = f"{placement.job}-worker-0"
+    template = torchrun_pods.template(CONTAINER, run, target, placement, first=first, number=NUMBER)
     workers = {
         "replicas": run.nodes[1],
         "restartPolicy": pods.restart_policy(run, target),

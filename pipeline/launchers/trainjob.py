@@ -54,7 +54,8 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     if target.mpi:
         template = mpi_pods.worker(NODE, run, target, placement)
     else:
-        template = _template(run, target, placement)
+        first = _host(placement, 0)
+        template = torchrun_pods.template(NODE, run, target, placement, first=first, number=NUMBER)
     if target.mpi and target.runtime not in (DEFAULT_RUNTIME, OWN_RUNTIME):
         raise BadInputError(
             f"with an MPI the runtime is made for the run, and target.runtime is {target.runtime!r}",
@@ -115,19 +116,6 @@ def _check_patch(run: TrainingRun, target: Kubernetes, arguments: Sequence[str])
             field="run.args",
             fix=f"Set target.runtime to {OWN_RUNTIME!r}",
         )
-
-
-def _template(run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
-    container = pods.container(
-        NODE,
-        target,
-        placement,
-        command=torchrun_pods.command(run, placement, _host(placement, 0)),
-        variables=pods.rank_variables(run, placement) | torchrun_pods.variables(run),
-        limits=pods.rank_resources(run),
-    )
-    container = pods.with_fields(container, torchrun_pods.places(run, NUMBER))
-    return pods.rank_template(container, run, target, placement)
 
 
 def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, template: KubeObject) -> KubeObject:

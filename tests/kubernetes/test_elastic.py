@@ -6,30 +6,11 @@ from typing import Any
 
 import pytest
 from cluster.space import Space
+from support.training_scripts import goes_on
 
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.spec.events import RankLine
-
-# Counts the steps of all four, for ever; begun anew at step 5 or later, it takes 5 more and ends.
-SCRIPT = """
-import os, pathlib, time, torch, torch.distributed as dist
-from manycpu.pipeline.node.metrics import metrics
-dist.init_process_group()
-checkpoint = pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "step")
-step = begun = int(checkpoint.read_text()) if checkpoint.exists() else 0
-while begun < 5 or step < begun + 5:
-    dist.all_reduce(torch.ones(1))
-    step += begun >= 5 or dist.get_world_size() == 4
-    if dist.get_rank() == 0:
-        checkpoint.with_suffix(".part").write_text(str(step))
-        checkpoint.with_suffix(".part").replace(checkpoint)
-    if step == 5:
-        print("reached step 5", flush=True)
-    time.sleep(0.1)
-metrics({"begun_at": begun, "ended_at": step})
-pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text("trained")
-"""
 
 A_QUARTER = {"cpu": 0.4, "memory": "1Gi"}  # two workers on each node
 pytestmark = pytest.mark.pod_security("restricted")
@@ -55,7 +36,7 @@ def test_of_four_workers_one_is_killed_and_the_others_go_on_from_the_checkpoint(
     target: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
 ) -> None:
     killer = Killer(namespace)
-    run = a_run(SCRIPT, nnodes="1:4", max_restarts=3, spread="prefer", resources=A_QUARTER)
+    run = a_run(goes_on(4), nnodes="1:4", max_restarts=3, spread="prefer", resources=A_QUARTER)
     report = train(run, target, run_id="elastic", listener=killer)
     assert killer.there > 4
     assert (report.state, report.attempts, report.left_behind) == ("succeeded", 1, [])

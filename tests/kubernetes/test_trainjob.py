@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cluster.space import Space
+from support.training_scripts import goes_on
 
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
@@ -26,25 +27,6 @@ dist.init_process_group()
 if dist.get_rank() == 1:
     raise SystemExit("the disk of rank 1 is made of cheese")
 dist.barrier()
-"""
-# Counts steps for ever; begun anew at step 5 or later, it takes 5 more and ends.
-GOES_ON = """
-import os, pathlib, time, torch, torch.distributed as dist
-from manycpu.pipeline.node.metrics import metrics
-dist.init_process_group()
-checkpoint = pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "step")
-step = begun = int(checkpoint.read_text()) if checkpoint.exists() else 0
-while begun < 5 or step < begun + 5:
-    dist.all_reduce(torch.ones(1))
-    step += 1
-    if dist.get_rank() == 0:
-        checkpoint.with_suffix(".part").write_text(str(step))
-        checkpoint.with_suffix(".part").replace(checkpoint)
-    if step == 5:
-        print("reached step 5", flush=True)
-    time.sleep(0.1)
-metrics({"begun_at": begun})
-pathlib.Path(os.environ["MANYCPU_OUTPUT"], "model.txt").write_text("trained")
 """
 
 
@@ -89,7 +71,7 @@ def test_a_pod_that_is_lost_is_made_anew_and_the_run_goes_on_from_the_checkpoint
 ) -> None:
     pods = Pods(namespace, "reached step 5", kill=True)
     where = target | {"launch": "trainjob", "runtime": "own"}
-    report = train(a_run(GOES_ON, max_restarts=2), where, run_id="goes-on", listener=pods)
+    report = train(a_run(goes_on(2), max_restarts=2), where, run_id="goes-on", listener=pods)
     assert report.state == "succeeded"
     assert pods.heard >= 2
     assert report.metrics["begun_at"] >= 5
