@@ -12,6 +12,7 @@ API_SERVER_NAMES = (
     "kubernetes.default.svc",
     f"kubernetes.default.svc.{DOMAIN}",
 )
+FRONT_PROXY = "front-proxy"
 # Kubeconfig -> user and group; RBAC rules for all of them but dns come with Kubernetes.
 USERS = {
     "admin": ("admin", "system:masters"),
@@ -42,6 +43,7 @@ def create() -> None:
     )
     _issue(authority, "kubelet-client", "kubelet-client", "system:masters")
     _issue(authority, "service-accounts", "service-accounts")
+    _issue_front_proxy()
     for user, (name, group) in USERS.items():
         _kubeconfig(user, _issue(authority, user, name, group))
     for node in NODES:
@@ -49,6 +51,13 @@ def create() -> None:
             authority, node.name, f"system:node:{node.name}", "system:nodes", (node.name, node.address)
         )
         _kubeconfig(node.name, cert)
+
+
+def _issue_front_proxy() -> None:
+    """Who the API server is to servers that it passes requests on to: in whose name, they take its word for."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder() / "front-proxy-ca.crt"))
+    _issue(authority, "front-proxy", FRONT_PROXY)
 
 
 def _issue(

@@ -36,6 +36,7 @@ OF_TESTS = {
     "conftest.py",
     "faults.py",
     "fixtures.py",
+    "hollow.py",
     "jobs.py",
     "modules",
     "programs_in_pods",

@@ -1,6 +1,6 @@
 """etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as processes of the cluster's own."""
 
-from cluster.certificates import inner
+from cluster.certificates import FRONT_PROXY, inner
 from cluster.command import ClusterError, run, wait_for
 from cluster.modules import Module
 from cluster.namespace import Namespace
@@ -97,6 +97,20 @@ def _api_server() -> list[str]:
         f"--kubelet-client-key={inner('kubelet-client.key')}",
         f"--kubelet-certificate-authority={inner('ca.crt')}",
         "--kubelet-preferred-address-types=InternalIP",
+        *_aggregation(),
+    ]
+
+
+def _aggregation() -> list[str]:
+    """Pass requests on to servers of other APIs, such as Kueue's of who waits."""
+    return [
+        f"--requestheader-client-ca-file={inner('front-proxy-ca.crt')}",
+        f"--requestheader-allowed-names={FRONT_PROXY}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={inner('front-proxy.crt')}",
+        f"--proxy-client-key-file={inner('front-proxy.key')}",
     ]
 
 

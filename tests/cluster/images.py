@@ -27,6 +27,7 @@ STATIC = {
     "mpi-operator": ("mpi-operator", "mpi-operator"),
     "trainer": ("trainer", "trainer-controller-manager"),
     "jobset": ("trainer", "jobset"),
+    "kueue": ("kueue", "kueue"),
 }
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -1,10 +1,11 @@
-"""Kubeflow's operators: their own manifests, changed to run from our registry and to be ready at once."""
+"""Kubeflow's operators and Kueue: their own manifests, changed to run from our registry and to be ready at once."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
 from cluster import images
 from cluster.command import ClusterError, tail, wait_for
 from cluster.modules import Module
@@ -25,7 +26,16 @@ PLACES = {
     "mpi-operator": Place("mpi-operator", "mpi-operator"),
     "trainer": Place("kubeflow-system", "kubeflow-trainer-controller-manager"),
     "jobset": Place("kubeflow-system", "jobset-controller-manager"),
+    "kueue": Place("kueue-system", "kueue-controller-manager"),
 }
+# The kinds of job that Kueue is to admit, and what it calls them. JobSets are what TrainJobs become.
+QUEUED = {
+    "pytorchjob": "kubeflow.org/pytorchjob",
+    "mpijob": "kubeflow.org/mpijob",
+    "trainjob": "trainer.kubeflow.org/trainjob",
+    "jobset": "jobset.x-k8s.io/jobset",
+}
+KUEUE_OBJECTS = ("clusterqueue", "cohort", "resourceflavor", "workload")
 READY_SECONDS = 120
 NOBODY = 65534
 RUNTIME = "torch-distributed"  # as Trainer's own is called
@@ -81,6 +91,10 @@ def _adapt(document: dict[str, Any]) -> dict[str, Any]:
     name = document["metadata"]["name"]
     if document["kind"] == "ValidatingWebhookConfiguration" and "training-operator" in name:
         document["webhooks"] = [hook for hook in document["webhooks"] if "pytorchjob" in hook["name"]]
+    if document["kind"].endswith("WebhookConfiguration") and name.startswith("kueue-"):
+        document["webhooks"] = [hook for hook in document["webhooks"] if _is_of_kueue(hook["name"])]
+    if name == "kueue-manager-config":
+        _adapt_kueue(document["data"])
     if document["kind"] == "ConfigMap":  # one of each is enough, and need not wait for another's lease
         document["data"] = {
             key: text.replace("leaderElect: true", "leaderElect: false")
@@ -90,6 +104,18 @@ def _adapt(document: dict[str, Any]) -> dict[str, Any]:
         operator = next(key for key, place in PLACES.items() if place.deployment == name)
         _adapt_container(operator, document["spec"]["template"]["spec"]["containers"][0])
     return document
+
+
+def _is_of_kueue(hook: str) -> bool:
+    return hook.removesuffix(".kb.io")[1:] in {*QUEUED, *KUEUE_OBJECTS}  # mpytorchjob.kb.io, vworkload.kb.io
+
+
+def _adapt_kueue(files: dict[str, str]) -> None:
+    """Have Kueue look after our kinds of job alone: not after every pod of the cluster."""
+    for name, text in files.items():
+        config = yaml.safe_load(text)
+        config["integrations"]["frameworks"] = [*QUEUED.values()]
+        files[name] = yaml.safe_dump(config).replace("leaderElect: true", "leaderElect: false")
 
 
 def _adapt_container(name: str, container: dict[str, Any]) -> None:

@@ -45,6 +45,7 @@ MANIFESTS = {
             ],
         },
     ),
+    "kueue": Manifests({"sigs.k8s.io/kueue": ("config/default",)}),
 }
 
 
