@@ -3,6 +3,7 @@
 from typing import Final
 
 from manycpu.pipeline.spec.job_kinds import ApiResource, resources
+from manycpu.pipeline.spec.kueue import LOCAL_QUEUE, VISIBILITY, WORKLOAD
 
 __all__ = ["CORE", "resource_of"]
 
@@ -18,6 +19,7 @@ CORE: Final = {
     "ServiceAccount": "serviceaccounts",
 }
 """What a run may have in its namespace besides jobs and their companions: kind -> plural."""
+_OF_KUEUE: Final = {resource.kind: resource for resource in (LOCAL_QUEUE, VISIBILITY, WORKLOAD)}
 
 
 def resource_of(kind: str) -> ApiResource:
@@ -26,4 +28,4 @@ def resource_of(kind: str) -> ApiResource:
     >>> resource_of("Pod").path, resource_of("MPIJob").path
     ('/api/v1', '/apis/kubeflow.org/v2beta1')
     """
-    return ApiResource(kind, "", "v1", CORE[kind]) if kind in CORE else resources()[kind]
+    return ApiResource(kind, "", "v1", CORE[kind]) if kind in CORE else {**resources(), **_OF_KUEUE}[kind]

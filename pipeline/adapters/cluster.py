@@ -90,8 +90,15 @@ class Cluster:
         weakref.finalize(self, self.api.rest_client.pool_manager.clear)
 
     def path(self, kind: str, name: str = "") -> str:
-        """Build the path of a kind's objects in this namespace, or of one of them."""
+        """Build the path of a kind's objects in this namespace, or of one of them.
+
+        Raises:
+            NotFoundError: The cluster would have to say which version it prefers, and has none.
+        """
         resource = resource_of(kind)
+        if not resource.version:
+            group = self.call("GET", f"/apis/{resource.group}")
+            resource = resource._replace(version=group["preferredVersion"]["version"])
         return f"{resource.path}/namespaces/{self.namespace}/{resource.plural}" + (f"/{name}" if name else "")
 
     def get(self, kind: str, name: str) -> KubeObject | None:

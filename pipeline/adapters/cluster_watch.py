@@ -134,7 +134,7 @@ class ClusterWatch:
             query["sinceTime"] = datetime.fromtimestamp(part.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = Lines(_LINE)
         try:
-            async with self._answer(f"{self._path('Pod')}/{pod}/log", query) as answer:
+            async with self._answer(f"{await self._path('Pod')}/{pod}/log", query) as answer:
                 async for block in answer.content.iter_any():
                     if complete := lines.feed(block):
                         yield complete
@@ -156,7 +156,7 @@ class ClusterWatch:
         }
         lines = Lines(None)
         silence = _SILENCE + (seconds if kind in _UNMARKED else 0.0)
-        async with self._answer(self._path(kind), parameters, silence) as answer:
+        async with self._answer(await self._path(kind), parameters, silence) as answer:
             # A break is no trouble yet, nor is silence: whether nothing is known, the next list tells.
             with suppress(*_BROKEN):
                 async for block in answer.content.iter_any():
@@ -167,11 +167,11 @@ class ClusterWatch:
                         yield change
 
     async def _list(self, kind: str, query: Mapping[str, str]) -> tuple[list[KubeObject], str]:
-        objects: list[KubeObject] = []
+        path, objects = await self._path(kind), list[KubeObject]()
         more = ""
         while True:
             parameters = {**query, "limit": str(_PAGE)} | ({"continue": more} if more else {})
-            async with self._answer(self._path(kind), parameters) as answer:
+            async with self._answer(path, parameters) as answer:
                 page = json.loads(await answer.read())
             objects += [_light(item) for item in page["items"]]
             more = page["metadata"].get("continue", "")
@@ -183,8 +183,12 @@ class ClusterWatch:
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._stream.answer(path, query, silence or _SILENCE)
 
-    def _path(self, kind: str) -> str:
+    async def _path(self, kind: str) -> str:
         resource = resource_of(kind)
+        if not resource.version:
+            async with self._answer(f"/apis/{resource.group}", {}) as answer:
+                preferred = json.loads(await answer.read())["preferredVersion"]
+            resource = resource._replace(version=preferred["version"])
         return f"{resource.path}/namespaces/{self._namespace}/{resource.plural}"
 
 

@@ -23,7 +23,8 @@ from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
 from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.job_kinds import Role
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.naming import QUEUE, labels
+from manycpu.pipeline.spec.kueue import PRIORITY, QUEUE
+from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -54,11 +55,12 @@ FILES: Final = "files"  # a volume of small files that come from the pod's own a
 
 def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
     """Build name, labels and owner of a job."""
-    queue = {QUEUE: target.queue} if target.queue else {}
+    queue = {QUEUE: target.queue, PRIORITY: target.queue_priority}
     fields: KubeObject = {
         "name": placement.job,
         "namespace": target.namespace,
-        "labels": labels(placement.name, attempt=str(placement.attempt)) | queue,
+        "labels": labels(placement.name, attempt=str(placement.attempt))
+        | {label: name for label, name in queue.items() if name},
     }
     return fields | ({"ownerReferences": list(placement.owners)} if placement.owners else {})
 

@@ -36,6 +36,7 @@ class ApiResource(NamedTuple):
     group: str
     """Empty for what Kubernetes has had from the beginning, such as pods."""
     version: str
+    """Empty where it is the one that the cluster prefers."""
     plural: str
 
     @property

@@ -2,14 +2,11 @@
 
 import hashlib
 import re
-from typing import Final
 
 from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["QUEUE", "attempt_key", "key_of", "label", "labels", "run_key", "run_name"]
+__all__ = ["attempt_key", "key_of", "label", "labels", "run_key", "run_name"]
 
-QUEUE: Final = "kueue.x-k8s.io/queue-name"
-"""Label of a job with the queue of Kueue that admits it."""
 _KEY_LENGTH = 10
 _NAME_LENGTH = 40  # leaves room for what operators append, within the 63 characters of a DNS label
 

@@ -87,4 +87,19 @@ class Observed(BaseModel):
     @property
     def met(self) -> bool:
         """Whether all ranks of a meeting have introduced themselves."""
-        return any(len(meeting["ranks"]) == meeting["world_size"] for meeting in self.rounds)
+        return any(map(_is_complete, self.rounds))
+
+    @property
+    def met_last(self) -> float:
+        """When the last meeting began to which all came; seconds since the epoch, 0 where nobody knows."""
+        complete = filter(_is_complete, self.rounds)
+        return max((float(meeting.get("began", 0)) for meeting in complete), default=0.0)
+
+    def forget_failure(self, before: float) -> None:
+        """Forget how ranks ended whose nodes were taken back."""
+        if self.failed_at <= before:
+            self.failure, self.failed_at = None, 0.0
+
+
+def _is_complete(meeting: dict[str, Any]) -> bool:
+    return len(meeting["ranks"]) == int(meeting["world_size"])

@@ -260,7 +260,16 @@ class Kubernetes(BaseModel):
         None, description="PriorityClass of the training pods.", json_schema_extra=section("Nodes")
     )
     queue: str | None = Field(
-        None, description="Kueue's LocalQueue that admits the job.", json_schema_extra=section("Nodes")
+        None,
+        pattern=patterns.NAME,
+        description="Kueue's LocalQueue that admits the job.",
+        json_schema_extra=section("Nodes"),
+    )
+    queue_priority: str | None = Field(
+        None,
+        pattern=patterns.NAME,
+        description="Kueue's WorkloadPriorityClass of the job in its queue; default: that of priority_class.",
+        json_schema_extra=section("Nodes"),
     )
     restart_policy: Literal["Never", "OnFailure"] | None = Field(
         None,

@@ -27,16 +27,25 @@ def cluster_without(verb: str, group: str, resource: str) -> Any:
     return SimpleNamespace(allowed=allowed)
 
 
+TARGETS = [
+    *(Kubernetes.model_validate({"namespace": "ml", "launch": launch}) for launch in JOB_KINDS),
+    Kubernetes(namespace="ml", queue="team-a"),
+]
+
+
 @pytest.mark.parametrize(
-    ("launch", "right"), [(launch, right) for launch in JOB_KINDS for right in preflight.rights(launch)]
+    ("target", "right"), [(target, right) for target in TARGETS for right in preflight.rights(target)]
 )
-def test_each_right_of_a_run_that_is_missing_is_named(launch: Any, right: preflight.Right) -> None:
+def test_each_right_of_a_run_that_is_missing_is_named(target: Kubernetes, right: preflight.Right) -> None:
     verb, _, resource = right
-    ctx: Any = SimpleNamespace(
-        target=Kubernetes(namespace="ml", launch=launch), cluster=cluster_without(*right)
-    )
+    ctx: Any = SimpleNamespace(target=target, cluster=cluster_without(*right))
     found = [finding.message for finding in preflight.missing_rights(ctx)]
     assert found == [f"this account may not {verb} {resource} in namespace ml"]
+
+
+def test_rights_to_queues_are_asked_for_where_a_run_has_one() -> None:
+    *_, without, queued = (set(preflight.rights(target)) for target in (TARGETS[0], TARGETS[-1]))
+    assert {right[1] for right in queued - without} == {"kueue.x-k8s.io", "visibility.kueue.x-k8s.io"}
 
 
 def test_each_right_to_build_that_is_missing_is_named() -> None:

@@ -10,9 +10,11 @@ from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.pod_spec import TPU
 from manycpu.pipeline.launchers.ranks import rank_template
-from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, ForbiddenError, NotFoundError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, TRAINJOB, JobKind
-from manycpu.pipeline.spec.targets import OWN_RUNTIME
+from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kueue import LOCAL_QUEUE, VISIBILITY
+from manycpu.pipeline.spec.targets import OWN_RUNTIME, Kubernetes
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.launch import objects
@@ -46,11 +48,12 @@ def _found(check: Callable[[ClusterContext], Findings], ctx: ClusterContext) -> 
         yield Finding(error.field or "target.namespace", error.message, error.fix or "See the cluster")
 
 
-def rights(launch: str) -> list[Right]:
-    """List what the account must be allowed to do in the namespace of runs of a launch kind."""
+def rights(target: Kubernetes) -> list[Right]:
+    """List what the account must be allowed to do in the namespace of runs with such a target."""
     of_jobs = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
-    others = [right for right in granted() if right not in of_jobs]
-    return [*rights_to(JOB_KINDS[launch]), *others]
+    unused = set() if target.queue else {LOCAL_QUEUE.group, VISIBILITY.group}
+    others = [right for right in granted() if right not in of_jobs and right[1] not in unused]
+    return [*rights_to(JOB_KINDS[target.launch]), *others]
 
 
 def rights_to(kind: JobKind) -> list[Right]:
@@ -101,9 +104,51 @@ def _runtime(ctx: ClusterContext) -> Findings:
         )
 
 
+def _queue(ctx: ClusterContext) -> Findings:
+    """Look for the queue, and for its priority where this account may see those."""
+    if (name := ctx.target.queue) is None:
+        return
+    try:
+        path = ctx.cluster.path(LOCAL_QUEUE.kind)
+    except NotFoundError:
+        yield Finding("target.queue", "the cluster has no Kueue", "Install it, or leave target.queue out")
+        return
+    queue = ctx.cluster.get(LOCAL_QUEUE.kind, name)
+    if queue is None:
+        where = f"in namespace {ctx.target.namespace}"
+        fix = f"Name one that `kubectl -n {ctx.target.namespace} get localqueues` lists"
+        yield Finding("target.queue", f"there is no LocalQueue {name!r} {where}", fix)
+    elif inactive := _inactive(queue):
+        text = f"LocalQueue {name!r} admits nothing at present: {inactive}"
+        yield Finding(
+            "target.queue", text, "The job waits until it does: ask who looks after it", fatal=False
+        )
+    yield from _queue_priority(ctx, path.partition("/namespaces/")[0])
+
+
+def _inactive(queue: KubeObject) -> str:
+    conditions = (queue.get("status") or {}).get("conditions") or ()
+    inactive = (one for one in conditions if one["type"] == "Active" and one["status"] == "False")
+    return next((one.get("message") or one["reason"] for one in inactive), "")
+
+
+def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
+    if (name := ctx.target.queue_priority) is None:
+        return
+    try:
+        ctx.cluster.call("GET", f"{group}/workloadpriorityclasses/{name}")
+    except NotFoundError:
+        text = f"there is no WorkloadPriorityClass {name!r}"
+        yield Finding(
+            "target.queue_priority", text, "Name one that `kubectl get workloadpriorityclasses` lists"
+        )
+    except ForbiddenError:
+        return  # they are the cluster's, which few may see
+
+
 def missing_rights(ctx: ClusterContext) -> Findings:
     """Ask for each right that a run needs."""
-    for verb, group, resource in rights(ctx.target.launch):
+    for verb, group, resource in rights(ctx.target):
         plural, _, subresource = resource.partition("/")
         if not ctx.cluster.allowed(verb, plural, group=group, subresource=subresource):
             yield Finding(
@@ -251,6 +296,7 @@ _CHECKS: tuple[Callable[[ClusterContext], Findings], ...] = (
     _operator,
     _namespace,
     missing_rights,
+    _queue,
     _runtime,
     _claim,
     _secrets,

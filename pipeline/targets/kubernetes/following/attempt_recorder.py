@@ -56,7 +56,11 @@ class AttemptState(BaseModel):
     cursor: Cursor = Field(default_factory=dict)
     observed: Observed = Field(default_factory=Observed)
     began: float = 0.0
-    """When the run had its nodes; seconds since the epoch, as below."""
+    """When the run had its nodes, later by as long as it had none again; seconds since the epoch."""
+    paused: float = 0.0
+    """Since when it is suspended; 0 while it has nodes."""
+    preempted: float = 0.0
+    """When its nodes were last taken back: earlier meetings count no more."""
     spoke: float = 0.0
     """When any rank spoke last."""
     parted: dict[str, float] = Field(default_factory=dict)
@@ -65,10 +69,25 @@ class AttemptState(BaseModel):
     verdict: Status | None = None
     """How it ended, as whoever followed it to its end saw it."""
 
+    def begin(self, capacity: float) -> None:
+        """Record when the run had its nodes, for the first time or again."""
+        if capacity <= self.paused:
+            return  # those that it had before
+        if self.began and self.paused:
+            self.began += capacity - self.paused
+            self.preempted = self.paused
+            self.observed.forget_failure(before=capacity)
+        self.began, self.paused = self.began or capacity, 0.0
+
+    def pause(self, since: float) -> None:
+        """Record that the run is suspended, and waits."""
+        self.paused = self.paused or since
+
     @property
     def activity(self) -> RankActivity:
         """What the budgets depend on."""
-        return RankActivity(self.observed.met, self.spoke, self.began)
+        met = self.observed.met and self.observed.met_last >= self.preempted
+        return RankActivity(met, self.spoke, self.began, paused=self.paused)
 
 
 class AttemptRecorder:

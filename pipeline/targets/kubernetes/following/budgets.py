@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from manycpu.pipeline.spec.kube_object import condition, epoch
+from manycpu.pipeline.spec.kube_object import epoch
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     JobSnapshot,
@@ -24,6 +24,8 @@ class RankActivity(NamedTuple):
     """When the run first had its nodes, where that is known from before."""
     since: float = 0.0
     """Since when somebody listens: before that, silence says nothing."""
+    paused: float = 0.0
+    """Since when it is suspended, so that no time of its runs but that of who waits; 0 while it is not."""
 
 
 class Budget(NamedTuple):
@@ -54,12 +56,12 @@ def _running(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) ->
         yield _acknowledge(run, snapshot)
         return
     began = activity.began or snapshot.capacity(run.nodes[0])
-    if began:
+    if began and not activity.paused:
         message = f"not done {run.run_timeout} s after its nodes were there"
         yield Budget("run_timeout", began + run.run_timeout, message)
     if now == "queued":
         message = f"no capacity for it within {run.queue_timeout} s"
-        yield Budget("queue_timeout", _queued_since(snapshot) + run.queue_timeout, message)
+        yield Budget("queue_timeout", _queued_since(snapshot, activity) + run.queue_timeout, message)
         return
     capacity = snapshot.capacity(run.nodes[0]) or began or 0.0
     if now == "starting":
@@ -88,15 +90,15 @@ def _acknowledge(run: TrainingRun, snapshot: JobSnapshot) -> Budget:
     return Budget("acknowledge_timeout", _created(snapshot) + run.acknowledge_timeout, message)
 
 
-def _queued_since(snapshot: JobSnapshot) -> float:
+def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
     """Tell since when the job waits: since it was suspended, or its oldest pod without a node was made.
 
     A job that gave back what it held has waited since it was made.
     """
     if snapshot.note is not None:
         return _created(snapshot)
-    if snapshot.suspended and (suspended := condition(snapshot.job, "Suspended")):
-        return epoch(suspended["lastTransitionTime"])
+    if snapshot.suspended:
+        return activity.paused or snapshot.suspended_since or _created(snapshot)
     waiting = [pod for pod in snapshot.pods if scheduled(pod) is None]
     times = [epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting]
     return min(times, default=_created(snapshot))

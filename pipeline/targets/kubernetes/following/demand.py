@@ -11,7 +11,8 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.job_kinds import JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch, is_being_deleted
-from manycpu.pipeline.spec.naming import QUEUE, label
+from manycpu.pipeline.spec.kueue import QUEUE
+from manycpu.pipeline.spec.naming import label
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     role,
 )

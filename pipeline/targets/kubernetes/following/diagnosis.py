@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
-from manycpu.pipeline.spec.naming import QUEUE
+from manycpu.pipeline.spec.kueue import QUEUE
 from manycpu.pipeline.spec.state import describe_exit
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     JobSnapshot,
@@ -90,7 +90,7 @@ def hopeless(snapshot: JobSnapshot) -> str:
 def pending(snapshot: JobSnapshot) -> list[Reason]:
     """List what the job or its pods wait for; pods with the same reason are grouped."""
     pods_by_reason: dict[PodReason, list[str]] = {}
-    waiting = () if snapshot.given_back else zip(snapshot.pods, snapshot.of_pods(reasons), strict=True)
+    waiting = () if snapshot.suspended else zip(snapshot.pods, snapshot.of_pods(reasons), strict=True)
     for pod, of_pod in waiting:
         for reason in of_pod:
             pods_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])

@@ -32,6 +32,7 @@ from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.following.log_lines import RateLimiter, parse
 from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReaders
+from manycpu.pipeline.targets.kubernetes.following.queue_waiting import QueueWaiting
 from manycpu.pipeline.targets.kubernetes.following.turn_taking import TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
 
@@ -80,6 +81,7 @@ class Follower:
         self._limit = RateLimiter(LINES_PER_SECOND)
         self._wake = asyncio.Event()
         self._turn = TurnTaking(self._snapshot, ctx, watch, self._wake.set)
+        self._queue = QueueWaiting(self._snapshot, ctx.cluster, watch, self._wake.set)
         self._noted, self._note_due = "", watch.now() + _PATIENCE
         self._away_due = 0.0
         self._asking, self._unasked_since = Backoff(), 0.0
@@ -116,6 +118,7 @@ class Follower:
         finally:
             feeding.cancel()
             self._turn.close()
+            self._queue.close()
             await self._readers.aclose()
             with suppress(asyncio.CancelledError, *FAILURES):
                 await feeding
@@ -222,21 +225,22 @@ class Follower:
         now = self._watch.now()
         status = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
         if not status.state.terminal:
-            status = self._await_turn(status, now)
+            status = self._await_room(status, now)
             self._note_waiting(status, now)
         return status
 
-    def _await_turn(self, status: Status, now: float) -> Status:
+    def _await_room(self, status: Status, now: float) -> Status:
         """Take the job's turn where it waits for room, and add to its reason what it waits for."""
-        lacking = self._turn.look(met=self._recorder.activity.met, now=now)
+        lacking = self._turn.look(met=self._recorder.activity.met, now=now) or self._queue.look(now)
         return status.model_copy(update={"reason": f"{status.reason}\n{lacking}"}) if lacking else status
 
     def _begin(self) -> None:
-        capacity = self._snapshot.capacity(self._ctx.run.nodes[0])
         if self._snapshot.given_back and not self._recorder.activity.met:
             self._recorder.state.began = 0.0  # it had its nodes, and not what it needs besides
-        elif capacity and not self._recorder.state.began:
-            self._recorder.state.began = capacity
+        elif self._snapshot.suspended:
+            self._recorder.state.pause(self._snapshot.suspended_since or self._watch.now())
+        elif capacity := self._snapshot.capacity(self._ctx.run.nodes[0]):
+            self._recorder.state.begin(capacity)
 
     def _note_waiting(self, status: Status, now: float) -> None:
         """Report why the job waits and what befell its pods: when that is new, and not all the time."""

@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, Role
-from manycpu.pipeline.spec.kube_object import KubeObject, epoch
+from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
 from manycpu.pipeline.spec.naming import attempt_key, label
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
 
@@ -168,8 +168,8 @@ class JobSnapshot:
 
     @property
     def departed(self) -> dict[str, KubeObject]:
-        """Pods that are gone, as last reported, by uid; but not those that were given back."""
-        since = self.note.at if self.note else 0.0
+        """Pods that are gone, as last reported, by uid; but not those that a suspension ended."""
+        since = max(self.note.at if self.note else 0.0, self._went_on)
         return {uid: pod for uid, pod in self._departed.items() if _born(pod) > since}
 
     @property
@@ -181,6 +181,20 @@ class JobSnapshot:
     def suspended(self) -> bool:
         """Whether it waits for somebody, such as Kueue, to admit it."""
         return self.job is not None and self.job_kind.suspended(self.job)
+
+    @property
+    def suspended_since(self) -> float:
+        """Since when its operator has it suspended, in seconds since the epoch; 0 where it has not."""
+        suspended = condition(self.job, "Suspended")
+        return epoch(suspended["lastTransitionTime"]) if suspended else 0.0
+
+    @property
+    @remembered
+    def _went_on(self) -> float:
+        """When its operator last suspended it, or had it go on after that; 0 where it never did."""
+        conditions = ((self.job or {}).get("status") or {}).get("conditions") or ()
+        times = [epoch(one["lastTransitionTime"]) for one in conditions if one["type"] == "Suspended"]
+        return max(times, default=0.0)
 
     @property
     def acknowledged(self) -> bool:

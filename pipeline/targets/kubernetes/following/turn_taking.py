@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from manycpu.pipeline.adapters.cluster import Cluster
@@ -24,14 +23,12 @@ from manycpu.pipeline.targets.kubernetes.following.demand import (
     unmountable,
 )
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
-from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
+from manycpu.pipeline.targets.kubernetes.following.shared_view import AGAIN, SharedView
 from manycpu.pipeline.targets.kubernetes.following.turns import Decision, Turns
 
 __all__ = ["TurnTaking"]
 
 _OURS: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
-_AGAIN: Final = 5.0  # seconds between tries to see the others, and between looks while they do not change
-_SETTLE: Final = 0.3  # seconds in which changes are put together
 
 
 class TurnTaking:
@@ -124,6 +121,8 @@ class TurnTaking:
     def _leave(self) -> None:
         if self._others is not None:
             self._others.leave(self._wake)
+            if not self._others.joined:
+                _ALL.pop(self._watch, None)
             self._others = None
 
 
@@ -135,67 +134,19 @@ class _Jobs(NamedTuple):
     held: dict[str, int]
 
 
-class _Others:
+class _Others(SharedView):
     """All jobs of ours in a namespace with their pods, for as long as anybody wants to see them."""
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
-        self._watch, self._cluster = watch, cluster
-        self._wakes: list[Callable[[], None]] = []
-        self._task: asyncio.Task[None] | None = None
-        self._waking: asyncio.TimerHandle | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all jobs and pods were listed."""
-        return bool(self._kinds) and self._kinds <= self._complete
-
-    def join(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` on every change."""
-        self._wakes.append(wake)
-        if self._task is None:
-            self._present, self._kinds, self._complete = ObjectStore(), frozenset[str](), set[str]()
-            self._jobs, self._looked = _Jobs([], [], {}), 0.0
-            self._task = asyncio.create_task(self._follow())
-
-    def leave(self, wake: Callable[[], None]) -> None:
-        """Stop to call ``wake``; nothing is watched once nobody is left to call."""
-        self._wakes.remove(wake)
-        if not self._wakes and self._task is not None:
-            self._task.cancel()
-            self._task = None
-            _ALL.pop(self._watch, None)
+        super().__init__(watch, lambda: dict.fromkeys([*_served(cluster), "Pod"], _OURS))
+        self._read, self._read_at, self._looked = _Jobs([], [], {}), -1, 0.0
 
     def look(self, now: float) -> _Jobs:
         """Read all jobs and their pods, once for all who look."""
-        if now - self._looked > _AGAIN:
-            self._looked = now
-            self._jobs = _read({change.kind: change.objects for change in self._present.changes()}, now)
-        return self._jobs
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                kinds = await asyncio.to_thread(self._served)
-            except FAILURES:
-                await asyncio.sleep(_AGAIN)
-                continue
-            self._kinds = frozenset([*kinds, "Pod"])
-            async with aclosing(self._watch.follow(dict.fromkeys(self._kinds, _OURS))) as changes:
-                async for change in changes:
-                    self._present.apply(change)
-                    self._complete |= {change.kind} if change.complete else set()
-                    self._looked = 0.0
-                    if self._waking is None:
-                        self._waking = asyncio.get_running_loop().call_later(_SETTLE, self._wake)
-
-    def _served(self) -> list[str]:
-        """List the kinds of job that this cluster has, and that this account may see."""
-        return [kind.kind for kind in JOB_KINDS.values() if _is_served(self._cluster, kind.kind)]
-
-    def _wake(self) -> None:
-        self._waking = None
-        for wake in self._wakes:
-            wake()
+        if self._read_at != self.changes or now - self._looked > AGAIN:
+            self._read_at, self._looked = self.changes, now
+            self._read = _read(self.objects(), now)
+        return self._read
 
 
 _ALL: Final[dict[ClusterWatch, _Others]] = {}
@@ -203,6 +154,11 @@ _ALL: Final[dict[ClusterWatch, _Others]] = {}
 
 def _others_of(watch: ClusterWatch, cluster: Cluster) -> _Others:
     return _ALL.setdefault(watch, _Others(watch, cluster))
+
+
+def _served(cluster: Cluster) -> list[str]:
+    """List the kinds of job that this cluster has, and that this account may see."""
+    return [kind.kind for kind in JOB_KINDS.values() if _is_served(cluster, kind.kind)]
 
 
 def _is_served(cluster: Cluster, kind: str) -> bool:

@@ -1,0 +1,117 @@
+"""Tell what a job of a queue of Kueue's waits for, as long as it waits."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.adapters.cluster_watch import FAILURES, Changes, ClusterWatch
+from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kueue import JOB_UID, QUEUE, VISIBILITY, WORKLOAD
+from manycpu.pipeline.targets.kubernetes.following.admission import by_job, job_uid, place, waits_for
+from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
+from manycpu.pipeline.targets.kubernetes.following.shared_view import SharedView
+
+__all__ = ["QueueWaiting"]
+
+_SELECTION: Final = {WORKLOAD.kind: {"labelSelector": JOB_UID}}
+_PLACES: Final = 10.0  # seconds between two looks at the places in a queue
+_SECONDS: Final = 5.0  # that these may take
+_MOST: Final = "1000"  # places that are told
+
+
+class QueueWaiting:
+    """Sees the workload of one job while the job is suspended.
+
+    Args:
+        snapshot: The job.
+        cluster: Its namespace.
+        watch: The same; all who follow jobs through it share what they see of the queues.
+        wake: Is called when a workload has changed.
+    """
+
+    def __init__(
+        self, snapshot: JobSnapshot, cluster: Cluster, watch: ClusterWatch, wake: Callable[[], None]
+    ) -> None:
+        self._snapshot, self._cluster, self._watch, self._wake = snapshot, cluster, watch, wake
+        self._queues: _Queues | None = None
+
+    def look(self, now: float) -> str:
+        """Say what the job waits for, a line for each reason; empty where it does not, or nobody knows.
+
+        Args:
+            now: Seconds since the epoch, by the cluster's clock.
+        """
+        job, queue = self._snapshot.job, _queue_of(self._snapshot.job)
+        if job is None or not queue or not self._snapshot.suspended:
+            self.close()
+            return ""
+        queues = self._join()
+        if not queues.is_complete:
+            return ""
+        workload = queues.workload_of(self._snapshot.uid)
+        lines = waits_for(workload, job, now)
+        if workload is not None and lines:
+            lines.append(place(workload, queues.pending(queue, now)))
+        return "\n".join(filter(None, lines))
+
+    def close(self) -> None:
+        """Stop looking."""
+        if self._queues is not None:
+            self._queues.leave(self._wake)
+            if not self._queues.joined:
+                _ALL.pop(self._watch, None)
+            self._queues = None
+
+    def _join(self) -> "_Queues":
+        if self._queues is None:
+            self._queues = _ALL.setdefault(self._watch, _Queues(self._watch, self._cluster))
+            self._queues.join(self._wake, self._is_concerned)
+        return self._queues
+
+    def _is_concerned(self, change: Changes) -> bool:
+        return change.complete or self._snapshot.uid in map(job_uid, change.objects)
+
+
+class _Queues(SharedView):
+    """All workloads of a namespace, and their places, for as long as anybody waits."""
+
+    def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
+        super().__init__(watch, lambda: _SELECTION)
+        self._cluster = cluster
+        self._by_job: dict[str, KubeObject] = {}
+        self._read_at = -1
+        self._pending: dict[str, list[KubeObject]] = {}
+        self._asked: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+
+    def workload_of(self, uid: str) -> KubeObject | None:
+        """Find the workload of a job."""
+        if self._read_at != self.changes:
+            self._read_at, self._by_job = self.changes, by_job(self.objects()[WORKLOAD.kind])
+        return self._by_job.get(uid)
+
+    def pending(self, queue: str, now: float) -> list[KubeObject]:
+        """List those that wait in a queue, as asked for last: once for all who wait in it."""
+        if now - self._asked.get(queue, 0.0) > _PLACES:
+            self._asked[queue] = now
+            self._asking[queue] = asyncio.create_task(self._ask(queue))
+        return self._pending.get(queue, [])
+
+    async def _ask(self, queue: str) -> None:
+        try:
+            self._pending[queue] = await asyncio.to_thread(_pending, self._cluster, queue)
+        except FAILURES:  # it is not served, or not to this account: places are told where they are known
+            self._pending.pop(queue, None)
+
+
+def _pending(cluster: Cluster, queue: str) -> list[KubeObject]:
+    path = cluster.path(VISIBILITY.kind, f"{queue}/pendingworkloads")
+    return list(cluster.call("GET", path, query={"limit": _MOST}, deadline=_SECONDS)["items"])
+
+
+def _queue_of(job: KubeObject | None) -> str:
+    return str(job["metadata"].get("labels", {}).get(QUEUE, "")) if job else ""
+
+
+_ALL: Final[dict[ClusterWatch, _Queues]] = {}

@@ -1,0 +1,204 @@
+"""What a job in a queue of Kueue's is told to wait for, and what that time counts for."""
+
+from typing import Any
+
+import pytest
+from support.api_objects import T0, Object, at, container, job, pod, snapshot
+
+from manycpu.pipeline.spec.observed import Observed
+from manycpu.pipeline.spec.state import RankFailure
+from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.targets.kubernetes.following.admission import by_job, place, waits_for
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
+from manycpu.pipeline.targets.kubernetes.following.budgets import budgets, phase
+from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings, pending
+
+RUN = TrainingRun.model_validate(
+    {"program": "a.py", "output": "o", "nnodes": 2, "queue_timeout": 1000, "run_timeout": 5000}
+)
+LACKING = (
+    "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor x, 2 more needed"
+)
+PREEMPTED = "Preempted to accommodate a workload (UID: 7) due to prioritization in the ClusterQueue"
+
+
+def workload(*conditions: tuple[str, str, str, str], born: float = 1, **fields: Any) -> Object:
+    held = [
+        {"type": kind, "status": status, "reason": reason, "message": message}
+        for kind, status, reason, message in conditions
+    ]
+    name = f"pytorchjob-qa-1-{born:g}"
+    labels = {"kueue.x-k8s.io/job-uid": "job"}
+    return {
+        "metadata": {"name": name, "namespace": "ml", "creationTimestamp": at(born), "labels": labels},
+        "spec": {"queueName": "team-a", **fields.pop("spec", {})},
+        "status": {"conditions": held, **fields},
+    }
+
+
+PENDING = ("QuotaReserved", "False", "Pending", LACKING)
+RESERVED = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue team")
+CASES: dict[str, tuple[Object | None, float, list[str]]] = {
+    "nothing yet": (None, 5, []),
+    "nothing for long": (
+        None,
+        60,
+        [
+            "Kueue has made no workload of it: see that it runs, and that its configuration has PyTorchJob "
+            "among integrations.frameworks"
+        ],
+    ),
+    "not looked at yet": (workload(), 5, []),
+    "quota": (workload(PENDING), 5, [LACKING]),
+    "a queue that admits nothing": (
+        workload(("QuotaReserved", "False", "Inadmissible", "LocalQueue team-a doesn't exist")),
+        5,
+        ["LocalQueue team-a doesn't exist"],
+    ),
+    "preempted, and waits again": (
+        workload(("Evicted", "True", "Preempted", PREEMPTED), PENDING),
+        5,
+        [f"it was preempted: {PREEMPTED}", LACKING],
+    ),
+    "evicted for another reason": (
+        workload(("Evicted", "True", "PodsReadyTimeout", "Exceeded the PodsReady timeout")),
+        5,
+        ["it was evicted (PodsReadyTimeout): Exceeded the PodsReady timeout"],
+    ),
+    "deactivated": (
+        workload(spec={"active": False}),
+        5,
+        ["workload pytorchjob-qa-1-1 is deactivated: it waits until somebody sets its spec.active to true"],
+    ),
+    "a check that has not passed": (
+        workload(
+            RESERVED,
+            admissionChecks=[
+                {"name": "budget", "state": "Pending", "message": "asks   finance"},
+                {"name": "other", "state": "Ready", "message": ""},
+            ],
+        ),
+        5,
+        ["admission check budget is Pending: asks finance"],
+    ),
+    "admitted": (workload(RESERVED, ("Admitted", "True", "Admitted", "admitted")), 5, []),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_it_waits_for_is_said_in_words(case: str) -> None:
+    found, seconds, lines = CASES[case]
+    assert waits_for(found, job(suspend=True), T0 + seconds) == lines
+
+
+def test_of_several_workloads_of_a_job_the_latest_counts() -> None:
+    foreign = workload() | {"metadata": workload()["metadata"] | {"labels": {}}}
+    assert by_job([workload(born=9), foreign, workload(born=3)])["job"] == workload(born=9)
+
+
+@pytest.mark.parametrize(
+    ("local", "overall", "told"),
+    [
+        (0, 0, "it is number 1 in queue team-a"),
+        (1, 4, "it is number 2 in queue team-a, and 5 of all that wait for its quota"),
+    ],
+)
+def test_its_place_is_told(local: int, overall: int, told: str) -> None:
+    one = {"metadata": {"name": "pytorchjob-qa-1-1"}, "localQueueName": "team-a"}
+    one |= {"positionInLocalQueue": local, "positionInClusterQueue": overall}
+    assert place(workload(), [{"metadata": {"name": "other"}}, one]) == told
+    assert place(workload(), []) == ""
+
+
+# time
+
+
+def resumed(suspended: bool, seconds: float) -> Object:
+    """Make a job whose operator suspended it, or had it go on, at a time."""
+    found = job(suspend=suspended)
+    status = str(suspended)
+    found["status"] = {
+        "conditions": [{"type": "Suspended", "status": status, "lastTransitionTime": at(seconds)}]
+    }
+    return found
+
+
+def placed(*seconds: float) -> list[Object]:
+    return [pod(f"p{number}", born=when - 1, placed=when) for number, when in enumerate(seconds)]
+
+
+def trained() -> AttemptState:
+    """Give what is known of an attempt that began after 20 s, whose ranks met after 30 s."""
+    meeting = {"round": 0, "world_size": 2, "began": T0 + 30.0, "hosts": ["a"], "ranks": [0, 1]}
+    return AttemptState(attempt=1, began=T0 + 20.0, spoke=T0 + 2000.0, observed=Observed(rounds=[meeting]))
+
+
+def due(found: Object, pods: list[Object], state: AttemptState) -> dict[str, float]:
+    return {one.field: one.due - T0 for one in budgets(RUN, snapshot(found, pods), state.activity)}
+
+
+def test_a_preempted_run_has_all_of_its_queue_timeout_and_its_run_timeout_stands_still() -> None:
+    state = trained()
+    just_now = job(suspend=True)  # its operator has not noticed yet: it was made long ago
+    state.pause(T0 + 4000.0)
+    assert due(just_now, placed(10, 20), state) == {"queue_timeout": 5000}
+    assert due(resumed(True, 4001), [], state) == {"queue_timeout": 5000}
+
+
+def test_the_time_in_which_it_waited_again_is_no_time_of_the_run() -> None:
+    state = trained()
+    state.pause(T0 + 4000.0)
+    state.begin(T0 + 20.0)  # the pods that it had
+    assert state.paused == T0 + 4000
+    state.begin(T0 + 4600.0)
+    assert (state.began - T0, state.paused) == (620, 0)
+    assert due(resumed(False, 4590), placed(4595, 4600), state)["run_timeout"] == 5620
+
+
+def test_ranks_that_had_met_before_it_was_preempted_meet_again() -> None:
+    state = trained()
+    found, pods = resumed(False, 4590), placed(4595, 4600)
+    assert phase(RUN, snapshot(resumed(False, 5), placed(10, 20)), state.activity) == "running"
+    state.pause(T0 + 4000.0)
+    state.begin(T0 + 4600.0)
+    assert phase(RUN, snapshot(found, pods), state.activity) == "starting"
+    meeting = state.observed.rounds[0] | {"began": T0 + 4610.0}
+    state.observed.rounds.append(meeting)
+    assert phase(RUN, snapshot(found, pods), state.activity) == "running"
+
+
+def test_how_ranks_ended_that_were_preempted_is_no_failure() -> None:
+    state = trained()
+    state.observed.failure = RankFailure(rank=1, host="a", exit_code=-15, last_lines=())
+    state.observed.failed_at = T0 + 4001.0
+    state.pause(T0 + 4000.0)
+    state.begin(T0 + 4600.0)
+    assert state.observed.failure is None
+
+
+def test_a_job_that_waits_for_the_first_time_begins_when_it_has_its_nodes() -> None:
+    state = AttemptState(attempt=1)
+    state.pause(T0 + 1.0)
+    state.begin(T0 + 700.0)
+    assert (state.began, state.preempted, state.activity.met) == (T0 + 700, 0, False)
+
+
+def test_pods_that_a_suspension_ended_explain_no_failure() -> None:
+    ended = container(terminated={"exitCode": 143, "finishedAt": at(4002), "startedAt": at(30)})
+    old = pod("w-0", born=10, placed=11, phase="Failed", containerStatuses=[ended])
+    found = snapshot(resumed(False, 5), [old])
+    assert [one.code for one in endings(found)] == [-15]
+    found.apply("Pod", [], [old], complete=False)
+    assert [one.code for one in endings(found)] == [-15]
+    found.apply("PyTorchJob", [resumed(False, 4590)], [], complete=True)
+    assert endings(found) == []
+
+
+def test_of_a_suspended_job_it_is_the_queue_that_is_waited_for_and_no_pod() -> None:
+    found = job(suspend=True)
+    found["metadata"] = found["metadata"] | {"labels": found["metadata"]["labels"] | QUEUED}
+    texts = [reason.text for reason in pending(snapshot(found, [pod("a", placed=None)]))]
+    assert texts == ["it is suspended, until Kueue's queue team-a admits it"]
+
+
+QUEUED = {"kueue.x-k8s.io/queue-name": "team-a"}
