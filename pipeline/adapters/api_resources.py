@@ -19,7 +19,8 @@ CORE: Final = {
     "ServiceAccount": "serviceaccounts",
 }
 """What a run may have in its namespace besides jobs and their companions: kind -> plural."""
-_OF_KUEUE: Final = {resource.kind: resource for resource in (LOCAL_QUEUE, VISIBILITY, WORKLOAD)}
+_JOB: Final = ApiResource("Job", "batch", "v1", "jobs")
+_OTHERS: Final = {resource.kind: resource for resource in (_JOB, LOCAL_QUEUE, VISIBILITY, WORKLOAD)}
 
 
 def resource_of(kind: str) -> ApiResource:
@@ -28,4 +29,4 @@ def resource_of(kind: str) -> ApiResource:
     >>> resource_of("Pod").path, resource_of("MPIJob").path
     ('/api/v1', '/apis/kubeflow.org/v2beta1')
     """
-    return ApiResource(kind, "", "v1", CORE[kind]) if kind in CORE else {**resources(), **_OF_KUEUE}[kind]
+    return ApiResource(kind, "", "v1", CORE[kind]) if kind in CORE else {**resources(), **_OTHERS}[kind]

@@ -56,13 +56,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     else:
         first = _host(placement, 0)
         template = torchrun_pods.template(NODE, run, target, placement, first=first, number=NUMBER)
-    if target.mpi and target.runtime not in (DEFAULT_RUNTIME, OWN_RUNTIME):
-        raise BadInputError(
-            f"with an MPI the runtime is made for the run, and target.runtime is {target.runtime!r}",
-            field="target.runtime",
-            fix="Leave it out",
-        )
-    if target.mpi or target.runtime == OWN_RUNTIME:
+    if _has_own_runtime(target):
         runtime = _runtime(run, target, placement, template)
         ref = {"apiGroup": TRAINING_RUNTIME.group, "kind": TRAINING_RUNTIME.kind, "name": placement.job}
         return [runtime, _job(target, placement, template, _spec(run, target, ref))]
@@ -95,6 +89,22 @@ def ranks(job: KubeObject) -> Ranks | None:
         return Ranks(nodes=job["spec"]["trainer"]["numNodes"], pod=pod)
     except (KeyError, TypeError, ValueError):  # none of ours, or somebody has changed it
         return None
+
+
+def _has_own_runtime(target: Kubernetes) -> bool:
+    """Whether the runtime is made for the run: with an MPI, and in a queue of Kueue's.
+
+    Kueue (as of 0.16) writes the whole job when it admits it, as it knows jobs: without what they change of a
+    runtime of the cluster's.
+    """
+    why = "with an MPI" if target.mpi else "in a queue" if target.queue else ""
+    if why and target.runtime not in (DEFAULT_RUNTIME, OWN_RUNTIME):
+        raise BadInputError(
+            f"{why} the runtime is made for the run, and target.runtime is {target.runtime!r}",
+            field="target.runtime",
+            fix="Leave it out",
+        )
+    return bool(why) or target.runtime == OWN_RUNTIME
 
 
 def _check_patch(run: TrainingRun, target: Kubernetes, arguments: Sequence[str]) -> None:

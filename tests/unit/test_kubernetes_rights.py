@@ -30,6 +30,7 @@ def cluster_without(verb: str, group: str, resource: str) -> Any:
 TARGETS = [
     *(Kubernetes.model_validate({"namespace": "ml", "launch": launch}) for launch in JOB_KINDS),
     Kubernetes(namespace="ml", queue="team-a"),
+    Kubernetes(namespace="ml", queue="team-a", launch="mpijob"),
 ]
 
 
@@ -44,8 +45,10 @@ def test_each_right_of_a_run_that_is_missing_is_named(target: Kubernetes, right:
 
 
 def test_rights_to_queues_are_asked_for_where_a_run_has_one() -> None:
-    *_, without, queued = (set(preflight.rights(target)) for target in (TARGETS[0], TARGETS[-1]))
-    assert {right[1] for right in queued - without} == {"kueue.x-k8s.io", "visibility.kueue.x-k8s.io"}
+    *_, queued, queued_mpi = (set(preflight.rights(target)) for target in TARGETS)
+    without = set(preflight.rights(TARGETS[0]))
+    assert {group for _, group, _ in queued - without} == {"kueue.x-k8s.io", "visibility.kueue.x-k8s.io"}
+    assert {("patch", "batch", "jobs/status")} < {*queued_mpi} - queued
 
 
 def test_each_right_to_build_that_is_missing_is_named() -> None:

@@ -19,6 +19,10 @@ RUN = TrainingRun.model_validate(
 LACKING = (
     "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor x, 2 more needed"
 )
+UNSEEN = (
+    "Kueue has made no workload of it: see that it runs, and that its configuration has PyTorchJob among "
+    "integrations.frameworks"
+)
 PREEMPTED = "Preempted to accommodate a workload (UID: 7) due to prioritization in the ClusterQueue"
 
 
@@ -43,10 +47,7 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
     "nothing for long": (
         None,
         60,
-        [
-            "Kueue has made no workload of it: see that it runs, and that its configuration has PyTorchJob "
-            "among integrations.frameworks"
-        ],
+        [UNSEEN],
     ),
     "not looked at yet": (workload(), 5, []),
     "quota": (workload(PENDING), 5, [LACKING]),
@@ -104,8 +105,8 @@ def test_of_several_workloads_of_a_job_the_latest_counts() -> None:
     ],
 )
 def test_its_place_is_told(local: int, overall: int, told: str) -> None:
-    one = {"metadata": {"name": "pytorchjob-qa-1-1"}, "localQueueName": "team-a"}
-    one |= {"positionInLocalQueue": local, "positionInClusterQueue": overall}
+    places = {"positionInLocalQueue": local, "positionInClusterQueue": overall}
+    one = {"metadata": {"name": "pytorchjob-qa-1-1"}, "localQueueName": "team-a", **places}
     assert place(workload(), [{"metadata": {"name": "other"}}, one]) == told
     assert place(workload(), []) == ""
 

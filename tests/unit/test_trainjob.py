@@ -28,9 +28,8 @@ from manycpu.pipeline.spec.state import EXIT_CODES, RunState
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 
 OF_THE_CLUSTER = {"runtime": "torch-distributed"}
-PATCHABLE = {
-    name: value for name, value in MANY_FIELDS.items() if name not in ("priority_class", "pull_policy")
-}
+OWN = ("priority_class", "pull_policy", "queue")
+PATCHABLE = {name: value for name, value in MANY_FIELDS.items() if name not in OWN}
 
 
 def written(on: KubeObject, **fields: object) -> str:
@@ -45,6 +44,15 @@ def test_golden_trainjob_with_a_runtime_of_its_own() -> None:
 def test_golden_trainjob_with_a_runtime_of_the_clusters() -> None:
     text = written(PATCHABLE | OF_THE_CLUSTER)
     assert text == golden("trainjob.yaml", text)
+
+
+def test_in_a_queue_the_runtime_is_the_runs_own_since_kueue_would_drop_a_patch() -> None:
+    runtime, job = objects("trainjob", OF_THE_CLUSTER | {"queue": "team-a"})
+    assert (runtime["kind"], job["spec"]["runtimeRef"]["kind"]) == ("TrainingRuntime", "TrainingRuntime")
+    assert "runtimePatches" not in job["spec"]
+    with pytest.raises(BadInputError, match="in a queue the runtime is made for the run") as raised:
+        objects("trainjob", {"runtime": "ours", "queue": "team-a"})
+    assert raised.value.field == "target.runtime"
 
 
 def test_golden_differences_of_one_that_restarts() -> None:

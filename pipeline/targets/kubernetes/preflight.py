@@ -11,7 +11,7 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.pod_spec import TPU
 from manycpu.pipeline.launchers.ranks import rank_template
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, ForbiddenError, NotFoundError
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS, TRAINJOB, JobKind
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, MPIJOB, TRAINJOB, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.kueue import LOCAL_QUEUE, VISIBILITY
 from manycpu.pipeline.spec.targets import OWN_RUNTIME, Kubernetes
@@ -25,6 +25,7 @@ Findings = Iterator[Finding]
 Right = tuple[str, str, str]
 """A verb, an API group, and a resource with its subresource."""
 RIGHTS: Final = Path(__file__).with_name("rights.yaml")
+_BATCH: Final = "batch"
 # patch: to suspend one that holds nodes and lacks others
 _JOB_VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
 _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
@@ -51,8 +52,9 @@ def _found(check: Callable[[ClusterContext], Findings], ctx: ClusterContext) -> 
 def rights(target: Kubernetes) -> list[Right]:
     """List what the account must be allowed to do in the namespace of runs with such a target."""
     of_jobs = {right for kind in JOB_KINDS.values() for right in rights_to(kind)}
-    unused = set() if target.queue else {LOCAL_QUEUE.group, VISIBILITY.group}
-    others = [right for right in granted() if right not in of_jobs and right[1] not in unused]
+    of_queues = {LOCAL_QUEUE.group, VISIBILITY.group, *([_BATCH] if target.launch == MPIJOB.launch else [])}
+    groups = {"", *(of_queues if target.queue else ())}
+    others = [right for right in granted() if right not in of_jobs and right[1] in groups]
     return [*rights_to(JOB_KINDS[target.launch]), *others]
 
 
@@ -138,10 +140,8 @@ def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
     try:
         ctx.cluster.call("GET", f"{group}/workloadpriorityclasses/{name}")
     except NotFoundError:
-        text = f"there is no WorkloadPriorityClass {name!r}"
-        yield Finding(
-            "target.queue_priority", text, "Name one that `kubectl get workloadpriorityclasses` lists"
-        )
+        fix = "Name one that `kubectl get workloadpriorityclasses` lists"
+        yield Finding("target.queue_priority", f"there is no WorkloadPriorityClass {name!r}", fix)
     except ForbiddenError:
         return  # they are the cluster's, which few may see
 

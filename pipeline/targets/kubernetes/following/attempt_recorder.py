@@ -79,9 +79,11 @@ class AttemptState(BaseModel):
             self.observed.forget_failure(before=capacity)
         self.began, self.paused = self.began or capacity, 0.0
 
-    def pause(self, since: float) -> None:
-        """Record that the run is suspended, and waits."""
+    def pause(self, since: float) -> bool:
+        """Record that the run is suspended, and waits; whether it had its nodes before."""
+        had_nodes = bool(self.began) and not self.paused
         self.paused = self.paused or since
+        return had_nodes
 
     @property
     def activity(self) -> RankActivity:

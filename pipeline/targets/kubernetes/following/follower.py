@@ -30,6 +30,7 @@ from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
+from manycpu.pipeline.targets.kubernetes.following.launcher_release import LauncherRelease
 from manycpu.pipeline.targets.kubernetes.following.log_lines import RateLimiter, parse
 from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReaders
 from manycpu.pipeline.targets.kubernetes.following.queue_waiting import QueueWaiting
@@ -43,6 +44,7 @@ _BATCHES: Final = 256  # batches of lines that wait to be passed on; more, and t
 _TICK: Final = 30.0  # seconds between looks at what has not changed
 _TURN: Final = 5.0  # the same, while it waits for room
 _NOTE_EVERY: Final = 10.0  # seconds between two notes on why a job waits
+_SOON: Final = 2.0  # seconds after which it is told that a job was preempted, and why
 _DRAIN: Final = 5.0  # seconds that the last lines have to come
 _STEP: Final = 0.1  # seconds between looks whether they have
 _PATIENCE: Final = 5.0  # seconds that a job may wait before it is reported why
@@ -81,6 +83,7 @@ class Follower:
         self._limit = RateLimiter(LINES_PER_SECOND)
         self._wake = asyncio.Event()
         self._turn = TurnTaking(self._snapshot, ctx, watch, self._wake.set)
+        self._launcher = LauncherRelease(self._snapshot, ctx.cluster)
         self._queue = QueueWaiting(self._snapshot, ctx.cluster, watch, self._wake.set)
         self._noted, self._note_due = "", watch.now() + _PATIENCE
         self._away_due = 0.0
@@ -119,6 +122,7 @@ class Follower:
             feeding.cancel()
             self._turn.close()
             self._queue.close()
+            self._launcher.close()
             await self._readers.aclose()
             with suppress(asyncio.CancelledError, *FAILURES):
                 await feeding
@@ -227,18 +231,22 @@ class Follower:
         if not status.state.terminal:
             status = self._await_room(status, now)
             self._note_waiting(status, now)
+        elif status.budget:
+            status = _with_reason(status, self._queue.look(now))
         return status
 
     def _await_room(self, status: Status, now: float) -> Status:
         """Take the job's turn where it waits for room, and add to its reason what it waits for."""
+        self._launcher.look(began=bool(self._recorder.state.began))
         lacking = self._turn.look(met=self._recorder.activity.met, now=now) or self._queue.look(now)
-        return status.model_copy(update={"reason": f"{status.reason}\n{lacking}"}) if lacking else status
+        return _with_reason(status, lacking)
 
     def _begin(self) -> None:
         if self._snapshot.given_back and not self._recorder.activity.met:
             self._recorder.state.began = 0.0  # it had its nodes, and not what it needs besides
         elif self._snapshot.suspended:
-            self._recorder.state.pause(self._snapshot.suspended_since or self._watch.now())
+            if self._recorder.state.pause(self._snapshot.suspended_since or self._watch.now()):
+                self._note_due = min(self._note_due, self._watch.now() + _SOON)
         elif capacity := self._snapshot.capacity(self._ctx.run.nodes[0]):
             self._recorder.state.begin(capacity)
 
@@ -328,6 +336,10 @@ class Follower:
 
     def _delete(self) -> None:
         self._ctx.cluster.delete(self._snapshot.kind, self._handle.name, uid=self._handle.uid)
+
+
+def _with_reason(status: Status, more: str) -> Status:
+    return status.model_copy(update={"reason": f"{status.reason}\n{more}"}) if more else status
 
 
 def _refused(error: BaseException) -> bool:

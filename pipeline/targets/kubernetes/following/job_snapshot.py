@@ -169,7 +169,7 @@ class JobSnapshot:
     @property
     def departed(self) -> dict[str, KubeObject]:
         """Pods that are gone, as last reported, by uid; but not those that a suspension ended."""
-        since = max(self.note.at if self.note else 0.0, self._went_on)
+        since = max(self.note.at if self.note else 0.0, self.went_on)
         return {uid: pod for uid, pod in self._departed.items() if _born(pod) > since}
 
     @property
@@ -190,7 +190,7 @@ class JobSnapshot:
 
     @property
     @remembered
-    def _went_on(self) -> float:
+    def went_on(self) -> float:
         """When its operator last suspended it, or had it go on after that; 0 where it never did."""
         conditions = ((self.job or {}).get("status") or {}).get("conditions") or ()
         times = [epoch(one["lastTransitionTime"]) for one in conditions if one["type"] == "Suspended"]

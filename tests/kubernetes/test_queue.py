@@ -1,0 +1,155 @@
+"""Runs in a queue of Kueue's: they wait for their quota, are preempted, and go on from their checkpoint."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.fixtures import TestCluster
+from cluster.space import Space
+from support.handmade_jobs import Looker, begin
+from support.queues import HIGH, QUEUE, Queue, queue
+from support.training_scripts import goes_on
+
+from manycpu.pipeline import train
+from manycpu.pipeline.listeners import Silent
+from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.kueue import PRIORITY
+from manycpu.pipeline.spec.kueue import QUEUE as QUEUE_LABEL
+from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.open_run import open_context
+
+Fields = dict[str, Any]
+MakeRun = Callable[..., Fields]
+pytestmark = pytest.mark.timeout(400)
+KINDS: dict[str, Fields] = {
+    "pytorchjob": {"launch": "pytorchjob"},
+    "mpijob": {"launch": "mpijob"},
+    "trainjob": {"launch": "trainjob"},
+    "own-runtime": {"launch": "trainjob", "runtime": "own"},
+}
+SLEEP = "time.sleep({seconds})"
+
+
+@pytest.fixture
+def for_one(namespace: Space) -> Iterator[Queue]:
+    """Make a queue whose quota is enough for one run over both nodes, of whatever kind."""
+    with queue(namespace, cpu="2500m") as made:
+        yield made
+
+
+def queued(**more: str) -> Callable[[Fields], None]:
+    """Put a job that is made by hand into the queue, with ranks of a core each."""
+
+    def change(job: Fields) -> None:
+        job["metadata"]["labels"] = job["metadata"]["labels"] | {QUEUE_LABEL: QUEUE, **more}
+        job["spec"]["runPolicy"]["suspend"] = True
+        (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+        container["resources"] = {"requests": {"cpu": "900m", "memory": "20Mi"}}
+
+    return change
+
+
+@pytest.fixture
+def start(target: Fields, cluster: TestCluster, tmp_path: Path) -> Iterator[Callable[..., Looker]]:
+    """Create a job of two ranks that sleep, and begin to follow it."""
+    lookers = []
+
+    def make(
+        name: str, seconds: float, *, image: str = "base", run: Fields | None = None, **more: str
+    ) -> Looker:
+        waiting = begin(target, cluster.image(image), tmp_path, name=name, nnodes=2, **(run or {}))
+        lookers.append(
+            Looker(waiting.ctx, waiting.create(SLEEP.format(seconds=seconds), change=queued(**more)))
+        )
+        return lookers[-1]
+
+    yield make
+    for looker in lookers:
+        looker.close()
+
+
+@pytest.mark.usefixtures("for_one")
+def test_with_quota_for_one_the_second_waits_says_for_what_and_runs(start: Callable[..., Looker]) -> None:
+    first = start("first", 20)
+    first.until("its ranks to meet", lambda: first.watch.observed.met)
+    second = start("second", 1)
+    second.until("its place", lambda: second.said(f"it is number 1 in queue {QUEUE}"))
+    third = start("third", 1)
+    third.until("its place", lambda: third.said(f"it is number 2 in queue {QUEUE}"))
+    assert second.said(f"it is suspended, until Kueue's queue {QUEUE} admits it")
+    assert second.said("insufficient unused quota for cpu")
+    assert second.seen.state is RunState.PENDING
+    assert not second.watch.observed.ranks
+    for each in (first, second, third):
+        assert each.to_the_end().state is RunState.SUCCEEDED, each.lines
+
+
+def test_a_run_that_waits_longer_than_it_may_fails_with_what_it_waited_for(
+    start: Callable[..., Looker], for_one: Queue
+) -> None:
+    for_one.set_quota("1")
+    waiting = start("waits", 1, run={"queue_timeout": 6})
+    seen = waiting.to_the_end()
+    assert (seen.state, seen.budget) == (RunState.FAILED, "run.queue_timeout")
+    assert "no capacity for it within 6 s" in seen.reason
+    assert "insufficient quota for cpu" in seen.reason
+
+
+def test_a_workload_that_somebody_deactivates_is_told(start: Callable[..., Looker], for_one: Queue) -> None:
+    trains = start("trains", 3)
+    trains.until("its ranks to meet", lambda: trains.watch.observed.met)
+    for_one.change_workload({"active": False})
+    trains.until(
+        "the word", lambda: trains.said("is deactivated: it waits until somebody sets its spec.active")
+    )
+    for_one.change_workload({"active": True})
+    assert trains.to_the_end().state is RunState.SUCCEEDED, trains.lines
+
+
+class Preempting(Silent):
+    """Listens to a run, and has one of higher priority begin when its ranks have reached a step."""
+
+    def __init__(self, interrupt: Callable[[], Looker]) -> None:
+        self._interrupt, self.lines = interrupt, list[str]()
+        self.urgent: Looker | None = None
+
+    def line(self, line: RankLine) -> None:
+        self.lines.append(line.text)
+        if line.text == "reached step 5" and self.urgent is None:
+            self.urgent = self._interrupt()
+
+
+@pytest.mark.usefixtures("for_one")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_preempted_goes_on_from_its_checkpoint(
+    kind: str, target: Fields, a_run: MakeRun, start: Callable[..., Looker]
+) -> None:
+    listener = Preempting(lambda: start("urgent", 8, **{PRIORITY: HIGH}))
+    where = target | KINDS[kind] | {"queue": QUEUE}
+    report = train(a_run(goes_on(2), stall_timeout=60), where, run_id="goes-on", listener=listener)
+    assert (report.state, report.attempts) == ("succeeded", 1)
+    assert report.metrics["begun_at"] >= 5
+    assert any("it was preempted: Preempted to accommodate a workload" in line for line in listener.lines)
+    assert listener.urgent is not None
+    assert listener.urgent.to_the_end().state is RunState.SUCCEEDED
+    assert report.left_behind == []
+
+
+def findings(target: Fields, tmp_path: Path) -> list[Finding]:
+    ctx = open_context(
+        {"program": "question_answering", "output": str(tmp_path / "out")}, target, "t", base=tmp_path
+    )
+    assert isinstance(ctx, ClusterContext)
+    return [finding for finding in preflight.findings(ctx) if finding.field.startswith("target.queue")]
+
+
+def test_preflight_looks_for_the_queue_and_its_priority(
+    target: Fields, for_one: Queue, tmp_path: Path
+) -> None:
+    assert findings(target | {"queue": QUEUE}, tmp_path) == []
+    (finding,) = findings(target | {"queue": "team-b"}, tmp_path)
+    assert finding.message == f"there is no LocalQueue 'team-b' in namespace {for_one.namespace.name}"

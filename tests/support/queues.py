@@ -1,0 +1,86 @@
+"""A queue of Kueue's for one test: its quota is nobody else's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cluster.space import Space
+from kubernetes import client
+from kubernetes.client import ApiException
+
+GROUP, VERSION = "kueue.x-k8s.io", "v1beta2"
+QUEUE: Final = "team-a"
+HIGH: Final = "urgent"
+CLASSES: Final = {HIGH: 1000}
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A LocalQueue and the ClusterQueue behind it, which is named after the namespace."""
+
+    namespace: Space
+
+    @property
+    def _objects(self) -> client.CustomObjectsApi:
+        return client.CustomObjectsApi(self.namespace.admin)
+
+    def set_quota(self, cpu: str) -> None:
+        """Set how many cores all of its jobs may have together."""
+        self._objects.patch_cluster_custom_object(
+            GROUP, VERSION, "clusterqueues", self.namespace.name, {"spec": _quotas(self.namespace.name, cpu)}
+        )
+
+    def workloads(self) -> list[dict[str, Any]]:
+        """List the namespace's workloads."""
+        found = self._objects.list_namespaced_custom_object(GROUP, VERSION, self.namespace.name, "workloads")
+        return list(found["items"])
+
+    def change_workload(self, spec: dict[str, Any]) -> None:
+        """Change the only workload."""
+        (workload,) = self.workloads()
+        self._objects.patch_namespaced_custom_object(
+            GROUP, VERSION, self.namespace.name, "workloads", workload["metadata"]["name"], {"spec": spec}
+        )
+
+
+@contextmanager
+def queue(namespace: Space, cpu: str) -> Iterator[Queue]:
+    """Make a queue with a quota of cores, and priority classes that all tests share."""
+    name, objects = namespace.name, client.CustomObjectsApi(namespace.admin)
+    flavor = {"kind": "ResourceFlavor", "metadata": {"name": name}}
+    cluster_queue = {
+        "kind": "ClusterQueue",
+        "metadata": {"name": name},
+        "spec": {
+            "namespaceSelector": {},
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+            **_quotas(name, cpu),
+        },
+    }
+    local = {"kind": "LocalQueue", "metadata": {"name": QUEUE}, "spec": {"clusterQueue": name}}
+    for found, value in CLASSES.items():
+        made = {"kind": "WorkloadPriorityClass", "metadata": {"name": found}, "value": value}
+        with suppress(ApiException):  # another test's, which is the same
+            _create(objects, "workloadpriorityclasses", made)
+    _create(objects, "resourceflavors", flavor)
+    _create(objects, "clusterqueues", cluster_queue)
+    local["apiVersion"] = f"{GROUP}/{VERSION}"
+    objects.create_namespaced_custom_object(GROUP, VERSION, name, "localqueues", local)
+    try:
+        yield Queue(namespace)
+    finally:
+        objects.delete_namespaced_custom_object(GROUP, VERSION, name, "localqueues", QUEUE)
+        objects.delete_cluster_custom_object(GROUP, VERSION, "clusterqueues", name)
+        objects.delete_cluster_custom_object(GROUP, VERSION, "resourceflavors", name)
+
+
+def _create(objects: client.CustomObjectsApi, plural: str, item: dict[str, Any]) -> None:
+    item["apiVersion"] = f"{GROUP}/{VERSION}"
+    objects.create_cluster_custom_object(GROUP, VERSION, plural, item)
+
+
+def _quotas(flavor: str, cpu: str) -> dict[str, Any]:
+    resources = [{"name": "cpu", "nominalQuota": cpu}, {"name": "memory", "nominalQuota": "100Gi"}]
+    flavors = [{"name": flavor, "resources": resources}]
+    return {"resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": flavors}]}
