@@ -20,6 +20,7 @@ from manycpu.pipeline.spec.kueue import QUEUE as QUEUE_LABEL
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.kubernetes.launch import status
 from manycpu.pipeline.targets.open_run import open_context
 
 Fields = dict[str, Any]
@@ -78,6 +79,10 @@ def test_with_quota_for_one_the_second_waits_says_for_what_and_runs(start: Calla
     first.until("its ranks to meet", lambda: first.watch.observed.met)
     second = start("second", 1)
     second.until("its place", lambda: second.said(f"it is number 1 in queue {QUEUE}"))
+    assert (
+        f"it is number 1 in queue {QUEUE}"
+        in status(second.ctx, second.handle, second.ctx.ledger.read()).reason
+    )
     third = start("third", 1)
     third.until("its place", lambda: third.said(f"it is number 2 in queue {QUEUE}"))
     assert second.said(f"it is suspended, until Kueue's queue {QUEUE} admits it")

@@ -1,5 +1,6 @@
 """Launch a training on Kubernetes: as a job of one of Kubeflow's operators."""
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_unti
 from manycpu.pipeline.targets.kubernetes.following import judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
+from manycpu.pipeline.targets.kubernetes.following.queue_waiting import look_once
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged
@@ -88,7 +90,8 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     recorded = attempt_state(entry, handle)
     job_status = judgement.look(ctx.run, snapshot, recorded.activity)
     if not job_status.state.terminal:
-        return job_status
+        more = look_once(ctx.cluster, snapshot, time.time())
+        return job_status.model_copy(update={"reason": f"{job_status.reason}\n{more}".strip()})
     job_status = judgement.concluded(entry, handle, job_status)
     if job_status.state is not RunState.SUCCEEDED:
         return job_status

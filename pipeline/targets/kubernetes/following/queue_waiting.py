@@ -12,7 +12,7 @@ from manycpu.pipeline.targets.kubernetes.following.admission import by_job, job_
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.following.shared_view import SharedView
 
-__all__ = ["QueueWaiting"]
+__all__ = ["QueueWaiting", "look_once"]
 
 _SELECTION: Final = {WORKLOAD.kind: {"labelSelector": JOB_UID}}
 _PLACES: Final = 10.0  # seconds between two looks at the places in a queue
@@ -50,10 +50,7 @@ class QueueWaiting:
         if not queues.is_complete:
             return ""
         workload = queues.workload_of(self._snapshot.uid)
-        lines = waits_for(workload, job, now)
-        if workload is not None and lines:
-            lines.append(place(workload, queues.pending(queue, now)))
-        return "\n".join(filter(None, lines))
+        return _words(workload, job, queues.pending(queue, now), now)
 
     def close(self) -> None:
         """Stop looking."""
@@ -103,6 +100,35 @@ class _Queues(SharedView):
             self._pending[queue] = await asyncio.to_thread(_pending, self._cluster, queue)
         except FAILURES:  # it is not served, or not to this account: places are told where they are known
             self._pending.pop(queue, None)
+
+
+def look_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
+    """Say what a job waits for at present, as :class:`QueueWaiting` does.
+
+    Args:
+        cluster: Its namespace.
+        snapshot: The job.
+        now: Seconds since the epoch.
+    """
+    job, queue = snapshot.job, _queue_of(snapshot.job)
+    if job is None or not queue or not snapshot.suspended:
+        return ""
+    try:
+        found = by_job(cluster.list(WORKLOAD.kind, {JOB_UID: snapshot.uid})).get(snapshot.uid)
+    except FAILURES:
+        return ""
+    try:
+        pending = _pending(cluster, queue)
+    except FAILURES:
+        pending = []
+    return _words(found, job, pending, now)
+
+
+def _words(workload: KubeObject | None, job: KubeObject, pending: list[KubeObject], now: float) -> str:
+    lines = waits_for(workload, job, now)
+    if workload is not None and lines:
+        lines.append(place(workload, pending))
+    return "\n".join(filter(None, lines))
 
 
 def _pending(cluster: Cluster, queue: str) -> list[KubeObject]:
