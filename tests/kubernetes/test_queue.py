@@ -30,7 +30,6 @@ KINDS: dict[str, Fields] = {
     "pytorchjob": {"launch": "pytorchjob"},
     "mpijob": {"launch": "mpijob"},
     "trainjob": {"launch": "trainjob"},
-    "own-runtime": {"launch": "trainjob", "runtime": "own"},
 }
 SLEEP = "time.sleep({seconds})"
 

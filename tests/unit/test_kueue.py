@@ -131,7 +131,9 @@ def placed(*seconds: float) -> list[Object]:
 def trained() -> AttemptState:
     """Give what is known of an attempt that began after 20 s, whose ranks met after 30 s."""
     meeting = {"round": 0, "world_size": 2, "began": T0 + 30.0, "hosts": ["a"], "ranks": [0, 1]}
-    return AttemptState(attempt=1, began=T0 + 20.0, spoke=T0 + 2000.0, observed=Observed(rounds=[meeting]))
+    return AttemptState(
+        attempt=1, began=T0 + 20.0, admitted=T0 + 5.0, spoke=T0 + 2000.0, observed=Observed(rounds=[meeting])
+    )
 
 
 def due(found: Object, pods: list[Object], state: AttemptState) -> dict[str, float]:
@@ -149,11 +151,25 @@ def test_a_preempted_run_has_all_of_its_queue_timeout_and_its_run_timeout_stands
 def test_the_time_in_which_it_waited_again_is_no_time_of_the_run() -> None:
     state = trained()
     state.pause(T0 + 4000.0)
-    state.begin(T0 + 20.0)  # the pods that it had
+    state.begin(T0 + 20.0, T0 + 5.0)  # the pods that it had
     assert state.paused == T0 + 4000
-    state.begin(T0 + 4600.0)
+    state.begin(T0 + 4600.0, T0 + 4590.0)
     assert (state.began - T0, state.paused) == (620, 0)
     assert due(resumed(False, 4590), placed(4595, 4600), state)["run_timeout"] == 5620
+
+
+def test_a_preemption_that_nobody_saw_begins_the_time_of_the_run_anew() -> None:
+    state = trained()
+    state.begin(T0 + 4600.0, T0 + 4590.0)
+    assert (state.began - T0, state.preempted - T0, state.activity.met) == (4600, 4590, False)
+    state.begin(T0 + 4600.0, T0 + 4590.0)
+    assert state.began == T0 + 4600
+
+
+def test_a_pod_that_is_made_anew_while_nothing_was_suspended_changes_no_time() -> None:
+    state = trained()
+    state.begin(T0 + 3000.0, T0 + 5.0)
+    assert (state.began, state.preempted) == (T0 + 20, 0)
 
 
 def test_ranks_that_had_met_before_it_was_preempted_meet_again() -> None:
@@ -161,7 +177,7 @@ def test_ranks_that_had_met_before_it_was_preempted_meet_again() -> None:
     found, pods = resumed(False, 4590), placed(4595, 4600)
     assert phase(RUN, snapshot(resumed(False, 5), placed(10, 20)), state.activity) == "running"
     state.pause(T0 + 4000.0)
-    state.begin(T0 + 4600.0)
+    state.begin(T0 + 4600.0, T0 + 4590.0)
     assert phase(RUN, snapshot(found, pods), state.activity) == "starting"
     meeting = state.observed.rounds[0] | {"began": T0 + 4610.0}
     state.observed.rounds.append(meeting)
@@ -173,14 +189,14 @@ def test_how_ranks_ended_that_were_preempted_is_no_failure() -> None:
     state.observed.failure = RankFailure(rank=1, host="a", exit_code=-15, last_lines=())
     state.observed.failed_at = T0 + 4001.0
     state.pause(T0 + 4000.0)
-    state.begin(T0 + 4600.0)
+    state.begin(T0 + 4600.0, T0 + 4590.0)
     assert state.observed.failure is None
 
 
 def test_a_job_that_waits_for_the_first_time_begins_when_it_has_its_nodes() -> None:
     state = AttemptState(attempt=1)
     state.pause(T0 + 1.0)
-    state.begin(T0 + 700.0)
+    state.begin(T0 + 700.0, T0 + 690.0)
     assert (state.began, state.preempted, state.activity.met) == (T0 + 700, 0, False)
 
 

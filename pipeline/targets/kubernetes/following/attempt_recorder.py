@@ -59,6 +59,8 @@ class AttemptState(BaseModel):
     """When the run had its nodes, later by as long as it had none again; seconds since the epoch."""
     paused: float = 0.0
     """Since when it is suspended; 0 while it has nodes."""
+    admitted: float = 0.0
+    """When its job went on last, after it had been suspended."""
     preempted: float = 0.0
     """When its nodes were last taken back: earlier meetings count no more."""
     spoke: float = 0.0
@@ -69,15 +71,21 @@ class AttemptState(BaseModel):
     verdict: Status | None = None
     """How it ended, as whoever followed it to its end saw it."""
 
-    def begin(self, capacity: float) -> None:
-        """Record when the run had its nodes, for the first time or again."""
+    def begin(self, capacity: float, admitted: float) -> None:
+        """Record when the run had its nodes, for the first time or again.
+
+        Args:
+            capacity: When it had them.
+            admitted: When its job went on last, after it had been suspended; 0 where it never was.
+        """
         if capacity <= self.paused:
             return  # those that it had before
-        if self.began and self.paused:
-            self.began += capacity - self.paused
-            self.preempted = self.paused
+        if self.began and (self.paused or admitted > self.admitted):
+            # Where nobody saw since when it was suspended, its time begins anew.
+            self.began = self.began + capacity - self.paused if self.paused else capacity
+            self.preempted = self.paused or admitted
             self.observed.forget_failure(before=capacity)
-        self.began, self.paused = self.began or capacity, 0.0
+        self.began, self.paused, self.admitted = self.began or capacity, 0.0, admitted
 
     def pause(self, since: float) -> bool:
         """Record that the run is suspended, and waits; whether it had its nodes before."""

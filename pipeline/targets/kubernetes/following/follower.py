@@ -248,7 +248,7 @@ class Follower:
             if self._recorder.state.pause(self._snapshot.suspended_since or self._watch.now()):
                 self._note_due = min(self._note_due, self._watch.now() + _SOON)
         elif capacity := self._snapshot.capacity(self._ctx.run.nodes[0]):
-            self._recorder.state.begin(capacity)
+            self._recorder.state.begin(capacity, self._snapshot.went_on)
 
     def _note_waiting(self, status: Status, now: float) -> None:
         """Report why the job waits and what befell its pods: when that is new, and not all the time."""
