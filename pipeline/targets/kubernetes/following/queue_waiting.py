@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from manycpu.pipeline.adapters.cluster import Cluster
@@ -96,10 +97,7 @@ class _Queues(SharedView):
         return self._pending.get(queue, [])
 
     async def _ask(self, queue: str) -> None:
-        try:
-            self._pending[queue] = await asyncio.to_thread(_pending, self._cluster, queue)
-        except FAILURES:  # it is not served, or not to this account: places are told where they are known
-            self._pending.pop(queue, None)
+        self._pending[queue] = await asyncio.to_thread(_pending, self._cluster, queue)
 
 
 def look_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
@@ -117,11 +115,7 @@ def look_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
         found = by_job(cluster.list(WORKLOAD.kind, {JOB_UID: snapshot.uid})).get(snapshot.uid)
     except FAILURES:
         return ""
-    try:
-        pending = _pending(cluster, queue)
-    except FAILURES:
-        pending = []
-    return _words(found, job, pending, now)
+    return _words(found, job, _pending(cluster, queue), now)
 
 
 def _words(workload: KubeObject | None, job: KubeObject, pending: list[KubeObject], now: float) -> str:
@@ -132,8 +126,11 @@ def _words(workload: KubeObject | None, job: KubeObject, pending: list[KubeObjec
 
 
 def _pending(cluster: Cluster, queue: str) -> list[KubeObject]:
-    path = cluster.path(VISIBILITY.kind, f"{queue}/pendingworkloads")
-    return list(cluster.call("GET", path, query={"limit": _MOST}, deadline=_SECONDS)["items"])
+    """List those that wait in a queue; none where that is not served, or not to this account."""
+    with suppress(*FAILURES):
+        path = cluster.path(VISIBILITY.kind, f"{queue}/pendingworkloads")
+        return list(cluster.call("GET", path, query={"limit": _MOST}, deadline=_SECONDS)["items"])
+    return []
 
 
 def _queue_of(job: KubeObject | None) -> str:
