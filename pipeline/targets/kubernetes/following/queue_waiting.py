@@ -11,11 +11,10 @@ from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.kueue import JOB_UID, QUEUE, VISIBILITY, WORKLOAD
 from manycpu.pipeline.targets.kubernetes.following.admission import by_job, job_uid, place, waits_for
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
-from manycpu.pipeline.targets.kubernetes.following.shared_view import SharedView
+from manycpu.pipeline.targets.kubernetes.following.shared_view import Selections, SharedView
 
 __all__ = ["QueueWaiting", "look_once"]
 
-_SELECTION: Final = {WORKLOAD.kind: {"labelSelector": JOB_UID}}
 _PLACES: Final = 10.0  # seconds between two looks at the places in a queue
 _SECONDS: Final = 5.0  # that these may take
 _MOST: Final = "1000"  # places that are told
@@ -57,13 +56,11 @@ class QueueWaiting:
         """Stop looking."""
         if self._queues is not None:
             self._queues.leave(self._wake)
-            if not self._queues.joined:
-                _ALL.pop(self._watch, None)
             self._queues = None
 
     def _join(self) -> "_Queues":
         if self._queues is None:
-            self._queues = _ALL.setdefault(self._watch, _Queues(self._watch, self._cluster))
+            self._queues = _Queues.of(self._watch, self._cluster)
             self._queues.join(self._wake, self._is_concerned)
         return self._queues
 
@@ -75,13 +72,16 @@ class _Queues(SharedView):
     """All workloads of a namespace, and their places, for as long as anybody waits."""
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
-        super().__init__(watch, lambda: _SELECTION)
-        self._cluster = cluster
+        super().__init__(watch, cluster)
         self._by_job: dict[str, KubeObject] = {}
         self._read_at = -1
         self._pending: dict[str, list[KubeObject]] = {}
         self._asked: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
+
+    def selections(self) -> Selections:
+        """Choose the workloads of jobs."""
+        return {WORKLOAD.kind: {"labelSelector": JOB_UID}}
 
     def workload_of(self, uid: str) -> KubeObject | None:
         """Find the workload of a job."""
@@ -135,6 +135,3 @@ def _pending(cluster: Cluster, queue: str) -> list[KubeObject]:
 
 def _queue_of(job: KubeObject | None) -> str:
     return str(job["metadata"].get("labels", {}).get(QUEUE, "")) if job else ""
-
-
-_ALL: Final[dict[ClusterWatch, _Queues]] = {}

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from typing import Final
+from typing import Final, Self
 
+from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, Changes, ClusterWatch
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
 
-__all__ = ["AGAIN", "SharedView"]
+__all__ = ["AGAIN", "Selections", "SharedView"]
 
 AGAIN: Final = 5.0  # seconds between tries to see them, and between looks while they do not change
 _SETTLE: Final = 0.3  # seconds in which changes are put together
@@ -24,11 +25,11 @@ class SharedView:
 
     Args:
         watch: The namespace.
-        selections: Finds out, on a thread, what to watch: kind -> selectors.
+        cluster: The same.
     """
 
-    def __init__(self, watch: ClusterWatch, selections: Callable[[], Selections]) -> None:
-        self._watch, self._selections = watch, selections
+    def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
+        self._watch, self._cluster = watch, cluster
         self._wakes: dict[Wake, Concerns] = {}
         self._due: set[Wake] = set()
         self._task: asyncio.Task[None] | None = None
@@ -36,10 +37,16 @@ class SharedView:
         self.changes = 0
         """How often something has changed."""
 
-    @property
-    def joined(self) -> bool:
-        """Whether anybody is left who wants to see."""
-        return bool(self._wakes)
+    @classmethod
+    def of(cls, watch: ClusterWatch, cluster: Cluster) -> Self:
+        """Find the view that those share who follow jobs through a watch."""
+        view = _ALL.setdefault((cls, watch), cls(watch, cluster))
+        assert isinstance(view, cls)  # noqa: S101 - what the key says
+        return view
+
+    def selections(self) -> Selections:
+        """Find out, on a thread, what to watch: kind -> selectors."""
+        raise NotImplementedError
 
     @property
     def is_complete(self) -> bool:
@@ -63,11 +70,12 @@ class SharedView:
         if not self._wakes and self._task is not None:
             self._task.cancel()
             self._task = None
+            _ALL.pop((type(self), self._watch), None)
 
     async def _follow(self) -> None:
         while True:
             try:
-                selections = await asyncio.to_thread(self._selections)
+                selections = await asyncio.to_thread(self.selections)
             except FAILURES:
                 await asyncio.sleep(AGAIN)
                 continue
@@ -85,3 +93,6 @@ class SharedView:
         self._waking, due, self._due = None, self._due, set()
         for wake in due & self._wakes.keys():
             wake()
+
+
+_ALL: Final[dict[tuple[type[SharedView], ClusterWatch], SharedView]] = {}

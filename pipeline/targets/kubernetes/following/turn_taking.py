@@ -23,7 +23,7 @@ from manycpu.pipeline.targets.kubernetes.following.demand import (
     unmountable,
 )
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot, role
-from manycpu.pipeline.targets.kubernetes.following.shared_view import AGAIN, SharedView
+from manycpu.pipeline.targets.kubernetes.following.shared_view import AGAIN, Selections, SharedView
 from manycpu.pipeline.targets.kubernetes.following.turns import Decision, Turns
 
 __all__ = ["TurnTaking"]
@@ -114,15 +114,13 @@ class TurnTaking:
 
     def _join(self) -> "_Others":
         if self._others is None:
-            self._others = _others_of(self._watch, self._ctx.cluster)
+            self._others = _Others.of(self._watch, self._ctx.cluster)
             self._others.join(self._wake)
         return self._others
 
     def _leave(self) -> None:
         if self._others is not None:
             self._others.leave(self._wake)
-            if not self._others.joined:
-                _ALL.pop(self._watch, None)
             self._others = None
 
 
@@ -138,8 +136,13 @@ class _Others(SharedView):
     """All jobs of ours in a namespace with their pods, for as long as anybody wants to see them."""
 
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
-        super().__init__(watch, lambda: dict.fromkeys([*_served(cluster), "Pod"], _OURS))
+        super().__init__(watch, cluster)
         self._read, self._read_at, self._looked = _Jobs([], [], {}), -1, 0.0
+
+    def selections(self) -> Selections:
+        """Choose the kinds of job that this cluster has, and that this account may see, and pods."""
+        kinds = [kind.kind for kind in JOB_KINDS.values() if _is_served(self._cluster, kind.kind)]
+        return dict.fromkeys([*kinds, "Pod"], _OURS)
 
     def look(self, now: float) -> _Jobs:
         """Read all jobs and their pods, once for all who look."""
@@ -147,18 +150,6 @@ class _Others(SharedView):
             self._read_at, self._looked = self.changes, now
             self._read = _read(self.objects(), now)
         return self._read
-
-
-_ALL: Final[dict[ClusterWatch, _Others]] = {}
-
-
-def _others_of(watch: ClusterWatch, cluster: Cluster) -> _Others:
-    return _ALL.setdefault(watch, _Others(watch, cluster))
-
-
-def _served(cluster: Cluster) -> list[str]:
-    """List the kinds of job that this cluster has, and that this account may see."""
-    return [kind.kind for kind in JOB_KINDS.values() if _is_served(cluster, kind.kind)]
 
 
 def _is_served(cluster: Cluster, kind: str) -> bool:
