@@ -1,5 +1,6 @@
 """TrainJobs on Kubeflow's Trainer, with a runtime of the cluster's and with the run's own."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,4 +86,6 @@ def test_a_runtime_that_the_cluster_lacks_is_named(target: Fields, tmp_path: Pat
     (finding,) = findings(where | {"runtime": "torch-tuned"}, tmp_path)
     assert finding.field == "target.runtime"
     assert "'torch-tuned'" in finding.message
-    assert "must be created before" in finding.message
+    assert re.search(
+        "must be created before|not found", finding.message
+    )  # whose webhook is asked first varies
