@@ -88,4 +88,4 @@ def test_a_runtime_that_the_cluster_lacks_is_named(target: Fields, tmp_path: Pat
     assert "'torch-tuned'" in finding.message
     assert re.search(
         "must be created before|not found", finding.message
-    )  # whose webhook is asked first varies
+    )  # by either webhook
