@@ -54,7 +54,7 @@ def create() -> None:
 
 
 def _issue_front_proxy() -> None:
-    """Who the API server is to servers that it passes requests on to: in whose name, they take its word for."""
+    """Who the API server is to the servers of other APIs, which take its word for who asks."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder() / "front-proxy-ca.crt"))
     _issue(authority, "front-proxy", FRONT_PROXY)

@@ -161,7 +161,7 @@ class Faults:
     @_of_all
     @contextmanager
     def operator_stopped(self, name: str) -> Iterator[None]:
-        """No training-operator, mpi-operator, trainer, jobset or kueue: jobs are created and not acknowledged."""
+        """No operator of this name (see operators.PLACES): its jobs are created and not acknowledged."""
         place = operators.PLACES[name]
         self._scale(place, 0)
         wait_for(f"{name} to be gone", lambda: not self._replicas(place), seconds=READY_SECONDS)

@@ -1,4 +1,4 @@
-"""Kubeflow's operators and Kueue: their own manifests, changed to run from our registry and to be ready at once."""
+"""Kubeflow's operators and Kueue: their own manifests, changed to run from our registry, ready at once."""
 
 import json
 from collections.abc import Callable
