@@ -1,7 +1,7 @@
 """Hollow nodes: Node objects that KWOK keeps alive; what it tells of their pods never ran.
 
-The API server, the scheduler and the operators are real, so that a job of hundreds of pods can be had on one
-machine. A pod comes to a hollow node only if it asks for that, with `Hollow.place`: nothing else is disturbed.
+The API server, the scheduler and the operators are real, so that one machine can have a job of hundreds of
+pods. A pod comes to a hollow node only if it asks for that, with `Hollow.place`: nothing else is disturbed.
 """
 
 import json
@@ -92,7 +92,11 @@ spec:
         ready: true
         restartCount: 0
         state:
-          terminated: {exitCode: 0, reason: Completed, startedAt: {{ $now | Quote }}, finishedAt: {{ $now | Quote }}}
+          terminated:
+            exitCode: 0
+            reason: Completed
+            startedAt: {{ $now | Quote }}
+            finishedAt: {{ $now | Quote }}
       {{ end }}
       phase: Running
       startTime: {{ $now | Quote }}

@@ -103,7 +103,7 @@ class Waiting:
         return f"{handle.name}-worker-{number}"
 
 
-def begin(  # noqa: PLR0913 - each has a name
+def begin(
     target: dict[str, Any],
     image: str,
     folder: Path,

@@ -1,9 +1,10 @@
 """The logs of pods on hollow nodes: a server that the API server takes for their kubelet.
 
-KWOK has one as well. It never ends a log that is followed, not even that of a container which has ended, and needs
-an inotify instance for each, of which a user has 128. Here ranks tell who they are, and write numbered lines as fast
-as they are told to, until their time is over or they are ended. As a program: its settings are JSON on stdin, its
-first line on stdout is the port; each further line on stdin ends all ranks, and the end of stdin the program.
+KWOK has one as well. It never ends a log that is followed, not even that of a container which has ended, and
+needs an inotify instance for each, of which a user has 128. Here ranks tell who they are, and write numbered
+lines as fast as they are told to, until their time is over or they are ended. As a program: its settings are
+JSON on stdin, its first line on stdout is the port; each further line on stdin ends all ranks, and the end of
+stdin the program.
 """
 
 import asyncio
@@ -35,8 +36,8 @@ class Ranks(NamedTuple):
     """How many ranks each job has."""
     rate: int = 0
     """Lines a second of each rank."""
-    seconds: float = 0.0
-    """For how long; then a rank ends. 0: until it is told to."""
+    seconds: float | None = None
+    """How long after its log was first asked for a rank ends; 0: it has by then. None: when it is told to."""
 
 
 class Rank:
@@ -57,7 +58,7 @@ class Rank:
     def lines(self, first: int) -> tuple[list[bytes], bool]:
         """The lines written so far, from a number on, each with its time; and whether no more will come."""
         now = time.time()
-        if self._ranks.seconds and now >= self._began + self._ranks.seconds:
+        if self._ranks.seconds is not None and now >= self._began + self._ranks.seconds:
             self.ended = self.ended or self._began + self._ranks.seconds
         written = int(self._ranks.rate * ((self.ended or now) - self._began))
         total = len(self._start) + written + bool(self.ended)
