@@ -9,6 +9,7 @@ stdin the program.
 
 import asyncio
 import json
+import math
 import re
 import ssl
 import subprocess
@@ -16,8 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +46,8 @@ class Rank:
     """One rank, from the first time that somebody asks for its log."""
 
     def __init__(self, ranks: Ranks, number: int) -> None:
-        self._ranks, self._began, self.ended = ranks, time.time(), 0.0
+        self._rate, self._began = ranks.rate, time.time()
+        self._ends = math.inf if ranks.seconds is None else self._began + ranks.seconds
         host = f"hollow-{number}"
         known = {"rank": number, "host": host}
         proof = {"cpus": 1.0, "round": 0, "backend": "gloo", "threads": 1, "hostname": host}
@@ -55,26 +58,34 @@ class Rank:
         ]
         self._end = _event("exit", **known, code=0)
 
+    def end(self) -> None:
+        """Write nothing more."""
+        self._ends = min(self._ends, time.time())
+
     def lines(self, first: int) -> tuple[list[bytes], bool]:
-        """The lines written so far, from a number on, each with its time; and whether no more will come."""
+        """List the lines written so far, from a number on, each with its time; and whether that is all."""
         now = time.time()
-        if self._ranks.seconds is not None and now >= self._began + self._ranks.seconds:
-            self.ended = self.ended or self._began + self._ranks.seconds
-        written = int(self._ranks.rate * ((self.ended or now) - self._began))
-        total = len(self._start) + written + bool(self.ended)
-        return [self._line(number, written) for number in range(first, total)], bool(self.ended)
+        over, until = now >= self._ends, min(now, self._ends)
+        written = int(self._rate * (until - self._began) + 1e-3)
+        total = len(self._start) + written + over
+        return [self._line(number, written) for number in range(first, total)], over
 
     def _line(self, number: int, written: int) -> bytes:
         numbered = number - len(self._start)
         if numbered < 0:
             return self._at(self._began, self._start[number])
         if numbered == written:
-            return self._at(self.ended, self._end)
-        return self._at(self._began + numbered / self._ranks.rate, f"line {numbered}")
+            return self._at(self._ends, self._end)
+        return self._at(self._began + numbered / self._rate, f"line {numbered}")
 
     def _at(self, seconds: float, text: str) -> bytes:
-        stamp = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
-        return f"{stamp}Z {self._prefix}{text}\n".encode()
+        whole, micro = divmod(int(seconds * 1_000_000), 1_000_000)
+        return f"{_second(whole)}.{micro:06}Z {self._prefix}{text}\n".encode()
+
+
+@lru_cache(64)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _event(name: str, **fields: Any) -> str:
@@ -89,8 +100,9 @@ class Kubelet:
         self._known: dict[str, Rank] = {}
 
     def end(self) -> None:
+        """Have all ranks write nothing more."""
         for rank in self._known.values():
-            rank.ended = rank.ended or time.time()
+            rank.end()
 
     async def log(self, request: web.Request) -> web.StreamResponse:
         pod = f"{request.match_info['namespace']}/{request.match_info['pod']}"
@@ -99,8 +111,9 @@ class Kubelet:
             raise web.HTTPBadRequest(text=f"no such log of {pod}")
         rank = self._known.setdefault(pod, Rank(self._ranks, int(found[1])))
         response = web.StreamResponse()
-        await response.prepare(request)
-        await _write(response, rank, request.query)
+        with suppress(ConnectionResetError):  # nobody wants to hear it any more
+            await response.prepare(request)
+            await _write(response, rank, request.query)
         return response
 
 
