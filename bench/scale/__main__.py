@@ -23,7 +23,7 @@ def names() -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Measure what is named, all by default; write results and their page. Return how many are beyond limits."""
+    """Measure what is named, all by default, and write it down; return how many figures are beyond limits."""
     if unknown := set(words) - set(names()):
         sys.exit(f"scale: there is no {', '.join(sorted(unknown))}; choose from: {', '.join(names())}")
     RESULTS.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """A triggerer of a benchmark's own: follows jobs as Airflow's does, and measures itself meanwhile.
 
-As a program it is given a file with the handles, and speaks JSON: a line for each thing that happens, on stdout; a
-line on stdin says what to do next.
+As a program it is given a file with the handles, and speaks JSON: a line for each thing that happens, on
+stdout; a line on stdin says what to do next.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class Meter:
         return sum(len(vars(one)["_recorder"].state.observed.ranks) for one in self.followers)
 
     def heard_since(self, moment: float) -> int:
-        """How many followers have heard of their job and of its pods since a moment, by the monotonic clock."""
+        """How many followers have heard of job and pods since a moment of the monotonic clock."""
         return sum(min(vars(one)["_last_change"].values()) > moment for one in self.followers)
 
     def suspended(self) -> int:
@@ -118,7 +118,7 @@ async def heard() -> str:
 
 async def until(there: Callable[[], object]) -> None:
     """Wait until something is so: whoever started this process gives up first."""
-    while not there():
+    while not there():  # noqa: ASYNC110 - nobody sets an event for it
         await asyncio.sleep(0.05)
 
 

@@ -1,7 +1,7 @@
 """One job of 512 pods on hollow nodes, from its submission to the end of its task, in a triggerer of its own.
 
-The operator is the real one; its pods run nowhere, and their ranks' lines come from a server of the benchmark's.
-The operator's own times are those at which a watch of the benchmark's saw them.
+The operator is the real one; its pods run nowhere, and their ranks' lines come from a server of the
+benchmark's. The operator's own times are those at which a watch of the benchmark's saw them.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ PODS, NODES = 512, 600
 SECONDS = 900.0  # in which it must be done
 WORDS = {
     "title": "A job of 512 pods",
-    "meaning": "A job of hundreds of pods costs whoever waits for it a few seconds of processor time, and its end "
-    "is heard as soon as the operator has said so.",
+    "meaning": "A job of hundreds of pods costs whoever waits for it seconds of processor time in all, and "
+    "its end is heard as soon as the operator has said so.",
     "figures": {
         "submit: manycpu": ("Submitting it: manycpu, with its record and a trial on the server", "s", ""),
         "submit: kubectl create": ("Submitting it: `kubectl create` of the same manifest", "s", ""),
@@ -86,10 +86,14 @@ def main() -> dict[str, Any]:
 
     from bench._cluster import namespace
 
-    with namespace("scale-job") as (cluster, space), TemporaryDirectory() as folder, logs(Ranks(PODS)) as ranks:
-        progress(f"{NODES} hollow nodes")
-        with hollow.nodes(cluster, NODES, ranks.kubelet) as nodes:
-            return _measure(cluster, space, nodes, ranks, Path(folder))
+    progress(f"{NODES} hollow nodes")
+    with (
+        namespace("scale-job") as (cluster, space),
+        TemporaryDirectory() as folder,
+        logs(Ranks(PODS)) as ranks,
+        hollow.nodes(cluster, NODES, ranks.kubelet) as nodes,
+    ):
+        return _measure(cluster, space, nodes, ranks, Path(folder))
 
 
 def _measure(cluster: Any, space: Any, nodes: Any, ranks: Any, folder: Path) -> dict[str, Any]:
@@ -115,12 +119,10 @@ def _measure(cluster: Any, space: Any, nodes: Any, ranks: Any, folder: Path) -> 
         if end["state"] != "succeeded":
             raise RuntimeError(end)
         done = process.hear("done")
-    return _figures(kubectl, submitted, done, met, end["time"], seen)
+    return {**_figures(kubectl, submitted, met, end["time"], seen), **done["figures"], "limit": LIMITS}
 
 
-def _figures(
-    kubectl: float, submitted: Any, done: Any, met: float, event: float, seen: Seen
-) -> dict[str, Any]:
+def _figures(kubectl: float, submitted: Any, met: float, event: float, seen: Seen) -> dict[str, Any]:
     last_end, succeeded = max(seen.ended.values()), seen.succeeded[submitted["name"]]
     return {
         "unit": "s, ms, MiB and KiB",
@@ -131,9 +133,7 @@ def _figures(
         "last pod to met": round(met - max(seen.running.values()), 3),
         "operator: pods to succeeded": round(succeeded - last_end, 3),
         "end to event": round(event - max(succeeded, last_end), 3),
-        **done["figures"],
         "ranks": PODS,
-        "limit": LIMITS,
     }
 
 

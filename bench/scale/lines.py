@@ -1,7 +1,7 @@
 """A job whose 64 ranks write 1,000 lines a second each, for ten seconds: what a triggerer passes on of them.
 
-Lines come faster than they can be read: the kubelets keep them meanwhile. A task's log shows 1,000 of them a second,
-and says how many it dropped.
+Lines come faster than they can be read: the kubelets keep them meanwhile. A task's log shows 1,000 of them a
+second, and says how many it dropped.
 """
 
 import re
@@ -21,7 +21,7 @@ _LINE = re.compile(r"line (\d+)")
 _DROPPED = re.compile(r"(\d+) lines were dropped here")
 WORDS = {
     "title": "64 ranks that write 1,000 lines a second each",
-    "meaning": "A talkative job fills no memory: each line is read once, and shown once or counted as dropped.",
+    "meaning": "A talkative job fills no memory: each line is read, and shown once or counted as dropped.",
     "figures": {
         "written": ("Lines that the ranks wrote", "", ""),
         "told": ("Lines that the task's log shows", "", ""),

@@ -1,7 +1,8 @@
 """1,000,000 files of 1 KiB to a volume, and files of 1 GiB: staging beside `tar | kubectl exec ... tar x`.
 
-Both use the same pod, volume and API server. Ours hashes the source, verifies what arrives and has it on disk before it
-says so; tar does none of it. The volume is a file system of the benchmark's own, on a node of the test cluster.
+Both use the same pod, volume and API server. Ours hashes the source, verifies what arrives and has it on disk
+before it says so; tar does none of it. The volume is a file system of the benchmark's own, on a node of the
+test cluster.
 """
 
 import json
@@ -30,8 +31,8 @@ MOUNT = "/tmp/pvc-mount"  # noqa: S108 - in the pod
 SECONDS = 1200.0  # for one staging
 WORDS = {
     "title": "1,000,000 files, and 100 GB, to a volume",
-    "meaning": "Staging takes about as long as tar through `kubectl exec`, in memory that does not grow with the "
-    "bytes, and has verified each byte at its end.",
+    "meaning": "Staging takes about as long as tar through `kubectl exec`, in memory that does not grow with "
+    "the bytes, and has verified each byte at its end.",
     "figures": {
         "files": ("Files of 1 KiB", "", ""),
         r"(files|large): manycpu": (r"\1: staging takes", "s", ""),
@@ -43,7 +44,7 @@ WORDS = {
         ),
         "files: again": ("files: staging them again, which finds them there, takes", "s", ""),
         r"(files|large): worker": (r"\1: memory of the worker", "MiB", r"at most [limit: \1: worker]"),
-        r"(files|large): pod": (r"\1: memory of the helper pod's program", "MiB", r"at most [limit: \1: pod]"),
+        r"(files|large): pod": (r"\1: memory of the pod's program", "MiB", r"at most [limit: \1: pod]"),
         "large": ("Files of 1 GiB", "", ""),
         "large: 100 GB": ("100 GB would take so long, as those did", "minutes", ""),
     },
@@ -146,7 +147,8 @@ class _Sides:
     def _stage(self, source: Path) -> dict[str, Any]:
         os.sync()
         self._tar.run("sync")
-        with child("bench.scale.staging", self._folder, {**self._config, "source": str(source)}, SECONDS) as one:
+        config = self._config | {"source": str(source)}
+        with child("bench.scale.staging", self._folder, config, SECONDS) as one:
             return one.hear("staged")
 
     def _seconds(self, work: Callable[[], None]) -> float:

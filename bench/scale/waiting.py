@@ -1,11 +1,14 @@
-"""1,000 jobs that wait in one triggerer: idle, while the API server is restarted, and when 100 end in one second.
+"""1,000 jobs that wait in one triggerer: idle, through a restart of the API server, and when 100 end at once.
 
 Its requests are counted where it makes them, so that those which nobody answers count as well.
 """
 
 import asyncio
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,14 +19,17 @@ from bench.scale._seen import watching
 
 JOBS, ENDING = 1000, 100
 SECONDS = 1200.0  # in which it must be done
+SETTLE = 75.0  # seconds in which each tells why it waits, and records that it does
 IDLE = 60.0  # seconds in which CPU is measured
-AFTER = 60  # seconds after the API server is back in which requests are counted
+AWAY = 5.0  # seconds that the API server is away, at least
+LONGEST = 120.0  # seconds in which all are heard of again
+AFTER = 60.0  # seconds after the cluster is back in which requests are counted
 LAST = 5.0  # seconds in which all that ended must have been heard of
 KINDS = ("pytorchjobs", "pods", "events")
 WORDS = {
     "title": "1,000 jobs that wait in one triggerer",
-    "meaning": "Deferred tasks cost next to nothing, an API server that comes back is not stormed, and many that end "
-    "at once are all heard of.",
+    "meaning": "Deferred tasks cost next to nothing, an API server that comes back is not stormed, and many "
+    "that end at once are all heard of.",
     "figures": {
         "waiting": ("Jobs that are waited for", "", ""),
         "watches of a kind": ("Watches of each kind of object", "", "[limit: watches of a kind]"),
@@ -46,7 +52,7 @@ WORDS = {
             "",
             "at most [limit: requests after]",
         ),
-        "requests after in all": ("Requests in the minute after it is back", "", ""),
+        "requests after in all": ("Requests in the minute or so after it is back", "", ""),
         "ending": ("Of them, jobs that end together", "", ""),
         "operator's ends": ("The operator says so of the first and of the last within", "s", ""),
         "end to event: median": ("From the operator's word to the end of the task's wait", "s", ""),
@@ -67,7 +73,7 @@ LIMITS = {
 
 
 def main() -> dict[str, Any]:
-    """Measure; the restart of the API server is a fault for all, so that nobody else has the cluster meanwhile."""
+    """Measure; nobody else has the cluster while the API server is restarted."""
     from cluster import cluster as own
     from cluster import hollow, images
     from support.hollow_logs import Ranks, logs
@@ -116,11 +122,42 @@ def _jobs(space: Any, target: dict[str, Any], image: str, folder: Path, nodes: A
 def _restart(cluster: Any, process: Child) -> dict[str, Any]:
     from cluster.faults import Faults
 
-    process.tell("away")
-    with Faults(cluster, alone=True).api_away():
-        time.sleep(5.0)  # as long as a restart of a control plane's static pod takes at least
-    process.tell("back")
-    return dict(process.hear("recovered")["figures"])
+    with ExitStack() as stack:
+        with Faults(cluster, alone=True).api_away():
+            process.tell("away")
+            time.sleep(AWAY)
+            back = stack.enter_context(_ready(cluster))
+        process.tell("back")
+        said = process.hear("recovered")
+    after = [count for second, count in said["requests"] if second >= int(back[0])]
+    during = [count for second, count in said["requests"] if second < int(back[0])]
+    return {
+        "not recovered": JOBS - said["heard"],
+        "recovered after": round(max(0.0, said["recovered"] - back[0]), 1),
+        "requests while away": max(during, default=0),
+        "requests after": max(after, default=0),
+        "requests after in all": sum(after),
+    }
+
+
+@contextmanager
+def _ready(cluster: Any) -> Iterator[list[float]]:
+    """Note when the API server is ready: before the controllers are, which are begun after it."""
+    from cluster import control_plane
+
+    since: list[float] = []
+
+    def look() -> None:
+        while not control_plane.ready(cluster.modules["kubernetes"]):
+            time.sleep(0.1)
+        since.append(time.time())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield since
+    finally:
+        thread.join()
 
 
 def _end(space: Any, nodes: Any, ranks: Any, process: Child, names: list[str]) -> dict[str, Any]:
@@ -153,12 +190,9 @@ async def _follow(meter: _triggerer.Meter, config: dict[str, Any]) -> None:
     before = _triggerer.memory()[0]
     triggerer = _triggerer.Triggerer(config["handles"])
     await _triggerer.until(lambda: meter.suspended() == JOBS)
-    await asyncio.sleep(10.0)  # until each has told why it waits
+    await asyncio.sleep(SETTLE)
     _triggerer.say("idle", figures=await _idle(meter, triggerer, before))
-    assert await _triggerer.heard() == "away"  # noqa: S101 - or it measures something else
-    away = int(time.time())
-    assert await _triggerer.heard() == "back"  # noqa: S101 - the same
-    _triggerer.say("recovered", figures=await _recovery(meter, away))
+    await _recovery(meter)
     await _triggerer.until(lambda: meter.met() == ENDING)
     _triggerer.say("met")
     await _triggerer.until(lambda: triggerer.waiting == JOBS - ENDING)
@@ -178,22 +212,19 @@ async def _idle(meter: _triggerer.Meter, triggerer: _triggerer.Triggerer, before
     }
 
 
-async def _recovery(meter: _triggerer.Meter, away: int) -> dict[str, Any]:
-    back, moment = time.time(), time.monotonic()
-    while meter.heard_since(moment) < JOBS and time.monotonic() < moment + AFTER:
+async def _recovery(meter: _triggerer.Meter) -> None:
+    """Say when all were heard of again, and what was asked for meanwhile and in the minute after."""
+    assert await _triggerer.heard() == "away"  # noqa: S101 - or it measures something else
+    away, moment = int(time.time()) + 1, time.monotonic()
+    back = asyncio.create_task(_triggerer.heard())
+    until = time.monotonic() + LONGEST
+    while meter.heard_since(moment) < JOBS and time.monotonic() < until:  # noqa: ASYNC110 - the same
         await asyncio.sleep(0.05)
-    recovered = time.monotonic() - moment
-    heard = meter.heard_since(moment)
-    await asyncio.sleep(max(0.0, back + AFTER - time.time()))
-    during = [meter.requests[second] for second in range(away, int(back))]
-    after = [meter.requests[second] for second in range(int(back), int(back) + AFTER)]
-    return {
-        "not recovered": JOBS - heard,
-        "recovered after": round(recovered, 1),
-        "requests while away": max(during, default=0),
-        "requests after": max(after),
-        "requests after in all": sum(after),
-    }
+    recovered, heard = time.time(), meter.heard_since(moment)
+    assert await back == "back"  # noqa: S101 - the same
+    await asyncio.sleep(AFTER)
+    requests = [(second, count) for second, count in sorted(meter.requests.items()) if second >= away]
+    _triggerer.say("recovered", recovered=recovered, heard=heard, requests=requests)
 
 
 if __name__ == "__main__":

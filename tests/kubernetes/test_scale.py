@@ -1,4 +1,4 @@
-"""Jobs of many pods, and many jobs, on hollow nodes: what `make scale` measures, smaller and without times."""
+"""Jobs of many pods, and many jobs, on hollow nodes: what `make scale` measures, small and without times."""
 
 import asyncio
 import json

@@ -220,3 +220,12 @@ def test_what_could_not_be_written_is_tried_again() -> None:
     ledger.room = MOST
     recording.write(recording.fields())
     assert ledger.entry.observed == {"attempt": 1, "by": "me"}
+
+
+def test_who_goes_on_with_what_is_recorded_writes_nothing_anew() -> None:
+    ledger = Ledger()
+    first = recorder(ledger)
+    first.write(first.fields())
+    second = recorder(ledger)
+    ledger.room = 0
+    second.write(second.fields())

@@ -112,11 +112,12 @@ def test_the_reference_of_fields_is_up_to_date() -> None:
     assert PAGES["fields.md"] == page, "run `make docs`"
 
 
-def test_the_page_of_benchmarks_shows_the_results_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_of_benchmarks_show_the_results_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
     monkeypatch.syspath_prepend(str(ROOT))
-    assert importlib.import_module("bench._page").page() == PAGES["benchmarks.md"], "run `python -m bench`"
+    for name, text in importlib.import_module("bench._page").pages().items():
+        assert text == PAGES[name], "run `make docs`"
 
 
 def test_every_benchmark_has_words_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,8 @@ def test_every_benchmark_has_words_for_people(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.syspath_prepend(str(ROOT))
     page = importlib.import_module("bench._page")
-    for name in importlib.import_module("bench.__main__").names():
+    scale = importlib.import_module("bench.scale.__main__").names()
+    for name in [*importlib.import_module("bench.__main__").names(), *(f"scale/{each}" for each in scale)]:
         words = page.words(name)
         assert words["title"]
         assert words["meaning"].endswith(".")

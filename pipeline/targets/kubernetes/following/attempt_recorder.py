@@ -83,7 +83,8 @@ class AttemptRecorder:
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None, by: str) -> None:
         self._ctx, self._handle = ctx, handle
-        self.state = attempt_state(ctx.ledger.read(), handle)
+        entry = ctx.ledger.read()
+        self.state = attempt_state(entry, handle)
         if not by or self.state.by != by:
             # Whoever follows anew tells all; what the ranks said of themselves is known already.
             self.state.cursor = dict(cursor or {})
@@ -95,7 +96,7 @@ class AttemptRecorder:
         self.since = 0.0
         """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
         self._saved, self._pressing = time.monotonic(), False
-        self._written: dict[str, Any] | None = None
+        self._written = entry.observed
 
     @property
     def activity(self) -> RankActivity:
