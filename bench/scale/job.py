@@ -97,6 +97,8 @@ def main() -> dict[str, Any]:
 
 
 def _measure(cluster: Any, space: Any, nodes: Any, ranks: Any, folder: Path) -> dict[str, Any]:
+    from cluster.command import wait_for
+
     from bench._cluster import target
     from manycpu.pipeline.targets.kubernetes.volume import claims
 
@@ -119,6 +121,7 @@ def _measure(cluster: Any, space: Any, nodes: Any, ranks: Any, folder: Path) -> 
         if end["state"] != "succeeded":
             raise RuntimeError(end)
         done = process.hear("done")
+        wait_for("the cluster's own word", lambda: len(seen.ended) == PODS and seen.succeeded, seconds=60)
     return {**_figures(kubectl, submitted, met, end["time"], seen), **done["figures"], "limit": LIMITS}
 
 
