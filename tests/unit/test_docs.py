@@ -150,3 +150,14 @@ def test_a_benchmark_without_words_is_refused(monkeypatch: pytest.MonkeyPatch) -
             {"new_seconds": 1.0, "limit": 2}, {"figures": {"new_seconds": ("New", "s", "under [limit]")}}
         )
     ) == ["| New | 1 s | under 2 |"]
+
+
+def test_a_figure_of_scale_beyond_its_limit_is_named_and_one_that_lacks_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import importlib
+
+    monkeypatch.syspath_prepend(str(ROOT))
+    exceeded = importlib.import_module("bench.scale.__main__").exceeded
+    figures = {"ledger": 2.0, "memory": 3.0, "limit": {"ledger": 2.0, "memory": 2.5, "cpu": 1.0}}
+    assert list(exceeded(figures)) == ["memory is 3.0, and may be 2.5", "cpu is None, and may be 1.0"]
