@@ -11,8 +11,8 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +29,7 @@ class Meter:
         self.requests: Counter[int] = Counter()
         """Second since the epoch -> requests begun, answered or not."""
         self.watches: Counter[str] = Counter()
-        """What is watched -> how often that was begun."""
+        """What is watched -> how many watches of it are open."""
         self.watched = self.logged = 0
         """Bytes of watches, and of logs."""
         self.followers: list[Any] = []
@@ -61,10 +61,15 @@ class Meter:
         return turn
 
     def _asked(self, answer: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(stream: Any, path: str, query: Any, silence: float) -> Any:
+        @asynccontextmanager
+        async def asked(stream: Any, path: str, query: Any, silence: float) -> AsyncIterator[Any]:
             self.requests[int(time.time())] += 1
-            self.watches[path.rpartition("/")[2]] += "watch" in query
-            return answer(stream, path, query, silence)
+            async with answer(stream, path, query, silence) as got:
+                self.watches[path.rpartition("/")[2]] += "watch" in query
+                try:
+                    yield got
+                finally:
+                    self.watches[path.rpartition("/")[2]] -= "watch" in query
 
         return asked
 
