@@ -10,7 +10,7 @@ COMPILED := $(VENV)/.compiled
 LEGACY := .venv-legacy
 XLA := .venv-xla
 
-.PHONY: help demo ui test test-long test-legacy test-xla lint bench bench-quick cluster cluster-down docs clean requirements
+.PHONY: help demo ui test test-long test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -45,6 +45,10 @@ bench: $(COMPILED)  ## benchmarks, side by side, as ratios
 
 bench-quick: $(COMPILED)  ## those without a cluster, with few repetitions, in about three minutes; results go to bench/quick
 	@$(BIN)/python -m bench --quick
+
+scale: $(COMPILED)  ## what holds with hundreds of pods and a thousand runs, with limits; takes half an hour
+	@sh tests/system-packages
+	@$(BIN)/python -m bench.scale
 
 cluster: $(COMPILED)  ## a real two-node Kubernetes cluster on this machine; the first start takes minutes
 	@sh tests/system-packages

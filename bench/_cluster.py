@@ -35,8 +35,10 @@ def namespace(prefix: str) -> Iterator[tuple[Cluster, Space]]:
             TemporaryDirectory() as folder,
             space.create(settings.kubeconfig(), Path(folder), prefix) as own_space,
         ):
-            yield cluster, own_space
-            space.delete(own_space)
+            try:
+                yield cluster, own_space
+            finally:
+                space.delete(own_space)
             space.wait_emptied(own_space)
     finally:
         if not running:

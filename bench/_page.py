@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from bench import _draw
 
-PAGE = _draw.IMAGES.parent / "benchmarks.md"
-HEAD = """# Benchmarks
+DOCS: Final = _draw.IMAGES.parent
+HEAD: Final = """# Benchmarks
 
 Written by `make bench`, on the [machines](#machines) named at the end. Sides take turns within one
 run, so that what disturbs one disturbs the others too, and of the turns the quieter half is kept. A
@@ -24,32 +24,49 @@ value is the median, with the least and the greatest in parentheses; a ratio (x)
 neighbouring measurements. `make bench-quick` repeats less, starts no cluster and leaves this page
 as it is; `python -m bench NAME` runs one.
 
-What follows from the figures: [speed.md](speed.md).
+What follows from the figures: [speed.md](speed.md). What holds with hundreds of pods, and of runs:
+[scale.md](scale.md).
+"""
+SCALE: Final = """# Scale
+
+Written by `make scale`, on the [machines](#machines) named at the end: what holds with hundreds of pods, a
+thousand runs that wait, and data sets of a million files. Figures have limits: one that is beyond makes
+`make scale` fail, after all has been measured and written here. `python -m bench.scale NAME` measures one.
+
+It needs what the [test cluster](test-cluster.md) needs, and 45 GiB of disk, and takes about half an hour on
+two cores. The API server, the scheduler and the operators are real. Pods of large jobs are on
+[hollow nodes](test-cluster.md#hollow-nodes): the cluster says that they run, and nothing does, so that
+nothing here shows how fast ranks train. All of the cluster shares the cores with what is measured.
 """
 TABLE = "| figure | value | goal |\n| --- | --- | --- |"
 COMMON: Final = {
     "others' part of the cores": ("Processor time that other programs took meanwhile", "part", "")
 }
-BESIDE: Final = re.compile(r"unit|limit|target.*")  # figures that stand beside others
+BESIDE: Final = re.compile(r"unit|(limit|target).*")  # figures that stand beside others
 
 Words = Mapping[str, Any]
 
 
 def main() -> None:
-    """Write the page anew, and draw its pictures."""
+    """Write the pages anew, and draw their pictures."""
     _draw.main()
-    PAGE.write_text(page())
+    for name, text in pages().items():
+        (DOCS / name).write_text(text)
 
 
-def page() -> str:
-    """Format all results, in the order of their names."""
-    results = sorted(_draw.RESULTS.glob("*.json"))
+def pages() -> dict[str, str]:
+    """Format all results, in the order of their names: by the name of their page."""
+    return {"benchmarks.md": _page(HEAD, "*.json"), "scale.md": _page(SCALE, "scale/*.json")}
+
+
+def _page(head: str, which: str) -> str:
+    results = sorted(_draw.RESULTS.glob(which))
     parts = ["\n".join(_part(result)) for result in results]
-    return "\n".join([HEAD, *parts, "\n".join(_machines(results))])
+    return "\n".join([head, *parts, "\n".join(_machines(results))])
 
 
 def words(name: str) -> Words:
-    """Read the words of a benchmark.
+    """Read the words of a benchmark, such as ``pods`` or ``scale/job``.
 
     Raises:
         LookupError: It has none.
@@ -75,14 +92,24 @@ def rows(figures: Mapping[str, Any], words: Words) -> Iterator[str]:
 
 
 def _part(result: Path) -> Iterator[str]:
-    name, page = result.stem, words(result.stem)
+    name = _name(result)
+    page = words(name)
     yield f"## {page['title']}\n\n{page['meaning']}\n"
-    yield f"`python -m bench {name}`: {_first_line(name)}\n"
+    yield f"`python -m {_command(name)}`: {_first_line(name)}\n"
     if name in _draw.DRAWINGS:
         yield f"![{page['title']}](images/{_draw.picture(name).name})\n"
     yield TABLE
     yield from rows(json.loads(result.read_text())["figures"], page)
     yield ""
+
+
+def _name(result: Path) -> str:
+    return result.relative_to(_draw.RESULTS).with_suffix("").as_posix()
+
+
+def _command(name: str) -> str:
+    folder, _, module = name.rpartition("/")
+    return f"bench.{folder} {module}" if folder else f"bench {module}"
 
 
 def _first_line(name: str) -> str:
@@ -129,7 +156,7 @@ def _machines(results: list[Path]) -> Iterator[str]:
     """Name each machine once, with the benchmarks that ran on it."""
     ran: dict[str, list[str]] = {}
     for result in results:
-        ran.setdefault(_machine(json.loads(result.read_text())["machine"]), []).append(result.stem)
+        ran.setdefault(_machine(json.loads(result.read_text())["machine"]), []).append(_name(result))
     yield "## Machines\n"
     yield "| machine | benchmarks |\n| --- | --- |"
     yield from (f"| {machine} | {', '.join(names)} |" for machine, names in ran.items())

@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.context import Access, ClusterContext
 from manycpu.pipeline.targets.kubernetes.launch import _handle
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
@@ -103,10 +103,17 @@ class Waiting:
         return f"{handle.name}-worker-{number}"
 
 
-def begin(target: dict[str, Any], image: str, folder: Path, name: str = "wait", **run: Any) -> Waiting:
+def begin(
+    target: dict[str, Any],
+    image: str,
+    folder: Path,
+    name: str = "wait",
+    access: Access | None = None,
+    **run: Any,
+) -> Waiting:
     """Begin a run: its ledger is there, its job is not."""
     fields = {"program": "question_answering", "output": str(folder / "out"), **run}
-    ctx = open_context(fields, target, name, str(folder), base=folder)
+    ctx = open_context(fields, target, name, str(folder), base=folder, access=access)
     assert isinstance(ctx, ClusterContext)
     ctx.ledger.open(ctx.new_entry(time.time()))
     return Waiting(ctx, image, ctx.run.nodes[1])

@@ -198,3 +198,34 @@ def test_a_success_that_cannot_be_recorded_stays_one(
     assert "configmaps is forbidden" in caplog.text
     with pytest.raises(TrainingFailedError, match="no cheese"):
         conclude(ctx, handle(), Status(state=RunState.FAILED, reason="no cheese"))
+
+
+def test_what_is_not_new_is_not_written_again() -> None:
+    ledger = Ledger()
+    recording = recorder(ledger)
+    recording.write(recording.fields())
+    written, ledger.entry.observed = ledger.entry.observed, None
+    recording.write(recording.fields())
+    assert ledger.entry.observed is None
+    recording.state.spoke = T0
+    recording.write(recording.fields())
+    assert ledger.entry.observed == {**(written or {}), "spoke": T0}
+
+
+def test_what_could_not_be_written_is_tried_again() -> None:
+    ledger = Ledger(room=0)
+    recording = recorder(ledger)
+    with pytest.raises(ClusterError):
+        recording.write(recording.fields())
+    ledger.room = MOST
+    recording.write(recording.fields())
+    assert ledger.entry.observed == {"attempt": 1, "by": "me"}
+
+
+def test_who_goes_on_with_what_is_recorded_writes_nothing_anew() -> None:
+    ledger = Ledger()
+    first = recorder(ledger)
+    first.write(first.fields())
+    second = recorder(ledger)
+    ledger.room = 0
+    second.write(second.fields())

@@ -112,11 +112,12 @@ def test_the_reference_of_fields_is_up_to_date() -> None:
     assert PAGES["fields.md"] == page, "run `make docs`"
 
 
-def test_the_page_of_benchmarks_shows_the_results_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_of_benchmarks_show_the_results_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
     monkeypatch.syspath_prepend(str(ROOT))
-    assert importlib.import_module("bench._page").page() == PAGES["benchmarks.md"], "run `python -m bench`"
+    for name, text in importlib.import_module("bench._page").pages().items():
+        assert text == PAGES[name], "run `make docs`"
 
 
 def test_every_benchmark_has_words_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,8 @@ def test_every_benchmark_has_words_for_people(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.syspath_prepend(str(ROOT))
     page = importlib.import_module("bench._page")
-    for name in importlib.import_module("bench.__main__").names():
+    scale = importlib.import_module("bench.scale.__main__").names()
+    for name in [*importlib.import_module("bench.__main__").names(), *(f"scale/{each}" for each in scale)]:
         words = page.words(name)
         assert words["title"]
         assert words["meaning"].endswith(".")
@@ -148,3 +150,14 @@ def test_a_benchmark_without_words_is_refused(monkeypatch: pytest.MonkeyPatch) -
             {"new_seconds": 1.0, "limit": 2}, {"figures": {"new_seconds": ("New", "s", "under [limit]")}}
         )
     ) == ["| New | 1 s | under 2 |"]
+
+
+def test_a_figure_of_scale_beyond_its_limit_is_named_and_one_that_lacks_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import importlib
+
+    monkeypatch.syspath_prepend(str(ROOT))
+    exceeded = importlib.import_module("bench.scale.__main__").exceeded
+    figures = {"ledger": 2.0, "memory": 3.0, "limit": {"ledger": 2.0, "memory": 2.5, "cpu": 1.0}}
+    assert list(exceeded(figures)) == ["memory is 3.0, and may be 2.5", "cpu is None, and may be 1.0"]

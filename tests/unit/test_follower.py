@@ -94,3 +94,60 @@ def test_a_job_of_which_nothing_is_heard_is_left_as_it_is(
     ):
         end(following, told, [*known, trouble])
     assert "nothing is known of Pod objects at present: pods is forbidden" in told
+
+
+class Log:
+    """A log of a container that has ended: it comes in blocks, each of which takes its time."""
+
+    def __init__(self, blocks: int, lines: int, pause: float) -> None:
+        self.blocks, self.lines, self.pause = blocks, lines, pause
+
+    async def __call__(self, *_: object) -> AsyncGenerator[list[bytes]]:
+        for block in range(self.blocks):
+            await asyncio.sleep(self.pause)
+            stamp = f"2026-01-01T00:00:{block:02}Z"
+            yield [f"{stamp} [rank 0 a] line {block * self.lines + n}".encode() for n in range(self.lines)]
+
+
+def finished(log: Log) -> tuple[Follower, list[str], list[Changes]]:
+    """Make a follower of a job that has ended, with a log that nobody has read."""
+    statuses = [{"name": "pytorch", "restartCount": 0, "state": {"terminated": {"exitCode": 0}}}]
+    pods = [pod("qa-1-worker-0", phase="Succeeded", containerStatuses=statuses)]
+    following, told = follower(None)
+    vars(following)["_ctx"].cluster.list = lambda *_: pods
+    vars(following)["_watch"].log = log
+    return following, told, [ENDED[0], Changes("Pod", pods, [], complete=True)]
+
+
+def test_the_last_lines_are_waited_for_as_long_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_module, "_DRAIN", 0.3)
+    following, told, changes = finished(Log(blocks=6, lines=1, pause=0.15))
+    assert end(following, told, changes).state is RunState.SUCCEEDED
+    assert [text for text in told if text.startswith("line")] == [f"line {n}" for n in range(6)]
+
+
+def test_lines_that_come_for_ever_end_no_wait_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_module, "_DRAINED", 0.5)
+    following, told, changes = finished(Log(blocks=1000, lines=1, pause=0.1))
+    assert end(following, told, changes).state is RunState.SUCCEEDED
+
+
+def test_many_lines_are_heard_by_and_by_and_all_that_are_dropped_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    following, told, changes = finished(Log(blocks=40, lines=500, pause=0.0))
+    heard: list[int] = []
+    hear = AttemptRecorder.hear
+
+    def counted(self: AttemptRecorder, batches: Any) -> list[RankLine]:
+        lines = hear(self, batches)
+        heard.append(len(lines))
+        return lines
+
+    monkeypatch.setattr(AttemptRecorder, "hear", counted)
+    end(following, told, changes)
+    assert sum(heard) == 20_000
+    assert max(heard) < 1200  # what is one part of a block beyond a thousand
+    shown = [text for text in told if text.startswith("line")]
+    dropped = sum(int(text.split()[0]) for text in told if "lines were dropped here" in text)
+    assert len(shown) + dropped == 20_000

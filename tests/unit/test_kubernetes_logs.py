@@ -116,3 +116,12 @@ def test_progress_is_not_dropped_for_the_sake_of_ordinary_lines() -> None:
     steps = [RankLine(0, "a", encode("progress", step=step)) for step in range(3)]
     assert limit.admit([*lines, *steps], 10.0) == [*lines[:2], *steps[:2]]
     assert "4 lines were dropped" in limit.admit([], 11.0)[0].text
+
+
+def test_what_was_dropped_last_is_said_at_the_end() -> None:
+    limit = RateLimiter(2)
+    limit.admit([RankLine(0, "a", f"line {n}") for n in range(5)], 10.0)
+    (notice,) = limit.dropped()
+    assert "3 lines were dropped" in notice.text
+    assert limit.dropped() == []
+    assert limit.admit([], 11.0) == []

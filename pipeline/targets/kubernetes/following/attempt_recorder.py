@@ -112,7 +112,8 @@ class AttemptRecorder:
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None, by: str) -> None:
         self._ctx, self._handle = ctx, handle
-        self.state = attempt_state(ctx.ledger.read(), handle)
+        entry = ctx.ledger.read()
+        self.state = attempt_state(entry, handle)
         if not by or self.state.by != by:
             # Whoever follows anew tells all; what the ranks said of themselves is known already.
             self.state.cursor = dict(cursor or {})
@@ -124,6 +125,7 @@ class AttemptRecorder:
         self.since = 0.0
         """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
         self._saved, self._pressing = time.monotonic(), False
+        self._written = entry.observed
 
     @property
     def activity(self) -> RankActivity:
@@ -174,7 +176,7 @@ class AttemptRecorder:
         return self.state.model_dump(mode="json", exclude_defaults=True)
 
     def write(self, fields: dict[str, Any]) -> None:
-        """Write the ledger, unless the run has gone on to another attempt.
+        """Write the ledger, unless nothing is new or the run has gone on to another attempt.
 
         Where the ledger takes no more, the least is written: that there is much to say voids no success.
 
@@ -182,10 +184,14 @@ class AttemptRecorder:
             ClusterError: The cluster refuses it, or does not answer.
             FileNotFoundError: The run is cleaned up.
         """
+        packed = state_packing.pack(fields)
+        if packed == self._written:  # as of most who wait, of whom there may be a thousand
+            return
         try:
-            self._put(state_packing.pack(fields))
+            self._put(packed)
         except InvalidError:  # too large, most likely
             self._put(state_packing.least(fields))
+        self._written = packed
 
     def _put(self, written: dict[str, Any]) -> None:
         with self._ctx.ledger.update() as entry:

@@ -40,12 +40,14 @@ from manycpu.pipeline.targets.kubernetes.launch import observe
 __all__ = ["Follower", "batches", "selections"]
 
 LINES_PER_SECOND: Final = 1000
-_BATCHES: Final = 256  # batches of lines that wait to be passed on; more, and the cluster waits
+_BATCHES: Final = 64  # batches of lines that wait to be passed on; more, and the cluster waits
+_AT_ONCE: Final = 1000  # lines that are heard in one go, about
 _TICK: Final = 30.0  # seconds between looks at what has not changed
 _TURN: Final = 5.0  # the same, while it waits for room
 _NOTE_EVERY: Final = 10.0  # seconds between two notes on why a job waits
 _SOON: Final = 2.0  # seconds after which it is told that a job was preempted, and why
-_DRAIN: Final = 5.0  # seconds that the last lines have to come
+_DRAIN: Final = 5.0  # seconds without a line after which no more are thought to come
+_DRAINED: Final = 120.0  # seconds that they have in all: others may write for ever
 _STEP: Final = 0.1  # seconds between looks whether they have
 _PATIENCE: Final = 5.0  # seconds that a job may wait before it is reported why
 _UNASKED: Final = 300.0  # seconds after which a budget ends the wait though nobody answers
@@ -178,13 +180,19 @@ class Follower:
             raise RuntimeError("the stream of changes ended, which none should")
 
     async def _pass_on(self, tell: Tell) -> None:
-        log_batches = []
-        while not self._log_batches.empty():
-            log_batches.append(self._log_batches.get_nowait())
-        lines, self._notes = self._notes, []
-        lines += self._recorder.hear(log_batches)
-        if shown := self._limit.admit(lines, self._watch.now()):
-            await tell(shown)
+        left = self._log_batches.qsize()
+        while True:
+            log_batches: list[LogBatch] = []
+            while left and sum(len(batch.lines) for batch in log_batches) < _AT_ONCE:
+                log_batches.append(self._log_batches.get_nowait())
+                left -= 1
+            lines, self._notes = self._notes, []
+            lines += self._recorder.hear(log_batches)
+            if shown := self._limit.admit(lines, self._watch.now()):
+                await tell(shown)
+            if not left:
+                break
+            await asyncio.sleep(0)  # other followers share this loop
         if self._recorder.due and (self._saving is None or self._saving.done()):
             self._saving = asyncio.create_task(self._save())
 
@@ -264,13 +272,18 @@ class Follower:
 
     async def _drain(self, tell: Tell) -> None:
         """Pass on the last lines: the logs of containers that have ended are complete."""
-        until = self._watch.now() + _DRAIN
+        began = self._watch.now()
+        until = began + _DRAIN
         while self._readers.behind and self._watch.now() < until:
             self._wake.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _STEP)
+            if not self._log_batches.empty():
+                until = min(self._watch.now() + _DRAIN, began + _DRAINED)
             await self._pass_on(tell)
         await self._pass_on(tell)
+        if dropped := self._limit.dropped():
+            await tell(dropped)
 
     async def _conclude(self, status: Status) -> Status:
         """Complete a failure, record it, and delete what still runs."""

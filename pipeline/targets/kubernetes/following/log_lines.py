@@ -188,8 +188,13 @@ class RateLimiter:
     def _turn(self, second: int) -> list[RankLine]:
         if second == self._second:
             return []
-        dropped, self._second, self._dropped = self._dropped, second, 0
+        self._second = second
         self._admitted.clear()
+        return self.dropped()
+
+    def dropped(self) -> list[RankLine]:
+        """Report what was dropped and not reported yet: in one line, or none."""
+        dropped, self._dropped = self._dropped, 0
         if not dropped:
             return []
         text = f"{dropped} lines were dropped here: at most {self._per_second} a second are shown"

@@ -18,6 +18,7 @@ Put = Callable[[LogBatch], Awaitable[None]]
 """Is given the lines, and waits where nobody takes them."""
 
 _SETTLE: Final = 3.0  # seconds in which the kubelet surely tells that a container was started again
+_AT_ONCE: Final = 200  # lines: what waits to be passed on takes several times the memory of its bytes
 _DONE: Final = "done"  # follows the state of a position in a log that was read to its end
 _STATE: Final = 4  # parts of that state
 
@@ -158,12 +159,19 @@ class LogReader:
         log = self._watch.log(*where, LogPart(follow=not over, previous=previous, since=position.since))
         async with aclosing(log) as blocks:
             async for block in blocks:
-                stamped = [line for line in map(parse, block) if line is not None]
-                if stamped and position.doubts(stamped[0].time) and not await self._settled(number):
-                    return False
-                lines = [self._line(line.time, line.text) for line in stamped if position.take(line.time)]
-                if lines:
-                    await self._put(LogBatch(self._key(number), lines, position.state))
+                for start in range(0, len(block), _AT_ONCE):
+                    if not await self._pass_part(number, position, block[start : start + _AT_ONCE]):
+                        return False
+        return True
+
+    async def _pass_part(self, number: int, position: LogCursor, part: list[bytes]) -> bool:
+        """Pass on some lines; whether they are of the log which was meant."""
+        stamped = [line for line in map(parse, part) if line is not None]
+        if stamped and position.doubts(stamped[0].time) and not await self._settled(number):
+            return False
+        lines = [self._line(line.time, line.text) for line in stamped if position.take(line.time)]
+        if lines:
+            await self._put(LogBatch(self._key(number), lines, position.state))
         return True
 
     async def _settled(self, number: int) -> bool:

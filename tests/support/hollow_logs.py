@@ -1,0 +1,203 @@
+"""The logs of pods on hollow nodes: a server that the API server takes for their kubelet.
+
+KWOK has one as well. It never ends a log that is followed, not even that of a container which has ended, and
+needs an inotify instance for each, of which a user has 128. Here ranks tell who they are, and write numbered
+lines as fast as they are told to, until their time is over or they are ended. As a program: its settings are
+JSON on stdin, its first line on stdout is the port; each further line on stdin ends all ranks, and the end of
+stdin the program.
+"""
+
+import asyncio
+import json
+import math
+import re
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+__all__ = ["Logs", "Ranks", "logs"]
+
+PAUSE = 0.05  # seconds between looks for new lines
+_RANK = re.compile(r"-worker-(\d+)$")
+
+
+class Ranks(NamedTuple):
+    """What the ranks of all jobs write: `line 0`, `line 1` and so on, each rank on its own."""
+
+    world: int
+    """How many ranks each job has."""
+    rate: int = 0
+    """Lines a second of each rank."""
+    seconds: float | None = None
+    """How long after its log was first asked for a rank ends; 0: it has by then. None: when it is told to."""
+
+
+class Rank:
+    """One rank, from the first time that somebody asks for its log."""
+
+    def __init__(self, ranks: Ranks, number: int) -> None:
+        self._rate, self._began = ranks.rate, time.time()
+        self._ends = math.inf if ranks.seconds is None else self._began + ranks.seconds
+        host = f"hollow-{number}"
+        known = {"rank": number, "host": host}
+        proof = {"cpus": 1.0, "round": 0, "backend": "gloo", "threads": 1, "hostname": host}
+        self._prefix = f"[rank {number} {host}] "
+        self._start = [
+            _event("proof", **known, world_size=ranks.world, **proof),
+            _event("backend", **known, asked="gloo", observed="gloo"),
+        ]
+        self._end = _event("exit", **known, code=0)
+
+    def end(self) -> None:
+        """Write nothing more."""
+        self._ends = min(self._ends, time.time())
+
+    def lines(self, first: int) -> tuple[list[bytes], bool]:
+        """List the lines written so far, from a number on, each with its time; and whether that is all."""
+        now = time.time()
+        over, until = now >= self._ends, min(now, self._ends)
+        written = int(self._rate * (until - self._began) + 1e-3)
+        total = len(self._start) + written + over
+        return [self._line(number, written) for number in range(first, total)], over
+
+    def _line(self, number: int, written: int) -> bytes:
+        numbered = number - len(self._start)
+        if numbered < 0:
+            return self._at(self._began, self._start[number])
+        if numbered == written:
+            return self._at(self._ends, self._end)
+        return self._at(self._began + numbered / self._rate, f"line {numbered}")
+
+    def _at(self, seconds: float, text: str) -> bytes:
+        whole, micro = divmod(int(seconds * 1_000_000), 1_000_000)
+        return f"{_second(whole)}.{micro:06}Z {self._prefix}{text}\n".encode()
+
+
+@lru_cache(64)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _event(name: str, **fields: Any) -> str:
+    return "::manycpu:: " + json.dumps({"event": name, **fields})
+
+
+class Kubelet:
+    """The part of a kubelet that tells logs."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._known: dict[str, Rank] = {}
+
+    def end(self) -> None:
+        """Have all ranks write nothing more."""
+        for rank in self._known.values():
+            rank.end()
+
+    async def log(self, request: web.Request) -> web.StreamResponse:
+        pod = f"{request.match_info['namespace']}/{request.match_info['pod']}"
+        found = _RANK.search(pod)
+        if found is None or request.query.get("previous") == "true":
+            raise web.HTTPBadRequest(text=f"no such log of {pod}")
+        rank = self._known.setdefault(pod, Rank(self._ranks, int(found[1])))
+        response = web.StreamResponse()
+        with suppress(ConnectionResetError):  # nobody wants to hear it any more
+            await response.prepare(request)
+            await _write(response, rank, request.query)
+        return response
+
+
+async def _write(response: web.StreamResponse, rank: Rank, query: Any) -> None:
+    since = query.get("sinceTime", "").encode()[:-1]
+    first, last = 0, -int(query.get("tailLines", 0))
+    while True:
+        lines, over = rank.lines(first)
+        first += len(lines)
+        wanted = [line for line in lines[last:] if line[: len(since)] >= since]
+        if query.get("timestamps") != "true":
+            wanted = [line.partition(b" ")[2] for line in wanted]
+        if wanted:
+            await response.write(b"".join(wanted))
+        if over or query.get("follow") != "true":
+            return
+        await asyncio.sleep(PAUSE)
+
+
+async def serve(settings: dict[str, Any]) -> None:
+    """Serve until stdin ends."""
+    kubelet = Kubelet(Ranks(**settings["ranks"]))
+    app = web.Application()
+    app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", kubelet.log)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(settings["certificate"])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, settings["address"], 0, ssl_context=context, backlog=1024)
+    await site.start()
+    sys.stdout.write(f"{runner.addresses[0][1]}\n")
+    sys.stdout.flush()
+    while await asyncio.to_thread(sys.stdin.readline):
+        kubelet.end()
+    await runner.cleanup()
+
+
+class Logs:
+    """The running server."""
+
+    def __init__(self, address: str, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        self._process = process
+        self.kubelet = address, int(process.stdout.readline())
+        """Where it listens: address and port."""
+
+    def end(self) -> None:
+        """Have every rank write its end, and nothing after it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("end\n")
+        self._process.stdin.flush()
+
+
+@contextmanager
+def logs(ranks: Ranks) -> Iterator[Logs]:
+    """Have a server of logs that the API server of the test cluster trusts."""
+    from cluster import certificates, settings
+
+    with tempfile.TemporaryDirectory() as folder:
+        certificate = Path(folder, "kubelet.pem")
+        _issue(certificates.folder(), settings.MACHINE_ADDRESS, certificate)
+        command = [sys.executable, __file__]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdin is not None
+            given = {
+                "address": settings.MACHINE_ADDRESS,
+                "certificate": str(certificate),
+                "ranks": ranks._asdict(),
+            }
+            process.stdin.write(json.dumps(given) + "\n")
+            process.stdin.flush()
+            yield Logs(settings.MACHINE_ADDRESS, process)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def _issue(authority: Path, address: str, path: Path) -> None:
+    import trustme
+
+    files = [(authority / name).read_bytes() for name in ("ca.crt", "ca.key")]
+    trustme.CA.from_pem(*files).issue_cert(address).private_key_and_cert_chain_pem.write_to_path(str(path))
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(json.loads(sys.stdin.readline())))
