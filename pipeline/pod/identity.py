@@ -25,6 +25,8 @@ def make(name: str) -> bytes:
         x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - _AROUND)
         .not_valid_after(now + _AROUND)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
     unencrypted = serialization.NoEncryption()

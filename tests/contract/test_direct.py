@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from support.folder_contents import contents, location
 from support.killable_programs import Program
 
 from manycpu.pipeline.pod import client, direct
-from manycpu.pipeline.pod.channel import Channel, LostError
+from manycpu.pipeline.pod.channel import Channel, Content, LostError
 from manycpu.pipeline.pod.identity import make
 
 
@@ -30,9 +30,9 @@ class Pod:
         assert self.process.stdout
         return self.process.stdout.read(size)
 
-    def writelines(self, parts: object) -> None:
+    def writelines(self, parts: Sequence[Content]) -> None:
         assert self.process.stdin
-        self.process.stdin.writelines(parts)  # type: ignore[arg-type]
+        self.process.stdin.writelines(parts)
 
     def flush(self) -> None:
         assert self.process.stdin
@@ -162,7 +162,7 @@ def test_the_key_is_in_no_argument_no_environment_and_no_file(tmp_path: Path) ->
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_both_directions_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_both_directions_at_once_do_not_disturb_each_other() -> None:
     """Many megabytes each way, read and written by threads of their own on both ends."""
     identity, size = make("test"), 32 << 20
     sent = os.urandom(1 << 20)
@@ -204,7 +204,7 @@ def _send(end: direct.Streams, block: bytes, size: int) -> None:
 def _receive(end: direct.Streams, block: bytes, size: int, received: list[int]) -> None:
     total = 0
     for _ in range(size // len(block)):
-        assert end.read(5) == b"head!"
+        assert bytes(end.read(5)) == b"head!"
         assert end.read(len(block)) == block
         total += len(block)
     received.append(total)
