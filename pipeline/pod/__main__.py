@@ -1,9 +1,13 @@
-"""``python -m manycpu.pipeline.pod COMMAND``: answer a request on stdin and stdout, or idle in a pod."""
+"""``python -m manycpu.pipeline.pod COMMAND``: answer a request on stdin and stdout, or idle in a pod.
+
+With ``direct`` after the command, the worker may connect to the pod instead.
+"""
 
 import os
 import signal
 import sys
 
+from manycpu.pipeline.pod import direct
 from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.pod.commands import answer
 
@@ -16,7 +20,8 @@ def main(command: str) -> int:
         return idle(float(sys.argv[2]))
     stdin, stdout = open(0, "rb", buffering=1 << 20), open(os.dup(1), "wb")  # noqa: PTH123, SIM115 - for ever
     os.dup2(2, 1)  # what libraries print is no frame
-    with Channel(stdin, stdout, lambda: os._exit(os.EX_TEMPFAIL)) as channel:
+    streams = direct.accept(stdin, stdout) if sys.argv[2:] == ["direct"] else None
+    with Channel(streams or stdin, streams or stdout, lambda: os._exit(os.EX_TEMPFAIL)) as channel:
         code = answer(channel, command)
         stdout.flush()
         # At once: a thread waits for stdin, and Python would wait for it.

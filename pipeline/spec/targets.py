@@ -271,6 +271,12 @@ class Kubernetes(BaseModel):
         description="Kueue's WorkloadPriorityClass of the job in its queue; default: that of priority_class.",
         json_schema_extra=section("Nodes"),
     )
+    direct: bool = Field(
+        True,
+        description="Whether data goes straight to helper pods, over TLS, where this machine reaches them; "
+        "else through the API server.",
+        json_schema_extra=section("Volume"),
+    )
     restart_policy: Literal["Never", "OnFailure"] | None = Field(
         None,
         description="restartPolicy of the pods; default: OnFailure with run.max_restarts, else Never.",

@@ -5,7 +5,7 @@ from ipaddress import ip_address, ip_network
 import psutil
 from cluster.command import run
 from cluster.namespace import Namespace
-from cluster.settings import ADDRESS, INTERFACE, MACHINE_ADDRESS, NODES, PREFIX, SERVICES, Node
+from cluster.settings import ADDRESS, INTERFACE, MACHINE_ADDRESS, NODES, PODS, PREFIX, SERVICES, Node
 
 INSIDE = "front"
 
@@ -15,6 +15,8 @@ def create(namespace: Namespace) -> None:
     run(["ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", INSIDE, "netns", str(namespace.pid)])
     run(["ip", "address", "add", f"{MACHINE_ADDRESS}/{PREFIX}", "dev", INTERFACE])
     run(["ip", "link", "set", INTERFACE, "up"])
+    # The machine reaches pods, as a worker does that is a pod of the same cluster.
+    run(["ip", "route", "add", PODS, "via", ADDRESS, "dev", INTERFACE])
     namespace.run("ip", "address", "add", f"{ADDRESS}/{PREFIX}", "dev", INSIDE)
     namespace.run("ip", "link", "set", INSIDE, "up")
     # kube-proxy rewrites service addresses, but a packet needs a route before it gets there.
@@ -37,7 +39,7 @@ def remove() -> None:
 
 def in_the_way() -> str | None:
     """The interface of the machine that has our name or an address in our network, and so is in the way."""
-    ours = ip_network(f"{ADDRESS}/{PREFIX}", strict=False)
+    ours = ip_network(PODS)
     for name, addresses in psutil.net_if_addrs().items():
         seen = [a.address for a in addresses if "." in a.address]
         if name == INTERFACE or any(ip_address(address) in ours for address in seen):

@@ -1,4 +1,7 @@
-"""Data reaches the claim and models leave it, whole, whatever breaks on the way."""
+"""Data reaches the claim and models leave it, whole, whatever breaks on the way.
+
+Breaks are of the way through the API server here, which is slow enough for them; see also test_direct.py.
+"""
 
 # ruff: noqa: S108 - paths inside pods, where nobody else is
 
@@ -123,7 +126,7 @@ def test_a_url_is_fetched_inside_the_cluster(a_context: Open, namespace: Space) 
 def test_staging_goes_on_after_a_break_in_a_large_file(
     a_context: Open, large: Path, namespace: Space, faults: Faults, fault: str
 ) -> None:
-    ctx = a_context()
+    ctx = a_context(direct=False)
     broken: list[int] = []
 
     def breaking(done: int, total: int) -> None:
@@ -141,7 +144,7 @@ def test_staging_goes_on_after_a_break_in_a_large_file(
 def test_exporting_goes_on_after_a_break_in_a_large_file(
     a_context: Open, large: Path, namespace: Space, faults: Faults, fault: str, tmp_path: Path
 ) -> None:
-    ctx = a_context()
+    ctx = a_context(direct=False)
     output = _written(ctx, large, namespace)
     broken: list[int] = []
 

@@ -1,5 +1,6 @@
 """Helper pods: a pod of ours beside the volume, for as long as a verb needs it."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,8 +17,9 @@ from manycpu.pipeline.launchers.pod_spec import (
     security,
     unprivileged,
 )
-from manycpu.pipeline.pod import client
+from manycpu.pipeline.pod import client, direct
 from manycpu.pipeline.pod.channel import Channel, LostError, Message, RemoteError
+from manycpu.pipeline.pod.direct import Streams
 from manycpu.pipeline.spec.errors import (
     BadInputError,
     ClusterError,
@@ -49,6 +51,7 @@ _SEE: Final = 2.0  # seconds between two looks whether the run still has its led
 _PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
 _KILLED: Final = 137
 _SIGNALS: Final = 128  # exit codes above: ended by a signal
+_LOG: Final = logging.getLogger(__name__)
 _TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
 
 
@@ -112,6 +115,8 @@ class Helper:
         self._claim, self._owned, self._checked = claim, bool(owners), time.monotonic()
         self.name = str(self._manifest["metadata"]["name"])
         self._best, self._moved = 0, False
+        self._goes_direct = ctx.target.direct
+        self._told = ""
 
     def create(self) -> None:
         """Begin to create the pod; one that an earlier try of the run left is taken as it is."""
@@ -161,16 +166,52 @@ class Helper:
         return self.run(command, lambda channel: client.ask(channel, **request))
 
     def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
-        running = cluster_exec.start(self._cluster, self.name, CONTAINER, [*PROGRAM, command])
+        words = [*PROGRAM, command, *(["direct"] if self._goes_direct else [])]
+        running = cluster_exec.start(self._cluster, self.name, CONTAINER, words)
+        streams: Exec | Streams = running
         try:
-            with Channel(running, running, running.close, self._report_progress) as channel:
+            streams = self._connect(running) if self._goes_direct else running
+            with Channel(streams, streams, streams.close, self._report_progress) as channel:
                 return talk(channel)
         except LostError as error:
+            if streams is not running:
+                running.settle()
             if running.exit_code is not None:
                 raise _ended(running, error) from error
             raise
         finally:
+            if streams is not running:
+                streams.release()
+            running.close()
             running.release()
+
+    def _connect(self, running: Exec) -> Exec | Streams:
+        """Connect to the pod itself, or stay with the exec where it cannot be reached; tell which."""
+        from manycpu.pipeline.pod.identity import make
+
+        pod = self._cluster.get("Pod", self.name) or {"status": {}}
+        address, identity = str(pod["status"].get("podIP", "")), make(self.name)
+        try:
+            port = direct.offer(running, identity)
+        except OSError as error:
+            raise LostError(str(error)) from error
+        try:
+            streams = direct.connect(running, address, port, identity)
+        except OSError as error:
+            self._goes_direct = False
+            self._tell(f"through the API server, since {address}:{port} cannot be reached: {error}")
+            try:
+                direct.decline(running)
+            except OSError as gone:
+                raise LostError(str(gone)) from gone
+            return running
+        self._tell("straight to it, over TLS")
+        return streams
+
+    def _tell(self, way: str) -> None:
+        if way != self._told:
+            self._told = way
+            _LOG.info("data for pod %s goes %s", self.name, way)
 
     def _report_progress(self, done: int, total: int) -> None:
         if done > self._best:

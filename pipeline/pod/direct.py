@@ -1,0 +1,240 @@
+"""A helper pod spoken to straight over TLS, in place of the streams of an exec through the API server.
+
+The exec begins it: the worker makes a key and a certificate for this one command and sends them to the pod
+over the exec's stdin, the only place where they ever are. Both ends prove that they have the key (mutual TLS
+1.3), and trust nothing but the certificate. There are two connections, one for each direction: OpenSSL lets no
+two threads read and write one at once.
+"""
+
+import selectors
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from tempfile import NamedTemporaryFile
+from typing import BinaryIO, Final, Protocol
+
+from manycpu.pipeline.pod.channel import Content, Reader, Writer
+
+__all__ = ["PORT", "Streams", "accept", "connect", "decline", "offer"]
+
+PORT: Final = 23457
+"""Where a pod listens; another where this one is taken."""
+CONNECT: Final = 3.0  # seconds until a connection is there
+HANDSHAKE: Final = 5.0  # seconds until both ends know each other
+_STRANGERS: Final = 16  # connections that may be about to prove who they are
+_SIZE: Final = struct.Struct(">I")
+_ACCEPTED: Final = b"k"
+_TO_POD, _FROM_POD = b"w", b"r"
+_DIRECT, _EXEC = b"D", b"E"
+_TOGETHER: Final = 1 << 14  # bytes that are put into one record
+
+
+class Streams:
+    """Two connections of TLS: one that is read, one that is written."""
+
+    def __init__(self, reading: ssl.SSLSocket, writing: ssl.SSLSocket) -> None:
+        self._reading, self._writing = reading, writing
+
+    def read(self, size: int) -> memoryview:
+        """Read exactly this much, less only at the end."""
+        content, done = memoryview(bytearray(size)), 0
+        while done < size:
+            count = self._reading.recv_into(content[done:])
+            if not count:
+                break
+            done += count
+        return content[:done]
+
+    def writelines(self, parts: Sequence[Content]) -> None:
+        """Write all of them.
+
+        Raises:
+            OSError: The connection is broken.
+        """
+        if sum(map(len, parts)) <= _TOGETHER:
+            self._writing.sendall(b"".join(parts))
+            return
+        for part in parts:
+            self._writing.sendall(part)
+
+    def flush(self) -> None:
+        """Do nothing: what is written is sent."""
+
+    def close(self) -> None:
+        """End both, also under threads that read and write."""
+        for connection in (self._reading, self._writing):
+            with suppress(OSError):  # SSLSocket's own would take TLS away under them
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Release the sockets, when no thread uses them any more."""
+        self._reading.close()
+        self._writing.close()
+
+
+class _Exec(Reader, Writer, Protocol):
+    """The streams of an exec."""
+
+
+def offer(running: _Exec, identity: bytes) -> int:
+    """Send a pod its key and certificate, in PEM, over an exec; the port where it listens from then on.
+
+    Raises:
+        OSError: The exec has ended.
+    """
+    running.writelines((_SIZE.pack(len(identity)), identity))
+    running.flush()
+    head = running.read(_SIZE.size)
+    if len(head) < _SIZE.size:
+        raise ConnectionResetError("it ended before it listened")
+    return int(_SIZE.unpack(head)[0])
+
+
+def connect(running: _Exec, host: str, port: int, identity: bytes) -> Streams:
+    """Connect to a pod that listens, and have it use these connections.
+
+    Raises:
+        OSError: It cannot be reached within seconds, or is another; TLS's errors among them.
+    """
+    with ExitStack() as stack:
+        reading, writing = (
+            stack.enter_context(_greeted(host, port, identity, way)) for way in (_FROM_POD, _TO_POD)
+        )
+        running.writelines((_DIRECT,))
+        running.flush()
+        stack.pop_all()
+    return Streams(reading, writing)
+
+
+def decline(running: _Exec) -> None:
+    """Have a pod that listens use the exec.
+
+    Raises:
+        OSError: The exec has ended.
+    """
+    running.writelines((_EXEC,))
+    running.flush()
+
+
+def _greeted(host: str, port: int, identity: bytes, way: bytes) -> ssl.SSLSocket:
+    """Open a connection whose other end has proved who it is, and has seen who this is."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+    with ExitStack() as stack:
+        plain = stack.enter_context(socket.create_connection((host, port), timeout=CONNECT))
+        plain.settimeout(HANDSHAKE)
+        connection = stack.enter_context(context.wrap_socket(plain))
+        connection.sendall(way)
+        accepted = connection.recv(1) == _ACCEPTED
+        if accepted:
+            _set_up(connection)
+            stack.pop_all()
+    if not accepted:
+        raise ConnectionRefusedError("it does not take the connection")
+    return connection
+
+
+def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
+    """Listen, in a pod, until the worker has connected; None where it is to be the exec after all.
+
+    Args:
+        stdin: The exec's, from which the identity comes.
+        stdout: The exec's.
+
+    Raises:
+        ConnectionError: The worker is gone.
+    """
+    identity = _exactly(stdin, _SIZE.unpack(_exactly(stdin, _SIZE.size))[0])
+    with _listener() as listener:
+        greeting = _Greeting(listener, identity)
+        stdout.write(_SIZE.pack(listener.getsockname()[1]))
+        stdout.flush()
+        choice = _exactly(stdin, 1)
+        connections = greeting.end()
+    if choice == _EXEC:
+        return None
+    return Streams(connections[_TO_POD], connections[_FROM_POD])
+
+
+class _Greeting:
+    """Accepts connections on threads of its own, and keeps those of whoever has the key."""
+
+    def __init__(self, listener: socket.socket, identity: bytes) -> None:
+        self._listener, self._ended = listener, threading.Event()
+        self._context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
+        self._connections: dict[bytes, ssl.SSLSocket] = {}
+        self._room = threading.Semaphore(_STRANGERS)
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def end(self) -> dict[bytes, ssl.SSLSocket]:
+        """Accept no more; by direction, the connections of the worker."""
+        self._ended.set()
+        self._thread.join()
+        return self._connections
+
+    def _accept(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._ended.is_set():
+                if selector.select(timeout=0.05) and self._room.acquire(timeout=0.05):
+                    plain, _ = self._listener.accept()
+                    threading.Thread(target=self._greet, args=(plain,), daemon=True).start()
+
+    def _greet(self, plain: socket.socket) -> None:
+        try:
+            plain.settimeout(HANDSHAKE)
+            connection = self._context.wrap_socket(plain, server_side=True)
+            _set_up(connection)
+            way = connection.recv(1)
+            self._connections[way] = connection
+            connection.sendall(_ACCEPTED)
+        except OSError:  # somebody else, or nobody
+            plain.close()
+        finally:
+            self._room.release()
+
+
+def _listener() -> socket.socket:
+    for port in (PORT, 0):
+        with suppress(OSError):
+            return _listen_at(port)
+    return _listen_at(0)
+
+
+def _listen_at(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _context(side: "ssl._SSLMethod", identity: bytes) -> ssl.SSLContext:
+    """Trust this one certificate, and prove to have its key."""
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the certificate itself is known
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if side == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # each is a message that the reading side would have to take
+    _, mark, certificate = identity.partition(b"-----BEGIN CERTIFICATE-----")
+    context.load_verify_locations(cadata=(mark + certificate).decode())
+    with NamedTemporaryFile() as file:  # OpenSSL takes a file alone
+        file.write(identity)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
+def _set_up(connection: ssl.SSLSocket) -> None:
+    connection.settimeout(None)  # from here on, who talks over it gives up whoever is silent
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes:
+    content = stream.read(size)
+    if len(content) < size:
+        raise ConnectionResetError("the worker is gone")
+    return content
