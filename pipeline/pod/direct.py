@@ -2,8 +2,8 @@
 
 The exec begins it: the worker makes a key and a certificate for this one command and sends them to the pod
 over the exec's stdin, the only place where they ever are. Both ends prove that they have the key (mutual TLS
-1.3), and trust nothing but the certificate. There are two connections, one for each direction: OpenSSL lets no
-two threads read and write one at once.
+1.3), and trust nothing but the certificate. There are two connections, one for each direction: OpenSSL lets
+no two threads read and write one at once.
 """
 
 import selectors

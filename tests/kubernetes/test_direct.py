@@ -1,4 +1,4 @@
-"""Data goes straight to helper pods over TLS, where this machine reaches them; else through the API server."""
+"""Data goes straight to helper pods over TLS where they can be reached, else through the API server."""
 
 import logging
 import os

@@ -86,6 +86,4 @@ def test_a_runtime_that_the_cluster_lacks_is_named(target: Fields, tmp_path: Pat
     (finding,) = findings(where | {"runtime": "torch-tuned"}, tmp_path)
     assert finding.field == "target.runtime"
     assert "'torch-tuned'" in finding.message
-    assert re.search(
-        "must be created before|not found", finding.message
-    )  # by either webhook
+    assert re.search("must be created before|not found", finding.message)  # by either webhook
