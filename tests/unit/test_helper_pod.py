@@ -7,7 +7,7 @@ import pytest
 from support.golden import as_json, golden
 
 from manycpu.pipeline.pod.channel import LostError
-from manycpu.pipeline.spec.errors import DeadlineError
+from manycpu.pipeline.spec.errors import DeadlineError, ForbiddenError
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import pod_status
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
@@ -146,3 +146,19 @@ def test_breaks_without_progress_have_an_end(clock: list[float]) -> None:
     with pytest.raises(DeadlineError, match="300 s without progress: gone"):
         pod.run("data", None)  # type: ignore[arg-type]
     assert clock[0] < 1000
+
+
+class Refused(Breaking):
+    """A helper that is refused for so many seconds."""
+
+    def _talk(self, command: str, _: Any) -> Any:
+        if self._clock[0] < self._breaks[0][0]:
+            raise ForbiddenError("no rights are known yet")
+        return command
+
+
+def test_an_api_server_that_knows_no_rights_yet_is_asked_again_for_seconds(clock: list[float]) -> None:
+    assert Refused(clock, [(10, 0)]).run("data", None) == "data"  # type: ignore[arg-type]
+    with pytest.raises(ForbiddenError):
+        Refused(clock, [(100, 0)]).run("data", None)  # type: ignore[arg-type]
+    assert clock[0] < 50

@@ -46,6 +46,7 @@ IDLE: Final = 600  # seconds after which a pod that nobody asks for anything end
 LIFE: Final = 604_800  # seconds after which Kubernetes ends it
 STALL: Final = 300.0  # seconds from the first break without progress after which it is given up
 MEMORY: Final = "2Gi"
+_FORBIDDEN: Final = 15.0  # seconds in which an API server that has just begun may know no rights yet
 _LOOK: Final = 0.25  # seconds
 _SEE: Final = 2.0  # seconds between two looks whether the run still has its ledger and its claim
 _PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
@@ -142,11 +143,13 @@ class Helper:
             try:
                 self.wait_ready()
                 return self._talk(command, talk)
-            except (ForbiddenError, InvalidError):
+            except InvalidError:
                 raise
             except (LostError, ClusterError) as error:
                 if broken is None or self._moved:
                     broken, pause = time.monotonic(), _LOOK
+                if isinstance(error, ForbiddenError) and time.monotonic() - broken > _FORBIDDEN:
+                    raise
                 if time.monotonic() - broken > STALL:
                     raise DeadlineError(
                         f"pod {self.name} was lost again and again; {STALL:g} s without progress: {error}",
