@@ -151,3 +151,17 @@ def test_many_lines_are_heard_by_and_by_and_all_that_are_dropped_are_counted(
     shown = [text for text in told if text.startswith("line")]
     dropped = sum(int(text.split()[0]) for text in told if "lines were dropped here" in text)
     assert len(shown) + dropped == 20_000
+
+
+def test_what_is_said_of_the_job_itself_is_never_dropped_however_much_its_ranks_write() -> None:
+    following, _ = follower(None)
+    told: list[RankLine] = []
+
+    async def tell(lines: list[RankLine]) -> None:
+        told.extend(lines)
+
+    for _ in range(5000):
+        following._limit.admit([RankLine(0, "a", "noise")], following._watch.now())  # noqa: SLF001 - it is full
+    following._say("it was preempted")  # noqa: SLF001
+    asyncio.run(following._pass_on(tell))  # noqa: SLF001
+    assert "it was preempted" in [line.text for line in told]

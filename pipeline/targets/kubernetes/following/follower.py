@@ -186,9 +186,9 @@ class Follower:
             while left and sum(len(batch.lines) for batch in log_batches) < _AT_ONCE:
                 log_batches.append(self._log_batches.get_nowait())
                 left -= 1
-            lines, self._notes = self._notes, []
-            lines += self._recorder.hear(log_batches)
-            if shown := self._limit.admit(lines, self._watch.now()):
+            notes, self._notes = self._notes, []  # which are few, and never too many
+            lines = self._recorder.hear(log_batches)
+            if shown := [*notes, *self._limit.admit(lines, self._watch.now())]:
                 await tell(shown)
             if not left:
                 break
