@@ -119,8 +119,12 @@ class Exec:
 
     def settle(self) -> None:
         """Read how a command ended that is about to end; for one whose stdout nobody reads any more."""
-        self._connection.settimeout(_SETTLE)
+        self.limit(_SETTLE)
         self.read(1)
+
+    def limit(self, seconds: float | None) -> None:
+        """Give up to read or write after so many seconds; None: never, since who talks over it does."""
+        self._connection.settimeout(seconds)
 
     def release(self) -> None:
         """Release the socket, when no thread uses it any more."""

@@ -6,6 +6,7 @@ over the exec's stdin, the only place where they ever are. Both ends prove that 
 no two threads read and write one at once.
 """
 
+import select
 import selectors
 import socket
 import ssl
@@ -18,12 +19,13 @@ from typing import BinaryIO, Final, Protocol
 
 from manycpu.pipeline.pod.channel import Content, Reader, Writer
 
-__all__ = ["PORT", "Streams", "accept", "connect", "decline", "offer"]
+__all__ = ["PATIENCE", "PORT", "Streams", "accept", "connect", "decline", "offer"]
 
 PORT: Final = 23457
 """Where a pod listens; another where this one is taken."""
 CONNECT: Final = 3.0  # seconds until a connection is there
 HANDSHAKE: Final = 5.0  # seconds until both ends know each other
+PATIENCE: Final = 60.0  # seconds in which the other end of an exec says its next word
 _STRANGERS: Final = 16  # connections that may be about to prove who they are
 _SIZE: Final = struct.Struct(">I")
 _ACCEPTED: Final = b"k"
@@ -146,11 +148,13 @@ def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
     Raises:
         ConnectionError: The worker is gone.
     """
+    _await(stdin)
     identity = _exactly(stdin, _SIZE.unpack(_exactly(stdin, _SIZE.size))[0])
     with _listener() as listener:
         greeting = _Greeting(listener, identity)
         stdout.write(_SIZE.pack(listener.getsockname()[1]))
         stdout.flush()
+        _await(stdin)
         choice = _exactly(stdin, 1)
         connections = greeting.end()
     if choice == _EXEC:
@@ -231,6 +235,13 @@ def _context(side: "ssl._SSLMethod", identity: bytes) -> ssl.SSLContext:
 def _set_up(connection: ssl.SSLSocket) -> None:
     connection.settimeout(None)  # from here on, who talks over it gives up whoever is silent
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _await(stream: BinaryIO) -> None:
+    """Wait for bytes of a stream of which nothing is buffered: a worker may be gone without a word."""
+    ready, _, _ = select.select([stream], [], [], PATIENCE)
+    if not ready:
+        raise ConnectionResetError(f"no word of the worker for {PATIENCE:g} s")
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

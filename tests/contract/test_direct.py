@@ -190,6 +190,20 @@ def test_both_directions_at_once_do_not_disturb_each_other() -> None:
         end.release()
 
 
+def test_a_pod_that_hears_nothing_of_its_worker_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "PATIENCE", 0.2)
+    reading, writing = os.pipe(), os.pipe()
+    with os.fdopen(reading[0], "rb") as stdin, os.fdopen(writing[1], "wb") as stdout:
+        with pytest.raises(ConnectionResetError, match=r"no word of the worker for 0\.2 s"):
+            direct.accept(stdin, stdout)
+        identity = make("test")
+        os.write(reading[1], len(identity).to_bytes(4, "big") + identity)
+        with pytest.raises(ConnectionResetError, match="no word"):
+            direct.accept(stdin, stdout)
+        os.close(reading[1])
+        os.close(writing[0])
+
+
 class _Pipes:
     def __init__(self, reading: object, writing: object) -> None:
         self.read, self.writelines = reading.read, writing.writelines  # type: ignore[attr-defined]

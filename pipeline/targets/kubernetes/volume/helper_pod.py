@@ -194,10 +194,12 @@ class Helper:
 
         pod = self._cluster.get("Pod", self.name) or {"status": {}}
         address, identity = str(pod["status"].get("podIP", "")), make(self.name)
+        running.limit(direct.PATIENCE)
         try:
             port = direct.offer(running, identity)
         except OSError as error:
             raise LostError(str(error)) from error
+        running.limit(None)
         try:
             streams = direct.connect(running, address, port, identity)
         except OSError as error:
