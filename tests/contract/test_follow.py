@@ -26,8 +26,13 @@ from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.following import follower
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, Cursor
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
+    AttemptRecorder,
+    Cursor,
+    attempt_state,
+)
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower
+from manycpu.pipeline.targets.kubernetes.wait import JobWatch
 from manycpu.pipeline.targets.outcome import outcome
 
 HOUR = 3600
@@ -264,6 +269,18 @@ def test_a_listener_hears_each_event_once_also_where_a_follower_goes_on_from_ano
     assert asyncio.run(second.run(*picture(server))).state is RunState.SUCCEEDED
     assert first.collector.kinds == ["proof", "progress 1", "metrics"]
     assert second.collector.kinds == ["progress 2", "exit"]
+
+
+def test_what_a_worker_has_heard_is_recorded_when_it_hands_over(server: ApiServer, tmp_path: Path) -> None:
+    healthy(server)
+    server.logs[WORKER] += said(HOUR - 5, "progress", step=3, total_steps=100, loss=0.5)
+    following = Following(server, tmp_path)
+    watching = JobWatch(following.ctx, handle(), None)
+    until(lambda: (watching.look(), watching.observed.progress is not None)[1])
+    watching.close()
+    recorded = attempt_state(following.ctx.ledger.read(), handle())
+    assert recorded.observed.progress is not None
+    assert recorded.observed.progress.step == 3
 
 
 def test_silence_counts_though_events_may_not_be_read(server: ApiServer, tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 import asyncio
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
-from manycpu.pipeline.adapters.cluster_watch import ClusterWatch
+from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
@@ -21,6 +22,7 @@ from manycpu.pipeline.targets.kubernetes.following.follower import Follower, bat
 
 __all__ = ["JobWatch", "observed_of", "seconds", "watch"]
 
+_RECORDING = 10.0  # seconds that the cluster has to take it
 _CLOSING = 0.1  # seconds: the transport has no word to say that TLS is closed
 
 
@@ -66,8 +68,18 @@ class JobWatch:
         return lines, status
 
     def close(self) -> None:
-        """Stop following; a last look may still give lines that came before."""
+        """Stop following; a last look may still give lines that came before.
+
+        What the ranks have reported is recorded: whoever goes on from the cursor does not hear it again.
+        """
         self._following.stop()
+        writing = threading.Thread(target=self._record, name=f"record {self.handle.name}", daemon=True)
+        writing.start()
+        writing.join(_RECORDING)
+
+    def _record(self) -> None:
+        with suppress(FileNotFoundError, *FAILURES):  # the run is gone, or the cluster is away
+            self._recorder.write(self._recorder.fields())
 
 
 class _Following:
