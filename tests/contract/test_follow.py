@@ -21,6 +21,7 @@ from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -273,14 +274,20 @@ def test_a_listener_hears_each_event_once_also_where_a_follower_goes_on_from_ano
 
 def test_what_a_worker_has_heard_is_recorded_when_it_hands_over(server: ApiServer, tmp_path: Path) -> None:
     healthy(server)
-    server.logs[WORKER] += said(HOUR - 5, "progress", step=3, total_steps=100, loss=0.5)
     following = Following(server, tmp_path)
+
+    def recorded() -> Observed:
+        return attempt_state(following.ctx.ledger.read(), handle()).observed
+
     watching = JobWatch(following.ctx, handle(), None)
+    until(lambda: recorded().met)
+    server.logs[WORKER] += said(HOUR - 5, "progress", step=3, total_steps=100, loss=0.5)
     until(lambda: (watching.look(), watching.observed.progress is not None)[1])
+    assert recorded().progress is None  # it would be, in half a minute
     watching.close()
-    recorded = attempt_state(following.ctx.ledger.read(), handle())
-    assert recorded.observed.progress is not None
-    assert recorded.observed.progress.step == 3
+    progress = recorded().progress
+    assert progress is not None
+    assert progress.step == 3
 
 
 def test_silence_counts_though_events_may_not_be_read(server: ApiServer, tmp_path: Path) -> None:
