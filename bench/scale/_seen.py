@@ -44,20 +44,40 @@ def watching(space: Any) -> Iterator[Seen]:
         f"/api/v1/namespaces/{space.name}/pods?watch=1": seen.pod,
         f"/apis/kubeflow.org/v1/namespaces/{space.name}/pytorchjobs?watch=1": seen.job,
     }
-    processes = []
+    watches = [_Watch([*access, "get", "--raw", path], note) for path, note in paths.items()]
     try:
-        for path, note in paths.items():
-            command = [*access, "get", "--raw", path]
-            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            threading.Thread(target=_read, args=(processes[-1], note), daemon=True).start()
         yield seen
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        for watch in watches:
+            watch.end()
 
 
-def _read(process: "subprocess.Popen[str]", note: Callable[[dict[str, Any]], None]) -> None:
-    assert process.stdout is not None  # noqa: S101 - for the type checker
-    for line in process.stdout:
-        note(json.loads(line)["object"])
+class _Watch:
+    """A watch that is begun anew when the API server ends it, as it does with who reads too slowly."""
+
+    def __init__(self, command: list[Any], note: Callable[[dict[str, Any]], None]) -> None:
+        self.command, self.note, self.ended = command, note, False
+        self.lock = threading.Lock()
+        self.process = self._start()
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _start(self) -> "subprocess.Popen[str]":
+        return subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+
+    def _read(self) -> None:
+        while not self.ended:
+            assert self.process.stdout is not None  # noqa: S101 - for the type checker
+            for line in self.process.stdout:
+                if (event := json.loads(line))["type"] in ("ADDED", "MODIFIED"):
+                    self.note(event["object"])
+            self.process.wait()
+            with self.lock:
+                if not self.ended:
+                    self.process = self._start()
+
+    def end(self) -> None:
+        with self.lock:
+            self.ended = True
+            self.process.kill()
+        self.thread.join()

@@ -70,7 +70,18 @@ def wait_ready(kubectl: Kubectl, name: str) -> None:
         kubectl("--namespace", place.namespace, *rollout, seconds=READY_SECONDS + 5)
     except ClusterError as error:
         events = kubectl("--namespace", place.namespace, "get", "events")
-        raise ClusterError(f"{error}\n{tail(events)}") from None
+        raise ClusterError(f"{error}\n{tail(events)}\n{_last_words(kubectl, place)}") from None
+
+
+def _last_words(kubectl: Kubectl, place: Place) -> str:
+    """What its container wrote: of the one before, where it was begun again."""
+    words = ("--namespace", place.namespace, "logs", f"deployment/{place.deployment}", "--tail=20")
+    for which in (("--previous",), ()):
+        try:
+            return kubectl(*words, *which)
+        except ClusterError as error:
+            last = str(error)
+    return last
 
 
 def _documents(name: str, module: Module) -> list[dict[str, Any]]:
