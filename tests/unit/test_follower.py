@@ -162,6 +162,6 @@ def test_what_is_said_of_the_job_itself_is_never_dropped_however_much_its_ranks_
 
     for _ in range(5000):
         following._limit.admit([RankLine(0, "a", "noise")], following._watch.now())  # noqa: SLF001 - it is full
-    following._say("it was preempted")  # noqa: SLF001
+    following._notes.say("it was preempted")  # noqa: SLF001
     asyncio.run(following._pass_on(tell))  # noqa: SLF001
     assert "it was preempted" in [line.text for line in told]

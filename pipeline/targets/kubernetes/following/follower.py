@@ -33,6 +33,7 @@ from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapsh
 from manycpu.pipeline.targets.kubernetes.following.launcher_release import LauncherRelease
 from manycpu.pipeline.targets.kubernetes.following.log_lines import RateLimiter, parse
 from manycpu.pipeline.targets.kubernetes.following.log_reader import LogReaders
+from manycpu.pipeline.targets.kubernetes.following.notes import Notes
 from manycpu.pipeline.targets.kubernetes.following.queue_waiting import QueueWaiting
 from manycpu.pipeline.targets.kubernetes.following.turn_taking import TurnTaking
 from manycpu.pipeline.targets.kubernetes.launch import observe
@@ -44,14 +45,10 @@ _BATCHES: Final = 64  # batches of lines that wait to be passed on; more, and th
 _AT_ONCE: Final = 1000  # lines that are heard in one go, about
 _TICK: Final = 30.0  # seconds between looks at what has not changed
 _TURN: Final = 5.0  # the same, while it waits for room
-_NOTE_EVERY: Final = 10.0  # seconds between two notes on why a job waits
-_SOON: Final = 2.0  # seconds after which it is told that a job was preempted, and why
 _DRAIN: Final = 5.0  # seconds without a line after which no more are thought to come
 _DRAINED: Final = 120.0  # seconds that they have in all: others may write for ever
 _STEP: Final = 0.1  # seconds between looks whether they have
-_PATIENCE: Final = 5.0  # seconds that a job may wait before it is reported why
 _UNASKED: Final = 300.0  # seconds after which a budget ends the wait though nobody answers
-_AWAY_EVERY: Final = 60.0  # seconds between two notes that the cluster is away
 _SILENCE: Final = 3600.0  # seconds without a word of the job or its pods after which nobody waits any longer
 _RECORDED: Final = 600.0  # seconds in which how it ended must be recorded
 
@@ -87,11 +84,9 @@ class Follower:
         self._turn = TurnTaking(self._snapshot, ctx, watch, self._wake.set)
         self._launcher = LauncherRelease(self._snapshot, ctx.cluster)
         self._queue = QueueWaiting(self._snapshot, ctx.cluster, watch, self._wake.set)
-        self._noted, self._note_due = "", watch.now() + _PATIENCE
-        self._away_due = 0.0
+        self._notes = Notes(watch.now, self._wake.set)
         self._asking, self._unasked_since = Backoff(), 0.0
         self._saving: asyncio.Task[None] | None = None
-        self._notes: list[RankLine] = []
         self._tell: Tell | None = None
         # By this machine's clock, whatever the cluster says or does not say.
         self._last_change = dict.fromkeys((self._snapshot.kind, "Pod"), time.monotonic())
@@ -137,7 +132,7 @@ class Follower:
     def _take(self, change: Changes) -> None:
         if change.trouble:
             self._trouble = change.trouble
-            self._away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
+            self._notes.away(f"nothing is known of {change.kind} objects at present: {change.trouble}")
             if change.kind == "Pod":
                 self._recorder.since = self._watch.now()  # silence counts while somebody listens
             return
@@ -145,12 +140,6 @@ class Follower:
         if self._snapshot.apply(change.kind, change.objects, change.deleted, complete=change.complete):
             self._readers.follow(self._snapshot)
             self._wake.set()
-
-    def _away(self, text: str) -> None:
-        now = self._watch.now()
-        if now >= self._away_due:
-            self._away_due = now + _AWAY_EVERY
-            self._say(text)
 
     def _check_silence(self) -> None:
         """Raise after an hour without news: where nothing happens, lists still come every few minutes."""
@@ -168,7 +157,7 @@ class Follower:
         """Wait for a change, or until a budget, a note or the next look is due."""
         now = self._watch.now()
         due = [budget.due for budget in budgets(self._ctx.run, self._snapshot, self._recorder.activity)[:1]]
-        note = [self._note_due] if self.status.reason != self._noted else []
+        note = self._notes.due(self.status.reason)
         tick = _TURN if self._turn.waits else _TICK
         seconds = max(_STEP, min([now + tick, *due, *note]) - now)
         waking = asyncio.ensure_future(self._wake.wait())
@@ -186,7 +175,7 @@ class Follower:
             while left and sum(len(batch.lines) for batch in log_batches) < _AT_ONCE:
                 log_batches.append(self._log_batches.get_nowait())
                 left -= 1
-            notes, self._notes = self._notes, []  # which are few, and never too many
+            notes = self._notes.take()  # which are few, and never too many
             lines = self._recorder.hear(log_batches)
             if shown := [*notes, *self._limit.admit(lines, self._watch.now())]:
                 await tell(shown)
@@ -199,10 +188,6 @@ class Follower:
     async def _save(self) -> None:
         with suppress(*FAILURES):  # the next time, then
             await asyncio.to_thread(self._recorder.write, self._recorder.fields())
-
-    def _say(self, text: str) -> None:
-        self._notes.append(RankLine(None, None, text))
-        self._wake.set()
 
     async def _judge(self) -> Status:
         status = self._view()
@@ -225,7 +210,7 @@ class Follower:
             return status
         if now - self._unasked_since > _SILENCE:
             raise error
-        self._away(f"whether it has ended cannot be asked at present: {error}")
+        self._notes.away(f"whether it has ended cannot be asked at present: {error}")
         await asyncio.sleep(self._asking.next())
         return self.status
 
@@ -238,7 +223,7 @@ class Follower:
         status = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
         if not status.state.terminal:
             status = self._await_room(status, now)
-            self._note_waiting(status, now)
+            self._notes.waiting(status.reason)
         elif status.budget:
             status = _with_reason(status, self._queue.look(now))
         return status
@@ -254,17 +239,9 @@ class Follower:
             self._recorder.state.began = 0.0  # it had its nodes, and not what it needs besides
         elif self._snapshot.suspended:
             if self._recorder.state.pause(self._snapshot.suspended_since or self._watch.now()):
-                self._note_due = min(self._note_due, self._watch.now() + _SOON)
+                self._notes.soon()
         elif capacity := self._snapshot.capacity(self._ctx.run.nodes[0]):
             self._recorder.state.begin(capacity, self._snapshot.went_on)
-
-    def _note_waiting(self, status: Status, now: float) -> None:
-        """Report why the job waits and what befell its pods: when that is new, and not all the time."""
-        if now < self._note_due or status.reason == self._noted:
-            return
-        self._noted, self._note_due = status.reason, now + _NOTE_EVERY
-        for line in status.reason.splitlines():
-            self._say(line)
 
     async def _put(self, log_batch: LogBatch) -> None:
         await self._log_batches.put(log_batch)
@@ -335,16 +312,15 @@ class Follower:
                 return None
             except FAILURES as error:
                 if _refused(error) or time.monotonic() > until:
-                    self._say(f"{lacking}: {error}")
+                    self._notes.say(f"{lacking}: {error}")
                     await self._tell_notes()
                     return None
-                self._away(f"{lacking} so far: {error}")
+                self._notes.away(f"{lacking} so far: {error}")
             await self._tell_notes()
             await asyncio.sleep(pauses.next())
 
     async def _tell_notes(self) -> None:
-        notes, self._notes = self._notes, []
-        if notes and self._tell is not None:
+        if (notes := self._notes.take()) and self._tell is not None:
             await self._tell(notes)
 
     def _delete(self) -> None:

@@ -1,13 +1,10 @@
 """Helper pods: a pod of ours beside the volume, for as long as a verb needs it."""
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from manycpu.pipeline.adapters import cluster_exec
-from manycpu.pipeline.adapters.cluster_exec import Exec
 from manycpu.pipeline.launchers.pod_spec import (
     HOME,
     env_list,
@@ -17,9 +14,8 @@ from manycpu.pipeline.launchers.pod_spec import (
     security,
     unprivileged,
 )
-from manycpu.pipeline.pod import client, direct
+from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel, LostError, Message, RemoteError
-from manycpu.pipeline.pod.direct import Streams
 from manycpu.pipeline.spec.errors import (
     BadInputError,
     ClusterError,
@@ -35,25 +31,18 @@ from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.image import images
 from manycpu.pipeline.targets.kubernetes.pod_status import PodReason, containers, reasons
 from manycpu.pipeline.targets.kubernetes.volume import claims
+from manycpu.pipeline.targets.kubernetes.volume.way_to_pod import CONTAINER, MEMORY, PROGRAM, Answer, WayToPod
 from manycpu.pipeline.transfer import Progress
 
 __all__ = ["CONTAINER", "Helper", "helper", "manifest", "out_of_memory"]
 
-Answer = TypeVar("Answer")
-CONTAINER: Final = "helper"
-PROGRAM: Final = ("python3", "-m", "manycpu.pipeline.pod")
 IDLE: Final = 600  # seconds after which a pod that nobody asks for anything ends by itself
 LIFE: Final = 604_800  # seconds after which Kubernetes ends it
 STALL: Final = 300.0  # seconds from the first break without progress after which it is given up
-MEMORY: Final = "2Gi"
 _FORBIDDEN: Final = 15.0  # seconds in which an API server that has just begun may know no rights yet
 _LOOK: Final = 0.25  # seconds
 _SEE: Final = 2.0  # seconds between two looks whether the run still has its ledger and its claim
 _PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
-_KILLED: Final = 137
-_SIGNALS: Final = 128  # exit codes above: ended by a signal
-_LOG: Final = logging.getLogger(__name__)
-_TRY_AGAIN: Final = 75  # EX_TEMPFAIL: the pod's end had not heard from the worker
 
 
 def manifest(
@@ -116,8 +105,7 @@ class Helper:
         self._claim, self._owned, self._checked = claim, bool(owners), time.monotonic()
         self.name = str(self._manifest["metadata"]["name"])
         self._best, self._moved = 0, False
-        self._goes_direct = ctx.target.direct
-        self._told = ""
+        self._way = WayToPod(ctx.cluster, self.name, direct=ctx.target.direct)
 
     def create(self) -> None:
         """Begin to create the pod; one that an earlier try of the run left is taken as it is."""
@@ -169,54 +157,7 @@ class Helper:
         return self.run(command, lambda channel: client.ask(channel, **request))
 
     def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
-        words = [*PROGRAM, command, *(["direct"] if self._goes_direct else [])]
-        running = cluster_exec.start(self._cluster, self.name, CONTAINER, words)
-        streams: Exec | Streams = running
-        try:
-            streams = self._connect(running) if self._goes_direct else running
-            with Channel(streams, streams, streams.close, self._report_progress) as channel:
-                return talk(channel)
-        except LostError as error:
-            if streams is not running:
-                running.settle()
-            if running.exit_code is not None:
-                raise _ended(running, error) from error
-            raise
-        finally:
-            if streams is not running:
-                streams.release()
-            running.close()
-            running.release()
-
-    def _connect(self, running: Exec) -> Exec | Streams:
-        """Connect to the pod itself, or stay with the exec where it cannot be reached; tell which."""
-        from manycpu.pipeline.pod.identity import make
-
-        pod = self._cluster.get("Pod", self.name) or {"status": {}}
-        address, identity = str(pod["status"].get("podIP", "")), make(self.name)
-        running.limit(direct.PATIENCE)
-        try:
-            port = direct.offer(running, identity)
-        except OSError as error:
-            raise LostError(str(error)) from error
-        running.limit(None)
-        try:
-            streams = direct.connect(running, address, port, identity)
-        except OSError as error:
-            self._goes_direct = False
-            self._tell(f"through the API server, since {address}:{port} cannot be reached: {error}")
-            try:
-                direct.decline(running)
-            except OSError as gone:
-                raise LostError(str(gone)) from gone
-            return running
-        self._tell("straight to it, over TLS")
-        return streams
-
-    def _tell(self, way: str) -> None:
-        if way != self._told:
-            self._told = way
-            _LOG.info("data for pod %s goes %s", self.name, way)
+        return self._way.talk(command, talk, self._report_progress)
 
     def _report_progress(self, done: int, total: int) -> None:
         if done > self._best:
@@ -305,14 +246,3 @@ def out_of_memory(pod: KubeObject) -> bool:
     """Whether a container of a pod was killed because its memory ran out."""
     ended = [container.state("terminated") or {} for container in containers(pod)]
     return any(each.get("reason") == "OOMKilled" for each in ended)
-
-
-def _ended(running: Exec, error: LostError) -> Exception:
-    code = running.exit_code
-    if (
-        code == _KILLED
-    ):  # alone, in a pod that lives: that is how a node takes back memory, or an admin ends it
-        return LostError(f"its program was killed (signal 9), as when its memory of {MEMORY} runs out")
-    if code is None or code > _SIGNALS or code in (0, _TRY_AGAIN):
-        return error
-    return RemoteError(f"the helper pod's program ended with code {code}: {running.last_words}", "image")
