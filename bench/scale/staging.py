@@ -33,7 +33,7 @@ SECONDS = 1200.0  # for one staging
 WORDS = {
     "title": "1,000,000 files, and 100 GB, to a volume",
     "meaning": "Large files go straight to the pod, in a third of the time of tar through `kubectl exec`; "
-    "many small ones take half as long again as with tar. Each byte is verified, in memory that does not grow.",
+    "many small ones take half as long again as with tar. Each byte is verified, in bounded memory.",
     "figures": {
         "files": ("Files of 1 KiB", "", ""),
         r"(files|large): manycpu": (r"\1: staging takes", "s", ""),
