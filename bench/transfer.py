@@ -56,16 +56,40 @@ WORDS = {
         "pod_seconds": ("A helper pod starts within", "s", ""),
         r"one_file_(stage|export)_seconds": (r"\1 one file of 1 GB: manycpu", "s", ""),
         r"one_file_(stage|export)_kubectl_seconds": (r"\1 one file of 1 GB: kubectl cp", "s", ""),
-        r"one_file_(stage|export)_ratio": (r"\1 one file of 1 GB: manycpu takes so many times as long", "x", ""),
-        r"one_file_(stage|export)_exec_seconds": (r"\1 one file of 1 GB: manycpu through the API server", "s", ""),
-        r"one_file_(stage|export)_exec_ratio": (r"\1 one file of 1 GB: straight takes so many times as long as that", "x", ""),
+        r"one_file_(stage|export)_ratio": (
+            r"\1 one file of 1 GB: manycpu takes so many times as long",
+            "x",
+            "",
+        ),
+        r"one_file_(stage|export)_exec_seconds": (
+            r"\1 one file of 1 GB: manycpu through the API server",
+            "s",
+            "",
+        ),
+        r"one_file_(stage|export)_exec_ratio": (
+            r"\1 one file of 1 GB: straight takes so many times as long as that",
+            "x",
+            "",
+        ),
         "one_file_bare_seconds": ("1 GB of zeros in one stream of TLS, not hashed and not written", "s", ""),
         "one_file_bare_ratio": ("Stage one file of 1 GB: takes so many times as long as that", "x", ""),
         r"many_files_(stage|export)_seconds": (r"\1 10,000 files of 4 KB: manycpu", "s", ""),
         r"many_files_(stage|export)_kubectl_seconds": (r"\1 10,000 files of 4 KB: kubectl cp", "s", ""),
-        r"many_files_(stage|export)_ratio": (r"\1 10,000 files of 4 KB: manycpu takes so many times as long", "x", ""),
-        r"many_files_(stage|export)_exec_seconds": (r"\1 10,000 files of 4 KB: manycpu through the API server", "s", ""),
-        r"many_files_(stage|export)_exec_ratio": (r"\1 10,000 files of 4 KB: straight takes so many times as long as that", "x", ""),
+        r"many_files_(stage|export)_ratio": (
+            r"\1 10,000 files of 4 KB: manycpu takes so many times as long",
+            "x",
+            "",
+        ),
+        r"many_files_(stage|export)_exec_seconds": (
+            r"\1 10,000 files of 4 KB: manycpu through the API server",
+            "s",
+            "",
+        ),
+        r"many_files_(stage|export)_exec_ratio": (
+            r"\1 10,000 files of 4 KB: straight takes so many times as long as that",
+            "x",
+            "",
+        ),
     },
 }
 
