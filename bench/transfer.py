@@ -157,7 +157,13 @@ class _Ours:
 class _Kubectl:
     def __init__(self, cluster: Cluster, space: Space, pod: str, folder: Path) -> None:
         program = cluster.modules["kubernetes"].program("kubectl")
-        self._command = [program, "--kubeconfig", space.kubeconfig, "cp", "--retries=0"]
+        self._command = [
+            program,
+            "--kubeconfig",
+            space.kubeconfig,
+            "cp",
+            "--retries=3",
+        ]  # its streams end early now and then
         self._pod, self._folder = f"{space.name}/{pod}", folder
 
     def stage(self, source: Path) -> None:

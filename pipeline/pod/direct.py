@@ -1,9 +1,9 @@
 """A helper pod spoken to straight over TLS, in place of the streams of an exec through the API server.
 
 The exec begins it: the worker makes a key and a certificate for this one command and sends them to the pod
-over the exec's stdin, the only place where they ever are. Both ends prove that they have the key (mutual TLS
-1.3), and trust nothing but the certificate. There are two connections, one for each direction: OpenSSL lets
-no two threads read and write one at once.
+over the exec's stdin; on disk they are only while OpenSSL reads them, in a file of the process's own. Both
+ends prove that they have the key (mutual TLS 1.3), and trust nothing but the certificate. There are two
+connections, one for each direction: OpenSSL lets no two threads read and write one at once.
 """
 
 import select

@@ -10,6 +10,7 @@ from typing import Final
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES
+from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 
 __all__ = ["LauncherRelease"]
@@ -59,10 +60,15 @@ class LauncherRelease:
         """Take the start of a suspended launcher away; whether there is nothing more to do."""
         name = f"{self._snapshot.name}-launcher"
         launcher = self._cluster.get("Job", name)
-        if launcher is None:
+        if launcher is None or not _is_of(launcher, self._snapshot.uid):
             return True
         if not launcher["spec"].get("suspend"):
             return not self._snapshot.suspended  # or its operator is about to suspend it
         if launcher.get("status", {}).get("startTime"):
             self._cluster.patch("Job", f"{name}/status", {"status": {"startTime": None}})
         return True
+
+
+def _is_of(launcher: KubeObject, uid: str) -> bool:
+    """Whether a Job is the MPIJob's own, and not one of somebody else's that has its name."""
+    return any(owner["uid"] == uid for owner in launcher["metadata"].get("ownerReferences", ()))
