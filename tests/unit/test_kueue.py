@@ -193,6 +193,14 @@ def test_how_ranks_ended_that_were_preempted_is_no_failure() -> None:
     assert state.observed.failure is None
 
 
+@pytest.mark.parametrize(("state", "paused"), [(AttemptState(attempt=1), 1.4), (trained(), 4000.4)])
+def test_nodes_in_the_very_second_of_its_suspension_end_its_wait(state: AttemptState, paused: float) -> None:
+    state.pause(T0 + paused)
+    state.begin(float(int(T0 + paused)), float(int(T0 + paused)))
+    assert state.activity.began
+    assert not state.activity.paused
+
+
 def test_a_job_that_waits_for_the_first_time_begins_when_it_has_its_nodes() -> None:
     state = AttemptState(attempt=1)
     state.pause(T0 + 1.0)

@@ -26,6 +26,7 @@ Cursor = dict[str, list[Any]]
 SAVE_EVERY = 30.0  # seconds: at most so much is passed on twice after a kill
 TAIL = 20  # lines
 WIDTH = 2000  # characters of each
+_CLOCKS = 2.0  # seconds: the cluster's times are whole ones, and of several clocks
 _STARTS = 3  # of a container, whose positions are kept: the log of the last but one can still be read
 
 
@@ -78,11 +79,11 @@ class AttemptState(BaseModel):
             capacity: When it had them.
             admitted: When its job went on last, after it had been suspended; 0 where it never was.
         """
-        if capacity <= self.paused:
+        if self.began and capacity < self.paused - _CLOCKS:
             return  # those that it had before
         if self.began and (self.paused or admitted > self.admitted):
             # Where nobody saw since when it was suspended, its time begins anew.
-            self.began = self.began + capacity - self.paused if self.paused else capacity
+            self.began = self.began + max(0.0, capacity - self.paused) if self.paused else capacity
             self.preempted = self.paused or admitted
             self.observed.forget_failure(before=capacity)
         self.began, self.paused, self.admitted = self.began or capacity, 0.0, admitted
