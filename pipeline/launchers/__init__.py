@@ -70,11 +70,15 @@ def refusals(run: TrainingRun, target: Target) -> list[Finding]:
     """List the fields that were set and that the target's launch kind cannot express."""
     launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
     return [
-        Finding(named, f"{target.launch!r} cannot do this: {why}", f"Leave {named} out.")
+        Finding(named, f"{target.launch!r} cannot do this: {why}", _fix(field, named))
         for field, why in launcher.UNSUPPORTED.items()
         for named, is_set in [_find(run, target, field)]
         if is_set
     ]
+
+
+def _fix(field: str, named: str) -> str:
+    return f"Set {named} to one number." if field == "elastic" else f"Leave {named} out."
 
 
 def _find(run: TrainingRun, target: Target, field: str) -> tuple[str, bool]:

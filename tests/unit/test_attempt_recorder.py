@@ -167,6 +167,14 @@ def test_what_grows_with_time_is_bounded() -> None:
     assert len(json.dumps(activity.fields())) < 200_000
 
 
+def test_last_lines_are_those_that_people_can_read() -> None:
+    listening = recorder(Ledger())
+    lines = [Line(RankLine(0, "a", text), T0, "p0") for text in ("Traceback", EXIT, "RuntimeError: no")]
+    listening.hear([LogBatch("p0/x/0", lines, [])])
+    assert listening.tails["p0"] == ["Traceback", "RuntimeError: no"]
+    assert listening.state.parted == {"p0": T0}
+
+
 class ReadOnly:
     """A namespace in which nothing may be changed any more."""
 

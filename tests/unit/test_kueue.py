@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from support.api_objects import T0, Object, at, container, job, pod, snapshot
 
+from manycpu.pipeline.spec.kueue import PRIORITY
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -138,6 +139,12 @@ def trained() -> AttemptState:
 
 def due(found: Object, pods: list[Object], state: AttemptState) -> dict[str, float]:
     return {one.field: one.due - T0 for one in budgets(RUN, snapshot(found, pods), state.activity)}
+
+
+def test_a_job_of_which_no_workload_is_made_may_name_a_priority_that_is_not_there() -> None:
+    found = job(suspend=True)
+    found["metadata"].setdefault("labels", {})[PRIORITY] = "high"
+    assert waits_for(None, found, T0 + 60) == [f"{UNSEEN}, and that there is a WorkloadPriorityClass 'high'"]
 
 
 def test_a_preempted_run_has_all_of_its_queue_timeout_and_its_run_timeout_stands_still() -> None:

@@ -96,12 +96,10 @@ def _runtime(ctx: ClusterContext) -> Findings:
     if own or job["kind"] != TRAINJOB.kind:
         return
     job["metadata"]["name"] = f"{ctx.name}-preflight"
-    try:
-        ctx.cluster.create(job, dry_run=True)
-    except ClusterError as error:
+    if refusal := _refusal(ctx, job):
         yield Finding(
             "target.runtime",
-            f"Trainer refuses a TrainJob with runtime {ctx.target.runtime!r}: {error.message}",
+            f"Trainer refuses a TrainJob with runtime {ctx.target.runtime!r}: {refusal}",
             f"Name a ClusterTrainingRuntime that the cluster has, or set it to {OWN_RUNTIME!r}",
         )
 
@@ -109,6 +107,9 @@ def _runtime(ctx: ClusterContext) -> Findings:
 def _queue(ctx: ClusterContext) -> Findings:
     """Look for the queue, and for its priority where this account may see those."""
     if (name := ctx.target.queue) is None:
+        if ctx.target.queue_priority:
+            text = "it counts in a queue of Kueue's, and there is no target.queue"
+            yield Finding("target.queue_priority", text, "Name the queue in target.queue, or leave it out")
         return
     try:
         path = ctx.cluster.path(LOCAL_QUEUE.kind)
@@ -142,20 +143,25 @@ def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
     except NotFoundError:
         fix = "Name one that `kubectl get workloadpriorityclasses` lists"
         yield Finding("target.queue_priority", f"there is no WorkloadPriorityClass {name!r}", fix)
-    except ForbiddenError:
-        return  # they are the cluster's, which few may see
+    except ForbiddenError:  # they are the cluster's, which few may see
+        text = f"whether there is a WorkloadPriorityClass {name!r} could not be seen: this account may not"
+        fix = "Kueue takes no job of one that is not there: see that its name is right"
+        yield Finding("target.queue_priority", text, fix, fatal=False)
 
 
 def missing_rights(ctx: ClusterContext) -> Findings:
-    """Ask for each right that a run needs."""
+    """Ask for each right that a run needs; those to one resource are told together."""
+    lacking: dict[tuple[str, str], list[str]] = {}
     for verb, group, resource in rights(ctx.target):
         plural, _, subresource = resource.partition("/")
         if not ctx.cluster.allowed(verb, plural, group=group, subresource=subresource):
-            yield Finding(
-                "target.connection",
-                f"this account may not {verb} {resource} in namespace {ctx.target.namespace}",
-                f"Give it the Role of docs/kubernetes.md there: {RIGHTS.name} beside this check",
-            )
+            lacking.setdefault((group, resource), []).append(verb)
+    for (_, resource), verbs in lacking.items():
+        yield Finding(
+            "target.connection",
+            f"this account may not {', '.join(verbs)} {resource} in namespace {ctx.target.namespace}",
+            f"Give it a Role there, with what {RIGHTS} lists",
+        )
 
 
 def _namespace(ctx: ClusterContext) -> Findings:
@@ -164,7 +170,23 @@ def _namespace(ctx: ClusterContext) -> Findings:
     try:
         ctx.cluster.create(probe, dry_run=True)
     except ClusterError as error:
-        yield Finding("target.namespace", error.message, "Create the namespace, or name another")
+        if not _lacks_right(error):
+            yield Finding("target.namespace", error.message, "Create the namespace, or name another")
+
+
+def _refusal(ctx: ClusterContext, wanted: KubeObject) -> str:
+    """Create an object as a dry run; what is said against it, if other checks do not tell that already."""
+    try:
+        ctx.cluster.create(wanted, dry_run=True)
+    except ClusterError as error:
+        lacks_namespace = isinstance(error, NotFoundError) and "namespaces" in error.message
+        return "" if lacks_namespace or _lacks_right(error) else error.message
+    return ""
+
+
+def _lacks_right(error: ClusterError) -> bool:
+    """Whether it is the account that may not, rather than the object that must not be; both are forbidden."""
+    return isinstance(error, ForbiddenError) and "cannot create resource" in error.message
 
 
 def _claim(ctx: ClusterContext) -> Findings:
@@ -253,11 +275,9 @@ def _admission(ctx: ClusterContext) -> Findings:
     template["spec"]["restartPolicy"] = "Never"
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["spec"]["containers"][0]["image"] = ctx.target.image or "preflight"
-    try:
-        ctx.cluster.create(pod, dry_run=True)
-    except ClusterError as error:
-        field = next((field for word, field in _ADMISSION.items() if word in error.message), "target")
-        yield Finding(field, f"the cluster refuses a rank's pod: {error.message}", "See the message")
+    if refusal := _refusal(ctx, pod):
+        field = next((field for word, field in _ADMISSION.items() if word in refusal), "target")
+        yield Finding(field, f"the cluster refuses a rank's pod: {refusal}", "See the message")
 
 
 _ADMISSION: Final = {

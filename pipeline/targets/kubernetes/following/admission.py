@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
-from manycpu.pipeline.spec.kueue import JOB_UID
+from manycpu.pipeline.spec.kueue import JOB_UID, PRIORITY
 
 __all__ = ["by_job", "job_uid", "place", "waits_for"]
 
@@ -34,11 +34,18 @@ def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[
     if workload is None:
         if now - epoch(job["metadata"]["creationTimestamp"]) < _UNSEEN:
             return []
-        why = f"see that it runs, and that its configuration has {job['kind']} among integrations.frameworks"
-        return [f"Kueue has made no workload of it: {why}"]
+        return [f"Kueue has made no workload of it: see that {_needs(job)}"]
     if condition(workload, "Admitted"):
         return []
     return list(dict.fromkeys([*_evicted(workload), *_lacking(workload), *_checks(workload)]))
+
+
+def _needs(job: KubeObject) -> str:
+    """List what has to be there for a workload to be made of a job."""
+    needs = f"it runs, and that its configuration has {job['kind']} among integrations.frameworks"
+    if priority := job["metadata"].get("labels", {}).get(PRIORITY):
+        needs += f", and that there is a WorkloadPriorityClass {priority!r}"
+    return needs
 
 
 def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:

@@ -156,11 +156,12 @@ class AttemptRecorder:
         if line.line.rank is not None:
             self.spoken = True
             self.state.spoke = max(self.state.spoke, line.time)
-        if isinstance(decode(line.line.text), ExitEvent):
+        event, tail = decode(line.line.text), self.tails.setdefault(line.pod, [])
+        if isinstance(event, ExitEvent):
             self.state.parted[line.pod] = line.time
-        tail = self.tails.setdefault(line.pod, [])
-        tail.append(line.line.text[:WIDTH])
-        del tail[:-TAIL]
+        if event is None:  # events are for the report, and not to be read
+            tail.append(line.line.text[:WIDTH])
+            del tail[:-TAIL]
 
     def fail(self, failure: RankFailure) -> None:
         """Record the rank that failed first, where it could not report so itself."""

@@ -15,6 +15,7 @@ from manycpu.pipeline.adapters.cluster_watch import (
     NoLogError,
 )
 from manycpu.pipeline.spec.errors import ClusterError, InvalidError, NotFoundError
+from manycpu.pipeline.spec.event_types import decode
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
@@ -289,9 +290,8 @@ class Follower:
                 part = LogPart(follow=False, previous=ending.previous, tail=TAIL)
                 log = self._watch.log(ending.pod, ending.container, part)
                 lines = [text async for block in log for text in block]
-            self._recorder.tails[ending.pod] = [
-                line.text[:WIDTH] for line in map(parse, lines) if line is not None
-            ]
+            texts = [line.text for line in map(parse, lines) if line is not None]
+            self._recorder.tails[ending.pod] = [text[:WIDTH] for text in texts if decode(text) is None]
 
     async def _surely(
         self,
