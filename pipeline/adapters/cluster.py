@@ -270,9 +270,13 @@ def _explained(error: Exception, method: str, path: str) -> ClusterError:
             fix="See that the cluster can be reached, and run again",
         )
     message = f"{method} {path}: {_message(error)}"
+    if _NO_WEBHOOK in message:
+        fix = "A webhook of the cluster does not answer: see that the operator that it is of runs, and run again"
+        return ClusterError(message, field="target.connection", fix=fix, status=error.status)
     return ClusterError.of_status(error.status, message, fix=_FIXES.get(error.status))
 
 
+_NO_WEBHOOK = "failed calling webhook"  # as API servers say it
 _FIXES = {
     401: "The cluster does not accept the credentials: see target.connection",
     403: "Give this account the Role of docs/kubernetes.md there (`manycpu preflight` names what is missing)",

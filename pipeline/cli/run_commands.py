@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.cli.options import location_options
@@ -39,18 +39,21 @@ def _some(ctx: click.Context, parameter: click.Parameter, name: str | None) -> s
 @location_options
 def status(name: str | None, **location: str | None) -> None:
     """List the runs of this machine or of a namespace, or look at one."""
-    table = Table("run", "state", "attempt", "begun", "reason")
+    head = ("run", "state", "attempt", "begun")
+    table, reason = Table(*head) if name else Table(*head, Column("reason", overflow="fold")), ""
     for ctx in [_find(name, location)] if name else _runs(location):
         entry = ctx.ledger.read()
         handle = launch.present_handle(ctx, entry)
         current = attempt_status(ctx, handle, entry) if handle else None
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
         state, reason = (str(current.state), current.reason) if current else ("not launched", "")
-        table.add_row(entry.name, state, str(entry.attempt), began, reason)
+        table.add_row(entry.name, state, str(entry.attempt), began, *([] if name else [reason]))
     if not table.rows:
         click.echo(f"no run in {_place(location)}; what a run leaves beside its model is its report.json")
         return
     Console().print(table)
+    if name and reason:  # of one run, there is room for all of it
+        click.echo(reason)
 
 
 @click.command()

@@ -85,6 +85,15 @@ def test_a_webhook_that_is_not_back_yet_is_waited_for(scripted: Server, opened: 
     assert len(scripted.tokens) == 3
 
 
+def test_a_webhook_that_stays_away_is_not_the_fault_of_what_was_to_be_created(
+    scripted: Server, opened: Cluster
+) -> None:
+    scripted.answers = [(500, WEBHOOK)] * 100
+    with pytest.raises(ClusterError) as caught:
+        opened.call("POST", opened.path("Pod"), deadline=0.5)
+    assert (caught.value.field, "operator" in str(caught.value.fix)) == ("target.connection", True)
+
+
 @pytest.mark.parametrize("status", [400, 403, 422])
 def test_what_is_refused_is_told_at_once(scripted: Server, opened: Cluster, status: int) -> None:
     scripted.answers = [(status, "not like that")]

@@ -20,6 +20,10 @@ RUN = TrainingRun.model_validate(
 LACKING = (
     "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor x, 2 more needed"
 )
+TOO_MUCH = (
+    "couldn't assign flavors to pod set worker: insufficient quota for cpu in flavor x, previously "
+    "considered podsets requests (0) + current podset request (3) > maximum capacity (1)"
+)
 UNSEEN = (
     "Kueue has made no workload of it: see that it runs, and that its configuration has PyTorchJob among "
     "integrations.frameworks"
@@ -61,6 +65,18 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
         workload(("Evicted", "True", "Preempted", PREEMPTED), PENDING),
         5,
         [f"it was preempted: {PREEMPTED}", LACKING],
+    ),
+    "preempted, just now": (
+        workload(
+            ("Evicted", "True", "Preempted", PREEMPTED), ("QuotaReserved", "False", "Pending", PREEMPTED)
+        ),
+        5,
+        [f"it was preempted: {PREEMPTED}"],
+    ),
+    "more than there ever is": (
+        workload(("QuotaReserved", "False", "Pending", TOO_MUCH)),
+        5,
+        [TOO_MUCH, "that is more than the queue ever has: ask for less in run.nnodes and run.resources"],
     ),
     "evicted for another reason": (
         workload(("Evicted", "True", "PodsReadyTimeout", "Exceeded the PodsReady timeout")),

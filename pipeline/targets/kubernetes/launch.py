@@ -77,7 +77,7 @@ def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
     except ClusterError as error:
         raise LaunchError(
             f"the cluster does not accept the {manifest['kind']}: {error.message}",
-            field="target.launch",
+            field=error.field or "target.launch",
             fix=error.fix or "`manycpu render` prints what was asked for",
         ) from error
 

@@ -123,16 +123,15 @@ def _queue(ctx: ClusterContext) -> Findings:
         yield Finding("target.queue", f"there is no LocalQueue {name!r} {where}", fix)
     elif inactive := _inactive(queue):
         text = f"LocalQueue {name!r} admits nothing at present: {inactive}"
-        yield Finding(
-            "target.queue", text, "The job waits until it does: ask who looks after it", fatal=False
-        )
+        fix = "Ask who looks after the queue: the job waits until it admits again"
+        yield Finding("target.queue", text, fix, fatal=False)
     yield from _queue_priority(ctx, path.partition("/namespaces/")[0])
 
 
 def _inactive(queue: KubeObject) -> str:
     conditions = (queue.get("status") or {}).get("conditions") or ()
     inactive = (one for one in conditions if one["type"] == "Active" and one["status"] == "False")
-    return next((one.get("message") or one["reason"] for one in inactive), "")
+    return next((f"{one['reason']}: {one.get('message', '')}".rstrip(": ") for one in inactive), "")
 
 
 def _queue_priority(ctx: ClusterContext, group: str) -> Findings:

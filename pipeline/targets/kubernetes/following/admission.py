@@ -9,6 +9,7 @@ from manycpu.pipeline.spec.kueue import JOB_UID, PRIORITY
 __all__ = ["by_job", "job_uid", "place", "waits_for"]
 
 _READY: Final = "Ready"  # of an admission check
+_MORE_THAN_ALL: Final = "> maximum capacity"  # in what Kueue says of a quota
 _UNSEEN: Final = 20.0  # seconds in which Kueue has surely made a workload of a job that it manages
 
 
@@ -76,10 +77,16 @@ def _evicted(workload: KubeObject) -> Iterator[str]:
 
 
 def _lacking(workload: KubeObject) -> Iterator[str]:
-    """Say what of its quota is lacking, in Kueue's words."""
+    """Say what of its quota is lacking, in Kueue's words, and what those mean where they hide it."""
+    evicted = condition(workload, "Evicted")
+    told = evicted["message"] if evicted else ""
     for found in (workload.get("status") or {}).get("conditions") or ():
-        if found["type"] == "QuotaReserved" and found["status"] == "False" and found.get("message"):
-            yield _message(found)
+        message = found.get("message")
+        if found["type"] != "QuotaReserved" or found["status"] != "False" or message in (None, "", told):
+            continue
+        yield _message(found)
+        if _MORE_THAN_ALL in message:
+            yield "that is more than the queue ever has: ask for less in run.nnodes and run.resources"
 
 
 def _checks(workload: KubeObject) -> Iterator[str]:

@@ -45,6 +45,8 @@ class WayToPod:
             RemoteError: The pod could not do it.
             ClusterError: The cluster refuses it.
         """
+        if not (self._direct or self._told):
+            self._tell("through the API server, as target.direct says")
         words = [*PROGRAM, command, *(["direct"] if self._direct else [])]
         running = cluster_exec.start(self._cluster, self._pod, CONTAINER, words)
         streams: Exec | Streams = running
