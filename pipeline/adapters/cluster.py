@@ -271,7 +271,7 @@ def _explained(error: Exception, method: str, path: str) -> ClusterError:
         )
     message = f"{method} {path}: {_message(error)}"
     if _NO_WEBHOOK in message:
-        fix = "A webhook of the cluster does not answer: see that the operator that it is of runs, and run again"
+        fix = "A webhook of the cluster does not answer: see that its operator runs, and run again"
         return ClusterError(message, field="target.connection", fix=fix, status=error.status)
     return ClusterError.of_status(error.status, message, fix=_FIXES.get(error.status))
 
