@@ -19,9 +19,14 @@ RUN = TrainingRun.model_validate(
 LACKING = (
     "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor x, 2 more needed"
 )
+NEVER = (
+    "couldn't assign flavors to pod set node: insufficient quota for cpu in flavor x, previously considered "
+    "podsets requests (0) + current podset request (3) > maximum capacity (1)"
+)
+IN_VAIN = "its queue may never have as much: ask for less, or have its quota raised"
 UNSEEN = (
-    "Kueue has made no workload of it: see that it runs, and that its configuration has PyTorchJob among "
-    "integrations.frameworks"
+    "Kueue has made no workload of it: see that Kueue runs, and that its configuration has PyTorchJob "
+    "among integrations.frameworks"
 )
 PREEMPTED = "Preempted to accommodate a workload (UID: 7) due to prioritization in the ClusterQueue"
 
@@ -51,10 +56,27 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
     ),
     "not looked at yet": (workload(), 5, []),
     "quota": (workload(PENDING), 5, [LACKING]),
+    "a quota that is too small": (
+        workload(("QuotaReserved", "False", "Pending", NEVER)),
+        5,
+        [NEVER, IN_VAIN],
+    ),
+    "of two flavors one that is too small": (
+        workload(("QuotaReserved", "False", "Pending", f"{NEVER}, {LACKING}")),
+        5,
+        [f"{NEVER}, {LACKING}"],
+    ),
     "a queue that admits nothing": (
         workload(("QuotaReserved", "False", "Inadmissible", "LocalQueue team-a doesn't exist")),
         5,
         ["LocalQueue team-a doesn't exist"],
+    ),
+    "just preempted": (
+        workload(
+            ("Evicted", "True", "Preempted", PREEMPTED), ("QuotaReserved", "False", "Pending", PREEMPTED)
+        ),
+        5,
+        [f"it was preempted: {PREEMPTED}"],
     ),
     "preempted, and waits again": (
         workload(("Evicted", "True", "Preempted", PREEMPTED), PENDING),
@@ -90,6 +112,13 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
 def test_what_it_waits_for_is_said_in_words(case: str) -> None:
     found, seconds, lines = CASES[case]
     assert waits_for(found, job(suspend=True), T0 + seconds) == lines
+
+
+def test_a_priority_that_may_not_exist_is_named_where_kueue_makes_no_workload() -> None:
+    found = job(suspend=True)
+    found["metadata"] = found["metadata"] | {"labels": {"kueue.x-k8s.io/priority-class": "hihg"}}
+    (line,) = waits_for(None, found, T0 + 60)
+    assert "see that there is a WorkloadPriorityClass 'hihg' (target.queue_priority), that Kueue runs" in line
 
 
 def test_of_several_workloads_of_a_job_the_latest_counts() -> None:

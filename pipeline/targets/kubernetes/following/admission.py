@@ -4,11 +4,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
-from manycpu.pipeline.spec.kueue import JOB_UID
+from manycpu.pipeline.spec.kueue import JOB_UID, PRIORITY
 
 __all__ = ["by_job", "job_uid", "place", "waits_for"]
 
 _READY: Final = "Ready"  # of an admission check
+# Kueue's words for a flavor whose quota is too small, and for one that others use.
+_TOO_LITTLE: Final = "> maximum capacity"
+_IN_USE: Final = "insufficient unused quota"
 _UNSEEN: Final = 20.0  # seconds in which Kueue has surely made a workload of a job that it manages
 
 
@@ -34,8 +37,7 @@ def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[
     if workload is None:
         if now - epoch(job["metadata"]["creationTimestamp"]) < _UNSEEN:
             return []
-        why = f"see that it runs, and that its configuration has {job['kind']} among integrations.frameworks"
-        return [f"Kueue has made no workload of it: {why}"]
+        return [_unmade(job)]
     if condition(workload, "Admitted"):
         return []
     return list(dict.fromkeys([*_evicted(workload), *_lacking(workload), *_checks(workload)]))
@@ -58,6 +60,14 @@ def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
     return f"it is number {local} in queue {own['localQueueName']}{among}"
 
 
+def _unmade(job: KubeObject) -> str:
+    """Say what keeps Kueue from making a workload: it tells nobody."""
+    name = job["metadata"].get("labels", {}).get(PRIORITY)
+    priority = f"there is a WorkloadPriorityClass {name!r} (target.queue_priority), that " if name else ""
+    managed = f"that its configuration has {job['kind']} among integrations.frameworks"
+    return f"Kueue has made no workload of it: see that {priority}Kueue runs, and {managed}"
+
+
 def _evicted(workload: KubeObject) -> Iterator[str]:
     """Say why it was sent back after it had been admitted, or will never be."""
     if not workload["spec"].get("active", True):
@@ -70,9 +80,14 @@ def _evicted(workload: KubeObject) -> Iterator[str]:
 
 def _lacking(workload: KubeObject) -> Iterator[str]:
     """Say what of its quota is lacking, in Kueue's words."""
+    evicted = condition(workload, "Evicted")
     for found in (workload.get("status") or {}).get("conditions") or ():
         if found["type"] == "QuotaReserved" and found["status"] == "False" and found.get("message"):
-            yield _message(found)
+            message = _message(found)
+            if evicted is None or message != _message(evicted):  # at first it has that to say alone
+                yield message
+            if _TOO_LITTLE in message and _IN_USE not in message:
+                yield "its queue may never have as much: ask for less, or have its quota raised"
 
 
 def _checks(workload: KubeObject) -> Iterator[str]:
