@@ -276,6 +276,7 @@ def _explained(error: Exception, method: str, path: str) -> ClusterError:
 _FIXES = {
     401: "The cluster does not accept the credentials: see target.connection",
     403: "Give this account the Role of docs/kubernetes.md there (`manycpu preflight` names what is missing)",
+    500: "Something of the cluster, mostly a webhook, has not answered for a while: run again when it does",
 }
 
 

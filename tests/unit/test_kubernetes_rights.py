@@ -44,6 +44,33 @@ def test_each_right_of_a_run_that_is_missing_is_named(target: Kubernetes, right:
     assert found == [f"this account may not {verb} {resource} in namespace ml"]
 
 
+def test_rights_to_one_resource_that_are_missing_are_one_finding() -> None:
+    ctx: Any = SimpleNamespace(target=TARGETS[0], cluster=SimpleNamespace(allowed=lambda *_, **__: False))
+    found = [finding.message for finding in preflight.missing_rights(ctx)]
+    resources = {(group, resource) for _, group, resource in preflight.rights(TARGETS[0])}
+    assert len(found) == len(resources)
+    assert "this account may not create, delete, get, list, watch pods in namespace ml" in found
+
+
+def finding(field: str, message: str) -> Finding:
+    return Finding(field, message, "fix")
+
+
+def test_what_is_met_of_a_right_that_is_named_is_not_told_again() -> None:
+    forbidden = finding("target.namespace", 'pods is forbidden: User "u" cannot create resource "pods" in')
+    quota = finding("target", "pods is forbidden: exceeded quota: small")
+    named = finding("target.connection", "this account may not create pods in namespace ml")
+    assert preflight.without_echoes([forbidden, named, quota]) == [named, quota]
+    assert preflight.without_echoes([forbidden, quota]) == [forbidden, quota]
+
+
+def test_a_namespace_that_is_missing_is_told_once() -> None:
+    missing = 'POST /api/v1/x: namespaces "ml" not found'
+    found = [finding(field, missing) for field in ("target.namespace", "target.runtime", "target")]
+    assert preflight.without_echoes(found) == found[:1]
+    assert preflight.without_echoes(found[1:]) == found[1:]
+
+
 def test_rights_to_queues_are_asked_for_where_a_run_has_one() -> None:
     *_, queued, queued_mpi = (set(preflight.rights(target)) for target in TARGETS)
     without = set(preflight.rights(TARGETS[0]))

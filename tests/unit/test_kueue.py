@@ -1,5 +1,6 @@
 """What a job in a queue of Kueue's is told to wait for, and what that time counts for."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,11 +8,13 @@ from support.api_objects import T0, Object, at, container, job, pod, snapshot
 
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.admission import by_job, place, waits_for
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets, phase
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings, pending
+from manycpu.pipeline.targets.kubernetes.queue_checks import check_queue
 
 RUN = TrainingRun.model_validate(
     {"program": "a.py", "output": "o", "nnodes": 2, "queue_timeout": 1000, "run_timeout": 5000}
@@ -119,6 +122,27 @@ def test_a_priority_that_may_not_exist_is_named_where_kueue_makes_no_workload() 
     found["metadata"] = found["metadata"] | {"labels": {"kueue.x-k8s.io/priority-class": "hihg"}}
     (line,) = waits_for(None, found, T0 + 60)
     assert "see that there is a WorkloadPriorityClass 'hihg' (target.queue_priority), that Kueue runs" in line
+
+
+def checked(found: Object | None = None, **fields: str) -> list[str]:
+    """Look for a queue in a cluster that has this one."""
+    target = Kubernetes.model_validate({"namespace": "ml", **fields})
+    cluster = SimpleNamespace(path=lambda kind: f"/apis/kueue.x-k8s.io/v1/{kind}", get=lambda *_: found)
+    ctx: Any = SimpleNamespace(target=target, cluster=cluster)
+    return [f"{one.field}: {one.message}" for one in check_queue(ctx)]
+
+
+def test_preflight_looks_at_the_queue() -> None:
+    condition = {"type": "Active", "status": "False", "reason": "ClusterQueueDoesNotExist", "message": "No."}
+    assert checked() == []
+    assert checked({"status": {}}, queue="a") == []
+    assert checked(queue="a") == ["target.queue: there is no LocalQueue 'a' in namespace ml"]
+    assert checked({"status": {"conditions": [condition]}}, queue="a") == [
+        "target.queue: LocalQueue 'a' admits nothing at present: No. (ClusterQueueDoesNotExist)"
+    ]
+    assert checked(queue_priority="high") == [
+        "target.queue_priority: it is of a queue, and target.queue is left out"
+    ]
 
 
 def test_of_several_workloads_of_a_job_the_latest_counts() -> None:

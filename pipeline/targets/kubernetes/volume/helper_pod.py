@@ -172,6 +172,8 @@ class Helper:
         words = [*PROGRAM, command, *(["direct"] if self._goes_direct else [])]
         running = cluster_exec.start(self._cluster, self.name, CONTAINER, words)
         streams: Exec | Streams = running
+        if not self._ctx.target.direct:
+            self._tell("through the API server, since target.direct is false")
         try:
             streams = self._connect(running) if self._goes_direct else running
             with Channel(streams, streams, streams.close, self._report_progress) as channel:
