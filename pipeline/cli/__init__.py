@@ -20,6 +20,7 @@ _MEANT = {
     "ps": "status",
     "check": "preflight",
     "validate": "preflight",
+    "doctor": "preflight",
     "stop": "cancel",
     "kill": "cancel",
     "rm": "clean",

@@ -96,4 +96,4 @@ def test_a_target_that_forbids_it_never_tries(
 ) -> None:
     caplog.set_level(logging.INFO)
     stage.stage(a_context(direct=False), {"data": str(source)}, quiet)
-    assert ways(caplog) == ["through the API server, as target.direct says"]
+    assert ways(caplog) == ["through the API server, since target.direct is false"]

@@ -44,48 +44,31 @@ def test_each_right_of_a_run_that_is_missing_is_named(target: Kubernetes, right:
     assert found == [f"this account may not {verb} {resource} in namespace ml"]
 
 
-def test_rights_to_one_resource_are_named_together_with_where_they_are_listed() -> None:
-    target = Kubernetes(namespace="ml")
-    cluster = SimpleNamespace(allowed=lambda _, plural, **__: plural != "pods")
-    ctx: Any = SimpleNamespace(target=target, cluster=cluster)
-    whole, *subresources = preflight.missing_rights(ctx)
-    assert whole.message == "this account may not create, delete, get, list, watch pods in namespace ml"
-    assert str(preflight.RIGHTS) in whole.fix
-    assert all("pods/" in one.message for one in subresources)
+def test_rights_to_one_resource_that_are_missing_are_one_finding() -> None:
+    ctx: Any = SimpleNamespace(target=TARGETS[0], cluster=SimpleNamespace(allowed=lambda *_, **__: False))
+    found = [finding.message for finding in preflight.missing_rights(ctx)]
+    resources = {(group, resource) for _, group, resource in preflight.rights(TARGETS[0])}
+    assert len(found) == len(resources)
+    assert "this account may not create, delete, get, list, watch pods in namespace ml" in found
 
 
-class Refusing:
-    """A cluster that refuses all that is created."""
-
-    def __init__(self, status: int, message: str) -> None:
-        self._error = ClusterError.of_status(status, message)
-
-    def create(self, _: Any, *, dry_run: bool) -> None:
-        assert dry_run
-        raise self._error
+def finding(field: str, message: str) -> Finding:
+    return Finding(field, message, "fix")
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [
-        (403, 'pods is forbidden: User "system:serviceaccount:a:b" cannot create resource "pods" in ml'),
-        (404, 'namespaces "ml" not found'),
-    ],
-)
-def test_what_other_checks_tell_is_not_told_of_the_pods_as_well(status: int, message: str) -> None:
-    ctx: Any = SimpleNamespace(cluster=Refusing(status, message))
-    assert preflight._refusal(ctx, {}) == ""  # noqa: SLF001 - what each dry run goes by
+def test_what_is_met_of_a_right_that_is_named_is_not_told_again() -> None:
+    forbidden = finding("target.namespace", 'pods is forbidden: User "u" cannot create resource "pods" in')
+    quota = finding("target", "pods is forbidden: exceeded quota: small")
+    named = finding("target.connection", "this account may not create pods in namespace ml")
+    assert preflight.without_echoes([forbidden, named, quota]) == [named, quota]
+    assert preflight.without_echoes([forbidden, quota]) == [forbidden, quota]
 
 
-def test_what_is_forbidden_by_a_quota_is_told() -> None:
-    ctx: Any = SimpleNamespace(cluster=Refusing(403, "pods is forbidden: exceeded quota: small"))
-    assert "exceeded quota" in preflight._refusal(ctx, {})  # noqa: SLF001 - as above
-
-
-def test_a_priority_without_a_queue_is_refused() -> None:
-    ctx: Any = SimpleNamespace(target=Kubernetes(namespace="ml", queue_priority="high"))
-    (finding,) = preflight._queue(ctx)  # noqa: SLF001 - nothing else is asked of the cluster
-    assert (finding.field, finding.fatal) == ("target.queue_priority", True)
+def test_a_namespace_that_is_missing_is_told_once() -> None:
+    missing = 'POST /api/v1/x: namespaces "ml" not found'
+    found = [finding(field, missing) for field in ("target.namespace", "target.runtime", "target")]
+    assert preflight.without_echoes(found) == found[:1]
+    assert preflight.without_echoes(found[1:]) == found[1:]
 
 
 def test_rights_to_queues_are_asked_for_where_a_run_has_one() -> None:

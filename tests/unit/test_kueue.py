@@ -1,5 +1,6 @@
 """What a job in a queue of Kueue's is told to wait for, and what that time counts for."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,11 +9,13 @@ from support.api_objects import T0, Object, at, container, job, pod, snapshot
 from manycpu.pipeline.spec.kueue import PRIORITY
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.admission import by_job, place, waits_for
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets, phase
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings, pending
+from manycpu.pipeline.targets.kubernetes.queue_checks import check_queue
 
 RUN = TrainingRun.model_validate(
     {"program": "a.py", "output": "o", "nnodes": 2, "queue_timeout": 1000, "run_timeout": 5000}
@@ -20,13 +23,14 @@ RUN = TrainingRun.model_validate(
 LACKING = (
     "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor x, 2 more needed"
 )
-TOO_MUCH = (
-    "couldn't assign flavors to pod set worker: insufficient quota for cpu in flavor x, previously "
-    "considered podsets requests (0) + current podset request (3) > maximum capacity (1)"
+NEVER = (
+    "couldn't assign flavors to pod set node: insufficient quota for cpu in flavor x, previously considered "
+    "podsets requests (0) + current podset request (3) > maximum capacity (1)"
 )
+IN_VAIN = "its queue may never have as much: ask for less, or have its quota raised"
 UNSEEN = (
-    "Kueue has made no workload of it: see that it runs, and that its configuration has PyTorchJob among "
-    "integrations.frameworks"
+    "Kueue has made no workload of it: see that Kueue runs, and that its configuration has PyTorchJob "
+    "among integrations.frameworks"
 )
 PREEMPTED = "Preempted to accommodate a workload (UID: 7) due to prioritization in the ClusterQueue"
 
@@ -56,10 +60,27 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
     ),
     "not looked at yet": (workload(), 5, []),
     "quota": (workload(PENDING), 5, [LACKING]),
+    "a quota that is too small": (
+        workload(("QuotaReserved", "False", "Pending", NEVER)),
+        5,
+        [NEVER, IN_VAIN],
+    ),
+    "of two flavors one that is too small": (
+        workload(("QuotaReserved", "False", "Pending", f"{NEVER}, {LACKING}")),
+        5,
+        [f"{NEVER}, {LACKING}"],
+    ),
     "a queue that admits nothing": (
         workload(("QuotaReserved", "False", "Inadmissible", "LocalQueue team-a doesn't exist")),
         5,
         ["LocalQueue team-a doesn't exist"],
+    ),
+    "just preempted": (
+        workload(
+            ("Evicted", "True", "Preempted", PREEMPTED), ("QuotaReserved", "False", "Pending", PREEMPTED)
+        ),
+        5,
+        [f"it was preempted: {PREEMPTED}"],
     ),
     "preempted, and waits again": (
         workload(("Evicted", "True", "Preempted", PREEMPTED), PENDING),
@@ -107,6 +128,34 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
 def test_what_it_waits_for_is_said_in_words(case: str) -> None:
     found, seconds, lines = CASES[case]
     assert waits_for(found, job(suspend=True), T0 + seconds) == lines
+
+
+def test_a_priority_that_may_not_exist_is_named_where_kueue_makes_no_workload() -> None:
+    found = job(suspend=True)
+    found["metadata"] = found["metadata"] | {"labels": {"kueue.x-k8s.io/priority-class": "hihg"}}
+    (line,) = waits_for(None, found, T0 + 60)
+    assert "see that there is a WorkloadPriorityClass 'hihg' (target.queue_priority), that Kueue runs" in line
+
+
+def checked(found: Object | None = None, **fields: str) -> list[str]:
+    """Look for a queue in a cluster that has this one."""
+    target = Kubernetes.model_validate({"namespace": "ml", **fields})
+    cluster = SimpleNamespace(path=lambda kind: f"/apis/kueue.x-k8s.io/v1/{kind}", get=lambda *_: found)
+    ctx: Any = SimpleNamespace(target=target, cluster=cluster)
+    return [f"{one.field}: {one.message}" for one in check_queue(ctx)]
+
+
+def test_preflight_looks_at_the_queue() -> None:
+    condition = {"type": "Active", "status": "False", "reason": "ClusterQueueDoesNotExist", "message": "No."}
+    assert checked() == []
+    assert checked({"status": {}}, queue="a") == []
+    assert checked(queue="a") == ["target.queue: there is no LocalQueue 'a' in namespace ml"]
+    assert checked({"status": {"conditions": [condition]}}, queue="a") == [
+        "target.queue: LocalQueue 'a' admits nothing at present: No. (ClusterQueueDoesNotExist)"
+    ]
+    assert checked(queue_priority="high") == [
+        "target.queue_priority: it is of a queue, and target.queue is left out"
+    ]
 
 
 def test_of_several_workloads_of_a_job_the_latest_counts() -> None:

@@ -1,6 +1,8 @@
 """Check a run against the cluster it is meant for."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,22 +12,35 @@ from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.pod_spec import TPU
 from manycpu.pipeline.launchers.ranks import rank_template
-from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, ForbiddenError, NotFoundError
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, MPIJOB, TRAINJOB, JobKind
-from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.kueue import LOCAL_QUEUE, VISIBILITY
 from manycpu.pipeline.spec.targets import OWN_RUNTIME, Kubernetes
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.launch import objects
+from manycpu.pipeline.targets.kubernetes.queue_checks import check_queue
 
-__all__ = ["RIGHTS", "Right", "findings", "granted", "missing_rights", "rights", "rights_to"]
+__all__ = [
+    "RIGHTS",
+    "Right",
+    "findings",
+    "granted",
+    "missing_rights",
+    "rights",
+    "rights_to",
+    "without_echoes",
+]
 
 Findings = Iterator[Finding]
 Right = tuple[str, str, str]
 """A verb, an API group, and a resource with its subresource."""
 RIGHTS: Final = Path(__file__).with_name("rights.yaml")
+_MAY_NOT: Final = "this account may not"
 _BATCH: Final = "batch"
+# What every call meets where the namespace is missing, or a right.
+_NO_NAMESPACE: Final = re.compile(r'namespaces "\S+" not found$')
+_NO_RIGHT: Final = re.compile(r'User ".+" cannot \w+ resource ')
 # patch: to suspend one that holds nodes and lacks others
 _JOB_VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
 _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
@@ -39,7 +54,19 @@ def findings(ctx: ClusterContext) -> Findings:
         yield Finding("target.connection", error.message, error.fix or "See target.connection")
         return
     found = (finding for check in _CHECKS for finding in _found(check, ctx))
-    yield from dict.fromkeys(found)  # what several checks meet is told once
+    yield from without_echoes(dict.fromkeys(found))  # what several checks meet is told once
+
+
+def without_echoes(found: Iterable[Finding]) -> list[Finding]:
+    """Leave out what other checks meet of a namespace or a right that is missing, and that is told anyway."""
+    kept = list(found)
+    if any(one.field == "target.namespace" and _NO_NAMESPACE.search(one.message) for one in kept):
+        kept = [
+            one for one in kept if one.field == "target.namespace" or not _NO_NAMESPACE.search(one.message)
+        ]
+    if any(one.message.startswith(_MAY_NOT) for one in kept):
+        kept = [one for one in kept if not _NO_RIGHT.search(one.message)]
+    return kept
 
 
 def _found(check: Callable[[ClusterContext], Findings], ctx: ClusterContext) -> Findings:
@@ -104,63 +131,22 @@ def _runtime(ctx: ClusterContext) -> Findings:
         )
 
 
-def _queue(ctx: ClusterContext) -> Findings:
-    """Look for the queue, and for its priority where this account may see those."""
-    if (name := ctx.target.queue) is None:
-        if ctx.target.queue_priority:
-            text = "it counts in a queue of Kueue's, and there is no target.queue"
-            yield Finding("target.queue_priority", text, "Name the queue in target.queue, or leave it out")
-        return
-    try:
-        path = ctx.cluster.path(LOCAL_QUEUE.kind)
-    except NotFoundError:
-        yield Finding("target.queue", "the cluster has no Kueue", "Install it, or leave target.queue out")
-        return
-    queue = ctx.cluster.get(LOCAL_QUEUE.kind, name)
-    if queue is None:
-        where = f"in namespace {ctx.target.namespace}"
-        fix = f"Name one that `kubectl -n {ctx.target.namespace} get localqueues` lists"
-        yield Finding("target.queue", f"there is no LocalQueue {name!r} {where}", fix)
-    elif inactive := _inactive(queue):
-        text = f"LocalQueue {name!r} admits nothing at present: {inactive}"
-        fix = "Ask who looks after the queue: the job waits until it admits again"
-        yield Finding("target.queue", text, fix, fatal=False)
-    yield from _queue_priority(ctx, path.partition("/namespaces/")[0])
-
-
-def _inactive(queue: KubeObject) -> str:
-    conditions = (queue.get("status") or {}).get("conditions") or ()
-    inactive = (one for one in conditions if one["type"] == "Active" and one["status"] == "False")
-    return next((f"{one['reason']}: {one.get('message', '')}".rstrip(": ") for one in inactive), "")
-
-
-def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
-    if (name := ctx.target.queue_priority) is None:
-        return
-    try:
-        ctx.cluster.call("GET", f"{group}/workloadpriorityclasses/{name}")
-    except NotFoundError:
-        fix = "Name one that `kubectl get workloadpriorityclasses` lists"
-        yield Finding("target.queue_priority", f"there is no WorkloadPriorityClass {name!r}", fix)
-    except ForbiddenError:  # they are the cluster's, which few may see
-        text = f"whether there is a WorkloadPriorityClass {name!r} could not be seen: this account may not"
-        fix = "Kueue takes no job of one that is not there: see that its name is right"
-        yield Finding("target.queue_priority", text, fix, fatal=False)
-
-
 def missing_rights(ctx: ClusterContext) -> Findings:
-    """Ask for each right that a run needs; those to one resource are told together."""
-    lacking: dict[tuple[str, str], list[str]] = {}
-    for verb, group, resource in rights(ctx.target):
+    """Ask for each right that a run needs; a finding for each resource."""
+    where = ctx.target.namespace
+    for (group, resource), asked in groupby(rights(ctx.target), key=lambda right: right[1:]):
         plural, _, subresource = resource.partition("/")
-        if not ctx.cluster.allowed(verb, plural, group=group, subresource=subresource):
-            lacking.setdefault((group, resource), []).append(verb)
-    for (_, resource), verbs in lacking.items():
-        yield Finding(
-            "target.connection",
-            f"this account may not {', '.join(verbs)} {resource} in namespace {ctx.target.namespace}",
-            f"Give it a Role there, with what {RIGHTS} lists",
-        )
+        lacking = [
+            verb
+            for verb, *_ in asked
+            if not ctx.cluster.allowed(verb, plural, group=group, subresource=subresource)
+        ]
+        if lacking:
+            yield Finding(
+                "target.connection",
+                f"{_MAY_NOT} {', '.join(lacking)} {resource} in namespace {where}",
+                f"Give it the Role there: `kubectl -n {where} apply -f {RIGHTS}`, and a RoleBinding",
+            )
 
 
 def _namespace(ctx: ClusterContext) -> Findings:
@@ -315,7 +301,7 @@ _CHECKS: tuple[Callable[[ClusterContext], Findings], ...] = (
     _operator,
     _namespace,
     missing_rights,
-    _queue,
+    check_queue,
     _runtime,
     _claim,
     _secrets,

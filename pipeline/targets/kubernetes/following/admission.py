@@ -9,7 +9,9 @@ from manycpu.pipeline.spec.kueue import JOB_UID, PRIORITY
 __all__ = ["by_job", "job_uid", "place", "waits_for"]
 
 _READY: Final = "Ready"  # of an admission check
-_MORE_THAN_ALL: Final = "> maximum capacity"  # in what Kueue says of a quota
+# Kueue's words for a flavor whose quota is too small, and for one that others use.
+_TOO_LITTLE: Final = "> maximum capacity"
+_IN_USE: Final = "insufficient unused quota"
 _UNSEEN: Final = 20.0  # seconds in which Kueue has surely made a workload of a job that it manages
 
 
@@ -35,7 +37,7 @@ def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[
     if workload is None:
         if now - epoch(job["metadata"]["creationTimestamp"]) < _UNSEEN:
             return []
-        return [f"Kueue has made no workload of it: see that {_needs(job)}"]
+        return [_unmade(job)]
     if condition(workload, "Admitted"):
         return []
     return list(dict.fromkeys([*_evicted(workload), *_lacking(workload), *_checks(workload)]))
@@ -66,6 +68,14 @@ def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
     return f"it is number {local} in queue {own['localQueueName']}{among}"
 
 
+def _unmade(job: KubeObject) -> str:
+    """Say what keeps Kueue from making a workload: it tells nobody."""
+    name = job["metadata"].get("labels", {}).get(PRIORITY)
+    priority = f"there is a WorkloadPriorityClass {name!r} (target.queue_priority), that " if name else ""
+    managed = f"that its configuration has {job['kind']} among integrations.frameworks"
+    return f"Kueue has made no workload of it: see that {priority}Kueue runs, and {managed}"
+
+
 def _evicted(workload: KubeObject) -> Iterator[str]:
     """Say why it was sent back after it had been admitted, or will never be."""
     if not workload["spec"].get("active", True):
@@ -77,16 +87,15 @@ def _evicted(workload: KubeObject) -> Iterator[str]:
 
 
 def _lacking(workload: KubeObject) -> Iterator[str]:
-    """Say what of its quota is lacking, in Kueue's words, and what those mean where they hide it."""
+    """Say what of its quota is lacking, in Kueue's words."""
     evicted = condition(workload, "Evicted")
-    told = evicted["message"] if evicted else ""
     for found in (workload.get("status") or {}).get("conditions") or ():
-        message = found.get("message")
-        if found["type"] != "QuotaReserved" or found["status"] != "False" or message in (None, "", told):
-            continue
-        yield _message(found)
-        if _MORE_THAN_ALL in message:
-            yield "that is more than the queue ever has: ask for less in run.nnodes and run.resources"
+        if found["type"] == "QuotaReserved" and found["status"] == "False" and found.get("message"):
+            message = _message(found)
+            if evicted is None or message != _message(evicted):  # at first it has that to say alone
+                yield message
+            if _TOO_LITTLE in message and _IN_USE not in message:
+                yield "its queue may never have as much: ask for less, or have its quota raised"
 
 
 def _checks(workload: KubeObject) -> Iterator[str]:

@@ -1,0 +1,54 @@
+"""Check the queue of a run against the cluster it is meant for."""
+
+from collections.abc import Iterator
+
+from manycpu.pipeline.spec.errors import Finding, ForbiddenError, NotFoundError
+from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.kueue import LOCAL_QUEUE
+from manycpu.pipeline.targets.context import ClusterContext
+
+__all__ = ["check_queue"]
+
+Findings = Iterator[Finding]
+
+
+def check_queue(ctx: ClusterContext) -> Findings:
+    """Look for the queue, and for its priority where this account may see those."""
+    if (name := ctx.target.queue) is None:
+        if ctx.target.queue_priority is not None:
+            fix = "Set target.queue, or leave target.queue_priority out"
+            yield Finding("target.queue_priority", "it is of a queue, and target.queue is left out", fix)
+        return
+    try:
+        path = ctx.cluster.path(LOCAL_QUEUE.kind)
+    except NotFoundError:
+        yield Finding("target.queue", "the cluster has no Kueue", "Install it, or leave target.queue out")
+        return
+    queue = ctx.cluster.get(LOCAL_QUEUE.kind, name)
+    if queue is None:
+        where = f"in namespace {ctx.target.namespace}"
+        fix = f"Name one that `kubectl -n {ctx.target.namespace} get localqueues` lists"
+        yield Finding("target.queue", f"there is no LocalQueue {name!r} {where}", fix)
+    elif inactive := _inactive(queue):
+        text = f"LocalQueue {name!r} admits nothing at present: {inactive}"
+        fix = "The run waits until it admits jobs again: ask who looks after the queue"
+        yield Finding("target.queue", text, fix, fatal=False)
+    yield from _queue_priority(ctx, path.partition("/namespaces/")[0])
+
+
+def _inactive(queue: KubeObject) -> str:
+    conditions = (queue.get("status") or {}).get("conditions") or ()
+    inactive = (one for one in conditions if one["type"] == "Active" and one["status"] == "False")
+    return next((f"{one.get('message', '')} ({one['reason']})".strip() for one in inactive), "")
+
+
+def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
+    if (name := ctx.target.queue_priority) is None:
+        return
+    try:
+        ctx.cluster.call("GET", f"{group}/workloadpriorityclasses/{name}")
+    except NotFoundError:
+        fix = "Name one that `kubectl get workloadpriorityclasses` lists"
+        yield Finding("target.queue_priority", f"there is no WorkloadPriorityClass {name!r}", fix)
+    except ForbiddenError:
+        return  # they are the cluster's, which few may see
