@@ -280,7 +280,6 @@ _NO_WEBHOOK = "failed calling webhook"  # as API servers say it
 _FIXES = {
     401: "The cluster does not accept the credentials: see target.connection",
     403: "Give this account the Role of docs/kubernetes.md there (`manycpu preflight` names what is missing)",
-    500: "Something of the cluster, mostly a webhook, has not answered for a while: run again when it does",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from manycpu.pipeline.spec.errors import ClusterError, Finding
+from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes import preflight

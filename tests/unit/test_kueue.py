@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from support.api_objects import T0, Object, at, container, job, pod, snapshot
 
-from manycpu.pipeline.spec.kueue import PRIORITY
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure
 from manycpu.pipeline.spec.targets import Kubernetes
@@ -86,18 +85,6 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
         workload(("Evicted", "True", "Preempted", PREEMPTED), PENDING),
         5,
         [f"it was preempted: {PREEMPTED}", LACKING],
-    ),
-    "preempted, just now": (
-        workload(
-            ("Evicted", "True", "Preempted", PREEMPTED), ("QuotaReserved", "False", "Pending", PREEMPTED)
-        ),
-        5,
-        [f"it was preempted: {PREEMPTED}"],
-    ),
-    "more than there ever is": (
-        workload(("QuotaReserved", "False", "Pending", TOO_MUCH)),
-        5,
-        [TOO_MUCH, "that is more than the queue ever has: ask for less in run.nnodes and run.resources"],
     ),
     "evicted for another reason": (
         workload(("Evicted", "True", "PodsReadyTimeout", "Exceeded the PodsReady timeout")),
@@ -204,12 +191,6 @@ def trained() -> AttemptState:
 
 def due(found: Object, pods: list[Object], state: AttemptState) -> dict[str, float]:
     return {one.field: one.due - T0 for one in budgets(RUN, snapshot(found, pods), state.activity)}
-
-
-def test_a_job_of_which_no_workload_is_made_may_name_a_priority_that_is_not_there() -> None:
-    found = job(suspend=True)
-    found["metadata"].setdefault("labels", {})[PRIORITY] = "high"
-    assert waits_for(None, found, T0 + 60) == [f"{UNSEEN}, and that there is a WorkloadPriorityClass 'high'"]
 
 
 def test_a_preempted_run_has_all_of_its_queue_timeout_and_its_run_timeout_stands_still() -> None:

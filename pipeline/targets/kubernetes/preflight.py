@@ -123,10 +123,12 @@ def _runtime(ctx: ClusterContext) -> Findings:
     if own or job["kind"] != TRAINJOB.kind:
         return
     job["metadata"]["name"] = f"{ctx.name}-preflight"
-    if refusal := _refusal(ctx, job):
+    try:
+        ctx.cluster.create(job, dry_run=True)
+    except ClusterError as error:
         yield Finding(
             "target.runtime",
-            f"Trainer refuses a TrainJob with runtime {ctx.target.runtime!r}: {refusal}",
+            f"Trainer refuses a TrainJob with runtime {ctx.target.runtime!r}: {error.message}",
             f"Name a ClusterTrainingRuntime that the cluster has, or set it to {OWN_RUNTIME!r}",
         )
 
@@ -155,23 +157,7 @@ def _namespace(ctx: ClusterContext) -> Findings:
     try:
         ctx.cluster.create(probe, dry_run=True)
     except ClusterError as error:
-        if not _lacks_right(error):
-            yield Finding("target.namespace", error.message, "Create the namespace, or name another")
-
-
-def _refusal(ctx: ClusterContext, wanted: KubeObject) -> str:
-    """Create an object as a dry run; what is said against it, if other checks do not tell that already."""
-    try:
-        ctx.cluster.create(wanted, dry_run=True)
-    except ClusterError as error:
-        lacks_namespace = isinstance(error, NotFoundError) and "namespaces" in error.message
-        return "" if lacks_namespace or _lacks_right(error) else error.message
-    return ""
-
-
-def _lacks_right(error: ClusterError) -> bool:
-    """Whether it is the account that may not, rather than the object that must not be; both are forbidden."""
-    return isinstance(error, ForbiddenError) and "cannot create resource" in error.message
+        yield Finding("target.namespace", error.message, "Create the namespace, or name another")
 
 
 def _claim(ctx: ClusterContext) -> Findings:
@@ -260,9 +246,11 @@ def _admission(ctx: ClusterContext) -> Findings:
     template["spec"]["restartPolicy"] = "Never"
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["spec"]["containers"][0]["image"] = ctx.target.image or "preflight"
-    if refusal := _refusal(ctx, pod):
-        field = next((field for word, field in _ADMISSION.items() if word in refusal), "target")
-        yield Finding(field, f"the cluster refuses a rank's pod: {refusal}", "See the message")
+    try:
+        ctx.cluster.create(pod, dry_run=True)
+    except ClusterError as error:
+        field = next((field for word, field in _ADMISSION.items() if word in error.message), "target")
+        yield Finding(field, f"the cluster refuses a rank's pod: {error.message}", "See the message")
 
 
 _ADMISSION: Final = {

@@ -50,5 +50,7 @@ def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
     except NotFoundError:
         fix = "Name one that `kubectl get workloadpriorityclasses` lists"
         yield Finding("target.queue_priority", f"there is no WorkloadPriorityClass {name!r}", fix)
-    except ForbiddenError:
-        return  # they are the cluster's, which few may see
+    except ForbiddenError:  # they are the cluster's, which few may see
+        text = f"whether there is a WorkloadPriorityClass {name!r} could not be seen: this account may not"
+        fix = "See that its name is right: Kueue lets no job wait with one that is not there"
+        yield Finding("target.queue_priority", text, fix, fatal=False)

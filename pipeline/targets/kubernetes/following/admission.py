@@ -43,14 +43,6 @@ def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[
     return list(dict.fromkeys([*_evicted(workload), *_lacking(workload), *_checks(workload)]))
 
 
-def _needs(job: KubeObject) -> str:
-    """List what has to be there for a workload to be made of a job."""
-    needs = f"it runs, and that its configuration has {job['kind']} among integrations.frameworks"
-    if priority := job["metadata"].get("labels", {}).get(PRIORITY):
-        needs += f", and that there is a WorkloadPriorityClass {priority!r}"
-    return needs
-
-
 def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
     """Describe a workload's place among those that wait; empty where it is not among them.
 

@@ -157,56 +157,7 @@ class Helper:
         return self.run(command, lambda channel: client.ask(channel, **request))
 
     def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
-        words = [*PROGRAM, command, *(["direct"] if self._goes_direct else [])]
-        running = cluster_exec.start(self._cluster, self.name, CONTAINER, words)
-        streams: Exec | Streams = running
-        if not self._ctx.target.direct:
-            self._tell("through the API server, since target.direct is false")
-        try:
-            streams = self._connect(running) if self._goes_direct else running
-            with Channel(streams, streams, streams.close, self._report_progress) as channel:
-                return talk(channel)
-        except LostError as error:
-            if streams is not running:
-                running.settle()
-            if running.exit_code is not None:
-                raise _ended(running, error) from error
-            raise
-        finally:
-            if streams is not running:
-                streams.release()
-            running.close()
-            running.release()
-
-    def _connect(self, running: Exec) -> Exec | Streams:
-        """Connect to the pod itself, or stay with the exec where it cannot be reached; tell which."""
-        from manycpu.pipeline.pod.identity import make
-
-        pod = self._cluster.get("Pod", self.name) or {"status": {}}
-        address, identity = str(pod["status"].get("podIP", "")), make(self.name)
-        running.limit(direct.PATIENCE)
-        try:
-            port = direct.offer(running, identity)
-        except OSError as error:
-            raise LostError(str(error)) from error
-        running.limit(None)
-        try:
-            streams = direct.connect(running, address, port, identity)
-        except OSError as error:
-            self._goes_direct = False
-            self._tell(f"through the API server, since {address}:{port} cannot be reached: {error}")
-            try:
-                direct.decline(running)
-            except OSError as gone:
-                raise LostError(str(gone)) from gone
-            return running
-        self._tell("straight to it, over TLS")
-        return streams
-
-    def _tell(self, way: str) -> None:
-        if way != self._told:
-            self._told = way
-            _LOG.info("data for pod %s goes %s", self.name, way)
+        return self._way.talk(command, talk, self._report_progress)
 
     def _report_progress(self, done: int, total: int) -> None:
         if done > self._best:

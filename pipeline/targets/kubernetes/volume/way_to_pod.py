@@ -46,7 +46,7 @@ class WayToPod:
             ClusterError: The cluster refuses it.
         """
         if not (self._direct or self._told):
-            self._tell("through the API server, as target.direct says")
+            self._tell("through the API server, since target.direct is false")
         words = [*PROGRAM, command, *(["direct"] if self._direct else [])]
         running = cluster_exec.start(self._cluster, self._pod, CONTAINER, words)
         streams: Exec | Streams = running
