@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.cli.options import location_options
@@ -39,7 +39,7 @@ def _some(ctx: click.Context, parameter: click.Parameter, name: str | None) -> s
 @location_options
 def status(name: str | None, **location: str | None) -> None:
     """List the runs of this machine or of a namespace, or look at one."""
-    table = Table("run", "state", "attempt", "begun", "reason")
+    table = Table("run", "state", "attempt", "begun", Column("reason", overflow="fold"))
     for ctx in [_find(name, location)] if name else _runs(location):
         entry = ctx.ledger.read()
         handle = launch.present_handle(ctx, entry)

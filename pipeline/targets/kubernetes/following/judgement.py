@@ -2,6 +2,8 @@
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.spec.event_types import decode
+from manycpu.pipeline.spec.events import split
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import FAILED
 from manycpu.pipeline.spec.kube_object import condition, epoch
@@ -91,7 +93,8 @@ def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -
     reason = "\n".join(dict.fromkeys([status.reason, *causes]))
     if not first or silent is None:
         return status.model_copy(update={"reason": reason, "failure": observed.failure})
-    lines = tuple(recorder.tails.get(silent.pod, ()))
+    # What people read: an event was told in words already.
+    lines = tuple(line for line in recorder.tails.get(silent.pod, ()) if decode(split(line).text) is None)
     rank = next((rank for rank in observed.ranks if rank.hostname == silent.hostname), None)
     if rank is None:
         last = "\n".join(["its last lines:", *lines]) if lines else ""
