@@ -66,11 +66,15 @@ JOB_LAUNCHERS: Final[dict[str, JobLauncher]] = {
 }
 
 
+_INSTEAD: Final = {"elastic": "Give one number."}
+"""A field that is not to be left out, since its default is another run -> what to do."""
+
+
 def refusals(run: TrainingRun, target: Target) -> list[Finding]:
     """List the fields that were set and that the target's launch kind cannot express."""
     launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
     return [
-        Finding(named, f"{target.launch!r} cannot do this: {why}", f"Leave {named} out.")
+        Finding(named, f"{target.launch!r} cannot do this: {why}", _INSTEAD.get(field, f"Leave {named} out."))
         for field, why in launcher.UNSUPPORTED.items()
         for named, is_set in [_find(run, target, field)]
         if is_set
