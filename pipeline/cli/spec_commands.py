@@ -93,8 +93,8 @@ def render(file: Path | None, run_id: str | None, **values: Any) -> None:
 
 @options.command()
 @options.fields
-@click.option("-o", "--output", type=click.Path(path_type=Path), default="image.tar", show_default=True)
-def image(file: Path | None, output: Path, **values: Any) -> None:
+@click.option("-o", "--archive", type=click.Path(path_type=Path), default="image.tar", show_default=True)
+def image(file: Path | None, archive: Path, **values: Any) -> None:
     """Write the training image as an OCI archive, for nodes without a registry; print its name."""
     ctx = options.open_run(file, values, "image")
     if not isinstance(ctx, ClusterContext):
@@ -102,7 +102,7 @@ def image(file: Path | None, output: Path, **values: Any) -> None:
     from manycpu.pipeline.targets.kubernetes.image.image_archive import save
 
     with display.Display(Console(stderr=True)):
-        name = save(ctx, output)
+        name = save(ctx, archive)
     click.echo(name)
 
 

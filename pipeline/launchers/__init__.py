@@ -66,19 +66,19 @@ JOB_LAUNCHERS: Final[dict[str, JobLauncher]] = {
 }
 
 
+_INSTEAD: Final = {"elastic": "Give one number."}
+"""A field that is not to be left out, since its default is another run -> what to do."""
+
+
 def refusals(run: TrainingRun, target: Target) -> list[Finding]:
     """List the fields that were set and that the target's launch kind cannot express."""
     launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
     return [
-        Finding(named, f"{target.launch!r} cannot do this: {why}", _fix(field, named))
+        Finding(named, f"{target.launch!r} cannot do this: {why}", _INSTEAD.get(field, f"Leave {named} out."))
         for field, why in launcher.UNSUPPORTED.items()
         for named, is_set in [_find(run, target, field)]
         if is_set
     ]
-
-
-def _fix(field: str, named: str) -> str:
-    return f"Set {named} to one number." if field == "elastic" else f"Leave {named} out."
 
 
 def _find(run: TrainingRun, target: Target, field: str) -> tuple[str, bool]:

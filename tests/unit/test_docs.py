@@ -76,6 +76,12 @@ def test_every_option_that_is_named_exists() -> None:
     assert unknown == []
 
 
+@pytest.mark.parametrize("name", cli.commands)
+def test_no_option_of_a_command_is_another_of_its_options_too(name: str) -> None:
+    flags = [flag for one in cli.commands[name].params for flag in one.opts]
+    assert sorted(flags) == sorted(set(flags))
+
+
 def test_every_make_target_that_is_named_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"(?:^|\s)make ([a-z-]+)", code(), re.MULTILINE))

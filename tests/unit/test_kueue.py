@@ -26,6 +26,7 @@ NEVER = (
     "couldn't assign flavors to pod set node: insufficient quota for cpu in flavor x, previously considered "
     "podsets requests (0) + current podset request (3) > maximum capacity (1)"
 )
+OTHER = LACKING.replace("flavor x", "flavor y")
 IN_VAIN = "its queue may never have as much: ask for less, or have its quota raised"
 UNSEEN = (
     "Kueue has made no workload of it: see that Kueue runs, and that its configuration has PyTorchJob "
@@ -64,10 +65,15 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
         5,
         [NEVER, IN_VAIN],
     ),
-    "of two flavors one that is too small": (
+    "a quota that is too small, and another that is in use": (
         workload(("QuotaReserved", "False", "Pending", f"{NEVER}, {LACKING}")),
         5,
-        [f"{NEVER}, {LACKING}"],
+        [f"{NEVER}, {LACKING}", IN_VAIN],
+    ),
+    "of two flavors one that is too small": (
+        workload(("QuotaReserved", "False", "Pending", f"{NEVER}, {OTHER}")),
+        5,
+        [f"{NEVER}, {OTHER}"],
     ),
     "a queue that admits nothing": (
         workload(("QuotaReserved", "False", "Inadmissible", "LocalQueue team-a doesn't exist")),

@@ -1,5 +1,6 @@
 """Read off a workload what a job of a queue of Kueue's waits for. Pure."""
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -9,9 +10,8 @@ from manycpu.pipeline.spec.kueue import JOB_UID, PRIORITY
 __all__ = ["by_job", "job_uid", "place", "waits_for"]
 
 _READY: Final = "Ready"  # of an admission check
-# Kueue's words for a flavor whose quota is too small, and for one that others use.
-_TOO_LITTLE: Final = "> maximum capacity"
-_IN_USE: Final = "insufficient unused quota"
+# Kueue's words for a flavor whose quota is too small, or in use ("unused").
+_LACKING: Final = re.compile(r"insufficient (unused )?quota for \S+ in flavor ([^\s,]+)")
 _UNSEEN: Final = 20.0  # seconds in which Kueue has surely made a workload of a job that it manages
 
 
@@ -86,8 +86,16 @@ def _lacking(workload: KubeObject) -> Iterator[str]:
             message = _message(found)
             if evicted is None or message != _message(evicted):  # at first it has that to say alone
                 yield message
-            if _TOO_LITTLE in message and _IN_USE not in message:
+            if _is_in_vain(message):
                 yield "its queue may never have as much: ask for less, or have its quota raised"
+
+
+def _is_in_vain(message: str) -> bool:
+    """Whether each flavor that is named has too small a quota of something, whoever uses it."""
+    found = _LACKING.findall(message)
+    return bool(found) and {flavor for _, flavor in found} == {
+        flavor for unused, flavor in found if not unused
+    }
 
 
 def _checks(workload: KubeObject) -> Iterator[str]:

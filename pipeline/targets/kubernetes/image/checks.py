@@ -169,7 +169,7 @@ def _rights(cluster: Cluster, namespace: str) -> Iterator[Finding]:
                 yield Finding(
                     "target.build_namespace",
                     f"this account may not {verb} {resource} in namespace {namespace}",
-                    f"Give it the Role of docs/images.md there: {RIGHTS.name} beside this check",
+                    f"Give it the Role there: `kubectl -n {namespace} apply -f {RIGHTS}`, and a RoleBinding",
                 )
 
 
