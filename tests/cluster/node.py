@@ -74,9 +74,14 @@ def mounts(namespace: Namespace, node: Node) -> None:
     """A mount namespace for the node, held open by a process that does nothing."""
     # kubelet and CNI have places below these that no option changes.
     own = "".join(f'sh -c "$0" sh {folder} 755 "$1" && ' for folder in PRIVATE)
-    script = f"mount --make-rprivate / && {own}mount --make-rshared / && exec sleep infinity"
+    ready = run_folder() / node.name / "mounted"
+    ready.unlink(missing_ok=True)
+    made = f"mount --make-rprivate / && {own}mount --make-rshared / && touch {node.folder}/{ready.name}"
+    script = f"{made} && exec sleep infinity"
     unshare = ["unshare", "--mount", "--propagation", "private"]
     namespace.start(node_holder(node.name), [*unshare, "sh", "-c", script, PRIVATE_FOLDER, cache()])
+    # Before, what is started in the node is started beside it, and writes where the machine's programs do.
+    wait_for(f"the mounts of {node.name}", ready.exists, seconds=30, every=0.02)
     hugetlb = f"/sys/fs/cgroup/hugetlb/{CGROUP}/{node.name}"
     namespace.run("sh", "-c", f"[ ! -d /sys/fs/cgroup/hugetlb ] || mkdir -p {hugetlb}")
 

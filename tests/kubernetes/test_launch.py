@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cluster.space import Space
+from support.queues import local_queue
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.spec.errors import LaunchError
@@ -29,18 +30,24 @@ BUILT = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image
 pytestmark = pytest.mark.pod_security("restricted")
 
 
+@pytest.fixture
+def in_queue(target: dict[str, Any], namespace: Space) -> dict[str, Any]:
+    """Give a target whose jobs wait in a queue for ever."""
+    local_queue(namespace, "nobody-admits")
+    return target | {"queue": "nobody-admits"}
+
+
 @pytest.fixture(params=[*JOB_KINDS, OWN_RUNTIME])
 def queued(
     request: pytest.FixtureRequest,
-    target: dict[str, Any],
+    in_queue: dict[str, Any],
     a_run: Callable[..., dict[str, Any]],
     tmp_path: Path,
 ) -> ClusterContext:
-    """Begin a run whose job waits in a queue for ever."""
+    """Begin a run whose job waits for ever."""
     own = {"launch": "trainjob", "runtime": OWN_RUNTIME}
     launches = own if request.param == OWN_RUNTIME else {"launch": request.param}
-    where = target | launches | {"queue": "nobody-admits"}
-    ctx = open_context(a_run(), where, "test", base=tmp_path)
+    ctx = open_context(a_run(), in_queue | launches, "test", base=tmp_path)
     assert isinstance(ctx, ClusterContext)
     prepare(ctx)
     return ctx
@@ -79,12 +86,12 @@ def test_a_launch_that_was_killed_before_the_job_was_there_is_made_up_for(queued
 
 
 def test_an_attempt_is_ended_by_its_own_launch_kind_and_the_next_one_uses_the_edited_one(
-    queued: ClusterContext, target: dict[str, Any], tmp_path: Path
+    queued: ClusterContext, in_queue: dict[str, Any], tmp_path: Path
 ) -> None:
     first, _ = launch(queued, Staged(), BUILT)
     assert isinstance(first, JobHandle)
     other = next(kind for kind in JOB_KINDS if kind != first.launch)
-    where = target | {"launch": other, "queue": "nobody-admits"}
+    where = in_queue | {"launch": other}
     now = find(open_context(queued.run.model_copy(update={"job_name": "mine"}), where, "test", base=tmp_path))
     assert isinstance(now, ClusterContext)
     with now.ledger.update() as entry:
@@ -146,25 +153,24 @@ def test_cleanup_ends_what_still_runs_and_nothing_is_left(queued: ClusterContext
 
 
 def test_what_is_kept_is_named_and_the_next_run_removes_it_when_its_time_is_over(
-    target: dict[str, Any], a_run: Callable[..., dict[str, Any]], tmp_path: Path
+    in_queue: dict[str, Any], a_run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     fields = a_run(keep="always", keep_for=1, output=str(tmp_path / "kept"))
-    where = target | {"queue": "nobody-admits"}
-    kept = open_context(fields, where, "kept", base=tmp_path)
+    kept = open_context(fields, in_queue, "kept", base=tmp_path)
     assert isinstance(kept, ClusterContext)
     prepare(kept)
     cleaned = cleanup(kept)
     assert cleaned is not None
     assert f"ConfigMap {kept.target.namespace}/{kept.name}" in cleaned.kept
     kept.ledger.change_lease(until=0)
-    prepare(open_context(a_run(), where, "next", base=tmp_path))
+    prepare(open_context(a_run(), in_queue, "next", base=tmp_path))
     assert wait_until_gone(kept, {"manycpu/run": kept.name}, 30) == []
 
 
 def test_what_the_cluster_refuses_is_said_before_anything_is_created(
-    target: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
+    in_queue: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
 ) -> None:
-    ctx = open_context(a_run(), target | {"queue": "q"}, "test", base=tmp_path)
+    ctx = open_context(a_run(), in_queue, "test", base=tmp_path)
     assert isinstance(ctx, ClusterContext)
     prepare(ctx)
     too_long = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="")

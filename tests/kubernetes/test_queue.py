@@ -32,6 +32,7 @@ KINDS: dict[str, Fields] = {
     "trainjob": {"launch": "trainjob"},
 }
 SLEEP = "time.sleep({seconds})"
+UNTIL_TOLD = "while not os.path.exists('/tmp/end'): time.sleep(0.1)"
 
 
 @pytest.fixture
@@ -55,16 +56,13 @@ def queued(**more: str) -> Callable[[Fields], None]:
 
 @pytest.fixture
 def start(target: Fields, cluster: TestCluster, tmp_path: Path) -> Iterator[Callable[..., Looker]]:
-    """Create a job of two ranks that sleep, and begin to follow it."""
+    """Create a job of two ranks that sleep, or until they are told to end, and begin to follow it."""
     lookers = []
 
-    def make(
-        name: str, seconds: float, *, image: str = "base", run: Fields | None = None, **more: str
-    ) -> Looker:
-        waiting = begin(target, cluster.image(image), tmp_path, name=name, nnodes=2, **(run or {}))
-        lookers.append(
-            Looker(waiting.ctx, waiting.create(SLEEP.format(seconds=seconds), change=queued(**more)))
-        )
+    def make(name: str, seconds: float | None, *, run: Fields | None = None, **more: str) -> Looker:
+        waiting = begin(target, cluster.image("base"), tmp_path, name=name, nnodes=2, **(run or {}))
+        script = UNTIL_TOLD if seconds is None else SLEEP.format(seconds=seconds)
+        lookers.append(Looker(waiting.ctx, waiting.create(script, change=queued(**more))))
         return lookers[-1]
 
     yield make
@@ -72,9 +70,10 @@ def start(target: Fields, cluster: TestCluster, tmp_path: Path) -> Iterator[Call
         looker.close()
 
 
-@pytest.mark.usefixtures("for_one")
-def test_with_quota_for_one_the_second_waits_says_for_what_and_runs(start: Callable[..., Looker]) -> None:
-    first = start("first", 20)
+def test_with_quota_for_one_the_second_waits_says_for_what_and_runs(
+    start: Callable[..., Looker], for_one: Queue
+) -> None:
+    first = start("first", None)
     first.until("its ranks to meet", lambda: first.watch.observed.met)
     second = start("second", 1)
     second.until("its place", lambda: second.said(f"it is number 1 in queue {QUEUE}"))
@@ -88,6 +87,8 @@ def test_with_quota_for_one_the_second_waits_says_for_what_and_runs(start: Calla
     assert second.said("insufficient unused quota for cpu")
     assert second.seen.state is RunState.PENDING
     assert not second.watch.observed.ranks
+    for number in range(2):
+        for_one.namespace.run(f"{first.handle.name}-worker-{number}", "touch", "/tmp/end")  # noqa: S108
     for each in (first, second, third):
         assert each.to_the_end().state is RunState.SUCCEEDED, each.lines
 

@@ -58,21 +58,27 @@ def queue(namespace: Space, cpu: str) -> Iterator[Queue]:
             **_quotas(name, cpu),
         },
     }
-    local = {"kind": "LocalQueue", "metadata": {"name": QUEUE}, "spec": {"clusterQueue": name}}
     for found, value in CLASSES.items():
         made = {"kind": "WorkloadPriorityClass", "metadata": {"name": found}, "value": value}
         with suppress(ApiException):  # another test's, which is the same
             _create(objects, "workloadpriorityclasses", made)
     _create(objects, "resourceflavors", flavor)
     _create(objects, "clusterqueues", cluster_queue)
-    local["apiVersion"] = f"{GROUP}/{VERSION}"
-    objects.create_namespaced_custom_object(GROUP, VERSION, name, "localqueues", local)
+    local_queue(namespace, QUEUE, behind=name)
     try:
         yield Queue(namespace)
     finally:
         objects.delete_namespaced_custom_object(GROUP, VERSION, name, "localqueues", QUEUE)
         objects.delete_cluster_custom_object(GROUP, VERSION, "clusterqueues", name)
         objects.delete_cluster_custom_object(GROUP, VERSION, "resourceflavors", name)
+
+
+def local_queue(namespace: Space, name: str, *, behind: str = "nothing") -> None:
+    """Make a LocalQueue; of one behind which there is no ClusterQueue, jobs wait for ever."""
+    item = {"kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": behind}}
+    item["apiVersion"] = f"{GROUP}/{VERSION}"
+    objects = client.CustomObjectsApi(namespace.admin)
+    objects.create_namespaced_custom_object(GROUP, VERSION, namespace.name, "localqueues", item)
 
 
 def _create(objects: client.CustomObjectsApi, plural: str, item: dict[str, Any]) -> None:
