@@ -5,6 +5,7 @@ restarting, a webhook that is not back yet, a token that was renewed a moment ag
 """
 
 import json
+import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -28,9 +29,11 @@ __all__ = ["Cluster", "Connect", "amount", "connect"]
 Connect = Callable[[], client.ApiClient]
 """Makes a client with fresh credentials."""
 
+_LOG: Final = logging.getLogger(__name__)
 DEADLINE: Final = 60.0  # seconds that a call is tried for
 _UNAUTHORIZED_FOR: Final = 15.0  # seconds in which a token that was just renewed may be refused
 _TIMEOUT: Final = (5.0, 30.0)  # seconds to connect and to read, for each try
+_TOLD_ON: Final = 5  # the try, some seconds on, before which it is told why nothing is created
 _UNAUTHORIZED: Final = 401
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PATCH: Final = "application/merge-patch+json"
@@ -224,7 +227,7 @@ class Cluster:
             retry=retry_if_exception(lambda error: self._may_pass(error, time.monotonic() - began)),
             stop=stop_after_delay(deadline),
             wait=wait_exponential_jitter(multiplier=0.2, max=5.0),
-            before_sleep=self._renew,
+            before_sleep=self._between_tries,
             reraise=True,
         )
         try:
@@ -255,10 +258,14 @@ class Cluster:
             )
         return isinstance(error, urllib3.exceptions.HTTPError)
 
-    def _renew(self, state: RetryCallState) -> None:
+    def _between_tries(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, client.ApiException) and error.status == _UNAUTHORIZED:
             self._open()
+        method, path, *_ = state.args
+        # Of what is only read, whoever reads it tells.
+        if isinstance(error, Exception) and method == "POST" and state.attempt_number == _TOLD_ON:
+            _LOG.warning("%s: it is tried again", _explained(error, method, path).message)
 
 
 def _explained(error: Exception, method: str, path: str) -> ClusterError:

@@ -11,6 +11,7 @@ from kubernetes import client
 from kubernetes.config import incluster_config
 from support.web_server import served
 
+from manycpu.pipeline.adapters import cluster
 from manycpu.pipeline.adapters.cluster import Cluster, connect
 from manycpu.pipeline.spec.errors import ClusterError
 
@@ -125,6 +126,16 @@ def test_no_call_is_tried_for_ever(
     scripted.answers = [answer] * 100
     with pytest.raises(ClusterError, match=told):
         opened.call("GET", opened.path("Pod"), deadline=0.5)
+
+
+def test_why_something_is_not_created_yet_is_told_once(
+    scripted: Server, opened: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_TOLD_ON", 2)
+    scripted.answers = [(500, "failed calling webhook x: refused")] * 3
+    opened.create({"kind": "Pod", "metadata": {"name": "x"}})
+    (told,) = caplog.messages
+    assert told == "POST /api/v1/namespaces/ml/pods: failed calling webhook x: refused: it is tried again"
 
 
 def test_a_kubeconfig_s_token_is_used(scripted: Server, tmp_path: Path) -> None:

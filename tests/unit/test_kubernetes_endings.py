@@ -59,7 +59,7 @@ def test_a_container_that_ended_in_silence_speaks_with_its_last_lines(recorder: 
     assert seen.failure is not None
     assert (seen.failure.rank, seen.failure.host, seen.failure.exit_code) == (0, "node-a", -9)
     assert seen.failure.last_lines == ("step 7",), "events are not for people"
-    assert "used more memory than its limit" in seen.reason
+    assert "more memory than its limit, see run.resources.memory" in seen.reason
 
 
 def test_what_was_told_before_a_restart_does_not_speak_for_the_container_after_it(

@@ -52,6 +52,12 @@ def test_rights_to_one_resource_that_are_missing_are_one_finding() -> None:
     assert "this account may not create, delete, get, list, watch pods in namespace ml" in found
 
 
+def test_only_the_place_in_a_queue_is_no_reason_to_refuse_a_run() -> None:
+    ctx: Any = SimpleNamespace(target=TARGETS[-2], cluster=SimpleNamespace(allowed=lambda *_, **__: False))
+    found = [finding.message for finding in preflight.missing_rights(ctx) if not finding.fatal]
+    assert found == ["this account may not get localqueues/pendingworkloads in namespace ml"]
+
+
 def finding(field: str, message: str) -> Finding:
     return Finding(field, message, "fix")
 

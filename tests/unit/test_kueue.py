@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from support.api_objects import T0, Object, at, container, job, pod, snapshot
 
+from manycpu.pipeline.spec.errors import ForbiddenError
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure
 from manycpu.pipeline.spec.targets import Kubernetes
@@ -14,6 +15,7 @@ from manycpu.pipeline.targets.kubernetes.following.admission import by_job, plac
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets, phase
 from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings, pending
+from manycpu.pipeline.targets.kubernetes.following.queue_waiting import look_once
 from manycpu.pipeline.targets.kubernetes.queue_checks import check_queue
 
 RUN = TrainingRun.model_validate(
@@ -128,6 +130,16 @@ def test_a_priority_that_may_not_exist_is_named_where_kueue_makes_no_workload() 
     found["metadata"] = found["metadata"] | {"labels": {"kueue.x-k8s.io/priority-class": "hihg"}}
     (line,) = waits_for(None, found, T0 + 60)
     assert "see that there is a WorkloadPriorityClass 'hihg' (target.queue_priority), that Kueue runs" in line
+
+
+def test_what_may_not_be_seen_is_told() -> None:
+    def forbidden(*_: object) -> None:
+        raise ForbiddenError("no")
+
+    waiting = job(suspend=True)
+    waiting["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
+    cluster: Any = SimpleNamespace(list=forbidden)
+    assert look_once(cluster, snapshot(waiting), T0).endswith("this account may not list workloads")
 
 
 def checked(found: Object | None = None, **fields: str) -> list[str]:

@@ -47,11 +47,12 @@ _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
 
 
 def findings(ctx: ClusterContext) -> Findings:
-    """Check the cluster; where it cannot be reached, nothing else."""
+    """Check the cluster; where it cannot be reached, what can be known without it."""
     try:
         ctx.cluster.call("GET", "/version", deadline=15)
     except ClusterError as error:
         yield Finding("target.connection", error.message, error.fix or "See target.connection")
+        yield from _found(_described, ctx)
         return
     found = (finding for check in _CHECKS for finding in _found(check, ctx))
     yield from without_echoes(dict.fromkeys(found))  # what several checks meet is told once
@@ -117,6 +118,12 @@ def _operator(ctx: ClusterContext) -> Findings:
         )
 
 
+def _described(ctx: ClusterContext) -> Findings:
+    """Describe its objects, which says what does not go together."""
+    objects(ctx)
+    yield from ()
+
+
 def _runtime(ctx: ClusterContext) -> Findings:
     """Create a TrainJob as a dry run, where it refers to what is there: Trainer speaks up."""
     *own, job = objects(ctx)
@@ -148,6 +155,7 @@ def missing_rights(ctx: ClusterContext) -> Findings:
                 "target.connection",
                 f"{_MAY_NOT} {', '.join(lacking)} {resource} in namespace {where}",
                 f"Give it the Role there: `kubectl -n {where} apply -f {RIGHTS}`, and a RoleBinding",
+                fatal=group != VISIBILITY.group,  # without it the place in a queue is not told
             )
 
 

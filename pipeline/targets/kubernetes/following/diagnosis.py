@@ -68,7 +68,8 @@ class Ending(NamedTuple):
     """What its processes call their host."""
 
     def __str__(self) -> str:
-        memory = ": it used more memory than its limit" if self.reason == "OOMKilled" else ""
+        limit = ": it used more memory than its limit, see run.resources.memory"
+        memory = limit if self.reason == "OOMKilled" else ""
         word = f" ({self.reason}{memory})" if self.reason not in ("", "Error") else ""
         message = f": {self.message}" if self.message else ""
         return f"{self.pod}/{self.container} ended with {describe_exit(self.code)}{word}{message}"

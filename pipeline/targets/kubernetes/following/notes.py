@@ -42,9 +42,11 @@ class Notes:
         """Note why the job waits and what befell its pods: when that is new, and not all the time."""
         if reason == self._reason or self._now() < self._reason_due:
             return
+        told = self._reason.splitlines()
         self._reason, self._reason_due = reason, self._now() + _EVERY
         for line in reason.splitlines():
-            self.say(line)
+            if line not in told:
+                self.say(line)
 
     def soon(self) -> None:
         """Let the next reason be noted soon, however short ago the last one was."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, Changes, ClusterWatch
+from manycpu.pipeline.spec.errors import ForbiddenError
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.kueue import JOB_UID, QUEUE, VISIBILITY, WORKLOAD
 from manycpu.pipeline.targets.kubernetes.following.admission import by_job, job_uid, place, waits_for
@@ -113,6 +114,8 @@ def look_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
         return ""
     try:
         found = by_job(cluster.list(WORKLOAD.kind, {JOB_UID: snapshot.uid})).get(snapshot.uid)
+    except ForbiddenError:
+        return "what it waits for in its queue cannot be seen: this account may not list workloads"
     except FAILURES:
         return ""
     return _words(found, job, _pending(cluster, queue), now)

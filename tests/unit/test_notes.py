@@ -1,0 +1,19 @@
+"""What a job waits for is told when it is new."""
+
+from manycpu.pipeline.targets.kubernetes.following.notes import Notes
+
+
+def test_of_several_reasons_those_that_are_new_are_told() -> None:
+    clock = [0.0]
+    notes = Notes(lambda: clock[0], lambda: None)
+
+    def told(reason: str) -> list[str]:
+        clock[0] += 20
+        notes.waiting(reason)
+        return [line.text for line in notes.take()]
+
+    assert told("suspended\nnumber 2") == ["suspended", "number 2"]
+    assert told("suspended\nnumber 2") == []
+    assert told("suspended\nnumber 1") == ["number 1"]
+    assert told("number 1") == []
+    assert told("suspended\nnumber 1") == ["suspended"]
