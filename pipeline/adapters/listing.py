@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-__all__ = ["Item", "LeftOut", "OddFileError", "Rows", "below", "item_of", "regular"]
+__all__ = ["Item", "LeftOut", "OddFileError", "Rows", "below", "item_of", "leads_out", "regular"]
 
 _FIELDS: Final = 4
 _ROW: Final = re.compile(rb"([^\0]*)\0" * _FIELDS)
@@ -183,6 +183,11 @@ _WHAT: Final = {
     stat.S_IFBLK: "a block device",
     stat.S_IFLNK: "a link",
 }
+
+
+def leads_out(path: str) -> bool:
+    """Whether a path that somebody else gave, such as an archive's, is of something outside of its folder."""
+    return path.startswith("/") or ".." in path.split("/")
 
 
 def _refuse(path: str, why: str) -> None:

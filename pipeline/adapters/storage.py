@@ -11,7 +11,16 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from manycpu.pipeline.adapters.listing import Item, LeftOut, OddFileError, Rows, below, item_of, regular
+from manycpu.pipeline.adapters.listing import (
+    Item,
+    LeftOut,
+    OddFileError,
+    Rows,
+    below,
+    item_of,
+    leads_out,
+    regular,
+)
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError
 
@@ -86,7 +95,8 @@ class Location:
         """List every file below, or the file itself, by path.
 
         Raises:
-            OddFileError: Something is no file or folder, and nobody is told of what is left out.
+            OddFileError: Something is no file or folder, and nobody is told of what is left out; or a path
+                leads out of the folder, as those of an archive may.
             OSError: A folder cannot be read.
         """
         if self.is_file():
@@ -167,8 +177,13 @@ class Location:
     def _behind_url(self) -> Iterable[Item]:
         base = self.root.rstrip("/") + "/"
         entries = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
-        # Some list folders as files with a slash at the end; behind URLs there are no empty ones.
-        return (_described(path.removeprefix(base), i) for path, i in entries.items() if path[-1] != "/")
+        for path, info in entries.items():
+            name = path.removeprefix(base)
+            if leads_out(name):
+                raise OddFileError(f"{name!r} leads out of its folder")
+            # Some list folders as files with a slash at the end; behind URLs there are no empty ones.
+            if path[-1] != "/":
+                yield _described(name, info)
 
 
 def _on_disk(path: str) -> tuple[LocalFileSystem, str]:

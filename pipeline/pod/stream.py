@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from manycpu.pipeline.adapters.listing import Item, Rows
+from manycpu.pipeline.adapters.listing import Item, Rows, leads_out
 from manycpu.pipeline.adapters.storage import Block, Reading
 from manycpu.pipeline.pod.channel import Channel, LostError, Message
 from manycpu.pipeline.transfer import Hashing, TransferError
@@ -37,7 +37,7 @@ def take_rows(channel: Channel, message: Message, kind: Callable[[str, int, str,
     except ValueError as error:
         raise TransferError(str(error)) from error
     for path, *_ in rows:
-        if path.startswith("/") or ".." in path.split("/"):
+        if leads_out(path):
             raise TransferError(f"the path {path!r} leads out of its folder")
     return rows
 

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import zipfile
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.folder_contents import contents, location
 from support.web_server import served
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import TransferError
@@ -36,6 +38,18 @@ def test_a_file_may_have_any_name(source: Path, tmp_path: Path, name: str) -> No
     assert contents(tmp_path / "copy") == contents(source)
     assert contents(tmp_path / "out").items() >= contents(source).items()
     assert len(contents(tmp_path / "out")) == 3
+
+
+@pytest.mark.parametrize("member", ["../../victim", "a/../../victim"])
+def test_an_archive_writes_nothing_outside_of_its_folder(tmp_path: Path, member: str) -> None:
+    (tmp_path / "data").mkdir()
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        archive.writestr("good.txt", "good")
+        archive.writestr(member, "bad")
+    packed = Location.of(f"zip://::file://{tmp_path}/set.zip", "run.data")
+    with pytest.raises(OddFileError, match="victim' leads out of its folder"):
+        transfer.fetch(packed, tmp_path / "data" / "copy")
+    assert [path.name for path in tmp_path.rglob("victim*")] == []
 
 
 def test_a_models_own_manifest_is_kept_and_ours_is_beside_it(source: Path, tmp_path: Path) -> None:
