@@ -214,7 +214,8 @@ def _bare(ctx: ClusterContext, pod: helper_pod.Helper) -> float:
     identity = make("bench")
     port = direct.offer(running, identity)
     address = (ctx.cluster.get("Pod", pod.name) or {})["status"]["podIP"]
-    streams = direct.connect(running, address, port, identity)
+    streams = direct.connect(address, port, identity)
+    direct.choose(running, straight=True)
     block, began = bytes(1 << 18), time.monotonic()
     for _ in range(rounds(*LARGE) // len(block)):
         streams.writelines((block,))

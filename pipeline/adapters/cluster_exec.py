@@ -29,7 +29,6 @@ __all__ = ["Exec", "start"]
 _STDIN, _STDOUT, _STDERR, _STATUS = range(4)
 _PROTOCOLS: Final = f"{ws_client.V5_CHANNEL_PROTOCOL},{ws_client.V4_CHANNEL_PROTOCOL}"
 _OPEN: Final = 30.0  # seconds
-_SETTLE: Final = 2.0  # seconds
 _LAST: Final = 4000  # bytes of its last output on stderr
 _KEPT: Final = 1 << 16  # bytes of output beside stdout
 _BUFFER: Final = 1 << 16  # bytes
@@ -116,11 +115,6 @@ class Exec:
     def close(self) -> None:
         """End the connection, also under other threads that read and write; they have an end of stream."""
         self._socket.abort()
-
-    def settle(self) -> None:
-        """Read how a command ended that is about to end; for one whose stdout nobody reads any more."""
-        self.limit(_SETTLE)
-        self.read(1)
 
     def limit(self, seconds: float | None) -> None:
         """Give up to read or write after so many seconds; None: never, since who talks over it does."""

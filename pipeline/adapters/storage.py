@@ -91,8 +91,8 @@ class Location:
         """Whether this is one file."""
         return bool(self.fs.isfile(self.root))
 
-    def items(self) -> Rows[Item]:
-        """List every file below, or the file itself, by path.
+    def items(self, tick: Callable[[], None] = lambda: None) -> Rows[Item]:
+        """List every file below, or the file itself, by path; ``tick`` is called for each on disk.
 
         Raises:
             OddFileError: Something is no file or folder, and nobody is told of what is left out; or a path
@@ -103,7 +103,7 @@ class Location:
             return Rows(Item, [self._item(self.root.rsplit("/", 1)[-1])])
         if self.chosen is not None:
             return Rows(Item, map(self._item, self.chosen))
-        return Rows(Item, below(self.root, self.left_out) if self.local else sorted(self._behind_url()))
+        return Rows(Item, self._on_disk(tick) if self.local else sorted(self._behind_url()))
 
     def open(self, path: str, mode: str = "rb") -> BinaryIO:
         """Open a file below, or the file itself."""
@@ -174,7 +174,13 @@ class Location:
         at = self._at(path)
         return item_of(path, Path(at).stat()) if self.local else _described(path, self.fs.info(at))
 
+    def _on_disk(self, tick: Callable[[], None]) -> Iterator[Item]:
+        for item in below(self.root, self.left_out):
+            tick()
+            yield item
+
     def _behind_url(self) -> Iterable[Item]:
+        self.fs.invalidate_cache()  # somebody may have written meanwhile
         base = self.root.rstrip("/") + "/"
         entries = cast("dict[str, dict[str, Any]]", self.fs.find(self.root, detail=True))
         for path, info in entries.items():

@@ -1,6 +1,7 @@
 """``python -m manycpu.pipeline.pod COMMAND``: answer a request on stdin and stdout, or idle in a pod.
 
-With ``direct`` after the command, the worker may connect to the pod instead.
+With ``direct`` after the command, the worker may connect to the pod instead. Its exit codes: as of
+:func:`answer`; EX_UNAVAILABLE where nothing was heard of the worker.
 """
 
 import os
@@ -20,8 +21,11 @@ def main(command: str) -> int:
         return idle(float(sys.argv[2]))
     stdin, stdout = open(0, "rb", buffering=1 << 20), open(os.dup(1), "wb")  # noqa: PTH123, SIM115 - for ever
     os.dup2(2, 1)  # what libraries print is no frame
-    streams = direct.accept(stdin, stdout) if sys.argv[2:] == ["direct"] else None
-    with Channel(streams or stdin, streams or stdout, lambda: os._exit(os.EX_TEMPFAIL)) as channel:
+    try:
+        streams = direct.accept(stdin, stdout) if sys.argv[2:] == ["direct"] else None
+    except ConnectionError:
+        return os.EX_UNAVAILABLE
+    with Channel(streams or stdin, streams or stdout, lambda: os._exit(os.EX_UNAVAILABLE)) as channel:
         code = answer(channel, command)
         stdout.flush()
         # At once: a thread waits for stdin, and Python would wait for it.

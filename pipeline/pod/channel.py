@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, Self
 from manycpu.pipeline.adapters.storage import Block
 from manycpu.pipeline.transfer import Progress, TransferError
 
-__all__ = ["Channel", "Content", "LostError", "Message", "Reader", "RemoteError", "Writer"]
+__all__ = ["Channel", "Content", "LostError", "Message", "Reader", "RemoteError", "SilentError", "Writer"]
 
 BEAT: Final = 5.0  # seconds between signs of life
 SILENCE: Final = 60.0  # seconds without any after which the other end is given up
@@ -38,6 +38,10 @@ log = logging.getLogger(__name__)
 
 class LostError(ConnectionError):
     """The other end is gone; what it was asked for may be done."""
+
+
+class SilentError(LostError):
+    """Nothing was heard of the other end for too long."""
 
 
 class RemoteError(TransferError):
@@ -290,6 +294,6 @@ class Channel:
             if self._frames.full():
                 self._last_received = time.monotonic()  # it has more to say than was taken
             if time.monotonic() - self._last_received > self._silence:
-                self._failure = self._failure or LostError(f"no sign of life for {self._silence:g} s")
+                self._failure = self._failure or SilentError(f"no sign of life for {self._silence:g} s")
                 self._close()
                 return

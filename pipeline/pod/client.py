@@ -21,14 +21,14 @@ def push(channel: Channel, source: Location, folder: str) -> Message:
         RemoteError: The pod could not write it.
         LostError: The pod is gone: ask another.
     """
-    items = source.items()
+    items = source.items(channel.tick)
     say_rows(channel, "request", items, folder=folder)
     answer = channel.hear("alike", "have", "done")
     if answer["kind"] == "alike":
         channel.say("digest", sha256=transfer.scan(source, channel.tick).digest)
         answer = channel.hear("have", "done")
     if answer["kind"] == "have":
-        pour(channel, transfer.Hashing(source), items, take_starts(channel, answer))
+        pour(channel, transfer.Hashing(source, channel.tick), items, take_starts(channel, answer))
         answer = channel.hear("done")
     return answer
 

@@ -16,7 +16,7 @@ from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.lock import leased
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.pod.channel import Channel
+from manycpu.pipeline.pod.channel import Channel, LostError
 from manycpu.pipeline.pod.stream import Incoming, pour, say_rows, take_rows, take_starts
 from manycpu.pipeline.transfer import Lock, Manifest, Progress
 
@@ -26,19 +26,23 @@ _TELL_EVERY: Final = 0.5  # seconds
 
 
 def answer(channel: Channel, command: str) -> int:
-    """Run a command for the other end; the exit code: 0, 1, or that it should be asked for again."""
+    """Run a command for the other end; the exit code.
+
+    Returns:
+        0; 1 where it was told why not; EX_TEMPFAIL where it should be asked for again.
+    """
     logger = logging.getLogger("manycpu")
     logger.setLevel(logging.INFO)
     logger.addHandler(_Notes(channel))
     try:
         request = channel.hear("request")
         COMMANDS[command](channel, **{name: value for name, value in request.items() if name != "kind"})
-    except ConnectionError:
-        return 1  # nobody is there to be told
+    except LostError:
+        return os.EX_TEMPFAIL  # nobody is there to be told
     except transfer.TakenOverError:
         return os.EX_TEMPFAIL  # whoever asks again waits for it to be ready
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
-        with suppress(ConnectionError):
+        with suppress(LostError):
             channel.say("error", text=_text(error), reason=_reason(error))
         return 1
     return os.EX_OK
@@ -72,17 +76,30 @@ def receive(channel: Channel, folder: str, **listed: Any) -> None:
 def send(channel: Channel, source: str) -> None:
     """Send a folder to the other end."""
     location = transfer.written(source)
-    items = location.items() if location.exists() else Rows(Item)
+    items = location.items(channel.tick) if location.exists() else Rows(Item)
     say_rows(channel, "files", items)
     if any(not item.is_folder for item in items):
-        pour(channel, transfer.Hashing(location), items, take_starts(channel, channel.hear("have")))
+        pour(
+            channel,
+            transfer.Hashing(location, channel.tick),
+            items,
+            take_starts(channel, channel.hear("have")),
+        )
 
 
 def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
     """Copy a URL to a folder that is named by its content."""
     source = Location.of(url, field)
-    destination = Path(folder) / transfer.identity(source, channel.tick)[: transfer.DIGITS]
-    stored = transfer.fetch(source, destination, _progress(channel), _lock(channel), tick=channel.tick)
+    identity = transfer.identity(source, channel.tick)
+    destination = Path(folder) / identity[: transfer.DIGITS]
+    stored = transfer.fetch(
+        source,
+        destination,
+        _progress(channel),
+        _lock(channel),
+        tick=channel.tick,
+        is_same=lambda copied: transfer.identity(source, channel.tick, copied) == identity,
+    )
     path = destination / source.root.rsplit("/", 1)[-1] if source.is_file() else destination
     channel.say("done", sha256=stored.manifest.digest, path=str(path), reused=stored.reused)
 
@@ -90,9 +107,8 @@ def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
 def publish(channel: Channel, source: str, url: str, key: str) -> None:
     """Copy a folder to a URL."""
     manifest = Manifest()
-    if any(
-        not item.is_folder for item in (transfer.written(source).items() if Path(source).exists() else ())
-    ):
+    items = transfer.written(source).items(channel.tick) if Path(source).exists() else ()
+    if any(not item.is_folder for item in items):
         target = Location.of(url, "run.output")
         manifest = transfer.publish(Path(source), target, key, _progress(channel), channel.tick)
     say_rows(channel, "done", manifest.files)

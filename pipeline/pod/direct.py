@@ -1,32 +1,33 @@
 """A helper pod spoken to straight over TLS, in place of the streams of an exec through the API server.
 
 The exec begins it: the worker makes a key and a certificate for this one command and sends them to the pod
-over the exec's stdin; on disk they are only while OpenSSL reads them, in a file of the process's own. Both
+over the exec's stdin; no disk has them, but for a worker's outside of Linux while OpenSSL reads them. Both
 ends prove that they have the key (mutual TLS 1.3), and trust nothing but the certificate. There are two
 connections, one for each direction: OpenSSL lets no two threads read and write one at once.
 """
 
+import os
 import select
 import selectors
 import socket
 import ssl
 import struct
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO, Final, Protocol
 
 from manycpu.pipeline.pod.channel import Content, Reader, Writer
 
-__all__ = ["PATIENCE", "PORT", "Streams", "accept", "connect", "decline", "offer"]
+__all__ = ["PATIENCE", "PORT", "Streams", "accept", "choose", "connect", "offer"]
 
 PORT: Final = 23457
 """Where a pod listens; another where this one is taken."""
 CONNECT: Final = 3.0  # seconds until a connection is there
 HANDSHAKE: Final = 5.0  # seconds until both ends know each other
 PATIENCE: Final = 60.0  # seconds in which the other end of an exec says its next word
-_STRANGERS: Final = 16  # connections that may be about to prove who they are
+_STRANGERS: Final = 256  # connections that may be about to prove who they are
 _SIZE: Final = struct.Struct(">I")
 _ACCEPTED: Final = b"k"
 _TO_POD, _FROM_POD = b"w", b"r"
@@ -95,8 +96,8 @@ def offer(running: _Exec, identity: bytes) -> int:
     return int(_SIZE.unpack(head)[0])
 
 
-def connect(running: _Exec, host: str, port: int, identity: bytes) -> Streams:
-    """Connect to a pod that listens, and have it use these connections.
+def connect(host: str, port: int, identity: bytes) -> Streams:
+    """Connect to a pod that listens.
 
     Raises:
         OSError: It cannot be reached within seconds, or is another; TLS's errors among them.
@@ -105,19 +106,17 @@ def connect(running: _Exec, host: str, port: int, identity: bytes) -> Streams:
         reading, writing = (
             stack.enter_context(_greeted(host, port, identity, way)) for way in (_FROM_POD, _TO_POD)
         )
-        running.writelines((_DIRECT,))
-        running.flush()
         stack.pop_all()
     return Streams(reading, writing)
 
 
-def decline(running: _Exec) -> None:
-    """Have a pod that listens use the exec.
+def choose(running: _Exec, *, straight: bool) -> None:
+    """Have a pod that listens use the connections, or the exec.
 
     Raises:
         OSError: The exec has ended.
     """
-    running.writelines((_EXEC,))
+    running.writelines((_DIRECT if straight else _EXEC,))
     running.flush()
 
 
@@ -225,11 +224,23 @@ def _context(side: "ssl._SSLMethod", identity: bytes) -> ssl.SSLContext:
         context.num_tickets = 0  # each is a message that the reading side would have to take
     _, mark, certificate = identity.partition(b"-----BEGIN CERTIFICATE-----")
     context.load_verify_locations(cadata=(mark + certificate).decode())
-    with NamedTemporaryFile() as file:  # OpenSSL takes a file alone
-        file.write(identity)
-        file.flush()
-        context.load_cert_chain(file.name)
+    with _file_of(identity) as path:
+        context.load_cert_chain(path)
     return context
+
+
+@contextmanager
+def _file_of(content: bytes) -> Iterator[str]:
+    """Put content where OpenSSL reads it, which takes a path alone: in memory, where the system has that."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("identity"), "wb", buffering=0) as file:
+            file.write(content)
+            yield f"/proc/self/fd/{file.fileno()}"
+        return
+    with NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        yield file.name
 
 
 def _set_up(connection: ssl.SSLSocket) -> None:

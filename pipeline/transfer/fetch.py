@@ -7,7 +7,7 @@ import stat
 import uuid
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -78,6 +78,7 @@ def fetch(  # noqa: PLR0913 - the last ones are seldom given
     tick: Tick = lambda: None,
     read_only: bool = False,
     in_use: Callable[[], bool] = lambda: False,
+    is_same: Callable[[Manifest], bool] = lambda _: True,
 ) -> Stored:
     """Copy a source to a folder on disk that appears complete or not at all.
 
@@ -92,6 +93,8 @@ def fetch(  # noqa: PLR0913 - the last ones are seldom given
         tick: Called while the work goes on, also where no bytes are copied.
         read_only: Whether its files have no permission to be written to.
         in_use: Tells whether somebody works with what is there, and may have written to it.
+        is_same: Tells of a copy whether it is of what was meant: of files that are replaced meanwhile it may
+            have some of each version.
 
     Raises:
         InUseError: What is there is not what was copied, and is in use.
@@ -105,7 +108,10 @@ def fetch(  # noqa: PLR0913 - the last ones are seldom given
         if (complete := _verified(destination, tick, in_use)) is not None:
             return Stored(destination, complete, reused=True)
         partial, manifest = copy(source, destination, progress, tick)
-        _complete(partial, destination, manifest, read_only=read_only)
+        if not is_same(manifest):
+            disk.remove(str(partial), tick)
+            raise TransferError("it changed while it was copied")
+        _complete(partial, destination, manifest, tick, read_only=read_only)
         return Stored(destination, manifest, reused=False)
 
 
@@ -151,9 +157,9 @@ def store(  # noqa: PLR0913 - the last two are seldom given
         with lock(_lock(destination)):
             # Somebody else's was ready first, and may be read already.
             if existing := _verified(destination, tick):
-                shutil.rmtree(partial)
+                disk.remove(str(partial), tick)
                 return Stored(destination, existing, reused=True)
-            _complete(partial, destination, manifest)
+            _complete(partial, destination, manifest, tick)
         return Stored(destination, manifest, reused=False)
 
 
@@ -217,7 +223,7 @@ def _verified(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda
         return None
     if verdict.read:
         log.info("%s: %d files were written to, and are what was staged", destination, verdict.read)
-        _write_marker(destination, manifest)
+        _write_marker(destination, manifest, tick)
     return manifest
 
 
@@ -230,7 +236,9 @@ def _modification_times(destination: Path) -> "array[int] | None":
         return None
 
 
-def _complete(partial: Path, destination: Path, manifest: Manifest, *, read_only: bool = False) -> None:
+def _complete(
+    partial: Path, destination: Path, manifest: Manifest, tick: Tick, *, read_only: bool = False
+) -> None:
     """Rename a finished copy to its destination, and write the marker that makes it complete."""
     disk.sync(partial)
     # Without its marker, whatever is there is not ours to trust. Who still reads it finds the new one.
@@ -241,11 +249,12 @@ def _complete(partial: Path, destination: Path, manifest: Manifest, *, read_only
         partial.rename(destination)
         if read_only:  # not before: who takes up a partial copy has to write to it
             _protect(destination, manifest)
-        _write_marker(destination, manifest)
+        _write_marker(destination, manifest, tick)
     except FileNotFoundError as error:
         raise TakenOverError("somebody else goes on with this copy") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):
+            disk.remove(str(aside), tick)
 
 
 def _protect(folder: Path, manifest: Manifest) -> None:
@@ -266,16 +275,17 @@ def _marker(destination: Path) -> Path:
     return destination.with_name(destination.name + _MARKER)
 
 
-def _write_marker(destination: Path, manifest: Manifest) -> None:
+def _write_marker(destination: Path, manifest: Manifest, tick: Tick) -> None:
     partial = _marker(destination).with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
     with partial.open("w") as file:
-        file.writelines(write_lines(_with_times(destination, manifest)))
+        file.writelines(write_lines(_with_times(destination, manifest, tick)))
     partial.replace(_marker(destination))
 
 
-def _with_times(destination: Path, manifest: Manifest) -> Iterator[dict[str, Any]]:
+def _with_times(destination: Path, manifest: Manifest, tick: Tick) -> Iterator[dict[str, Any]]:
     """Add each file's modification time to its fields."""
     for file in manifest.files:
+        tick()
         written = os.stat(f"{destination}/{file.path}").st_mtime_ns  # noqa: PTH116 - one for each of many
         yield file.described() | {"mtime_ns": written}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from manycpu.pipeline.adapters.listing import Item, Rows, item_of
 from manycpu.pipeline.adapters.storage import Block, Location, Reading, blocks
-from manycpu.pipeline.transfer.manifest import TransferError
+from manycpu.pipeline.transfer.manifest import Tick, TransferError
 
 __all__ = ["Hashing"]
 
@@ -16,14 +16,18 @@ class Hashing:
     """A source that hashes while it reads: each file once, and all of it.
 
     Of a file whose beginning is at the other end already, that too is read and hashed, and not given.
+
+    Args:
+        folder: The folder.
+        tick: Is called while it is listed and read, also where nothing is given.
     """
 
-    def __init__(self, folder: Location) -> None:
-        self._folder = folder
+    def __init__(self, folder: Location, tick: Tick = lambda: None) -> None:
+        self._folder, self._tick = folder, tick
 
     def items(self) -> Rows[Item]:
         """List every file; its version is its modification time."""
-        return self._folder.items()
+        return self._folder.items(self._tick)
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Read each file from its start offset.
@@ -32,6 +36,7 @@ class Hashing:
             TransferError: It is not what was listed.
         """
         for item, start in zip(items, starts, strict=True):
+            self._tick()
             digest = hashlib.sha256()
             yield Reading(self._blocks(item, start, digest), digest.hexdigest)
 
@@ -40,6 +45,7 @@ class Hashing:
             return
         with self._folder.open(item.path) as file:
             for block in blocks(file):
+                self._tick()
                 digest.update(block)
                 if not start:
                     yield block

@@ -82,7 +82,9 @@ class Manifest:
         digest = hashlib.sha256()
         for file in self.files:
             # As sha256sum writes it; what is executable has its mark for binary files.
-            line = f"{file.sha256} {'*' if file.executable else ' '}{file.path}\n"
+            path = file.path.replace("\\", r"\\").replace("\n", r"\n")
+            mark = "" if path == file.path else "\\"
+            line = f"{mark}{file.sha256} {'*' if file.executable else ' '}{path}\n"
             digest.update(line.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
@@ -165,26 +167,34 @@ def _whole(text: str) -> dict[str, Any]:
 
 def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
     """Read and hash every file of a folder."""
-    items = source.items()
+    items = source.items(tick)
     return Manifest(File(i.path, i.size, source.sha256(i, tick), i.executable) for i in items)
 
 
-def identity(source: Location, tick: Tick = lambda: None) -> str:
+def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | None = None) -> str:
     """Compute a digest that tells a source's present content from any other.
 
     It is read only where it is on disk, or where nothing else tells its versions apart.
+
+    Args:
+        source: The source.
+        tick: Called while the work goes on.
+        copied: What a copy of it has: then nothing is read that was read for that.
 
     Raises:
         FileNotFoundError: There is nothing behind the URL, or it cannot be reached.
     """
     if source.local is not None:
-        return scan(source, tick).digest
+        return (copied or scan(source, tick)).digest
     items = source.items()
+    hashes = None if copied is None else (file.sha256 for file in copied.files)
     if not any(item.size for item in items):
         raise FileNotFoundError(f"there is nothing at {redacted(source.url)}, or it cannot be reached")
     digest = hashlib.sha256(f"{source.url}\n[".encode())
     for number, item in enumerate(items):
-        described = json.dumps([item.path, item.size, item.version or source.sha256(item, tick)])
+        known = "" if hashes is None else next(hashes, "none")
+        version = item.version or known or source.sha256(item, tick)
+        described = json.dumps([item.path, item.size, version])
         digest.update(f"{', ' if number else ''}{described}".encode())
     digest.update(b"]")
     return digest.hexdigest()

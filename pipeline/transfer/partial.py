@@ -4,7 +4,6 @@ import errno
 import hashlib
 import os
 import re
-import shutil
 import uuid
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,10 @@ _PLAIN, _EXECUTABLE = 0o666, 0o777  # less the umask
 
 class TakenOverError(TransferError):
     """Another process has taken over this copy, whose owner had given no sign of life for a while."""
+
+
+class _DamagedError(Exception):
+    """What a broken copy had left is not what it should be."""
 
 
 class Copied(NamedTuple):
@@ -61,12 +64,15 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     """
     items = source.items()
     partial = stem.with_name(f"{stem.name}.{items.digest[:DIGITS]}.{uuid.uuid4().hex[:_TOKEN]}.partial")
-    adopted = _claim(stem, partial)
+    adopted = _claim(stem, partial, tick)
     try:
-        manifest = _fill(partial, source, items, progress)
-        if adopted and (fault := verify(partial, manifest, None, tick).fault):
-            shutil.rmtree(partial)
-            raise TransferError(f"what a broken copy had left is damaged: {fault}")
+        manifest = _fill(partial, source, items, _Tally(progress, tick, sum(item.size for item in items)))
+        if adopted:
+            _see_whole(partial, manifest, tick)
+    except _DamagedError as error:
+        with suppress(FileNotFoundError):
+            disk.remove(str(partial), tick)  # all of it: other files may be as damaged
+        raise TransferError(f"what a broken copy had left is damaged: {error}; it was deleted") from error
     except FileNotFoundError as error:
         if partial.exists():
             raise
@@ -74,11 +80,17 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     return Copied(partial, manifest)
 
 
-def drop(stem: Path, *but: str) -> None:
+def _see_whole(partial: Path, manifest: Manifest, tick: Tick) -> None:
+    if fault := verify(partial, manifest, None, tick).fault:
+        raise _DamagedError(fault)
+
+
+def drop(stem: Path, *but: str, tick: Tick = lambda: None) -> None:
     """Delete partial folders, except those whose names begin with one of ``but``."""
     for broken in _broken_copies(stem):
         if not broken.name.startswith(but or "\0"):
-            shutil.rmtree(broken, ignore_errors=True)
+            with suppress(OSError):
+                disk.remove(str(broken), tick)
 
 
 def _broken_copies(stem: Path) -> list[Path]:
@@ -86,14 +98,14 @@ def _broken_copies(stem: Path) -> list[Path]:
     return [path for path in stem.parent.iterdir() if name.fullmatch(path.name)]
 
 
-def _claim(stem: Path, partial: Path) -> bool:
+def _claim(stem: Path, partial: Path, tick: Tick) -> bool:
     """Claim the partial folder; True where it is adopted from a broken copy of the same files."""
     same = partial.name.removesuffix(partial.suffixes[-2] + ".partial")
-    drop(stem, f"{same}.")
+    drop(stem, f"{same}.", tick=tick)
     for broken in _broken_copies(stem):
         with suppress(FileNotFoundError):
             if partial.exists():
-                shutil.rmtree(broken)
+                disk.remove(str(broken), tick)
             else:
                 broken.rename(partial)
     if partial.exists():
@@ -102,9 +114,8 @@ def _claim(stem: Path, partial: Path) -> bool:
     return False
 
 
-def _fill(partial: Path, source: Source, items: Rows[Item], progress: Progress) -> Manifest:
-    starts = _starts(partial, items)
-    tally = _Tally(progress, sum(item.size for item in items))
+def _fill(partial: Path, source: Source, items: Rows[Item], tally: "_Tally") -> Manifest:
+    starts = _starts(partial, items, tally.tick)
     _check_room(partial, sum(item.size - start for item, start in zip(items, starts, strict=True)))
     files, last = Rows(File), ""
     for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):
@@ -123,12 +134,13 @@ def _make_folders(partial: Path, folder: str) -> None:
             os.mkdir(f"{partial}/{'/'.join(parts[:end])}")  # noqa: PTH102 - one for each of many
 
 
-def _starts(partial: Path, items: Rows[Item]) -> "array[int]":
+def _starts(partial: Path, items: Rows[Item], tick: Tick) -> "array[int]":
     """Count how many bytes of each file are there; a file with too many is deleted."""
     starts = array("q", bytes(8 * len(items)))
     if not any(partial.iterdir()):
         return starts
     for number, item in enumerate(items):
+        tick()
         path = Path(partial, item.path)
         if item.is_folder or not path.is_file():
             continue
@@ -150,7 +162,8 @@ def _check_room(folder: Path, needed: int) -> None:
 class _Tally:
     """Counts the bytes copied, and reports progress."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
+    def __init__(self, progress: Progress, tick: Tick, total: int) -> None:
+        self.tick = tick
         self._progress, self._total, self._done = progress, total, 0
 
     def add(self, count: int) -> None:
@@ -165,14 +178,14 @@ def _copy_file(path: str, item: Item, start: int, reading: Reading, tally: _Tall
         copied = File(item.path, sum(map(len, reading.blocks)), hashlib.sha256().hexdigest())
     else:
         with FileIO(path, "r+", opener=_opener(item)) as file:
-            copy = _Copy(file, start)
+            copy = _Copy(file, start, tally.tick)
             for block in reading.blocks:
                 copy.write(block)
                 tally.add(len(block))
             copied = File(item.path, copy.read_back(), copy.digest.hexdigest(), item.executable)
     if fault := _fault(item, copied, reading.sha256()):
         Path(path).unlink()
-        raise TransferError(f"{item.path} {fault}")
+        raise (_DamagedError if start else TransferError)(f"{item.path} {fault}")
     return copied
 
 
@@ -184,9 +197,9 @@ def _opener(item: Item) -> Callable[[str, int], int]:
 class _Copy:
     """A file that is written and read back: its digest is of what is on disk."""
 
-    def __init__(self, file: FileIO, start: int) -> None:
+    def __init__(self, file: FileIO, start: int, tick: Tick) -> None:
         self.digest = hashlib.sha256()
-        self._file, self._size, self._hashed = file, start, 0
+        self._file, self._size, self._hashed, self._tick = file, start, 0, tick
         file.seek(start)
 
     def write(self, block: Block) -> None:
@@ -202,6 +215,7 @@ class _Copy:
         self._file.seek(self._hashed)
         buffer = memoryview(bytearray(min(_BLOCK, self._size - self._hashed + 1)))
         while count := self._file.readinto(buffer):
+            self._tick()
             self.digest.update(buffer[:count])
             self._hashed += count
         return self._hashed

@@ -45,7 +45,7 @@ def publish(
     if destination.local is not None:
         if destination.local.is_file():
             raise TransferError(f"{destination.local} has become a file, and no folder")
-        return save(Hashing(origin), destination.local, key, progress, tick)
+        return save(Hashing(origin, tick), destination.local, key, progress, tick)
     manifest = scan(origin, tick)
     # Behind URLs there are no empty folders, and no names that are not UTF-8.
     files = [file for file in manifest.files if not file.path.endswith("/")]

@@ -51,11 +51,17 @@ def started(command: str) -> Iterator[Pod]:
             process.stdin.close()
 
 
+def straight(exec_: "Pod | _Pipes", port: int, identity: bytes) -> direct.Streams:
+    streams = direct.connect("127.0.0.1", port, identity)
+    direct.choose(exec_, straight=True)
+    return streams
+
+
 @contextmanager
 def connected(command: str) -> Iterator[tuple[Channel, direct.Streams, Pod]]:
     with started(command) as pod:
         identity = make("test")
-        streams = direct.connect(pod, "127.0.0.1", direct.offer(pod, identity), identity)
+        streams = straight(pod, direct.offer(pod, identity), identity)
         with Channel(streams, streams, streams.close) as channel:
             yield channel, streams, pod
         streams.release()
@@ -90,7 +96,7 @@ def test_what_broke_in_the_middle_goes_on_where_it_was(source: Path, tmp_path: P
 def test_where_the_pod_cannot_be_reached_its_exec_serves(source: Path, tmp_path: Path) -> None:
     with started("receive") as pod:
         direct.offer(pod, make("test"))
-        direct.decline(pod)
+        direct.choose(pod, straight=False)
         with Channel(pod, pod, pod.process.kill) as channel:
             done = client.push(channel, location(source), str(tmp_path / "volume"))
     assert contents(Path(done["path"])) == contents(source)
@@ -109,7 +115,7 @@ def test_who_has_no_key_or_another_is_not_let_in_and_learns_nothing(source: Path
     with started("receive") as pod:
         port = direct.offer(pod, own)
         with pytest.raises(ssl.SSLError):  # another certificate is not the pod's
-            direct.connect(pod, "127.0.0.1", port, foreign)
+            direct.connect("127.0.0.1", port, foreign)
         anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
         with (
@@ -121,7 +127,7 @@ def test_who_has_no_key_or_another_is_not_let_in_and_learns_nothing(source: Path
         with socket.create_connection(("127.0.0.1", port), 5) as plain:
             plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
         silent = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(8)]
-        streams = direct.connect(pod, "127.0.0.1", port, own)  # and the worker is let in beside them
+        streams = straight(pod, port, own)  # and the worker is let in beside them
         with Channel(streams, streams, streams.close) as channel:
             client.push(channel, location(source), str(tmp_path / "volume"))
         streams.release()
@@ -134,7 +140,7 @@ def test_a_host_that_is_another_is_refused() -> None:
     with started("receive") as pod, started("receive") as other:
         direct.offer(pod, identity)
         with pytest.raises(ssl.SSLError, match="certificate verify failed"):
-            direct.connect(pod, "127.0.0.1", direct.offer(other, make("other")), identity)
+            direct.connect("127.0.0.1", direct.offer(other, make("other")), identity)
 
 
 @pytest.mark.timeout(60)
@@ -144,9 +150,9 @@ def test_an_address_that_does_not_answer_is_given_up_within_seconds(monkeypatch:
     with started("receive") as pod, socket.create_server(("127.0.0.1", 0)) as silent:
         direct.offer(pod, make("test"))
         with pytest.raises(TimeoutError):  # it takes the connection, and says nothing
-            direct.connect(pod, "127.0.0.1", silent.getsockname()[1], make("test"))
+            direct.connect("127.0.0.1", silent.getsockname()[1], make("test"))
         with pytest.raises(ConnectionRefusedError):
-            direct.connect(pod, "127.0.0.1", 1, make("test"))
+            direct.connect("127.0.0.1", 1, make("test"))
 
 
 def test_the_key_is_in_no_argument_no_environment_and_no_file(tmp_path: Path) -> None:
@@ -173,7 +179,7 @@ def test_both_directions_at_once_do_not_disturb_each_other() -> None:
         thread.start()
         with os.fdopen(reading[1], "wb") as to_pod, os.fdopen(writing[0], "rb") as from_pod:
             exec_ = _Pipes(from_pod, to_pod)
-            near = direct.connect(exec_, "127.0.0.1", direct.offer(exec_, identity), identity)
+            near = straight(exec_, direct.offer(exec_, identity), identity)
         thread.join()
     far = accepted[0]
     assert far is not None

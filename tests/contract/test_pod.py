@@ -132,7 +132,7 @@ def test_a_pod_whose_volume_does_not_answer_says_so_and_ends() -> None:
         with pytest.raises(RemoteError, match="its work has stood still for 1 s") as raised:
             client.ask(channel)
         assert raised.value.reason == "stuck"
-        assert process.wait(30) == os.EX_TEMPFAIL
+        assert process.wait(30) == os.EX_UNAVAILABLE
 
 
 def test_a_pod_whose_work_goes_on_is_not_given_up_however_long_it_takes() -> None:

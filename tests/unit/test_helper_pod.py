@@ -1,6 +1,7 @@
 """The manifests of helper pods and claims are what a namespace with Pod Security ``restricted`` takes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from manycpu.pipeline.spec.errors import DeadlineError, ForbiddenError
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import pod_status
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
+from manycpu.pipeline.targets.kubernetes.volume.way_to_pod import WayToPod
 from manycpu.pipeline.targets.open_run import open_context
 
 OWNERS = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "qa-8a2b1c0d9e", "uid": "5f0c"}]
@@ -103,6 +105,7 @@ class Breaking(helper_pod.Helper):
         self.name, self._progress = "x", lambda *_: None
         self._best, self._moved, self._owned = 0, False, False
         self._clock, self._breaks = clock, breaks
+        self._way = WayToPod(SimpleNamespace(), "x", direct=True)  # type: ignore[arg-type]
 
     def wait_ready(self) -> None:
         """Be ready at once."""
@@ -112,7 +115,7 @@ class Breaking(helper_pod.Helper):
             return command
         seconds, done = self._breaks.pop(0)
         self._clock[0] += seconds
-        self._report_progress(done, 10**12)
+        self.report(done, 10**12)
         raise LostError("gone")
 
 

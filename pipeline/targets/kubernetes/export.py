@@ -29,7 +29,7 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
     source = f"{ctx.attempt_directory(handle.attempt)}/output"
     try:
         with helper(ctx, "export", ctx.claim, progress) as pod:
-            return (_publish if is_remote(ctx.destination) else _pull)(ctx, pod, source, progress)
+            return (_publish if is_remote(ctx.destination) else _pull)(ctx, pod, source)
     except RunGoneError:
         raise
     except (TransferError, OSError) as error:
@@ -50,16 +50,16 @@ def _beside(ctx: ClusterContext, handle: JobHandle) -> ClusterContext:
     return cast("ClusterContext", changed(ctx, target=ctx.target.model_copy(update=volume)))
 
 
-def _publish(ctx: ClusterContext, pod: Helper, source: str, _: Progress) -> Manifest:
+def _publish(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
     request = {"source": source, "url": ctx.destination, "key": ctx.key}
     return pod.run("publish", lambda channel: client.publish(channel, **request))
 
 
-def _pull(ctx: ClusterContext, pod: Helper, source: str, progress: Progress) -> Manifest:
+def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
     output = ctx.output.local
     if output is None:
         raise ExportError(f"{ctx.destination} is no folder of this machine", field="run.output")
-    return pod.run("send", lambda channel: client.pull(channel, source, output, ctx.key, progress))
+    return pod.run("send", lambda channel: client.pull(channel, source, output, ctx.key, pod.report))
 
 
 def model_of(ctx: ClusterContext, handle: JobHandle) -> str:

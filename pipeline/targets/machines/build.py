@@ -33,6 +33,6 @@ def build(ctx: MachineContext) -> tuple[Built, bool]:
 
 def _snapshot(ctx: MachineContext, source: Location) -> tuple[str, str, bool]:
     digest = transfer.identity(source)
-    folder, _, reused = bring(ctx, source, ctx.home / "code" / digest[:_DIGITS])
+    folder, _, reused = bring(ctx, source, ctx.home / "code" / digest[:_DIGITS], digest)
     delivered = deliver(ctx, folder)
     return str(folder), digest, reused and not delivered

@@ -1,5 +1,6 @@
 """Folders that runs share: a folder that a training uses is never overwritten."""
 
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -10,30 +11,39 @@ from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
 from manycpu.pipeline.targets import runs, verbs_of
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import MachineContext, RunContext
-from manycpu.pipeline.transfer import Progress, Stored
+from manycpu.pipeline.transfer import Manifest, Progress, Stored
 
 __all__ = ["bring"]
 
 
 def bring(
-    ctx: MachineContext, source: Location, folder: Path, progress: Progress = lambda *_: None
+    ctx: MachineContext, source: Location, folder: Path, identity: str, progress: Progress = lambda *_: None
 ) -> Stored:
     """Copy a source to a folder, or beside it (``-2``, ``-3``) where trainings use what is there.
+
+    Args:
+        ctx: The run.
+        source: What to copy.
+        folder: Where.
+        identity: Of the source, see :func:`transfer.identity`.
+        progress: Called with bytes done and bytes in all.
 
     Raises:
         TransferError: A file changed while it was copied.
         OSError: The disk is full, or the source cannot be read.
     """
     names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in count(1))
-    return next(stored for name in names if (stored := _bring(ctx, source, folder.with_name(name), progress)))
 
+    def is_same(copied: Manifest) -> bool:
+        return transfer.identity(source, copied=copied) == identity
 
-def _bring(ctx: MachineContext, source: Location, folder: Path, progress: Progress) -> Stored | None:
-    in_use = partial(_in_use, ctx.home, folder)
-    try:
-        return transfer.fetch(source, folder, progress, read_only=True, in_use=in_use)
-    except transfer.InUseError:
+    def bring_to(folder: Path) -> Stored | None:
+        in_use = partial(_in_use, ctx.home, folder)
+        with suppress(transfer.InUseError):
+            return transfer.fetch(source, folder, progress, read_only=True, in_use=in_use, is_same=is_same)
         return None
+
+    return next(stored for name in names if (stored := bring_to(folder.with_name(name))))
 
 
 def _in_use(home: Path, folder: Path) -> bool:

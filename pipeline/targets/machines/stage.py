@@ -32,17 +32,14 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
     try:
         identity = transfer.identity(source)
         folder = ctx.home / name / identity[: transfer.DIGITS]
-        folder, manifest, reused = bring(ctx, source, folder, progress)
+        folder, manifest, reused = bring(ctx, source, folder, identity, progress)
     except transfer.TransferError as error:
-        raise StageError(
-            without(str(error), url), field=field, fix="Stage again when nothing writes to it"
-        ) from error
+        fix = "Stage again when nothing writes to it"
+        raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
         fix = f"See that it can be read and that {ctx.home} has room, or set target.directory; then run again"
         raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
-    if source.local is not None and manifest.digest != identity:
-        raise StageError(f"{url} changed while it was staged", field=field, fix="Run again")
     delivered = deliver(ctx, folder)
     return Copied(_path_on_node(source, folder), manifest.digest, reused and not delivered)
 

@@ -134,6 +134,8 @@ class Helper:
             except InvalidError:
                 raise
             except (LostError, ClusterError) as error:
+                if not self._moved:
+                    self._way.doubt()
                 if broken is None or self._moved:
                     broken, pause = time.monotonic(), _LOOK
                 if isinstance(error, ForbiddenError) and time.monotonic() - broken > _FORBIDDEN:
@@ -157,9 +159,14 @@ class Helper:
         return self.run(command, lambda channel: client.ask(channel, **request))
 
     def _talk(self, command: str, talk: Callable[[Channel], Answer]) -> Answer:
-        return self._way.talk(command, talk, self._report_progress)
+        return self._way.talk(command, talk, self.report)
 
-    def _report_progress(self, done: int, total: int) -> None:
+    def report(self, done: int, total: int) -> None:
+        """Pass on how many bytes are done, of how many: to get further is progress, also after a break.
+
+        Raises:
+            RunGoneError: The run was taken away meanwhile.
+        """
         if done > self._best:
             self._best, self._moved = done, True
         with suppress(ClusterError):  # it may be away while the pod is not
