@@ -1,5 +1,7 @@
 """Helper pods: a pod of ours beside the volume, for as long as a verb needs it."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,6 +44,7 @@ STALL: Final = 300.0  # seconds from the first break without progress after whic
 _FORBIDDEN: Final = 15.0  # seconds in which an API server that has just begun may know no rights yet
 _LOOK: Final = 0.25  # seconds
 _SEE: Final = 2.0  # seconds between two looks whether the run still has its ledger and its claim
+_ASKED: Final = "manycpu/asked"  # the digest of what was asked for
 _PATIENCE: Final = 8  # looks: a secret that was just made may not be known on the node
 
 
@@ -68,7 +71,13 @@ def manifest(
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
     # On the training's nodes: a volume that is bound to its first pod's node must be in reach of them.
     spec = pod_spec(container, volumes, securityContext=security(), **on_nodes(target))
-    named = {"name": f"{ctx.name}-{verb}", "labels": labels(ctx.name, verb=verb), "ownerReferences": owners}
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+    named = {
+        "name": f"{ctx.name}-{verb}",
+        "labels": labels(ctx.name, verb=verb),
+        "annotations": {_ASKED: digest},
+        "ownerReferences": owners,
+    }
     return one_off_pod(named, spec, LIFE)
 
 
@@ -108,7 +117,7 @@ class Helper:
         self._way = WayToPod(ctx.cluster, self.name, direct=ctx.target.direct)
 
     def create(self) -> None:
-        """Begin to create the pod; one that an earlier try of the run left is taken as it is."""
+        """Begin to create the pod; one that an earlier try of the run left is used if it is alike."""
         self._cluster.create(self._manifest)
 
     def delete(self) -> None:
@@ -194,7 +203,7 @@ class Helper:
             DeadlineError: It did not start within ``run.start_timeout``; with the reason.
         """
         deadline, lacking = time.monotonic() + self._ctx.run.start_timeout, 0
-        while not _runs(pod := self._get_or_recreate()):
+        while not (_runs(pod := self._get_or_recreate()) and self._is_alike(pod)):
             self._see_run()
             why = reasons(pod)
             secret = next((reason.missing_secret for reason in why if reason.missing_secret), None)
@@ -215,9 +224,15 @@ class Helper:
         if pod is None:
             return self._cluster.create(self._manifest)
         self._see_memory(pod)
-        if pod["status"].get("phase") in {"Succeeded", "Failed"} and not is_being_deleted(pod):
+        ended = pod["status"].get("phase") in {"Succeeded", "Failed"}
+        if (ended or not self._is_alike(pod)) and not is_being_deleted(pod):
             self._cluster.delete("Pod", self.name, uid=pod["metadata"]["uid"], grace=0)
         return pod
+
+    def _is_alike(self, pod: KubeObject) -> bool:
+        """Whether a pod is what is asked for now: its claim or its secrets may have been others."""
+        asked = self._manifest["metadata"]["annotations"][_ASKED]
+        return bool(pod["metadata"].get("annotations", {}).get(_ASKED) == asked)
 
     def _see_memory(self, pod: KubeObject | None) -> None:
         """Raise where a pod ran out of memory: the next one would do so too."""
