@@ -167,6 +167,26 @@ def test_what_grows_with_time_is_bounded() -> None:
     assert len(json.dumps(activity.fields())) < 200_000
 
 
+def test_the_end_of_a_rank_that_began_anew_in_another_pod_is_none_of_its_own() -> None:
+    listening = recorder(Ledger())
+
+    def tell(pod: str, seconds: float, event: str, **fields: object) -> None:
+        line = RankLine(0, "a", encode(event, rank=0, host="a", hostname="node-0", **fields))
+        listening.hear([LogBatch(f"{pod}/x/0", [Line(line, T0 + seconds, pod)], [])])
+
+    tell("old", 1, "proof", meeting="m1", **PROOF)
+    tell("new", 20, "proof", meeting="m2", **PROOF)
+    tell("new", 25, "exit", code=0)
+    tell("old", 28, "exit", code=-15)
+    tell("old", 1, "proof", meeting="m1", **PROOF)  # a log that is read again
+    tell("old", 28, "exit", code=-15)
+    observed = listening.state.observed
+    assert (observed.failure, observed.ranks[0].exit_code) == (None, 0)
+
+
+PROOF = {"world_size": 1, "cpus": 1.0, "round": 0, "backend": "gloo", "threads": 1}
+
+
 def test_last_lines_are_those_that_people_can_read() -> None:
     listening = recorder(Ledger())
     lines = [Line(RankLine(0, "a", text), T0, "p0") for text in ("Traceback", EXIT, "RuntimeError: no")]

@@ -14,7 +14,7 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following.admission import by_job, place, waits_for
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets, phase
-from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings, pending
+from manycpu.pipeline.targets.kubernetes.following.diagnosis import endings, losses, pending
 from manycpu.pipeline.targets.kubernetes.following.queue_waiting import look_once
 from manycpu.pipeline.targets.kubernetes.queue_checks import check_queue
 
@@ -28,6 +28,7 @@ NEVER = (
     "couldn't assign flavors to pod set node: insufficient quota for cpu in flavor x, previously considered "
     "podsets requests (0) + current podset request (3) > maximum capacity (1)"
 )
+NOW = T0 + 4010.0
 OTHER = LACKING.replace("flavor x", "flavor y")
 IN_VAIN = "its queue may never have as much: ask for less, or have its quota raised"
 UNSEEN = (
@@ -222,24 +223,73 @@ def test_a_preempted_run_has_all_of_its_queue_timeout_and_its_run_timeout_stands
 def test_the_time_in_which_it_waited_again_is_no_time_of_the_run() -> None:
     state = trained()
     state.pause(T0 + 4000.0)
-    state.begin(T0 + 20.0, T0 + 5.0)  # the pods that it had
+    state.begin(T0 + 20.0, T0 + 5.0, NOW)  # the pods that it had
     assert state.paused == T0 + 4000
-    state.begin(T0 + 4600.0, T0 + 4590.0)
+    state.begin(T0 + 4600.0, T0 + 4590.0, NOW)
     assert (state.began - T0, state.paused) == (620, 0)
     assert due(resumed(False, 4590), placed(4595, 4600), state)["run_timeout"] == 5620
 
 
+def test_pods_that_nobody_took_back_are_the_runs_again() -> None:
+    state = trained()
+    state.pause(T0 + 4000.0)
+    state.begin(T0 + 20.0, T0 + 5.0, T0 + 4100.0)
+    assert (state.began - T0, state.paused, state.activity.met) == (20, 0, True)
+    assert "run_timeout" in due(job("Running"), placed(10, 20), state)
+
+
+def test_a_run_older_than_its_queue_timeout_waits_for_its_pods_when_it_goes_on() -> None:
+    state = trained()
+    state.pause(T0 + 4000.0)
+    assert due(resumed(False, 4100), [], state) == {"queue_timeout": 5100}
+    assert due(resumed(False, 4100), placed(4101, 4101)[:1], state) == {"queue_timeout": 5100}
+
+
+def test_pods_that_are_gone_are_waited_for_since_they_were_seen_last() -> None:
+    activity = trained().activity._replace(stood=T0 + 4999.0)
+    found = budgets(RUN, snapshot(job("Running"), placed(10, 20)[:1]), activity)
+    assert {one.field: one.due - T0 for one in found}["queue_timeout"] == 5999
+
+
+def test_pods_that_still_end_are_no_nodes_of_a_run_that_goes_on() -> None:
+    old = placed(10, 20)
+    for one in old:
+        one["metadata"] = one["metadata"] | {"deletionTimestamp": at(4000)}
+    new = [pod(name, born=4101, placed=None) for name in ("w-2", "w-3")]
+    assert phase(RUN, snapshot(resumed(False, 4100), [*old, *new]), trained().activity) == "queued"
+
+
+def test_of_a_pod_that_failed_and_is_made_anew_the_new_one_counts() -> None:
+    failed, running = placed(10, 20)
+    failed["status"]["phase"] = "Failed"
+    again = pod("w-0-again", born=600, placed=None)
+    assert phase(RUN, snapshot(job("Running"), [failed, running, again]), trained().activity) == "queued"
+
+
+def test_an_operator_has_all_of_its_time_when_the_queue_lets_a_job_go_on() -> None:
+    waited = AttemptState(attempt=1).activity._replace(stood=T0 + 3600.0)
+    (found,) = budgets(RUN, snapshot(job()), waited)
+    assert (found.field, found.due - T0) == ("acknowledge_timeout", 3600 + RUN.acknowledge_timeout)
+
+
+def test_the_loss_of_a_pod_that_was_made_in_the_second_of_its_admission_is_told() -> None:
+    lost = pod("w-0", born=4100, placed=4101, phase="Failed", reason="Evicted", message="low on memory")
+    found = snapshot(resumed(False, 4100), [lost])
+    found.apply("Pod", [], [lost], complete=False)
+    assert any("low on memory" in line for line in losses(found))
+
+
 def test_a_preemption_that_nobody_saw_begins_the_time_of_the_run_anew() -> None:
     state = trained()
-    state.begin(T0 + 4600.0, T0 + 4590.0)
+    state.begin(T0 + 4600.0, T0 + 4590.0, NOW)
     assert (state.began - T0, state.preempted - T0, state.activity.met) == (4600, 4590, False)
-    state.begin(T0 + 4600.0, T0 + 4590.0)
+    state.begin(T0 + 4600.0, T0 + 4590.0, NOW)
     assert state.began == T0 + 4600
 
 
 def test_a_pod_that_is_made_anew_while_nothing_was_suspended_changes_no_time() -> None:
     state = trained()
-    state.begin(T0 + 3000.0, T0 + 5.0)
+    state.begin(T0 + 3000.0, T0 + 5.0, NOW)
     assert (state.began, state.preempted) == (T0 + 20, 0)
 
 
@@ -248,7 +298,7 @@ def test_ranks_that_had_met_before_it_was_preempted_meet_again() -> None:
     found, pods = resumed(False, 4590), placed(4595, 4600)
     assert phase(RUN, snapshot(resumed(False, 5), placed(10, 20)), state.activity) == "running"
     state.pause(T0 + 4000.0)
-    state.begin(T0 + 4600.0, T0 + 4590.0)
+    state.begin(T0 + 4600.0, T0 + 4590.0, NOW)
     assert phase(RUN, snapshot(found, pods), state.activity) == "starting"
     meeting = state.observed.rounds[0] | {"began": T0 + 4610.0}
     state.observed.rounds.append(meeting)
@@ -260,14 +310,14 @@ def test_how_ranks_ended_that_were_preempted_is_no_failure() -> None:
     state.observed.failure = RankFailure(rank=1, host="a", exit_code=-15, last_lines=())
     state.observed.failed_at = T0 + 4001.0
     state.pause(T0 + 4000.0)
-    state.begin(T0 + 4600.0, T0 + 4590.0)
+    state.begin(T0 + 4600.0, T0 + 4590.0, NOW)
     assert state.observed.failure is None
 
 
 @pytest.mark.parametrize(("state", "paused"), [(AttemptState(attempt=1), 1.4), (trained(), 4000.4)])
 def test_nodes_in_the_very_second_of_its_suspension_end_its_wait(state: AttemptState, paused: float) -> None:
     state.pause(T0 + paused)
-    state.begin(float(int(T0 + paused)), float(int(T0 + paused)))
+    state.begin(float(int(T0 + paused)), float(int(T0 + paused)), NOW)
     assert state.activity.began
     assert not state.activity.paused
 
@@ -275,7 +325,7 @@ def test_nodes_in_the_very_second_of_its_suspension_end_its_wait(state: AttemptS
 def test_a_job_that_waits_for_the_first_time_begins_when_it_has_its_nodes() -> None:
     state = AttemptState(attempt=1)
     state.pause(T0 + 1.0)
-    state.begin(T0 + 700.0, T0 + 690.0)
+    state.begin(T0 + 700.0, T0 + 690.0, NOW)
     assert (state.began, state.preempted, state.activity.met) == (T0 + 700, 0, False)
 
 

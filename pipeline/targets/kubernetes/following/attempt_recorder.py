@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.observed import Observer
 from manycpu.pipeline.spec.errors import InvalidError
-from manycpu.pipeline.spec.event_types import ExitEvent, decode
+from manycpu.pipeline.spec.event_types import Event, ExitEvent, ProofEvent, decode
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.observed import Observed
@@ -27,6 +27,8 @@ SAVE_EVERY = 30.0  # seconds: at most so much is passed on twice after a kill
 TAIL = 20  # lines
 WIDTH = 2000  # characters of each
 _CLOCKS = 2.0  # seconds: the cluster's times are whole ones, and of several clocks
+_TAKEN_BACK = 60.0  # seconds after a suspension in which its operator has surely deleted the pods
+_NEVER = (0.0, "")
 _STARTS = 3  # of a container, whose positions are kept: the log of the last but one can still be read
 
 
@@ -72,15 +74,18 @@ class AttemptState(BaseModel):
     verdict: Status | None = None
     """How it ended, as whoever followed it to its end saw it."""
 
-    def begin(self, capacity: float, admitted: float) -> None:
+    def begin(self, capacity: float, admitted: float, now: float) -> None:
         """Record when the run had its nodes, for the first time or again.
 
         Args:
             capacity: When it had them.
             admitted: When its job went on last, after it had been suspended; 0 where it never was.
+            now: Seconds since the epoch.
         """
-        if self.began and capacity < self.paused - _CLOCKS:
-            return  # those that it had before
+        if self.began and capacity < self.paused - _CLOCKS:  # those that it had before
+            if now - max(self.paused, admitted) > _TAKEN_BACK:  # and which nobody took back
+                self.paused, self.admitted = 0.0, admitted
+            return
         if self.began and (self.paused or admitted > self.admitted):
             # Where nobody saw since when it was suspended, its time begins anew.
             self.began = self.began + max(0.0, capacity - self.paused) if self.paused else capacity
@@ -123,6 +128,9 @@ class AttemptRecorder:
         self.tails: dict[str, list[str]] = {}
         """Pod -> its last lines."""
         self.spoken = bool(self.state.spoke)
+        self.stood = 0.0
+        """When it was last seen with its nodes, or suspended; seconds since the epoch."""
+        self._introduced: dict[int, tuple[float, str]] = {}  # rank -> when it did so last, and its pod
         self.since = 0.0
         """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
         self._saved, self._pressing = time.monotonic(), False
@@ -131,15 +139,17 @@ class AttemptRecorder:
     @property
     def activity(self) -> RankActivity:
         """What the budgets depend on."""
-        return self.state.activity._replace(since=self.since)
+        return self.state.activity._replace(since=self.since, stood=self.stood)
 
     def hear(self, log_batches: Iterable[LogBatch]) -> list[RankLine]:
         """Record the lines of log batches, and return them."""
         lines = []
         for log_batch in log_batches:
             for line in log_batch.lines:
-                self._pressing |= self._observer.hear(line.line, line.time)
-                self._note(line)
+                event = decode(line.line.text)
+                if not self._is_of_another_pod(line, event):
+                    self._pressing |= self._observer.hear(line.line, line.time)
+                self._note(line, event)
                 lines.append(line.line)
             self._note_position(log_batch)
         return lines
@@ -152,11 +162,20 @@ class AttemptRecorder:
         if number.isdecimal():
             cursor.pop(f"{container}/{int(number) - _STARTS}", None)
 
-    def _note(self, line: Line) -> None:
+    def _is_of_another_pod(self, line: Line, event: Event | None) -> bool:
+        """Whether it tells of the end of a rank that has begun anew in another pod."""
+        if isinstance(event, ProofEvent) and line.time >= self._introduced.get(event.rank, _NEVER)[0]:
+            self._introduced[event.rank] = line.time, line.pod
+        if not isinstance(event, ExitEvent):
+            return False
+        rank = line.line.rank if event.rank is None else event.rank
+        return rank is not None and self._introduced.get(rank, (0.0, line.pod))[1] != line.pod
+
+    def _note(self, line: Line, event: Event | None) -> None:
         if line.line.rank is not None:
             self.spoken = True
             self.state.spoke = max(self.state.spoke, line.time)
-        event, tail = decode(line.line.text), self.tails.setdefault(line.pod, [])
+        tail = self.tails.setdefault(line.pod, [])
         if isinstance(event, ExitEvent):
             self.state.parted[line.pod] = line.time
         if event is None:  # events are for the report, and not to be read

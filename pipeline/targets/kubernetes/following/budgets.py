@@ -26,6 +26,8 @@ class RankActivity(NamedTuple):
     """Since when somebody listens: before that, silence says nothing."""
     paused: float = 0.0
     """Since when it is suspended, so that no time of its runs but that of who waits; 0 while it is not."""
+    stood: float = 0.0
+    """When it was last seen with its nodes, or suspended; 0 where nobody saw it so."""
 
 
 class Budget(NamedTuple):
@@ -53,7 +55,7 @@ def budgets(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> 
 def _running(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Iterator[Budget]:
     now = phase(run, snapshot, activity)
     if now == "unacknowledged":
-        yield _acknowledge(run, snapshot)
+        yield _acknowledge(run, snapshot, activity)
         return
     began = activity.began or snapshot.capacity(run.nodes[0])
     if began and not activity.paused:
@@ -82,12 +84,14 @@ def phase(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> st
     return "running" if activity.met else "starting"
 
 
-def _acknowledge(run: TrainingRun, snapshot: JobSnapshot) -> Budget:
+def _acknowledge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Budget:
     message = (
         f"no operator acknowledged {snapshot.kind} {snapshot.name} within {run.acknowledge_timeout} s: "
         f"is the {snapshot.job_kind.operator} running, and does it watch this namespace?"
     )
-    return Budget("acknowledge_timeout", _created(snapshot) + run.acknowledge_timeout, message)
+    return Budget(
+        "acknowledge_timeout", max(_created(snapshot), activity.stood) + run.acknowledge_timeout, message
+    )
 
 
 def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
@@ -101,7 +105,13 @@ def _queued_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
         return activity.paused or snapshot.suspended_since or _created(snapshot)
     waiting = [pod for pod in snapshot.pods if scheduled(pod) is None]
     times = [epoch(pod["metadata"]["creationTimestamp"]) for pod in waiting]
-    return min(times, default=_created(snapshot))
+    return min(times, default=_without_pods_since(snapshot, activity))
+
+
+def _without_pods_since(snapshot: JobSnapshot, activity: RankActivity) -> float:
+    """Tell since when pods are to be made: since its creation, or since it went on, or lost some."""
+    went_on = max(_created(snapshot), snapshot.went_on, activity.paused)
+    return max(went_on, activity.stood or activity.since) if activity.began else went_on
 
 
 def _created(snapshot: JobSnapshot) -> float:

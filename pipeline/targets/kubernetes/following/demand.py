@@ -94,7 +94,7 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
     need, spec = demand
     ranks = [pod for pod in pods if role(pod) == "rank"]
     launchers = [pod for pod in pods if role(pod) == "launcher"]
-    placed = sum(scheduled(pod) is not None for pod in ranks)
+    placed = sum(scheduled(pod) is not None and not _failed(pod) for pod in ranks)
     births = [epoch(pod["metadata"]["creationTimestamp"]) for pod in pods]
     words = [text for pod in pods if (text := unschedulable(pod)) is not None]
     unmade = 0 < len(ranks) < need and now - min(births) > _REFUSING
@@ -122,6 +122,11 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
         committed=kind.launcher and launched,
         underway=bool(births) and max(births) - min(births) > _AT_ONCE,
     )
+
+
+def _failed(pod: KubeObject) -> bool:
+    """Whether another pod may be made in its place."""
+    return bool((pod.get("status") or {}).get("phase") == "Failed")
 
 
 def holding(pods: Iterable[KubeObject]) -> dict[str, int]:

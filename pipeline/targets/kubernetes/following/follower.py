@@ -219,8 +219,8 @@ class Follower:
         """Derive the status from job, pods and budgets."""
         if not {self._snapshot.kind, "Pod"} <= self._snapshot.listed_kinds:
             return self.status
-        self._begin()
         now = self._watch.now()
+        self._begin(now)
         status = judgement.judge(self._ctx.run, self._snapshot, self._recorder.activity, now)
         if not status.state.terminal:
             status = self._await_room(status, now)
@@ -235,14 +235,16 @@ class Follower:
         lacking = self._turn.look(met=self._recorder.activity.met, now=now) or self._queue.look(now)
         return _with_reason(status, lacking)
 
-    def _begin(self) -> None:
+    def _begin(self, now: float) -> None:
         if self._snapshot.given_back and not self._recorder.activity.met:
             self._recorder.state.began = 0.0  # it had its nodes, and not what it needs besides
         elif self._snapshot.suspended:
-            if self._recorder.state.pause(self._snapshot.suspended_since or self._watch.now()):
+            self._recorder.stood = now
+            if self._recorder.state.pause(self._snapshot.suspended_since or now):
                 self._notes.soon()
         elif capacity := self._snapshot.capacity(self._ctx.run.nodes[0]):
-            self._recorder.state.begin(capacity, self._snapshot.went_on)
+            self._recorder.state.begin(capacity, self._snapshot.went_on, now)
+            self._recorder.stood = now
 
     async def _put(self, log_batch: LogBatch) -> None:
         await self._log_batches.put(log_batch)
@@ -267,6 +269,8 @@ class Follower:
         """Complete a failure, record it, and delete what still runs."""
         entry = await self._surely(self._ctx.ledger.read)
         status = status if entry is None else judgement.concluded(entry, self._handle, status)
+        if self._recorder.state.paused:  # how its ranks ended when it was suspended is not why it failed
+            self._recorder.state.observed.forget_failure(before=self._watch.now())
         if status.state is RunState.FAILED:
             await self._read_tail()
             status = judgement.complete(self._snapshot, self._recorder, status)

@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, Role
-from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
+from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch, is_being_deleted
 from manycpu.pipeline.spec.naming import attempt_key, label
 from manycpu.pipeline.targets.kubernetes.pod_status import Container, containers, scheduled
 
@@ -170,7 +170,7 @@ class JobSnapshot:
     def departed(self) -> dict[str, KubeObject]:
         """Pods that are gone, as last reported, by uid; but not those that a suspension ended."""
         since = max(self.note.at if self.note else 0.0, self.went_on)
-        return {uid: pod for uid, pod in self._departed.items() if _born(pod) > since}
+        return {uid: pod for uid, pod in self._departed.items() if _born(pod) >= since}
 
     @property
     def given_back(self) -> bool:
@@ -228,7 +228,10 @@ class JobSnapshot:
 
     @remembered
     def capacity(self, nodes: int) -> float | None:
-        """Tell when so many pods had a node, as seconds since the epoch; None while fewer have."""
+        """Tell when so many pods had a node, as seconds since the epoch; None while fewer have.
+
+        Pods that have failed or are being deleted have none: another may be made in place of each.
+        """
         times = sorted(time for time in self.of_pods(_member_scheduled) if time is not None)
         return times[nodes - 1] if len(times) >= nodes else None
 
@@ -247,7 +250,9 @@ def event_time(event: KubeObject) -> float:
 
 
 def _member_scheduled(pod: KubeObject, _: list[KubeObject]) -> float | None:
-    return scheduled(pod) if role(pod) == "rank" else None
+    """Tell when a rank's pod had a node; None where that is no node of the run's any more."""
+    over = is_being_deleted(pod) or (pod.get("status") or {}).get("phase") == "Failed"
+    return scheduled(pod) if role(pod) == "rank" and not over else None
 
 
 def _same(before: KubeObject | None, now: KubeObject) -> bool:
