@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
+from urllib.parse import unquote
 
 import aiohttp
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.client.rest import RESTClientObject
+from urllib3.util import make_headers, parse_url
 
 from manycpu.pipeline.adapters.cluster import Connect
 from manycpu.pipeline.spec.errors import ClusterError, UnauthorizedError
@@ -115,9 +117,18 @@ class ClusterStream:
             own = Configuration()
             for name, value in options.items():
                 setattr(own, name, value)
+            own.proxy, own.proxy_headers = _apart(own.proxy)
             own.connection_pool_maxsize = 0  # each log that is followed keeps a connection
             self._clients[key] = RESTClientObject(own)
         return self._clients[key]
+
+
+def _apart(proxy: str | None) -> tuple[str | None, dict[str, str] | None]:
+    """Take a proxy's user and password out of its URL, which aiohttp's errors quote."""
+    url = parse_url(proxy or "")
+    if not url.auth:
+        return proxy, None
+    return url._replace(auth=None).url, make_headers(proxy_basic_auth=unquote(url.auth))
 
 
 class Lines:

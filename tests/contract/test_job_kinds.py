@@ -16,7 +16,7 @@ from support.waiting import until
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, refusals
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.validation import read_target
@@ -229,3 +229,19 @@ def test_a_job_that_has_failed_by_its_pods_and_goes_on_is_ended(
     monkeypatch.setattr(JOB_LAUNCHERS["fitjob"], "state", lambda *_: failed)
     assert cancel(ctx, by="a person")
     assert [item.split("/")[0] for item in server.deleted] == ["FitJob", "Pod", "Pod"]
+
+
+def test_a_job_of_its_name_that_is_another_ledgers_is_neither_followed_nor_touched(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx = open_run(server, tmp_path)
+    ctx.ledger.open(ctx.new_entry(0.0))
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": ctx.name, "uid": "an-earlier-ledger"}
+    meta = {"name": f"{ctx.name}-1", "labels": {}, "ownerReferences": [owner]}
+    foreign = {"metadata": meta, "spec": {}, "status": {"conditions": [{"type": "Done", "status": "True"}]}}
+    server.put(FITJOB.kind, foreign)
+    for _ in range(2):
+        with pytest.raises(LaunchError, match="that is not of this run"):
+            launch(ctx, Staged(), BUILT)
+    assert not cancel(ctx, by="a person")
+    assert [one for one in server.deleted if one.startswith(FITJOB.kind)] == []

@@ -8,7 +8,7 @@ import pytest
 from cluster.fixtures import TestCluster
 from cluster.space import Space
 from support.handmade_jobs import Looker, begin
-from support.queues import HIGH, QUEUE, Queue, queue
+from support.queues import HIGH, QUEUE, Queue, local_queue, queue
 from support.training_scripts import goes_on
 
 from manycpu.pipeline import train
@@ -150,6 +150,17 @@ def findings(target: Fields, tmp_path: Path) -> list[Finding]:
     )
     assert isinstance(ctx, ClusterContext)
     return [finding for finding in preflight.findings(ctx) if finding.field.startswith("target.queue")]
+
+
+def test_preflight_names_the_queue_that_takes_every_trainjob_of_the_namespace(
+    target: Fields, for_one: Queue, tmp_path: Path
+) -> None:
+    where = target | {"launch": "trainjob"}
+    assert findings(where, tmp_path) == []
+    local_queue(for_one.namespace, "default", behind=for_one.namespace.name)
+    (finding,) = findings(where, tmp_path)
+    assert "into LocalQueue 'default'" in finding.message
+    assert findings(where | {"queue": "default"}, tmp_path) == []
 
 
 def test_preflight_looks_for_the_queue_and_its_priority(

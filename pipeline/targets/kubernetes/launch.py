@@ -1,7 +1,7 @@
 """Launch a training on Kubernetes: as a job of one of Kubeflow's operators."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random
@@ -73,13 +73,27 @@ def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
 def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
     try:
         ctx.cluster.create(manifest, dry_run=True)
-        return ctx.cluster.create(manifest)
+        created = ctx.cluster.create(manifest)
     except ClusterError as error:
         raise LaunchError(
             f"the cluster does not accept the {manifest['kind']}: {error.message}",
             field=error.field or "target.launch",
             fix=error.fix or "`manycpu render` prints what was asked for",
         ) from error
+    if not _belongs_to(created, manifest["metadata"].get("ownerReferences", [])):
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        raise LaunchError(
+            f"there is a {kind} {name} that is not of this run, such as one whose ledger was deleted",
+            field="target.namespace",
+            fix=f"`kubectl -n {ctx.target.namespace} delete {kind.lower()} {name}` if you may, and run again",
+        )
+    return created
+
+
+def _belongs_to(item: KubeObject, owners: Iterable[KubeObject]) -> bool:
+    """Whether an object has these owners: another's may have its name."""
+    present = {owner["uid"] for owner in item["metadata"].get("ownerReferences", [])}
+    return present.issuperset(owner["uid"] for owner in owners)
 
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
@@ -123,7 +137,7 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
         return None
     kind = JOB_KINDS[entry.described().target["launch"]]
     job = ctx.cluster.get(kind.kind, f"{ctx.name}-{entry.attempt}")
-    return _handle(ctx, job, entry.attempt) if job else None
+    return _handle(ctx, job, entry.attempt) if job and _belongs_to(job, ctx.ledger.owner()) else None
 
 
 def objects(ctx: ClusterContext) -> list[KubeObject]:

@@ -14,7 +14,7 @@ from manycpu.pipeline.launchers.pod_spec import TPU
 from manycpu.pipeline.launchers.ranks import rank_template
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, MPIJOB, TRAINJOB, JobKind
-from manycpu.pipeline.spec.kueue import LOCAL_QUEUE, VISIBILITY
+from manycpu.pipeline.spec.kueue import LOCAL_QUEUE, QUEUE, VISIBILITY
 from manycpu.pipeline.spec.targets import OWN_RUNTIME, Kubernetes
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
@@ -131,13 +131,17 @@ def _runtime(ctx: ClusterContext) -> Findings:
         return
     job["metadata"]["name"] = f"{ctx.name}-preflight"
     try:
-        ctx.cluster.create(job, dry_run=True)
+        answer = ctx.cluster.create(job, dry_run=True)
     except ClusterError as error:
         yield Finding(
             "target.runtime",
             f"Trainer refuses a TrainJob with runtime {ctx.target.runtime!r}: {error.message}",
             f"Name a ClusterTrainingRuntime that the cluster has, or set it to {OWN_RUNTIME!r}",
         )
+        return
+    if queue := answer["metadata"].get("labels", {}).get(QUEUE):  # Kueue's default one
+        text = f"Kueue puts each TrainJob of namespace {ctx.target.namespace} into LocalQueue {queue!r}"
+        yield Finding("target.queue", text, f"Set it to {queue}: the run then has a runtime of its own")
 
 
 def missing_rights(ctx: ClusterContext) -> Findings:
