@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from manycpu.pipeline.spec.errors import ClusterError
     from manycpu.pipeline.targets.context import Access
 
 __all__ = ["access_of"]
@@ -20,6 +21,7 @@ def access_of(target: Any) -> Access | None:
 
     Raises:
         BadInputError: There is no such connection.
+        ClusterError: It cannot be read at present.
     """
     if not isinstance(target, dict) or target.get("kind") != "kubernetes":
         return None
@@ -36,8 +38,15 @@ def _connect(connection: str) -> Callable[[], Any]:
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 
     _read(connection, "target.connection")
+
     # A new hook for each: it keeps the client that it made once, and with it the token.
-    return lambda: KubernetesHook(conn_id=connection).get_conn()
+    def connect() -> Any:
+        try:
+            return KubernetesHook(conn_id=connection).get_conn()
+        except Exception as error:  # Airflow or its secrets backend may be away for a moment
+            raise _unread(connection, "target.connection", error) from error
+
+    return connect
 
 
 def _login(connection: str) -> dict[str, str]:
@@ -56,3 +65,12 @@ def _read(connection: str, field: str) -> Any:
     except AirflowNotFoundException as error:
         fix = "Add it in Airflow under Admin, Connections, or leave the field out"
         raise BadInputError(f"there is no connection {connection!r}", field=field, fix=fix) from error
+    except Exception as error:
+        raise _unread(connection, field, error) from error
+
+
+def _unread(connection: str, field: str, error: Exception) -> ClusterError:
+    from manycpu.pipeline.spec.errors import ClusterError
+
+    # The type alone: the text of the error may hold secrets.
+    return ClusterError(f"connection {connection!r} cannot be read: {type(error).__name__}", field=field)

@@ -110,7 +110,7 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
 
         key, handle = self.shared_stream_key(), self._handle()
-        connect = await asyncio.to_thread(self._connect)
+        connect = await self._with_patience(self._connect)
         present = ObjectStore()
         if keep:
             _PRESENT[key] = present

@@ -1,6 +1,7 @@
 """Objects of a namespace besides a job's own: seen for as long as anybody who follows a job wants to."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Final, Self
@@ -12,6 +13,7 @@ from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectSto
 
 __all__ = ["AGAIN", "Selections", "SharedView"]
 
+_log = logging.getLogger(__name__)
 AGAIN: Final = 5.0  # seconds between tries to see them, and between looks while they do not change
 _SETTLE: Final = 0.3  # seconds in which changes are put together
 
@@ -75,19 +77,25 @@ class SharedView:
     async def _follow(self) -> None:
         while True:
             try:
-                selections = await asyncio.to_thread(self.selections)
+                await self._see()
             except FAILURES:
-                await asyncio.sleep(AGAIN)
-                continue
-            self._kinds = frozenset(selections)
-            async with aclosing(self._watch.follow(selections)) as changes:
-                async for change in changes:
-                    self._present.apply(change)
-                    self._listed |= {change.kind} if change.complete else set()
-                    self.changes += 1
-                    self._due |= {wake for wake, concerns in self._wakes.items() if concerns(change)}
-                    if self._due and self._waking is None:
-                        self._waking = asyncio.get_running_loop().call_later(_SETTLE, self._wake)
+                pass
+            except Exception:  # noqa: BLE001 - whoever waits for room would wait for ever
+                _log.exception("the other objects of the namespace are watched anew")
+            self._listed.clear()
+            await asyncio.sleep(AGAIN)
+
+    async def _see(self) -> None:
+        selections = await asyncio.to_thread(self.selections)
+        self._kinds = frozenset(selections)
+        async with aclosing(self._watch.follow(selections)) as changes:
+            async for change in changes:
+                self._present.apply(change)
+                self._listed |= {change.kind} if change.complete else set()
+                self.changes += 1
+                self._due |= {wake for wake, concerns in self._wakes.items() if concerns(change)}
+                if self._due and self._waking is None:
+                    self._waking = asyncio.get_running_loop().call_later(_SETTLE, self._wake)
 
     def _wake(self) -> None:
         self._waking, due, self._due = None, self._due, set()
