@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.state import Status
+    from manycpu.pipeline.spec.targets import Target
     from manycpu.pipeline.spec.training_run import TrainingRun
     from manycpu.pipeline.targets import Watch
     from manycpu.pipeline.targets.context import RunContext
@@ -221,7 +222,7 @@ class TrainOperator(RunOperator):
             place=place_of(context),
             cleans=place_of(context) if self.cleans_up else None,
         )
-        timeout = _latest(watch.ctx.run) if remaining is None else remaining + _SLACK
+        timeout = _latest(watch.ctx.run, watch.ctx.target) if remaining is None else remaining + _SLACK
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
     def _remaining_time(self, context: Context) -> timedelta | None:
@@ -271,9 +272,15 @@ def _with_next_try(status: Status, handle: Handle, context: Context) -> Status:
     return status.model_copy(update={"state": RunState.PENDING, "reason": reason})
 
 
-def _latest(run: TrainingRun) -> timedelta:
-    """Return how long the run's own deadlines let it take at most: later, nobody follows it any more."""
-    return timedelta(seconds=run.acknowledge_timeout + run.queue_timeout + run.run_timeout) + _AWAY
+def _latest(run: TrainingRun, target: Target) -> timedelta | None:
+    """Return how long the run's own deadlines let it take at most: later, nobody follows it any more.
+
+    None where a queue may preempt it any number of times: each wait has all of ``queue_timeout``.
+    """
+    if getattr(target, "queue", None):
+        return None
+    waits = run.queue_timeout * (1 + run.max_restarts)
+    return timedelta(seconds=run.acknowledge_timeout + waits + run.run_timeout) + _AWAY
 
 
 def _canceller(context: Context) -> str:

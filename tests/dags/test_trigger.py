@@ -24,6 +24,7 @@ from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.event_types import ProgressEvent, decode
 from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext
@@ -225,6 +226,14 @@ def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: p
     assert len(tries) > 1
 
 
-def test_a_deferral_ends_after_the_deadlines_of_the_run() -> None:
-    run = TrainingRun(program="x", output="/out", queue_timeout=3600, run_timeout=7200)
-    assert _latest(run).total_seconds() > 3600 + 7200
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_deferral_ends_after_the_deadlines_of_the_run_each_wait_for_nodes_included(restarts: int) -> None:
+    run = TrainingRun(program="x", output="/out", queue_timeout=3600, run_timeout=7200, max_restarts=restarts)
+    latest = _latest(run, Kubernetes(namespace="ml"))
+    assert latest is not None
+    assert latest.total_seconds() > 3600 * (1 + restarts) + 7200
+
+
+def test_a_deferral_of_a_run_that_a_queue_may_preempt_has_no_end_of_its_own() -> None:
+    run = TrainingRun(program="x", output="/out")
+    assert _latest(run, Kubernetes(namespace="ml", queue="team-a")) is None

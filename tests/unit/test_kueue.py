@@ -35,12 +35,16 @@ UNSEEN = (
     "Kueue has made no workload of it: see that Kueue runs, and that its configuration has PyTorchJob "
     "among integrations.frameworks"
 )
+KEPT = (
+    "Kueue has admitted it and could not let it go on: see its events, and those of workload "
+    "pytorchjob-qa-1-1"
+)
 PREEMPTED = "Preempted to accommodate a workload (UID: 7) due to prioritization in the ClusterQueue"
 
 
 def workload(*conditions: tuple[str, str, str, str], born: float = 1, **fields: Any) -> Object:
     held = [
-        {"type": kind, "status": status, "reason": reason, "message": message}
+        {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": at(born)}
         for kind, status, reason, message in conditions
     ]
     name = f"pytorchjob-qa-1-{born:g}"
@@ -117,6 +121,11 @@ CASES: dict[str, tuple[Object | None, float, list[str]]] = {
         ["admission check budget is Pending: asks finance"],
     ),
     "admitted": (workload(RESERVED, ("Admitted", "True", "Admitted", "admitted")), 5, []),
+    "admitted, and still suspended": (
+        workload(RESERVED, ("Admitted", "True", "Admitted", "admitted")),
+        60,
+        [KEPT],
+    ),
 }
 
 

@@ -1,13 +1,15 @@
 """What those who wait see of the others, where watching them fails."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from support.api_objects import T0, Object, job
 
 from manycpu.pipeline.adapters.cluster_watch import Changes
-from manycpu.pipeline.targets.kubernetes.following import shared_view
+from manycpu.pipeline.targets.kubernetes.following import shared_view, turn_taking
 
 
 class _View(shared_view.SharedView):
@@ -43,3 +45,25 @@ def test_a_view_that_failed_is_begun_anew_and_says_so(
     monkeypatch.setattr(shared_view, "AGAIN", 0.01)
     assert asyncio.run(_complete())
     assert "not foreseen" in caplog.text
+
+
+def trainjob(name: str, number: object, ranks: object) -> Object:
+    found = job(launch="trainjob")
+    meta = {"name": name, "uid": name, "annotations": {"manycpu/ranks": json.dumps(ranks)}}
+    return found | {"metadata": found["metadata"] | meta, "spec": {"trainer": {"numNodes": number}}}
+
+
+def test_a_job_that_cannot_be_read_is_told_once_and_keeps_nobody_from_a_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sound = {"containers": [{"resources": {"requests": {"cpu": "1"}}}]}
+    lots = {"containers": [{"resources": {"requests": {"cpu": "lots"}}}]}
+    odd = [lots, {"containers": None}, {}, [1], "x"]
+    jobs = [trainjob("mine", 2, sound), trainjob("null", None, sound)]
+    jobs += [trainjob(f"odd-{number}", 2, ranks) for number, ranks in enumerate(odd)]
+    others = turn_taking._Others(_Watch(), None)  # type: ignore[arg-type] # noqa: SLF001
+    for now in (5.0, 15.0):
+        found = others._read_all({"Pod": [], "TrainJob": jobs}, T0 + now)  # noqa: SLF001
+        assert [one.name for one in found.jobs] == ["mine"]
+    assert len(caplog.messages) == len(jobs) - 1
+    assert "TrainJob odd-0 is left out of the turns" in caplog.text

@@ -12,7 +12,7 @@ __all__ = ["by_job", "job_uid", "place", "waits_for"]
 _READY: Final = "Ready"  # of an admission check
 # Kueue's words for a flavor whose quota is too small, or in use ("unused").
 _LACKING: Final = re.compile(r"insufficient (unused )?quota for \S+ in flavor ([^\s,]+)")
-_UNSEEN: Final = 20.0  # seconds in which Kueue has surely made a workload of a job that it manages
+_UNSEEN: Final = 20.0  # seconds in which Kueue has surely made a workload of a job, or let the job go on
 
 
 def by_job(workloads: Iterable[KubeObject]) -> dict[str, KubeObject]:
@@ -38,8 +38,9 @@ def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[
         if now - epoch(job["metadata"]["creationTimestamp"]) < _UNSEEN:
             return []
         return [_unmade(job)]
-    if condition(workload, "Admitted"):
-        return []
+    if admitted := condition(workload, "Admitted"):
+        since = epoch(admitted["lastTransitionTime"])
+        return [_kept(workload)] if now - since > _UNSEEN else []
     return list(dict.fromkeys([*_evicted(workload), *_lacking(workload), *_checks(workload)]))
 
 
@@ -66,6 +67,12 @@ def _unmade(job: KubeObject) -> str:
     priority = f"there is a WorkloadPriorityClass {name!r} (target.queue_priority), that " if name else ""
     managed = f"that its configuration has {job['kind']} among integrations.frameworks"
     return f"Kueue has made no workload of it: see that {priority}Kueue runs, and {managed}"
+
+
+def _kept(workload: KubeObject) -> str:
+    """Say where to look when Kueue has admitted a job that stays suspended."""
+    name = workload["metadata"]["name"]
+    return f"Kueue has admitted it and could not let it go on: see its events, and those of workload {name}"
 
 
 def _evicted(workload: KubeObject) -> Iterator[str]:

@@ -1,14 +1,15 @@
 """Give back what a job holds while its ranks cannot all be placed, and try again when it is its turn."""
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
 from manycpu.pipeline.launchers.given_back import Note, patch
 from manycpu.pipeline.spec.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import attempt_key
 from manycpu.pipeline.targets.context import ClusterContext
@@ -28,6 +29,7 @@ from manycpu.pipeline.targets.kubernetes.following.turns import Decision, Turns
 
 __all__ = ["TurnTaking"]
 
+_log = logging.getLogger(__name__)
 _OURS: Final = {"labelSelector": "app.kubernetes.io/managed-by=manycpu"}
 
 
@@ -138,6 +140,7 @@ class _Others(SharedView):
     def __init__(self, watch: ClusterWatch, cluster: Cluster) -> None:
         super().__init__(watch, cluster)
         self._read, self._read_at, self._looked = _Jobs([], [], {}), -1, 0.0
+        self._odd: set[str] = set()  # uids of jobs that were told as unreadable
 
     def selections(self) -> Selections:
         """Choose the kinds of job that this cluster has, and that this account may see, and pods."""
@@ -148,8 +151,31 @@ class _Others(SharedView):
         """Read all jobs and their pods, once for all who look."""
         if self._read_at != self.changes or now - self._looked > AGAIN:
             self._read_at, self._looked = self.changes, now
-            self._read = _read(self.objects(), now)
+            self._read = self._read_all(self.objects(), now)
         return self._read
+
+    def _read_all(self, objects: dict[str, list[KubeObject]], now: float) -> _Jobs:
+        pods = objects.pop("Pod")
+        by_job: dict[tuple[str, str], list[KubeObject]] = {}
+        for pod in filter(role, pods):
+            by_job.setdefault(attempt_key(pod), []).append(pod)
+        jobs = (
+            self._job_of(job, kind, by_job.get(attempt_key(job), ()), now)
+            for kind in JOB_KINDS.values()
+            for job in objects.get(kind.kind, ())
+        )
+        return _Jobs([job for job in jobs if job is not None], pods, holding(pods))
+
+    def _job_of(self, job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: float) -> Job | None:
+        try:
+            return job_of(job, kind, pods, now)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            meta = job["metadata"]
+            if meta["uid"] not in self._odd:  # another version's, or somebody has changed it
+                self._odd.add(meta["uid"])
+                name, why = meta["name"], f"{type(error).__name__} {error}"
+                _log.warning("%s %s is left out of the turns, it cannot be read: %s", kind.kind, name, why)
+            return None
 
 
 def _is_served(cluster: Cluster, kind: str) -> bool:
@@ -158,16 +184,3 @@ def _is_served(cluster: Cluster, kind: str) -> bool:
     except (ForbiddenError, NotFoundError):
         return False
     return True
-
-
-def _read(objects: dict[str, list[KubeObject]], now: float) -> _Jobs:
-    pods = objects.pop("Pod")
-    by_job: dict[tuple[str, str], list[KubeObject]] = {}
-    for pod in filter(role, pods):
-        by_job.setdefault(attempt_key(pod), []).append(pod)
-    jobs = (
-        job_of(job, kind, by_job.get(attempt_key(job), ()), now)
-        for kind in JOB_KINDS.values()
-        for job in objects.get(kind.kind, ())
-    )
-    return _Jobs([job for job in jobs if job is not None], pods, holding(pods))
