@@ -8,6 +8,9 @@ from typing import Any, Final
 from cluster.space import Space
 from kubernetes import client
 from kubernetes.client import ApiException
+from support.waiting import until
+
+from manycpu.pipeline.spec.kube_object import condition
 
 GROUP, VERSION = "kueue.x-k8s.io", "v1beta2"
 QUEUE: Final = "team-a"
@@ -73,12 +76,19 @@ def queue(namespace: Space, cpu: str) -> Iterator[Queue]:
         objects.delete_cluster_custom_object(GROUP, VERSION, "resourceflavors", name)
 
 
-def local_queue(namespace: Space, name: str, *, behind: str = "nothing") -> None:
-    """Make a LocalQueue; of one behind which there is no ClusterQueue, jobs wait for ever."""
-    item = {"kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": behind}}
+def local_queue(namespace: Space, name: str, *, behind: str | None = None) -> None:
+    """Make a LocalQueue, active when this returns; of one with nothing behind it, jobs wait for ever."""
+    item = {"kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": behind or "nothing"}}
     item["apiVersion"] = f"{GROUP}/{VERSION}"
     objects = client.CustomObjectsApi(namespace.admin)
     objects.create_namespaced_custom_object(GROUP, VERSION, namespace.name, "localqueues", item)
+
+    def is_active() -> bool:
+        made: Any = objects.get_namespaced_custom_object(GROUP, VERSION, namespace.name, "localqueues", name)
+        return condition(made, "Active") is not None
+
+    if behind:
+        until(is_active)
 
 
 def _create(objects: client.CustomObjectsApi, plural: str, item: dict[str, Any]) -> None:

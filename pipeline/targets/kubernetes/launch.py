@@ -4,7 +4,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random,
+)
 
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.ledger import Attempt, Entry
@@ -29,7 +36,7 @@ from manycpu.pipeline.targets.results import Built, Staged
 __all__ = ["has_ended", "launch", "objects", "observe", "place", "present_handle", "status"]
 
 Result = TypeVar("Result")
-_HEARD = 10.0  # seconds in which an operator has surely heard of what was created
+_HEARD = 60.0  # seconds in which an operator that has just started has surely heard of what was created
 _ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
 
 
@@ -62,7 +69,7 @@ def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
         _create_one(ctx, companion)
     # An operator that checks the job may not have heard of what it refers to yet.
     retrying = Retrying(
-        retry=retry_if_exception_type(LaunchError),
+        retry=retry_if_exception(lambda error: isinstance(error, LaunchError) and "not found" in str(error)),
         stop=stop_after_delay(_HEARD if companions else 0),
         wait=wait_random(0.2, 0.6),
         reraise=True,
