@@ -5,6 +5,7 @@ from and to the socket: masking and gathering them in Python costs more than the
 """
 
 import json
+import socket
 import ssl
 import struct
 from collections.abc import Sequence
@@ -51,15 +52,15 @@ def start(cluster: Cluster, pod: str, container: str, argv: Sequence[str]) -> "E
     url = ws_client.get_websocket_url(urlunsplit((server.scheme, server.netloc, path, "", "")), query)
     headers: dict[str, str] = {}
     cluster.api.update_params_for_auth(headers, [], ["BearerToken"])
-    socket = WebSocket(sslopt=_tls(settings), skip_utf8_validation=True)
+    web_socket = WebSocket(sslopt=_tls(settings), skip_utf8_validation=True)
     try:
-        socket.connect(url, **_options(settings, url, headers))
-        socket.settimeout(None)  # from here on, who talks over it gives up whoever is silent
+        web_socket.connect(url, **_options(settings, url, headers))
+        web_socket.settimeout(None)  # from here on, who talks over it gives up whoever is silent
     except WebSocketBadStatusException as error:
         raise _refused(error, pod) from error
     except (WebSocketException, OSError) as error:
         raise ClusterError(f"no command could be started in pod {pod}: {error}") from error
-    return Exec(socket)
+    return Exec(web_socket)
 
 
 def _options(settings: Any, url: str, headers: dict[str, str]) -> dict[str, Any]:
@@ -92,9 +93,9 @@ def _refused(error: WebSocketBadStatusException, pod: str) -> ClusterError:
 class Exec:
     """A command that runs: its stdin and stdout, and how it ended."""
 
-    def __init__(self, socket: WebSocket) -> None:
-        self._socket = socket
-        self._connection = cast("ssl.SSLSocket", socket.sock)
+    def __init__(self, web_socket: WebSocket) -> None:
+        self._socket = web_socket
+        self._connection = cast("ssl.SSLSocket", web_socket.sock)
         self._frames = cast("BufferedReader", self._connection.makefile("rb", _BUFFER))
         self._channel, self._unread = _STDOUT, 0  # of the frame that is read: bytes that were not read yet
         self._output: dict[int, bytes] = {}  # by channel
@@ -114,7 +115,8 @@ class Exec:
 
     def close(self) -> None:
         """End the connection, also under other threads that read and write; they have an end of stream."""
-        self._socket.abort()
+        with suppress(OSError):  # SSLSocket's own would take TLS away under them
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 
     def limit(self, seconds: float | None) -> None:
         """Give up to read or write after so many seconds; None: never, since who talks over it does."""

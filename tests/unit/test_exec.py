@@ -2,10 +2,13 @@
 
 import json
 import socket
+import ssl
 import struct
+import threading
 from collections.abc import Iterator
 
 import pytest
+import trustme
 from websocket import ABNF, WebSocket
 
 from manycpu.pipeline.adapters.cluster_exec import Exec
@@ -79,6 +82,35 @@ def test_a_frame_that_ends_early_is_an_end(ends: tuple[Exec, socket.socket]) -> 
     server.sendall(frame(STDOUT + b"whole") + frame(STDOUT + b"half")[:-2])
     server.shutdown(socket.SHUT_WR)
     assert bytes(command.read(100)) == b"wholeha"
+
+
+@pytest.fixture
+def tls_ends() -> Iterator[tuple[Exec, ssl.SSLSocket]]:
+    """Give a command and the server's end of its connection, over TLS."""
+    authority, (ours, server) = trustme.CA(), socket.socketpair()
+    trusts, proves = ssl.create_default_context(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.configure_trust(trusts)
+    authority.issue_cert("localhost").configure_cert(proves)
+    proves.num_tickets = 0
+    there = proves.wrap_socket(server, server_side=True, do_handshake_on_connect=False)
+    greeting = threading.Thread(target=there.do_handshake)
+    greeting.start()
+    connected = WebSocket()
+    connected.sock = trusts.wrap_socket(ours, server_hostname="localhost")
+    greeting.join()
+    command = Exec(connected)
+    with there:
+        yield command, there
+    command.release()
+
+
+def test_what_is_closed_under_a_reader_never_reads_what_tls_encrypts(
+    tls_ends: tuple[Exec, ssl.SSLSocket],
+) -> None:
+    command, server = tls_ends
+    server.sendall(frame(STDOUT + b"whole"))
+    command.close()
+    assert bytes(command.read(100)) == b"whole"
 
 
 @pytest.mark.parametrize("size", [0, 124, 125, 70_000])
