@@ -42,7 +42,6 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
     All triggers of a triggerer for one connection, namespace and launch kind share one watch.
     """
 
-    _telling: asyncio.Future[None] | None = None
     supports_triggerer_queue = True  # a task defers with it, as with any other
 
     def shared_stream_key(self) -> tuple[str, ...]:
@@ -175,17 +174,12 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
         """Record how far the logs were printed, so that the next triggerer repeats nothing."""
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        with suppress(Exception):  # then some lines are told twice
-            async with asyncio.timeout(_FAREWELL):
-                if self._telling is not None:
-                    await self._telling
-                await asyncio.to_thread(recorder.write, recorder.fields())
+        with suppress(Exception):
+            await asyncio.wait_for(asyncio.to_thread(recorder.write, recorder.fields()), _FAREWELL)
 
     async def _log_on_thread(self, lines: list[RankLine]) -> None:
-        # Long logs are written on a thread: other triggers share this event loop. They are heard already, so
-        # that they are told whatever ends this wait.
-        self._telling = asyncio.ensure_future(asyncio.to_thread(self._pass_on, lines))
-        await asyncio.shield(self._telling)
+        # Long logs are written on a thread: other triggers share this event loop.
+        await asyncio.to_thread(self._pass_on, lines)
 
     def _open(self) -> tuple[JobHandle, ClusterContext, AttemptRecorder]:
         from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder

@@ -2,13 +2,10 @@
 
 import asyncio
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -227,28 +224,6 @@ def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: p
     with pytest.raises(ClusterError, match="does not answer"):
         asyncio.run(asyncio.wait_for(following._with_patience(away), 30))  # noqa: SLF001 - its one way to any cluster
     assert len(tries) > 1
-
-
-def test_what_was_heard_is_told_before_it_is_recorded_as_told_also_when_the_triggerer_goes() -> None:
-    done: list[str] = []
-    hold = threading.Event()
-    following = JobTrigger(handle={"attempt": 1}, cursor=None, by="me")
-    following._pass_on = lambda lines: done.append("told")  # type: ignore[method-assign] # noqa: ARG005, SLF001
-    recorder: Any = SimpleNamespace(fields=dict, write=lambda _: done.append("recorded"))
-
-    async def leave() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(1))
-        busy = loop.run_in_executor(None, hold.wait)
-        telling: Any = asyncio.create_task(following._log_on_thread([]))  # noqa: SLF001
-        await asyncio.sleep(0)
-        leaving = asyncio.create_task(following._save_progress(telling, recorder))  # noqa: SLF001
-        await asyncio.wait([telling])
-        hold.set()
-        await asyncio.gather(busy, leaving)
-
-    asyncio.run(leave())
-    assert done == ["told", "recorded"]
 
 
 @pytest.mark.parametrize("restarts", [0, 3])

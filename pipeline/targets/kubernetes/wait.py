@@ -40,21 +40,13 @@ class JobWatch:
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> None:
         self.ctx, self.handle = ctx, handle
-        self._passed_on: Cursor = dict(cursor or {})
-        self._recorded = True
+        self.cursor: Cursor = dict(cursor or {})
+        """How far the logs were passed on: whoever goes on from here misses and repeats nothing."""
         self.spoken = False
         self._batches: deque[tuple[list[RankLine], Cursor]] = deque()
         self._status = Status(state=RunState.PENDING)
         self._recorder = AttemptRecorder(ctx, handle, cursor, by="")
         self._following = _Following(ctx, handle, self._recorder, self._batches)
-
-    @property
-    def cursor(self) -> Cursor:
-        """How far the logs were passed on: whoever goes on from here misses nothing.
-
-        Where what was heard since the last record could not be recorded, that is to be heard again.
-        """
-        return self._passed_on if self._recorded else self._recorder.recorded
 
     @property
     def observed(self) -> Observed:
@@ -70,7 +62,7 @@ class JobWatch:
         status = self._following.status()  # before the lines: the last ones come before the end does
         lines: list[RankLine] = []
         while self._batches:
-            some, self._passed_on = self._batches.popleft()
+            some, self.cursor = self._batches.popleft()
             lines += some
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
         return lines, status
@@ -81,7 +73,6 @@ class JobWatch:
         What the ranks have reported is recorded: whoever goes on from the cursor does not hear it again.
         """
         self._following.stop()
-        self._recorded = False
         writing = threading.Thread(target=self._record, name=f"record {self.handle.name}", daemon=True)
         writing.start()
         writing.join(_RECORDING)
@@ -89,7 +80,6 @@ class JobWatch:
     def _record(self) -> None:
         with suppress(FileNotFoundError, *FAILURES):  # the run is gone, or the cluster is away
             self._recorder.write(self._recorder.fields())
-            self._recorded = True
 
 
 class _Following:

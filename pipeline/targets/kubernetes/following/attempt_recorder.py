@@ -135,8 +135,6 @@ class AttemptRecorder:
         """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
         self._saved, self._pressing = time.monotonic(), False
         self._written = entry.observed
-        self.recorded = dict(self.state.cursor)
-        """How far the logs were read when the ledger was last written."""
 
     @property
     def activity(self) -> RankActivity:
@@ -208,17 +206,15 @@ class AttemptRecorder:
             FileNotFoundError: The run is cleaned up.
         """
         packed = state_packing.pack(fields)
-        if packed != self._written:  # it is for most who wait, of whom there may be a thousand
-            self._put(packed, fields)
-        self._written, self.recorded = packed, fields.get("cursor", {})
-
-    def _put(self, packed: dict[str, Any], fields: dict[str, Any]) -> None:
+        if packed == self._written:  # as of most who wait, of whom there may be a thousand
+            return
         try:
-            self._put_as(packed)
+            self._put(packed)
         except InvalidError:  # too large, most likely
-            self._put_as(state_packing.least(fields))
+            self._put(state_packing.least(fields))
+        self._written = packed
 
-    def _put_as(self, written: dict[str, Any]) -> None:
+    def _put(self, written: dict[str, Any]) -> None:
         with self._ctx.ledger.update() as entry:
             if entry.attempt == self._handle.attempt:
                 entry.observed = written
