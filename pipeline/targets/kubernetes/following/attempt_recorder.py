@@ -135,6 +135,8 @@ class AttemptRecorder:
         """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
         self._saved, self._pressing = time.monotonic(), False
         self._written = entry.observed
+        self.recorded_cursor: Cursor = dict(self.state.cursor)
+        """How far what the ledger holds goes."""
 
     @property
     def activity(self) -> RankActivity:
@@ -206,13 +208,16 @@ class AttemptRecorder:
             FileNotFoundError: The run is cleaned up.
         """
         packed = state_packing.pack(fields)
-        if packed == self._written:  # as of most who wait, of whom there may be a thousand
-            return
+        if packed != self._written:  # as of few who wait, of whom there may be a thousand
+            self._put_as_it_fits(packed, fields)
+            self._written = packed
+        self.recorded_cursor = fields.get("cursor", {})
+
+    def _put_as_it_fits(self, packed: dict[str, Any], fields: dict[str, Any]) -> None:
         try:
             self._put(packed)
         except InvalidError:  # too large, most likely
             self._put(state_packing.least(fields))
-        self._written = packed
 
     def _put(self, written: dict[str, Any]) -> None:
         with self._ctx.ledger.update() as entry:
