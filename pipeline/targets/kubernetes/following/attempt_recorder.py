@@ -143,18 +143,15 @@ class AttemptRecorder:
         """What the budgets depend on."""
         return self.state.activity._replace(since=self.since, stood=self.stood)
 
-    def hear(self, log_batches: Iterable[LogBatch]) -> list[RankLine]:
-        """Record the lines of log batches, and return them."""
-        lines = []
+    def hear(self, log_batches: Iterable[LogBatch]) -> None:
+        """Record the lines of log batches, which were told: nobody who goes on tells them again."""
         for log_batch in log_batches:
             for line in log_batch.lines:
                 event = decode(line.line.text)
                 if not self._is_of_another_pod(line, event):
                     self._pressing |= self._observer.hear(line.line, line.time)
                 self._note(line, event)
-                lines.append(line.line)
             self._note_position(log_batch)
-        return lines
 
     def _note_position(self, log_batch: LogBatch) -> None:
         container, _, number = log_batch.log.rpartition("/")
