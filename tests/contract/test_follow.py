@@ -232,15 +232,14 @@ def test_a_worker_that_is_deleted_while_the_job_succeeds_is_missed(server: ApiSe
 
 def test_a_log_is_read_on_after_a_picture_without_its_pod(server: ApiServer, tmp_path: Path) -> None:
     healthy(server)
-    following = Following(server, tmp_path)
+    following = Following(server, tmp_path, queue_timeout=1)
 
     async def run() -> Status:
         ending = asyncio.create_task(following.run(*picture(server)))
         await asyncio.to_thread(until, lambda: following.recorder.activity.met)
         following.stream.put_nowait([Changes("Pod", [], [], complete=True)])
-        await asyncio.to_thread(
-            until, lambda: server.calls["get PyTorchJob"]
-        )  # it seems to be queued for long
+        # It seems to be queued for long.
+        await asyncio.to_thread(until, lambda: server.calls["get PyTorchJob"])
         server.logs[WORKER] += f"{at(HOUR - 5)[:-1]}.0Z {events.join(0, 'node', 'step 1')}\n"
         await asyncio.to_thread(until, lambda: "step 1" in following.lines)
         ends(server)
