@@ -17,6 +17,7 @@ from support.waiting import until
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import Changes, ClusterWatch
 from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.spec import events
@@ -69,7 +70,7 @@ def healthy(server: ApiServer) -> None:
 def ends(server: ApiServer) -> None:
     """Let it succeed."""
     last = {"exitCode": 0, "startedAt": at(HOUR - 20), "finishedAt": at(HOUR)}
-    server.objects = {"PyTorchJob": [job("Succeeded")], "Pod": [worker(terminated=last)]}
+    server.objects |= {"PyTorchJob": [job("Succeeded")], "Pod": [worker(terminated=last)]}
     server.logs[WORKER] += said(HOUR, "exit", code=0)
 
 
@@ -231,15 +232,14 @@ def test_a_worker_that_is_deleted_while_the_job_succeeds_is_missed(server: ApiSe
 
 def test_a_log_is_read_on_after_a_picture_without_its_pod(server: ApiServer, tmp_path: Path) -> None:
     healthy(server)
-    following = Following(server, tmp_path)
+    following = Following(server, tmp_path, queue_timeout=1)
 
     async def run() -> Status:
         ending = asyncio.create_task(following.run(*picture(server)))
         await asyncio.to_thread(until, lambda: following.recorder.activity.met)
         following.stream.put_nowait([Changes("Pod", [], [], complete=True)])
-        await asyncio.to_thread(
-            until, lambda: server.calls["get PyTorchJob"]
-        )  # it seems to be queued for long
+        # It seems to be queued for long.
+        await asyncio.to_thread(until, lambda: server.calls["get PyTorchJob"])
         server.logs[WORKER] += f"{at(HOUR - 5)[:-1]}.0Z {events.join(0, 'node', 'step 1')}\n"
         await asyncio.to_thread(until, lambda: "step 1" in following.lines)
         ends(server)
@@ -288,6 +288,31 @@ def test_what_a_worker_has_heard_is_recorded_when_it_hands_over(server: ApiServe
     progress = recorded().progress
     assert progress is not None
     assert progress.step == 3
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_whoever_goes_on_from_a_worker_hears_what_it_could_not_record_and_nothing_else(
+    server: ApiServer, tmp_path: Path, *, away: bool
+) -> None:
+    healthy(server)
+    ctx, proof = Following(server, tmp_path).ctx, server.logs.pop(WORKER)
+    ctx.ledger = ConfigMapLedger(ctx.cluster, "qa")
+    ctx.ledger.open(Entry(key="k", name="qa", created=T0, run={}, target={}, attempt=1))
+    worker = JobWatch(ctx, handle(), None)
+    server.refuses = {"ConfigMap"} if away else set()
+    server.logs[WORKER] = proof
+    until(lambda: (worker.look(), worker.observed.met)[1])
+    worker.close()
+    worker.look()
+    server.refuses = set()
+    ends(server)
+    triggerer = JobWatch(ctx, handle(), worker.cursor)
+    collector, seen = EventCollector(), Status(state=RunState.PENDING)
+    while not seen.state.terminal:
+        lines, seen = triggerer.look()
+        tell(lines, collector)
+    assert collector.kinds == (["proof", "exit"] if away else ["exit"])
+    assert outcome(ctx, seen, triggerer.observed).state is RunState.SUCCEEDED
 
 
 def test_silence_counts_though_events_may_not_be_read(server: ApiServer, tmp_path: Path) -> None:

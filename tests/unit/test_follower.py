@@ -1,8 +1,10 @@
 """Nobody waits for ever for a cluster that does not answer, and what it cannot record changes no end."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,11 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes.following import follower as follower_module
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
+    AttemptRecorder,
+    Line,
+    LogBatch,
+)
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower
 
 ENDED = [
@@ -139,10 +145,9 @@ def test_many_lines_are_heard_by_and_by_and_all_that_are_dropped_are_counted(
     heard: list[int] = []
     hear = AttemptRecorder.hear
 
-    def counted(self: AttemptRecorder, batches: Any) -> list[RankLine]:
-        lines = hear(self, batches)
-        heard.append(len(lines))
-        return lines
+    def counted(self: AttemptRecorder, batches: list[LogBatch]) -> None:
+        heard.append(sum(len(batch.lines) for batch in batches))
+        hear(self, batches)
 
     monkeypatch.setattr(AttemptRecorder, "hear", counted)
     end(following, told, changes)
@@ -165,3 +170,35 @@ def test_what_is_said_of_the_job_itself_is_never_dropped_however_much_its_ranks_
     following._notes.say("it was preempted")  # noqa: SLF001
     asyncio.run(following._pass_on(tell))  # noqa: SLF001
     assert "it was preempted" in [line.text for line in told]
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_no_line_is_passed_over_that_was_not_told_when_its_triggerer_went_while_all_threads_were_busy(
+    *, insists: bool
+) -> None:
+    following, told = follower(None)
+    recorder: AttemptRecorder = vars(following)["_recorder"]
+    free, telling = threading.Event(), asyncio.Event()
+
+    async def tell(lines: list[RankLine]) -> None:
+        telling.set()
+        await asyncio.to_thread(told.extend, [line.text for line in lines])
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        loop.run_in_executor(None, free.wait)
+        line = Line(RankLine(0, "a", "line"), time.time(), "p")
+        await following._put(LogBatch("uid/c/0", [line], [1]))  # noqa: SLF001 - as its readers do
+        passing = asyncio.create_task(following._pass_on(tell))  # noqa: SLF001
+        await telling.wait()
+        passing.cancel()
+        await asyncio.sleep(0)  # it takes notice
+        passing.cancel() if insists else free.set()
+        await asyncio.wait([passing])
+        assert passing.cancelled()
+        free.set()
+
+    asyncio.run(run())
+    assert told == ([] if insists else ["line"])
+    assert recorder.fields().get("cursor", {}) == ({} if insists else {"uid/c/0": [1]})

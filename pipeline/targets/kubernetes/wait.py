@@ -40,13 +40,19 @@ class JobWatch:
 
     def __init__(self, ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> None:
         self.ctx, self.handle = ctx, handle
-        self.cursor: Cursor = dict(cursor or {})
-        """How far the logs were passed on: whoever goes on from here misses and repeats nothing."""
         self.spoken = False
-        self._batches: deque[tuple[list[RankLine], Cursor]] = deque()
+        self._batches: deque[list[RankLine]] = deque()
         self._status = Status(state=RunState.PENDING)
         self._recorder = AttemptRecorder(ctx, handle, cursor, by="")
         self._following = _Following(ctx, handle, self._recorder, self._batches)
+
+    @property
+    def cursor(self) -> Cursor:
+        """How far the logs were passed on, once it is closed, and recorded: from here on nothing is missed.
+
+        What could not be recorded is heard twice, rather than never.
+        """
+        return self._recorder.recorded_cursor
 
     @property
     def observed(self) -> Observed:
@@ -62,15 +68,14 @@ class JobWatch:
         status = self._following.status()  # before the lines: the last ones come before the end does
         lines: list[RankLine] = []
         while self._batches:
-            some, self.cursor = self._batches.popleft()
-            lines += some
+            lines += self._batches.popleft()
         self.spoken = self.spoken or any(line.rank is not None for line in lines)
         return lines, status
 
     def close(self) -> None:
         """Stop following; a last look may still give lines that came before.
 
-        What the ranks have reported is recorded: whoever goes on from the cursor does not hear it again.
+        What the ranks have reported is recorded, where the cluster takes it in time: the cursor says how far.
         """
         self._following.stop()
         writing = threading.Thread(target=self._record, name=f"record {self.handle.name}", daemon=True)
@@ -90,7 +95,7 @@ class _Following:
         ctx: ClusterContext,
         handle: JobHandle,
         recorder: AttemptRecorder,
-        batches_read: deque[tuple[list[RankLine], Cursor]],
+        batches_read: deque[list[RankLine]],
     ) -> None:
         self._ctx, self._handle, self._recorder, self._batches = ctx, handle, recorder, batches_read
         self._follower: Follower | None = None
@@ -139,7 +144,7 @@ class _Following:
             await watch.aclose()
 
     async def _tell(self, lines: list[RankLine]) -> None:
-        self._batches.append((lines, dict(self._recorder.state.cursor)))
+        self._batches.append(lines)
 
 
 async def _end_tasks() -> None:

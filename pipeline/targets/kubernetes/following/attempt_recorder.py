@@ -135,24 +135,23 @@ class AttemptRecorder:
         """Since when somebody listens to the ranks, without a break; seconds since the epoch."""
         self._saved, self._pressing = time.monotonic(), False
         self._written = entry.observed
+        self.recorded_cursor: Cursor = dict(self.state.cursor)
+        """How far what the ledger holds goes."""
 
     @property
     def activity(self) -> RankActivity:
         """What the budgets depend on."""
         return self.state.activity._replace(since=self.since, stood=self.stood)
 
-    def hear(self, log_batches: Iterable[LogBatch]) -> list[RankLine]:
-        """Record the lines of log batches, and return them."""
-        lines = []
+    def hear(self, log_batches: Iterable[LogBatch]) -> None:
+        """Record the lines of log batches, which were told: nobody who goes on tells them again."""
         for log_batch in log_batches:
             for line in log_batch.lines:
                 event = decode(line.line.text)
                 if not self._is_of_another_pod(line, event):
                     self._pressing |= self._observer.hear(line.line, line.time)
                 self._note(line, event)
-                lines.append(line.line)
             self._note_position(log_batch)
-        return lines
 
     def _note_position(self, log_batch: LogBatch) -> None:
         container, _, number = log_batch.log.rpartition("/")
@@ -206,13 +205,16 @@ class AttemptRecorder:
             FileNotFoundError: The run is cleaned up.
         """
         packed = state_packing.pack(fields)
-        if packed == self._written:  # as of most who wait, of whom there may be a thousand
-            return
+        if packed != self._written:  # as of few who wait, of whom there may be a thousand
+            self._put_as_it_fits(packed, fields)
+            self._written = packed
+        self.recorded_cursor = fields.get("cursor", {})
+
+    def _put_as_it_fits(self, packed: dict[str, Any], fields: dict[str, Any]) -> None:
         try:
             self._put(packed)
         except InvalidError:  # too large, most likely
             self._put(state_packing.least(fields))
-        self._written = packed
 
     def _put(self, written: dict[str, Any]) -> None:
         with self._ctx.ledger.update() as entry:

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from manycpu.pipeline.adapters.cluster_watch import (
     FAILURES,
@@ -177,14 +177,20 @@ class Follower:
                 log_batches.append(self._log_batches.get_nowait())
                 left -= 1
             notes = self._notes.take()  # which are few, and never too many
-            lines = self._recorder.hear(log_batches)
-            if shown := [*notes, *self._limit.admit(lines, self._watch.now())]:
-                await tell(shown)
+            lines = [line.line for batch in log_batches for line in batch.lines]
+            shown = [*notes, *self._limit.admit(lines, self._watch.now())]
+            if shown or log_batches:
+                await _finished(self._tell_and_hear(tell, shown, log_batches))
             if not left:
                 break
             await asyncio.sleep(0)  # other followers share this loop
         if self._recorder.due and (self._saving is None or self._saving.done()):
             self._saving = asyncio.create_task(self._save())
+
+    async def _tell_and_hear(self, tell: Tell, shown: list[RankLine], log_batches: list[LogBatch]) -> None:
+        if shown:
+            await tell(shown)
+        self._recorder.hear(log_batches)  # only now: whoever goes on from the cursor tells none of them again
 
     async def _save(self) -> None:
         with suppress(*FAILURES):  # the next time, then
@@ -329,6 +335,16 @@ class Follower:
 
     def _delete(self) -> None:
         self._ctx.cluster.delete(self._snapshot.kind, self._handle.name, uid=self._handle.uid)
+
+
+async def _finished(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work, which is finished also where the wait for it is cancelled."""
+    working = asyncio.create_task(work)
+    try:
+        await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await working
+        raise
 
 
 def _with_reason(status: Status, more: str) -> Status:
