@@ -1,5 +1,6 @@
 """Copies are whole or absent, go on after a break, and are what their source is."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -267,6 +268,23 @@ def test_what_this_run_did_not_write_is_never_replaced(source: Path, tmp_path: P
         assert contents(out) == before
         assert sorted(path.name for path in tmp_path.iterdir() if "before" in path.name) == []
         shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("outside", ["{}/precious", "../precious"])
+def test_a_manifest_that_names_what_is_outside_of_the_output_deletes_nothing(
+    source: Path, tmp_path: Path, outside: str
+) -> None:
+    (tmp_path / "precious").write_bytes(b"theirs")
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    marker = tmp_path / "out" / "manifest.json"
+    written = json.loads(marker.read_text())
+    sha256 = hashlib.sha256(b"theirs").hexdigest()
+    written["files"].append({"path": outside.format(tmp_path), "size": 6, "sha256": sha256})
+    marker.write_text(json.dumps(written))
+    with pytest.raises(transfer.TransferError, match=r"this run did not write"):
+        transfer.publish(source, location(tmp_path / "out"), "key")
+    assert (tmp_path / "precious").read_bytes() == b"theirs"
+    assert contents(tmp_path / "out").items() >= contents(source).items()
 
 
 def test_what_comes_while_a_model_is_published_is_kept(source: Path, tmp_path: Path) -> None:
