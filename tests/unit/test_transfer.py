@@ -228,6 +228,19 @@ def test_a_rotten_beginning_of_a_broken_copy_is_an_error(source: Path, tmp_path:
         transfer.publish(source, location(tmp_path / "out"), "key")
 
 
+def test_what_a_broken_copy_left_goes_as_a_whole_where_some_of_it_is_damaged(
+    source: Path, tmp_path: Path
+) -> None:
+    left = broken(source, tmp_path / "copy")
+    for path in (left / "a.txt", left / "deep" / "er" / "b.bin"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(transfer.TransferError, match=r"damaged: a\.txt had sha256 .*; it was deleted"):
+        transfer.fetch(transfer.Hashing(location(source)), tmp_path / "copy")
+    assert list(tmp_path.glob("*.partial")) == []
+    transfer.fetch(transfer.Hashing(location(source)), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(source)
+
+
 def test_files_are_listed_by_path_and_links_are_followed(source: Path) -> None:
     (source / "link").symlink_to(source / "a.txt")
     listed = list(location(source).items())
