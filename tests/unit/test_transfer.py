@@ -14,9 +14,9 @@ import pytest
 from support.folder_contents import contents, location
 
 from manycpu.pipeline import transfer
-from manycpu.pipeline.adapters import storage
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.transfer import hashing
 
 
 @pytest.fixture
@@ -66,16 +66,16 @@ def test_a_broken_copy_goes_on_where_it_stopped(
             read.append(len(block))
             yield block
 
-    monkeypatch.setattr(storage, "blocks", breaking)
+    monkeypatch.setattr(hashing, "blocks", breaking)
     with pytest.raises(BrokenError):
-        transfer.fetch(location(source), tmp_path / "copy")
+        transfer.fetch(transfer.Hashing(location(source)), tmp_path / "copy")
     monkeypatch.undo()
     assert not (tmp_path / "copy").exists()
     assert transfer.staged(tmp_path / "copy") is None
     (kept,) = tmp_path.glob("copy.*.partial/deep/er/b.bin")
     inode, size = kept.stat().st_ino, kept.stat().st_size
     assert size > 0
-    transfer.fetch(location(source), tmp_path / "copy")
+    transfer.fetch(transfer.Hashing(location(source)), tmp_path / "copy")
     assert (tmp_path / "copy" / "deep" / "er" / "b.bin").stat().st_ino == inode
     assert contents(tmp_path / "copy") == contents(source)
 
