@@ -75,6 +75,11 @@ class Location:
         """The path, where this is on disk."""
         return Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
 
+    @property
+    def tells_sha256(self) -> bool:
+        """Whether :meth:`read` tells what a file should be: it reads no more than is asked for."""
+        return False
+
     def only(self, paths: Iterable[str]) -> "Location":
         """Restrict to some of the files below."""
         return replace(self, chosen=tuple(paths))

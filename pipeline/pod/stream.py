@@ -67,6 +67,8 @@ def take_starts(channel: Channel, message: Message) -> "array[int]":
 class Incoming:
     """A source whose files come from the other end of a channel."""
 
+    tells_sha256 = True
+
     def __init__(self, channel: Channel, items: Rows[Item]) -> None:
         self._channel, self._items = channel, items
         self._rest = memoryview(b"")

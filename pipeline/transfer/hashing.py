@@ -22,6 +22,8 @@ class Hashing:
         tick: Is called while it is listed and read, also where nothing is given.
     """
 
+    tells_sha256 = True
+
     def __init__(self, folder: Location, tick: Tick = lambda: None) -> None:
         self._folder, self._tick = folder, tick
 

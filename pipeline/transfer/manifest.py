@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manycpu.pipeline.adapters.listing import Rows
+from manycpu.pipeline.adapters.listing import Rows, leads_out
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.output import MANIFEST
@@ -117,7 +117,7 @@ def file_of(fields: dict[str, Any]) -> File:
     """Make a file from its JSON fields.
 
     Raises:
-        ValueError: One is missing, or is of another kind.
+        ValueError: One is missing, or is of another kind; or its path leads out of the folder.
     """
     try:
         path, size, sha256 = fields["path"], fields["size"], fields["sha256"]
@@ -125,6 +125,8 @@ def file_of(fields: dict[str, Any]) -> File:
         raise ValueError(f"{fields!r} is no file of a manifest") from error
     if not (isinstance(path, str) and isinstance(size, int) and isinstance(sha256, str)):
         raise ValueError(f"{fields!r} is no file of a manifest")  # noqa: TRY004 - of what was read
+    if leads_out(path):
+        raise ValueError(f"{path!r} leads out of its folder")
     return File(path, size, sha256, bool(fields.get("executable")))
 
 

@@ -7,7 +7,7 @@ import re
 import uuid
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.storage import Block, Reading
+from manycpu.pipeline.transfer.journal import Journal
 from manycpu.pipeline.transfer.manifest import DIGITS, File, Manifest, Progress, Tick, TransferError
 from manycpu.pipeline.transfer.verify import verify
 
@@ -44,6 +45,10 @@ class Copied(NamedTuple):
 class Source(Protocol):
     """What can be copied: a location, a folder that is hashed as it is read, or the other end of a stream."""
 
+    @property
+    def tells_sha256(self) -> bool:
+        """Whether its readings tell what a file should be, also of a part that is there already."""
+
     def items(self) -> Rows[Item]:
         """List every file."""
 
@@ -65,10 +70,12 @@ def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:
     items = source.items()
     partial = stem.with_name(f"{stem.name}.{items.digest[:DIGITS]}.{uuid.uuid4().hex[:_TOKEN]}.partial")
     adopted = _claim(stem, partial, tick)
+    tally = _Tally(progress, tick, sum(item.size for item in items))
     try:
-        manifest = _fill(partial, source, items, _Tally(progress, tick, sum(item.size for item in items)))
-        if adopted:
-            _see_whole(partial, manifest, tick)
+        with nullcontext() if source.tells_sha256 else Journal(partial, items) as journal:
+            manifest = _fill(partial, source, items, journal, tally)
+            if adopted:
+                _see_whole(partial, manifest, tick)
     except _DamagedError as error:
         with suppress(FileNotFoundError):
             disk.remove(str(partial), tick)  # all of it: other files may be as damaged
@@ -114,15 +121,20 @@ def _claim(stem: Path, partial: Path, tick: Tick) -> bool:
     return False
 
 
-def _fill(partial: Path, source: Source, items: Rows[Item], tally: "_Tally") -> Manifest:
-    starts = _starts(partial, items, tally.tick)
+def _fill(
+    partial: Path, source: Source, items: Rows[Item], journal: Journal | None, tally: "_Tally"
+) -> Manifest:
+    starts = _starts(partial, items, journal, tally.tick)
     _check_room(partial, sum(item.size - start for item, start in zip(items, starts, strict=True)))
     files, last = Rows(File), ""
     for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):
         if (folder := item.path.rpartition("/")[0]) != last:
             _make_folders(partial, folder)
             last = folder
-        files.append(_copy_file(f"{partial}/{item.path}", item, start, reading, tally))
+        copied = _copy_file(f"{partial}/{item.path}", item, start, reading, tally)
+        files.append(copied)
+        if journal and not start:
+            journal.note(copied)
     return Manifest(files)
 
 
@@ -134,8 +146,8 @@ def _make_folders(partial: Path, folder: str) -> None:
             os.mkdir(f"{partial}/{'/'.join(parts[:end])}")  # noqa: PTH102 - one for each of many
 
 
-def _starts(partial: Path, items: Rows[Item], tick: Tick) -> "array[int]":
-    """Count how many bytes of each file are there; a file with too many is deleted."""
+def _starts(partial: Path, items: Rows[Item], journal: Journal | None, tick: Tick) -> "array[int]":
+    """Count how many bytes of each file are there; a file that cannot be gone on with is deleted."""
     starts = array("q", bytes(8 * len(items)))
     if not any(partial.iterdir()):
         return starts
@@ -145,7 +157,7 @@ def _starts(partial: Path, items: Rows[Item], tick: Tick) -> "array[int]":
         if item.is_folder or not path.is_file():
             continue
         size = path.stat().st_size
-        if size > item.size:
+        if size > item.size or (journal and not (size == item.size and journal.has(item, tick))):
             path.unlink()
         else:
             starts[number] = size

@@ -5,6 +5,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -168,10 +169,9 @@ def test_the_key_is_in_no_argument_no_environment_and_no_file(tmp_path: Path) ->
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_both_directions_at_once_do_not_disturb_each_other() -> None:
-    """Many megabytes each way, read and written by threads of their own on both ends."""
-    identity, size = make("test"), 32 << 20
-    sent = os.urandom(1 << 20)
+def both_ends() -> tuple[direct.Streams, direct.Streams]:
+    """Have both ends meet, in this process."""
+    identity = make("test")
     reading, writing = os.pipe(), os.pipe()
     with os.fdopen(reading[0], "rb") as stdin, os.fdopen(writing[1], "wb") as stdout:
         accepted: list[direct.Streams | None] = []
@@ -183,6 +183,26 @@ def test_both_directions_at_once_do_not_disturb_each_other() -> None:
         thread.join()
     far = accepted[0]
     assert far is not None
+    return near, far
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory alone")
+def test_neither_end_needs_room_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    near, far = both_ends()
+    near.writelines((b"here",))
+    assert bytes(far.read(4)) == b"here"
+    for end in (near, far):
+        end.close()
+        end.release()
+
+
+def test_both_directions_at_once_do_not_disturb_each_other() -> None:
+    """Many megabytes each way, read and written by threads of their own on both ends."""
+    size = 32 << 20
+    sent = os.urandom(1 << 20)
+    near, far = both_ends()
     received: list[int] = []
     threads = [threading.Thread(target=_send, args=(end, sent, size)) for end in (near, far)]
     threads += [threading.Thread(target=_receive, args=(end, sent, size, received)) for end in (near, far)]

@@ -3,13 +3,19 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.folder_contents import contents, location
 from support.helper_process import LARGE, pod, pull
 
 from manycpu.pipeline.pod import client
-from manycpu.pipeline.pod.channel import Content, LostError, RemoteError
+from manycpu.pipeline.pod.channel import Channel, Content, LostError, RemoteError
+from manycpu.pipeline.targets.kubernetes import export
+from manycpu.pipeline.targets.kubernetes.volume import helper_pod
+from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper
+from manycpu.pipeline.targets.kubernetes.volume.way_to_pod import WayToPod
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 
 AHEAD = 64 << 20  # more than is under way between both ends
@@ -56,6 +62,51 @@ def test_only_what_is_missing_comes_after_a_break(source: Path, tmp_path: Path) 
         manifest = client.pull(channel, str(source), tmp_path / "model", "key", lambda *_: None)
     listed = len(location(source).items().content)
     assert came == listed + manifest.size - kept + DIGEST * len(manifest.files)
+
+
+class Losing(Helper):
+    """A helper that is lost, ten minutes later, after each two megabytes that came."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.name, self._progress, self._owned = "x", lambda *_: None, False
+        self._way = WayToPod(SimpleNamespace(), "x", direct=False)  # type: ignore[arg-type]
+        self._clock, self.losses = clock, 0
+
+    def wait_ready(self) -> None:
+        """Be ready at once."""
+
+    def _talk(self, command: str, talk: Callable[[Channel], Any]) -> Any:
+        with pod(command, progress=self.report) as (channel, _):
+            whole, came = channel.take, 0
+
+            def losing() -> Content:
+                nonlocal came
+                content = whole()
+                came += len(content)
+                if came > LARGE // 4:
+                    raise LostError("gone")
+                return content
+
+            channel.take = losing  # type: ignore[method-assign]
+            try:
+                return talk(channel)
+            except LostError:
+                self._clock[0] += 600
+                self.losses += 1
+                raise
+
+
+def test_an_export_that_gets_on_is_not_given_up_however_often_it_breaks(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    stand_in = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None)
+    monkeypatch.setattr(helper_pod, "time", stand_in)
+    ctx = SimpleNamespace(output=location(tmp_path / "out"), key="key")
+    helper = Losing(clock)
+    export._pull(ctx, helper, str(source))  # type: ignore[arg-type]  # noqa: SLF001 - all but the cluster
+    assert helper.losses > 2
+    assert contents(tmp_path / "out").items() >= contents(source).items()
 
 
 def _break_at(size: int) -> Progress:

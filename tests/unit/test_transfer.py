@@ -1,5 +1,6 @@
 """Copies are whole or absent, go on after a break, and are what their source is."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,9 +14,9 @@ import pytest
 from support.folder_contents import contents, location
 
 from manycpu.pipeline import transfer
-from manycpu.pipeline.adapters import storage
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.transfer import hashing
 
 
 @pytest.fixture
@@ -65,16 +66,16 @@ def test_a_broken_copy_goes_on_where_it_stopped(
             read.append(len(block))
             yield block
 
-    monkeypatch.setattr(storage, "blocks", breaking)
+    monkeypatch.setattr(hashing, "blocks", breaking)
     with pytest.raises(BrokenError):
-        transfer.fetch(location(source), tmp_path / "copy")
+        transfer.fetch(transfer.Hashing(location(source)), tmp_path / "copy")
     monkeypatch.undo()
     assert not (tmp_path / "copy").exists()
     assert transfer.staged(tmp_path / "copy") is None
     (kept,) = tmp_path.glob("copy.*.partial/deep/er/b.bin")
     inode, size = kept.stat().st_ino, kept.stat().st_size
     assert size > 0
-    transfer.fetch(location(source), tmp_path / "copy")
+    transfer.fetch(transfer.Hashing(location(source)), tmp_path / "copy")
     assert (tmp_path / "copy" / "deep" / "er" / "b.bin").stat().st_ino == inode
     assert contents(tmp_path / "copy") == contents(source)
 
@@ -227,6 +228,19 @@ def test_a_rotten_beginning_of_a_broken_copy_is_an_error(source: Path, tmp_path:
         transfer.publish(source, location(tmp_path / "out"), "key")
 
 
+def test_what_a_broken_copy_left_goes_as_a_whole_where_some_of_it_is_damaged(
+    source: Path, tmp_path: Path
+) -> None:
+    left = broken(source, tmp_path / "copy")
+    for path in (left / "a.txt", left / "deep" / "er" / "b.bin"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(transfer.TransferError, match=r"damaged: a\.txt had sha256 .*; it was deleted"):
+        transfer.fetch(transfer.Hashing(location(source)), tmp_path / "copy")
+    assert list(tmp_path.glob("*.partial")) == []
+    transfer.fetch(transfer.Hashing(location(source)), tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(source)
+
+
 def test_files_are_listed_by_path_and_links_are_followed(source: Path) -> None:
     (source / "link").symlink_to(source / "a.txt")
     listed = list(location(source).items())
@@ -267,6 +281,23 @@ def test_what_this_run_did_not_write_is_never_replaced(source: Path, tmp_path: P
         assert contents(out) == before
         assert sorted(path.name for path in tmp_path.iterdir() if "before" in path.name) == []
         shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("outside", ["{}/precious", "../precious"])
+def test_a_manifest_that_names_what_is_outside_of_the_output_deletes_nothing(
+    source: Path, tmp_path: Path, outside: str
+) -> None:
+    (tmp_path / "precious").write_bytes(b"theirs")
+    transfer.publish(source, location(tmp_path / "out"), "key")
+    marker = tmp_path / "out" / "manifest.json"
+    written = json.loads(marker.read_text())
+    sha256 = hashlib.sha256(b"theirs").hexdigest()
+    written["files"].append({"path": outside.format(tmp_path), "size": 6, "sha256": sha256})
+    marker.write_text(json.dumps(written))
+    with pytest.raises(transfer.TransferError, match=r"this run did not write"):
+        transfer.publish(source, location(tmp_path / "out"), "key")
+    assert (tmp_path / "precious").read_bytes() == b"theirs"
+    assert contents(tmp_path / "out").items() >= contents(source).items()
 
 
 def test_what_comes_while_a_model_is_published_is_kept(source: Path, tmp_path: Path) -> None:

@@ -4,17 +4,25 @@ import json
 import os
 import socket
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import fsspec
 import pytest
 from support.folder_contents import contents, location
+from support.helper_process import pod
 from support.web_server import served
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.pod import client
+from manycpu.pipeline.pod.channel import RemoteError
+from manycpu.pipeline.spec.errors import StageError
+from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.stage import stage
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import TransferError
 from manycpu.pipeline.verbs.preflight import preflight
@@ -38,6 +46,21 @@ def test_a_file_may_have_any_name(source: Path, tmp_path: Path, name: str) -> No
     assert contents(tmp_path / "copy") == contents(source)
     assert contents(tmp_path / "out").items() >= contents(source).items()
     assert len(contents(tmp_path / "out")) == 3
+
+
+def test_no_name_makes_a_folder_look_like_another(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    for name in "xy":
+        (two / name).write_bytes(b"same")
+    sha256 = next(iter(transfer.scan(location(two)).files)).sha256
+    (one / f"x\n{sha256}  y").write_bytes(b"same")
+    assert transfer.scan(location(one)).digest != transfer.scan(location(two)).digest
+    (one / f"x\n{sha256}  y").rename(one / "x\\n")
+    escaped = transfer.scan(location(one)).digest
+    (one / "x\\n").rename(one / "x\n")
+    assert transfer.scan(location(one)).digest != escaped
 
 
 @pytest.mark.parametrize("member", ["../../victim", "a/../../victim"])
@@ -159,9 +182,11 @@ def test_a_chain_that_cannot_be_opened_is_bad_input_and_its_password_a_secret(tm
         assert "hunter2secret" not in str(found[field])
 
 
-@pytest.mark.parametrize("header", ["", "ETag", "Last-Modified"])
-def test_other_content_of_the_same_size_behind_http_is_another_data_set(header: str) -> None:
-    content = [b"label,0"]
+@contextmanager
+def one_file(
+    content: list[bytes], header: str, before_reading: Callable[[], None] = lambda: None
+) -> Iterator[Location]:
+    """Serve a file over HTTP, whose version is told in a header."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -172,6 +197,7 @@ def test_other_content_of_the_same_size_behind_http_is_another_data_set(header: 
             self.end_headers()
 
         def do_GET(self) -> None:
+            before_reading()
             self.do_HEAD()
             self.wfile.write(content[0])
 
@@ -179,11 +205,48 @@ def test_other_content_of_the_same_size_behind_http_is_another_data_set(header: 
             pass
 
     with served(Handler) as host:
-        there = Location.of(f"http://{host}/train.csv", "run.data")
+        yield Location.of(f"http://{host}/train.csv", "run.data")
+
+
+@pytest.mark.parametrize("header", ["", "ETag", "Last-Modified"])
+def test_other_content_of_the_same_size_behind_http_is_another_data_set(header: str) -> None:
+    content = [b"label,0"]
+    with one_file(content, header) as there:
         before = transfer.identity(there)
         assert transfer.identity(there) == before
         content[0] = b"label,1"
         assert transfer.identity(there) != before
+
+
+def staged_here(there: Location, folder: Path) -> None:
+    run = {"program": "question_answering", "data": there.url, "output": None}
+    ctx = open_context(run, {"kind": "local", "directory": str(folder.parent)}, "set", base=folder.parent)
+    assert isinstance(ctx, MachineContext)
+    stage(ctx, {"data": there.url}, lambda *_: None)
+
+
+def staged_by_a_pod(there: Location, folder: Path) -> None:
+    with pod("fetch") as (channel, _):
+        client.ask(channel, url=there.url, folder=str(folder), field="run.data")
+
+
+@pytest.mark.parametrize("fetch", [staged_here, staged_by_a_pod])
+@pytest.mark.parametrize("header", ["", "ETag"])
+def test_a_set_behind_a_url_that_is_replaced_while_it_is_fetched_is_refused(
+    tmp_path: Path, fetch: Callable[[Location, Path], None], header: str
+) -> None:
+    content, folder = [b"label,0"], tmp_path / "data"
+
+    def replace() -> None:
+        if any(folder.glob("*.partial")):
+            content[0] = b"label,1"
+
+    with one_file(content, header, replace) as there:
+        with pytest.raises((StageError, RemoteError), match="it changed while it was copied"):
+            fetch(there, folder)
+        assert [path for path in folder.iterdir() if path.name[0] != "."] == []
+        fetch(there, folder)
+    assert b"label,1" in contents(folder).values()
 
 
 def _fifo(path: Path) -> None:

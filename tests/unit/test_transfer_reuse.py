@@ -35,6 +35,8 @@ def source(tmp_path: Path) -> Path:
 class Thief:
     """A source of somebody who holds the same lease: is slow to begin, and dies at the first byte."""
 
+    tells_sha256 = False
+
     def __init__(self, source: Path) -> None:
         self._source = location(source)
         self.listed, self.go = threading.Event(), threading.Event()

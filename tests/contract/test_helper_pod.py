@@ -1,0 +1,60 @@
+"""A helper pod that a killed worker left is used again only where it is what is asked for now."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_api_server import ApiServer, Object
+
+from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.kubernetes.image import images
+from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper
+from manycpu.pipeline.targets.open_run import open_context
+
+
+@pytest.fixture
+def cluster(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
+    """Give an API server whose pods run as soon as they are there."""
+    put = server.put
+
+    def running(kind: str, made: Object) -> Object:
+        return put(kind, made | {"status": {"phase": "Running"}})
+
+    monkeypatch.setattr(server, "put", running)
+    monkeypatch.setattr(images, "helper", lambda ctx: ctx.target.helper_image)
+    return server
+
+
+def ready(cluster: ApiServer, folder: Path, **asked: Any) -> Object:
+    """Ask for the pod of a run, and wait until it is there."""
+    run: dict[str, Any] = {"program": "question_answering", "output": str(folder / "out")}
+    target = {"kind": "kubernetes", "namespace": "ml", "helper_image": "registry.example/helper:1"}
+    run["env_from"] = asked.pop("env_from", ["hub-token"])
+    ctx = open_context(run, target | asked, "a", base=folder, access=Access(connect=cluster.connect))
+    assert isinstance(ctx, ClusterContext)
+    helper = Helper(ctx, "stage", ctx.claim, lambda *_: None)
+    helper.create()
+    helper.wait_ready()
+    (pod,) = cluster.objects["Pod"]
+    return pod
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"claim": "new"}, {"env_from": ["mended"]}, {"helper_image": "registry.example/helper:2"}],
+    ids=str,
+)
+def test_a_pod_that_was_asked_for_otherwise_is_replaced(
+    cluster: ApiServer, tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    left = ready(cluster, tmp_path, claim="old")
+    used = ready(cluster, tmp_path, **{"claim": "old", **asked})
+    assert cluster.deleted == [f"Pod/{left['metadata']['name']}"]
+    assert used["metadata"]["name"] == left["metadata"]["name"]
+    assert str(next(iter(asked.values()))).strip("[]") in str(used["spec"])
+
+
+def test_a_pod_that_is_what_is_asked_for_is_used_again(cluster: ApiServer, tmp_path: Path) -> None:
+    left = ready(cluster, tmp_path, claim="old")
+    assert ready(cluster, tmp_path, claim="old")["metadata"]["uid"] == left["metadata"]["uid"]
+    assert cluster.deleted == []
