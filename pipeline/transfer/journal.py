@@ -1,4 +1,4 @@
-"""Which files of a partial folder are whole, for sources that do not tell what a file should be."""
+"""How much of each file of a partial folder was copied, where a source does not tell what it should be."""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.transfer.manifest import File, Tick
+from manycpu.pipeline.transfer.manifest import Tick
 
 __all__ = ["Journal"]
 
@@ -16,10 +16,10 @@ _NAME: Final = "~manycpu.journal"  # after most names: what is no part of a copy
 
 
 class Journal:
-    """A line for each file that was copied, in a file beside them that goes where they go.
+    """A line for each stretch of a file that was copied, in a file beside them that goes where they go.
 
-    After a crash a file may have its length, and holes: it is whole where it still has what was copied. So
-    nothing has to be on the disk before its line is.
+    After a crash a file may have its length, and holes: it is gone on with after what still is what was
+    copied. So nothing has to be on the disk before its line is.
 
     Args:
         folder: The partial folder.
@@ -29,7 +29,7 @@ class Journal:
     def __init__(self, folder: Path, items: Iterable[Item]) -> None:
         self._copy = Location.of(f"file://{folder}", "run.data")
         self._path = folder / _free(items)
-        self._whole = _read(self._path)
+        self._copied = _read(self._path)
         self._file = self._path.open("a", buffering=1)
 
     def __enter__(self) -> Self:
@@ -41,14 +41,14 @@ class Journal:
         if failed is None:
             self._path.unlink(missing_ok=True)
 
-    def note(self, file: File) -> None:
-        """Write down that a file is whole."""
-        self._file.write(json.dumps([file.path, file.sha256]) + "\n")
+    def note(self, path: str, size: int, sha256: str) -> None:
+        """Write down the sha256 of a file's first bytes, or of all of them."""
+        self._file.write(json.dumps([path, size, sha256]) + "\n")
 
-    def has(self, item: Item, tick: Tick) -> bool:
-        """Whether a file that is there is what was copied: it is read."""
-        sha256 = self._whole.get(item.path)
-        return sha256 is not None and self._copy.sha256(item, tick) == sha256
+    def start(self, item: Item, tick: Tick) -> int:
+        """Return how many bytes of a file that is there are what was copied: they are read."""
+        size, sha256 = self._copied.get(item.path, (0, ""))
+        return size if size and self._copy.hashed(item, size, tick) == (size, sha256) else 0
 
 
 def _free(items: Iterable[Item]) -> str:
@@ -60,13 +60,13 @@ def _free(items: Iterable[Item]) -> str:
     return name
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path) -> dict[str, tuple[int, str]]:
     if not path.exists():
         return {}
-    whole: dict[str, str] = {}
+    copied: dict[str, tuple[int, str]] = {}
     with path.open(errors="replace") as lines:
         for line in lines:
             with suppress(ValueError, TypeError):  # half a line, or what a crash left in its place
-                name, sha256 = json.loads(line)
-                whole[name] = sha256
-    return whole
+                name, size, sha256 = json.loads(line)
+                copied[name] = int(size), sha256
+    return copied

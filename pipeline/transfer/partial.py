@@ -131,10 +131,7 @@ def _fill(
         if (folder := item.path.rpartition("/")[0]) != last:
             _make_folders(partial, folder)
             last = folder
-        copied = _copy_file(f"{partial}/{item.path}", item, start, reading, tally)
-        files.append(copied)
-        if journal and not start:
-            journal.note(copied)
+        files.append(_copy_file(partial, item, start, reading, journal, tally))
     return Manifest(files)
 
 
@@ -157,10 +154,11 @@ def _starts(partial: Path, items: Rows[Item], journal: Journal | None, tick: Tic
         if item.is_folder or not path.is_file():
             continue
         size = path.stat().st_size
-        if size > item.size or (journal and not (size == item.size and journal.has(item, tick))):
+        if size > item.size:
             path.unlink()
         else:
-            starts[number] = size
+            starts[number] = journal.start(item, tick) if journal else size
+            os.truncate(path, starts[number])
     return starts
 
 
@@ -183,8 +181,11 @@ class _Tally:
         self._progress(self._done, self._total)
 
 
-def _copy_file(path: str, item: Item, start: int, reading: Reading, tally: _Tally) -> File:
+def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
+    partial: Path, item: Item, start: int, reading: Reading, journal: Journal | None, tally: _Tally
+) -> File:
     """Copy one file, of which the first ``start`` bytes are there; nothing is truncated."""
+    path = f"{partial}/{item.path}"
     tally.add(start)
     if item.is_folder:
         copied = File(item.path, sum(map(len, reading.blocks)), hashlib.sha256().hexdigest())
@@ -192,9 +193,12 @@ def _copy_file(path: str, item: Item, start: int, reading: Reading, tally: _Tall
         with FileIO(path, "r+", opener=_opener(item)) as file:
             copy = _Copy(file, start, tally.tick)
             for block in reading.blocks:
-                copy.write(block)
+                if copy.write(block) and journal:
+                    journal.note(item.path, copy.hashed, copy.digest.hexdigest())
                 tally.add(len(block))
             copied = File(item.path, copy.read_back(), copy.digest.hexdigest(), item.executable)
+    if journal and start < copied.size:
+        journal.note(item.path, copied.size, copied.sha256)
     if fault := _fault(item, copied, reading.sha256()):
         Path(path).unlink()
         raise (_DamagedError if start else TransferError)(f"{item.path} {fault}")
@@ -210,27 +214,30 @@ class _Copy:
     """A file that is written and read back: its digest is of what is on disk."""
 
     def __init__(self, file: FileIO, start: int, tick: Tick) -> None:
-        self.digest = hashlib.sha256()
-        self._file, self._size, self._hashed, self._tick = file, start, 0, tick
+        self.digest, self.hashed = hashlib.sha256(), 0
+        self._file, self._size, self._tick = file, start, tick
         file.seek(start)
 
-    def write(self, block: Block) -> None:
+    def write(self, block: Block) -> bool:
+        """Write a block; whether a stretch is full, so that it was hashed."""
         self._size += len(block)
         while (written := self._file.write(block)) < len(block):
             block = memoryview(block)[written:]
-        if self._size - self._hashed >= _STRETCH:
-            disk.start_writing(self._file.fileno(), self._hashed, self._size - self._hashed)
-            self.read_back()
+        if self._size - self.hashed < _STRETCH:
+            return False
+        disk.start_writing(self._file.fileno(), self.hashed, self._size - self.hashed)
+        self.read_back()
+        return True
 
     def read_back(self) -> int:
         """Hash what was written since the last call; returns the length of the file."""
-        self._file.seek(self._hashed)
-        buffer = memoryview(bytearray(min(_BLOCK, self._size - self._hashed + 1)))
+        self._file.seek(self.hashed)
+        buffer = memoryview(bytearray(min(_BLOCK, self._size - self.hashed + 1)))
         while count := self._file.readinto(buffer):
             self._tick()
             self.digest.update(buffer[:count])
-            self._hashed += count
-        return self._hashed
+            self.hashed += count
+        return self.hashed
 
 
 def _fault(item: Item, copied: File, sha256: str) -> str | None:

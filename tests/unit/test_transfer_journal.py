@@ -13,6 +13,7 @@ from support.folder_contents import contents
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.listing import Item, Rows
 from manycpu.pipeline.adapters.storage import Location, Reading
+from manycpu.pipeline.transfer import partial
 
 SIZE = 1000
 FILES = 100
@@ -56,16 +57,22 @@ def there(memory: Any) -> dict[str, bytes]:
     return {path.removeprefix("/set/"): memory.cat_file(path) for path in memory.find("/set")}
 
 
-def broken(stem: Path, files: int = BREAK) -> Path:
-    """Break a fetch when so many files are whole, and the next one is half there; what it left."""
+def broken_after(stem: Path, size: int) -> Path:
+    """Break a fetch after so many bytes; what it left."""
 
     def breaking(done: int, _: int) -> None:
-        if done > files * SIZE:
+        if done > size:
             raise BrokenError
 
     with pytest.raises(BrokenError):
         transfer.fetch(Remembering("memory://set"), stem, breaking)
     (left,) = stem.parent.glob(f"{stem.name}.*.partial")
+    return left
+
+
+def broken(stem: Path, files: int = BREAK) -> Path:
+    """Break a fetch when so many files are whole, and the next one is half there; what it left."""
+    left = broken_after(stem, files * SIZE)
     os.truncate(left / f"{files:03}.bin", SIZE // 2)
     return left
 
@@ -124,6 +131,25 @@ def test_a_file_of_the_journals_name_is_a_file_as_any_other(memory: Any, tmp_pat
     broken(tmp_path / "copy")
     assert fetched(tmp_path / "copy").whole() == list(range(BREAK))
     assert contents(tmp_path / "copy") == there(memory)
+
+
+def test_of_a_large_file_the_stretches_that_still_are_what_was_copied_are_not_read_again(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial, "_STRETCH", 1 << 20)
+    memory.rm("/set", recursive=True)
+    memory.pipe({"/set/000.bin": os.urandom(5 << 20), "/set/001.bin": os.urandom(5 << 20)})
+    left = broken_after(tmp_path / "copy", 8 << 20)
+    assert (left / "001.bin").stat().st_size > 2 << 20
+    source = fetched(tmp_path / "copy")
+    assert source.starts[0] == 5 << 20
+    assert 2 << 20 <= source.starts[1] < 4 << 20
+    assert contents(tmp_path / "copy") == there(memory)
+    left = broken_after(tmp_path / "other", 8 << 20)
+    with (left / "001.bin").open("r+b") as file:
+        file.write(bytes(SIZE))
+    assert list(fetched(tmp_path / "other").starts) == [5 << 20, 0]
+    assert contents(tmp_path / "other") == there(memory)
 
 
 def test_what_no_journal_tells_of_is_begun_anew(memory: Any, tmp_path: Path) -> None:
