@@ -1,6 +1,6 @@
 """Six runs of two nodes that start together where two fit, beside the same runs two by two in their order.
 
-PyTorchJobs and MPIJobs by turns. Seconds until all are done.
+PyTorchJobs, MPIJobs and TrainJobs by turns. Seconds until all are done.
 """
 
 import time

@@ -24,7 +24,7 @@ SECONDS = 6.0  # that each of them trains
 def six(
     target: dict[str, Any], cluster: TestCluster, tmp_path: Path, namespace: Space
 ) -> Iterator[list[Looker]]:
-    """Start six runs while one of the two nodes is full, PyTorchJobs and MPIJobs by turns; the oldest first.
+    """Start six runs of all kinds by turns while one of the two nodes is full; the oldest first.
 
     Each finds a place for one pod at most. When the other node has room, two runs fit.
     """

@@ -1,25 +1,30 @@
-"""Runs that start together, of both launch kinds, on a cluster that has room for two of them."""
+"""Runs that start together, of all launch kinds, on a cluster that has room for two of them."""
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
 from support.handmade_jobs import Looker, begin
 
 from manycpu.pipeline.launchers.mpi_pods import PORT, await_workers
+from manycpu.pipeline.launchers.trainjob import NODE, NUMBER, RANKS, STEP
+from manycpu.pipeline.spec.job_kinds import TRAINING_RUNTIME, TRAINJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.targets.kubernetes.launch import _create
 
 ROOM: Final = 2  # runs that fit at once
 # Two fit on each of two nodes of two cores, beside a launcher; three do not.
 RANK_CPU, LAUNCHER_CPU = "700m", "500m"
-LAUNCHES: Final = ("pytorchjob", "mpijob")
+LAUNCHES: Final = ("pytorchjob", "mpijob", "trainjob")
 WORK: Final = "time.sleep({seconds})"
 # As torchrun does: nobody begins before all are there.
 MEET: Final = """
+host, _, domain = socket.getfqdn().partition(".")
 if rank == 0:
     socket.create_server(("", 23456)).accept()
 while rank:
     try:
-        socket.create_connection((socket.gethostname()[:-1] + "0", 23456), 5)
+        socket.create_connection((f"{host[:-1]}0.{domain}".rstrip("."), 23456), 5)
         break
     except OSError:
         time.sleep(0.1)
@@ -27,12 +32,15 @@ while rank:
 
 
 def start(target: dict[str, Any], image: str, folder: Path, number: int, seconds: float) -> Looker:
-    """Create the job of one run, of one kind and the other by turns, and begin to follow it."""
-    launch = LAUNCHES[number % 2]
+    """Create the job of one run, of one kind after the other by turns, and begin to follow it."""
+    launch = LAUNCHES[number % len(LAUNCHES)]
     waiting = begin(target | {"launch": launch}, image, folder, name=f"turn-{number}", nnodes=2)
+    work = WORK.format(seconds=seconds)
+    if launch == "trainjob":
+        objects = _as_trainjob(waiting.pytorchjob(MEET + work))
+        return Looker(waiting.ctx, waiting.attempt(_create(waiting.ctx, objects)))
     meet, change = ("", _as_mpijob) if launch == "mpijob" else (MEET, _apart)
-    handle = waiting.create(meet + WORK.format(seconds=seconds), change=change)
-    return Looker(waiting.ctx, handle)
+    return Looker(waiting.ctx, waiting.create(meet + work, change=change))
 
 
 def _apart(job: KubeObject) -> None:
@@ -43,6 +51,31 @@ def _apart(job: KubeObject) -> None:
     rule = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     template["spec"]["affinity"] = rule
     template["spec"]["containers"][0]["resources"] = {"requests": {"cpu": RANK_CPU, "memory": "20Mi"}}
+
+
+def _as_trainjob(job: KubeObject) -> list[KubeObject]:
+    """Have Trainer make the pods, of a runtime of the run's own."""
+    _apart(job)
+    template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    template["spec"]["restartPolicy"] = "Never"
+    (container,) = template["spec"]["containers"]
+    container["name"] = NODE
+    container["env"][0]["valueFrom"] = {"fieldRef": {"fieldPath": NUMBER}}
+    pods = {"metadata": {"labels": STEP}, "spec": {"backoffLimit": 0, "template": template}}
+    runtime = {
+        "apiVersion": TRAINING_RUNTIME.api_version,
+        "kind": TRAINING_RUNTIME.kind,
+        "metadata": dict(job["metadata"]),
+        "spec": {
+            "mlPolicy": {"numNodes": 2, "torch": {}},
+            "template": {"spec": {"replicatedJobs": [{"name": NODE, "template": pods}]}},
+        },
+    }
+    ref = {"apiGroup": TRAINING_RUNTIME.group, "kind": TRAINING_RUNTIME.kind, "name": job["metadata"]["name"]}
+    job["apiVersion"], job["kind"] = TRAINJOB.resource.api_version, TRAINJOB.kind
+    job["metadata"]["annotations"] = {RANKS: json.dumps(template["spec"])}
+    job["spec"] = {"runtimeRef": ref, "trainer": {"numNodes": 2, "numProcPerNode": 1}}
+    return [runtime, job]
 
 
 def _as_mpijob(job: KubeObject) -> None:

@@ -56,13 +56,16 @@ class Waiting:
         manifest = self.pytorchjob(script, attempt, **spec)
         if change is not None:
             change(manifest)
-        job = self.ctx.cluster.create(manifest)
-        handle = _handle(self.ctx, job, attempt)
+        return self.attempt(self.ctx.cluster.create(manifest), attempt)
+
+    def attempt(self, job: KubeObject, number: int = 1) -> JobHandle:
+        """Make a job that is there an attempt of the run."""
+        handle = _handle(self.ctx, job, number)
         with self.ctx.ledger.update() as entry:
-            entry.attempt, entry.handle = attempt, handle
+            entry.attempt, entry.handle = number, handle
         return handle
 
-    def pytorchjob(self, script: str, attempt: int, **spec: Any) -> KubeObject:
+    def pytorchjob(self, script: str, attempt: int = 1, **spec: Any) -> KubeObject:
         """Describe it; its pods need next to nothing."""
         known = labels(self.ctx.name, attempt=str(attempt))
         container = {
