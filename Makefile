@@ -25,7 +25,7 @@ test: $(COMPILED)  ## everything that guards main, what takes seconds first; end
 	@sh tests/system-packages
 	@$(BIN)/python -m pytest -n 3 --durations=10 --durations-min=1
 
-test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, and long trainings; takes half an hour
+test-long: $(COMPILED)  ## torch's own tests of its backends, Accelerate's, official examples if given, and long trainings; takes half an hour
 	@$(BIN)/python -m pytest tests/long
 
 test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an environment of its own

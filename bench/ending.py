@@ -44,7 +44,7 @@ def ending():
         ours = training_pipeline(run=RUN | {{"output": f"{out}/{{n}}"}}, target=TARGET, group_id=f"ours{{n}}")
         job = KubernetesJobOperator(task_id=f"job{{n}}", name=f"job{{n}}", **RIVAL, **JOB)
         pod = KubernetesPodOperator(task_id=f"pod{{n}}", name=f"pod{{n}}", **RIVAL)
-        chain(*last, ours.group, job, pod)
+        chain(*last, ours, job, pod)
         last = [pod]
 
 ending()

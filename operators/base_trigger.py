@@ -16,7 +16,7 @@ from manycpu.operators.live import Live
 from manycpu.operators.task_state import ENDED_FOR_GOOD, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.events import RankLine
@@ -57,7 +57,7 @@ class FollowingTrigger(BaseTrigger):
         self.handle, self.cursor, self.by = handle, cursor, by
         self.not_before, self.deadline, self.place, self.cleans = not_before, deadline, place, cleans
         self._live: Live | None = None
-        self._listeners: tuple[RankListener, ...] = ()
+        self._listeners: Sequence[RankListener] = ()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what this trigger is made from anew, on another triggerer."""
@@ -113,7 +113,9 @@ class FollowingTrigger(BaseTrigger):
 
     def _listen(self, ctx: RunContext, handle: Handle, observed: Observed) -> None:
         """Make those who hear the attempt from here on."""
-        self._listeners = task_log.listeners(self.log, ctx, handle, observed.progress)
+        from manycpu.pipeline.listeners import Guarded
+
+        self._listeners = [*map(Guarded, task_log.listeners(self.log, ctx, handle, observed.progress))]
         self._live = Live(ctx, self.place, self.log, wait=True)
 
     def _show(self, status: Status, observed: Observed) -> None:

@@ -19,7 +19,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, _TaskDecorator
 from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
 from manycpu.operators.base import RunOperator, plain
-from manycpu.operators.function_source import module_source
+from manycpu.operators.function_source import FunctionModule, function_module
 from manycpu.operators.whole_run import RETRY_DELAY, WholeRunOperator
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         **kwargs: Any,
     ) -> None:
         call = _Call(python_callable, tuple(op_args or ()), dict(op_kwargs or {}), dict(run or {}))
-        self._module = _checked(call, plain(target))
+        _checked(call, plain(target))
         super().__init__(
             python_callable=python_callable,
             op_args=call.args,
@@ -84,7 +84,9 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
         """Prepare, stage, and build of the function's module, which exists for as long as that takes."""
-        with _written(Path(ctx.run.program), self._module):
+        # As it is now that the whole file is read: what stands below the task's call counts as well.
+        module = function_module(self.python_callable, KNOWN_CONTEXT_KEYS)
+        with _written(Path(ctx.run.program), module):
             return super().staged_and_built(ctx)
 
     def _fields(self, context: Context, key: str) -> tuple[Any, Any]:  # noqa: ARG002 - others need it
@@ -137,6 +139,12 @@ class _Call:
         places = [name for name in self.places if name in self._paths or name == "checkpoints"]
         arguments = {name: value for name, value in self._given.items() if name not in places}
         field = self.function.__name__
+        if key := _key_that_is_no_text(arguments):
+            fix = f"Have texts as keys, and turn them into what they stand for inside the function. {_MORE}"
+            what = (
+                f"its arguments are no JSON: a mapping has the key {key[0]!r}, which would arrive as a text"
+            )
+            raise BadInputError(what, field=field, fix=fix)
         try:
             text = json.dumps(
                 {"arguments": arguments, "places": places}, default=partial(_plain, templates=templates)
@@ -211,8 +219,8 @@ def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return run, {name: options[name] for name in own}
 
 
-def _checked(call: _Call, target: Any) -> str:
-    """Check what can be known when the DAG file is read; returns the module's source.
+def _checked(call: _Call, target: Any) -> None:
+    """Check what can be known when the DAG file is read.
 
     Raises:
         BadInputError: The function cannot run in ranks, or a field without templates is wrong.
@@ -220,8 +228,8 @@ def _checked(call: _Call, target: Any) -> str:
     from manycpu.pipeline.spec.errors import BadInputError
     from manycpu.pipeline.spec.validation import read_run, read_target
 
-    source = module_source(call.function, KNOWN_CONTEXT_KEYS)
-    if wrong := [name for name in ("program", "args") if name in call.run]:
+    function_module(call.function, KNOWN_CONTEXT_KEYS)
+    if wrong := [name for name in ("program", "code", "args") if name in call.run]:
         fix = "Leave it out; what the function is called with are its arguments"
         raise BadInputError("the function is the program", field=f"run.{wrong[0]}", fix=fix)
     if isinstance(target, str) and not _has_templates(target):
@@ -233,7 +241,6 @@ def _checked(call: _Call, target: Any) -> str:
     if not _has_templates(target):
         read_target(target)
     call.argument(templates=True)
-    return source
 
 
 def _has_templates(value: Any) -> bool:
@@ -248,6 +255,16 @@ def _path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _key_that_is_no_text(value: Any) -> tuple[Any] | None:
+    """Find a key of a mapping that JSON would turn into a text, where it may meet another one."""
+    if isinstance(value, Mapping):
+        own = next(((key,) for key in value if not isinstance(key, str)), None)
+        return own or next(filter(None, map(_key_that_is_no_text, value.values())), None)
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(_key_that_is_no_text, value)), None)
+    return None
+
+
 def _plain(value: Any, *, templates: bool) -> Any:
     """Write in plain words what JSON does not know: paths, and the results of expanded tasks."""
     if templates and hasattr(value, "resolve"):
@@ -260,11 +277,11 @@ def _plain(value: Any, *, templates: bool) -> Any:
 
 
 @contextmanager
-def _written(program: Path, source: str) -> Iterator[None]:
+def _written(program: Path, module: FunctionModule) -> Iterator[None]:
     """Have a program in a folder of its own, whatever the repositories around it ignore."""
     program.parent.mkdir(parents=True, exist_ok=True)
     program.with_name(".gitignore").write_text("!*\n")
-    program.write_text(source)
+    module.write(program)
     try:
         yield
     finally:

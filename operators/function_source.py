@@ -1,35 +1,42 @@
 """Make a module of a function: its source, and what it uses of its file, so that ranks can run it elsewhere.
 
 Taken along by source, as far as they are used, and what those use in turn: imports, functions, classes, and
-constants without calls. The module is the same whatever the function's arguments are. All else is refused.
+constants without calls; modules of the DAGs folder by their files. The module is the same whatever the
+function's arguments are. All else is refused, also what is no more as its source defines it.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import importlib.machinery
+import importlib.util
 import inspect
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from manycpu.operators.definition_check import difference
 from manycpu.operators.source_names import (
     Definition,
     bindings,
+    evaluated,
     globals_of,
     is_constant,
     is_future,
     line_of_change,
+    line_of_patch,
+    literal,
     name_of,
+    words_of,
 )
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.module_files import copy_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-__all__ = ["module_source"]
+__all__ = ["FunctionModule", "function_module"]
 
 _ARGUMENT: Final = "give it as an argument"
 _RESULT: Final = f"To have the result of a task, {_ARGUMENT}"
@@ -40,29 +47,76 @@ if __name__ == "__main__":
     call({name})
 """
 _PRESENT: Final = frozenset(dir(builtins)) | {"__name__"}
+_FIELDS: Final = {"attr", "attrs", "dataclasses", "pydantic"}  # whose calls describe a field of a class
+_INSTALLED: Final = {"dist-packages", "site-packages"}
+_IN_CLASSES: Final = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign),
+    ast.Pass,
+)
 
 
-def module_source(function: Callable[..., Any], foreign: Collection[str] = ()) -> str:
+class FunctionModule(NamedTuple):
+    """A function as a program."""
+
+    source: str
+    """The module's text: it depends on the function and its file alone."""
+    file: Path
+    """The file that the function comes from."""
+    modules: frozenset[str]
+    """Top-level names of the modules of the DAGs folder that it imports."""
+
+    def write(self, program: Path) -> None:
+        """Write the module, and beside it the others that it imports."""
+        program.write_text(self.source)
+        copy_files({*self.modules}, lambda name: _root_of(name, self.file), program.parent)
+
+
+def function_module(function: Callable[..., Any], foreign: Collection[str] = ()) -> FunctionModule:
     """Write the module that runs a function as a program.
 
     Args:
         function: A plain function, as it was before a decorator of Airflow took it.
         foreign: Names of its parameters that nobody would give: Airflow's context.
 
-    Returns:
-        The module's source: it depends on the function and its file alone.
-
     Raises:
-        BadInputError: It would not work elsewhere, or uses something that cannot be taken along.
+        BadInputError: It would not work elsewhere, uses something that cannot be taken along, or is not what
+            its source says.
     """
     _demand_plain(function)
     _demand_parameters(function, foreign)
     tree, node = _parsed(function)
     node.decorator_list = []
     pieces = _Pieces(function, tree, node)
-    future = [ast.unparse(one) for one in tree.body if is_future(one)]
-    body = [ast.unparse(one) for one in (*pieces.imports, *pieces.others, node)]
-    return "\n\n".join([*future, *body]) + "\n\n" + _CALL.format(name=node.name)
+    body = [*(one for one in tree.body if is_future(one)), *pieces.imports, *pieces.others, node]
+    _compare(function, pieces, body)
+    source = "\n\n".join(map(ast.unparse, body)) + "\n\n" + _CALL.format(name=node.name)
+    return FunctionModule(source, Path(function.__code__.co_filename), frozenset(pieces.modules))
+
+
+def _compare(function: Callable[..., Any], pieces: _Pieces, body: list[ast.stmt]) -> None:
+    """Define everything a second time, and see that it is what the function has.
+
+    Raises:
+        BadInputError: It is not, or cannot be defined twice.
+    """
+    module = ast.fix_missing_locations(ast.Module(body, type_ignores=[]))
+    again: dict[str, Any] = {"__name__": function.__module__}
+    fix = f"Write it down as it is to be, in one place, or {_ARGUMENT}"
+    try:
+        # With the file's own name and lines: code that came from other lines is not the same.
+        exec(compile(module, function.__code__.co_filename, "exec", dont_inherit=True), again)  # noqa: S102 - it is
+    except Exception as error:
+        what = f"what it uses of its file cannot be defined a second time ({type(error).__name__}: {error})"
+        raise _refusal(function, what, "Define that inside the function") from error
+    words = words_of(module)
+    own = function.__name__
+    now = {name: function.__globals__[name] for name in pieces.defined if name in function.__globals__}
+    for name, value in (now | {own: function}).items():
+        if found := difference(name, value, again[name], words):
+            if name == own:
+                raise _refusal(function, f"it is changed after its definition ({found})", fix)
+            what = f"it uses `{name}`, which is changed after its definition ({found})"
+            raise _refusal(function, what, fix)
 
 
 def _demand_plain(function: Callable[..., Any]) -> None:
@@ -110,16 +164,21 @@ class _Pieces:
 
     def __init__(self, function: Callable[..., Any], tree: ast.Module, node: ast.FunctionDef) -> None:
         self._function, self._bound, self._tree = function, bindings(tree), tree
-        self._folder = Path(function.__code__.co_filename).parent
+        self._file = Path(function.__code__.co_filename)
+        self.modules: set[str] = set()
         self._taken: dict[str, list[ast.stmt]] = {node.name: []}
         self._future = [one for one in tree.body if is_future(one)]
-        self._take(node)
+        self._take(node, function)
         found = {id(one): one for ones in self._taken.values() for one in ones}.values()
         ordered = sorted(found, key=lambda one: (one.lineno, one.col_offset, ast.unparse(one)))
         self.imports = [one for one in ordered if isinstance(one, ast.Import | ast.ImportFrom)]
         self.others = [one for one in ordered if not isinstance(one, ast.Import | ast.ImportFrom)]
+        self.defined = [
+            name for name, ones in self._taken.items() if {*map(id, ones)} & {*map(id, self.others)}
+        ]
 
-    def _take(self, piece: ast.stmt) -> None:
+    def _take(self, piece: ast.stmt, value: Any = None) -> None:
+        self._settle(piece, value)
         for one in ast.walk(piece):
             if isinstance(one, ast.Import | ast.ImportFrom):
                 for alias in one.names:
@@ -128,7 +187,58 @@ class _Pieces:
             if name not in self._taken and (name in self._bound or name not in _PRESENT):
                 self._taken[name] = self._definitions(name)
                 for one in self._taken[name]:
-                    self._take(one)
+                    self._take(one, self._function.__globals__.get(name))
+
+    def _settle(self, piece: ast.stmt, value: Any) -> None:
+        """Write down what a definition has evaluated: each rank would evaluate it again."""
+        if isinstance(piece, ast.FunctionDef | ast.AsyncFunctionDef):
+            self._settle_defaults(piece, value)
+        elif isinstance(piece, ast.ClassDef):
+            members = vars(value) if isinstance(value, type) else {}
+            for one in piece.body:
+                self._settle_member(piece.name, one, members)
+
+    def _settle_defaults(self, piece: ast.FunctionDef | ast.AsyncFunctionDef, value: Any) -> None:
+        function = inspect.unwrap(value) if callable(value := getattr(value, "__func__", value)) else None
+        known = inspect.signature(function).parameters if inspect.isfunction(function) else {}
+
+        def settled(argument: ast.arg, default: Any) -> Any:
+            if default is None or not evaluated(default):
+                return default
+            if argument.arg in known and (written := literal(known[argument.arg].default)):
+                return ast.copy_location(written, default)
+            what = f"has a default for `{argument.arg}` that is made when the DAG file is read"
+            raise self._refusal(piece.name, what, "Have None there, and make it inside the function")
+
+        arguments = piece.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        last = positional[len(positional) - len(arguments.defaults) :]
+        arguments.defaults = [*map(settled, last, arguments.defaults)]
+        arguments.kw_defaults = [*map(settled, arguments.kwonlyargs, arguments.kw_defaults)]
+
+    def _settle_member(self, kind: str, one: ast.stmt, members: Any) -> None:
+        if isinstance(one, Definition):
+            self._settle(one, members.get(one.name))
+            return
+        if not isinstance(one, _IN_CLASSES) and not _is_text(one):
+            fix = "Write each of its attributes down once"
+            raise self._refusal(kind, f"has a statement in it that defines nothing (line {one.lineno})", fix)
+        if not isinstance(one, ast.Assign | ast.AnnAssign) or one.value is None or not evaluated(one.value):
+            return
+        target = one.targets[0] if isinstance(one, ast.Assign) else one.target
+        value = members.get(target.id) if isinstance(target, ast.Name) else None
+        if value is not None and not self._describes_a_field(one.value):
+            written = literal(value)
+            one.value = one.value if written is None else ast.copy_location(written, one.value)
+
+    def _describes_a_field(self, value: ast.expr) -> bool:
+        called = value.func if isinstance(value, ast.Call) else value
+        try:
+            code = compile(ast.Expression(called), "<piece>", "eval")
+            found = eval(code, dict(self._function.__globals__))  # noqa: S307 - a name, which the file has called
+        except Exception:  # noqa: BLE001 - it is of a place that is gone
+            return False
+        return str(getattr(found, "__module__", "")).partition(".")[0] in _FIELDS
 
     def _definitions(self, name: str) -> list[ast.stmt]:
         """Find the statements that define a name of the file."""
@@ -147,21 +257,10 @@ class _Pieces:
         if isinstance(found[0], ast.Assign | ast.AnnAssign) and not is_constant(found[0]):
             fix = f"Make it inside the function, or {_ARGUMENT}"
             raise self._refusal(name, "is made when the DAG file is read, and is no plain constant", fix)
-        if line := self._change_of(name, found[0]):
+        if line := line_of_change(self._tree, name):
             fix = f"Write it down as it is to be, in one place, or {_ARGUMENT}"
-            raise self._refusal(name, f"is changed after its definition ({line})", fix)
+            raise self._refusal(name, f"is changed after its definition (line {line})", fix)
         return found
-
-    def _change_of(self, name: str, definition: ast.stmt) -> str | None:
-        """Say where a name's value is changed at the file's top; None where it is as it was defined."""
-        if (line := line_of_change(self._tree, name)) is not None:
-            return f"line {line}"
-        if not isinstance(definition, ast.Assign | ast.AnnAssign) or definition.value is None:
-            return None
-        variables = self._function.__globals__
-        code = compile(ast.Expression(definition.value), "<piece>", "eval")
-        written = eval(code, dict(variables))  # noqa: S307 - of literals and constants
-        return None if written == variables.get(name, written) else "it has another value by now"
 
     def _imported(self, name: str, statement: ast.Import | ast.ImportFrom) -> ast.stmt:
         """Import a name alone, of all that a statement imports.
@@ -174,9 +273,16 @@ class _Pieces:
         top = module.partition(".")[0]
         if top == "airflow":
             raise self._refusal(name, "is of Airflow, which ranks know nothing of", "Use it in another task")
-        if getattr(statement, "level", 0) or _is_beside(self._folder, top):
-            fix = "Install it where the ranks run, or write what is used of it into the file"
-            raise self._refusal(name, "is imported from beside the DAG file, which ranks do not have", fix)
+        if getattr(statement, "level", 0):
+            fix = "Import it by its full name"
+            raise self._refusal(
+                name, "is imported from the package of the DAG file, which ranks do not have", fix
+            )
+        if line := line_of_patch(self._tree, name):
+            fix = "Do that inside the function"
+            raise self._refusal(name, f"is changed after it was imported (line {line})", fix)
+        if _root_of(top, self._file):
+            self.modules.add(top)
         if isinstance(statement, ast.Import):
             return ast.copy_location(ast.Import([alias]), statement)
         return ast.copy_location(ast.ImportFrom(statement.module, [alias], statement.level), statement)
@@ -196,17 +302,37 @@ def _is_of_airflow(value: object) -> bool:
     return bool(re.match(r"(airflow|manycpu\.operators)\b", type(value).__module__))
 
 
-def _is_beside(folder: Path, module: str) -> bool:
-    """Whether a module comes from a folder: one without ``__init__.py`` gives way to what is installed."""
-    if (folder / f"{module}.py").is_file() or (folder / module / "__init__.py").is_file():
-        return True
-    return (folder / module).is_dir() and not _is_installed(folder, module)
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _is_installed(folder: Path, module: str) -> bool:
-    elsewhere = [place for place in sys.path if Path(place).resolve() != folder.resolve()]
-    found = importlib.machinery.PathFinder.find_spec(module, elsewhere)
-    return module in sys.stdlib_module_names or (found is not None and found.origin is not None)
+def _root_of(module: str, file: Path) -> Path | None:
+    """Find the folder from which a module goes with a DAG file; None where it is installed: ranks have it.
+
+    Airflow looks for modules in the root of the DAGs folder or bundle as well, after all that is installed.
+    """
+    if module in sys.stdlib_module_names or module == "manycpu":
+        return None
+    place = _place_of(module)
+    if place is None:  # Airflow would not find it: it is imported inside of the function alone
+        beside = (file.parent / f"{module}.py").is_file() or (file.parent / module).is_dir()
+        return file.parent if beside else None
+    around = [Path(entry).resolve() for entry in (*sys.path, str(file.parent))]
+    contains = any(file.resolve().is_relative_to(entry) and place.is_relative_to(entry) for entry in around)
+    return place if contains and not _INSTALLED & {*place.parts} else None
+
+
+def _place_of(module: str) -> Path | None:
+    """Find the folder that Python imports a module from."""
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # one that was made by hand
+        return None
+    if found is None:
+        return None
+    if found.submodule_search_locations:
+        return Path(next(iter(found.submodule_search_locations))).resolve().parent
+    return Path(found.origin).resolve().parent if found.origin and found.has_location else Path("/")
 
 
 def _listed(names: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Mask credentials in a run's URLs, in Airflow's logs and in its view of rendered templates."""
+"""Mask what is secret in a run, in Airflow's logs and in its view of rendered templates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["mask"]
 
 
 def mask(*fields: Any) -> None:
-    """Have Airflow mask the credentials in a value, in tracebacks of libraries too."""
+    """Have Airflow mask what is secret in a value, in tracebacks of libraries too."""
     from airflow.sdk.log import mask_secret
 
     from manycpu.pipeline.spec.credentials import secrets_in

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from airflow.sdk import TaskGroup
 
 from manycpu.operators.base import plain
@@ -31,16 +31,14 @@ __all__ = ["TrainingPipeline", "training_pipeline"]
 _RETRY_DELAY = timedelta(seconds=10)
 
 
-@dataclass(frozen=True)
-class TrainingPipeline:
-    """The tasks that :func:`training_pipeline` made, to wire others before and after them."""
+@attrs.define(repr=False)
+class TrainingPipeline(TaskGroup):
+    """The task group that :func:`training_pipeline` makes, to wire others before and after it."""
 
-    group: TaskGroup
-    exported: XComArg
+    output: XComArg = attrs.field(init=False)
     """Where the model is: ``path``, ``files``, ``bytes``, ``sha256`` and ``metrics``."""
-    report: XComArg
+    report: XComArg = attrs.field(init=False)
     """Path or URL of report.json; its task is the group's last, and failed where anything failed."""
-    asset: Asset | None
 
 
 def training_pipeline(
@@ -54,6 +52,8 @@ def training_pipeline(
 ) -> TrainingPipeline:
     """Wire the verbs: prepare, then stage and build, train, export; cleanup and report whatever happens.
 
+    What it returns is a task group: ``fetch >> training_pipeline(...) >> notify``.
+
     Args:
         run: What to train; None: the DAG run's parameters say it (:func:`training_params`).
         target: Where; None: this machine, or what the DAG run's parameters say where ``run`` is None.
@@ -64,7 +64,7 @@ def training_pipeline(
             (1 by default: a try that finds a training alive attaches to it), ``pool``, ``queue``, ...
     """
     common = {"retries": 2, "retry_delay": _RETRY_DELAY, **(default_args or {})}
-    with TaskGroup(group_id, default_args=common) as group:  # type: ignore[arg-type]
+    with (group := TrainingPipeline(group_id, default_args=common)):  # type: ignore[arg-type]
         shared: dict[str, Any] = {"training": group.group_id, "run": plain(run), "target": plain(target)}
         prepare = PrepareOperator(task_id="prepare", **shared)
         stage = StageDatasetOperator(task_id="stage", **shared)
@@ -84,4 +84,5 @@ def training_pipeline(
         # setup: were stage or build one too, their failure would keep the clean-up from running.
         [stage, build, train, export] >> cleanup.as_teardown(setups=prepare, on_failure_fail_dagrun=False)
         [export, cleanup] >> report
-    return TrainingPipeline(group, export.output, report.output, asset)
+        group.output, group.report = export.output, report.output
+    return group

@@ -44,16 +44,21 @@ class ReportOperator(RunOperator):
 
         Raises:
             AirflowFailException: The run failed, was cancelled, or left something behind; with its error.
+            AirflowSkipException: The training was skipped.
         """
-        from airflow.sdk.exceptions import AirflowFailException
+        from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
         from manycpu.pipeline.run_report import Report
         from manycpu.pipeline.spec.errors import ManycpuError
         from manycpu.pipeline.spec.tracking import place_in_words
         from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
-        failed = self._failed(context)
-        if any(_is_of_class(task, PrepareOperator) for task in failed):
+        states = self._states(context)
+        failed = [task for task, state in states if state in _BAD]
+        prepared = {state for task, state in states if _is_of_class(task, PrepareOperator)}
+        if "skipped" in prepared:
+            raise AirflowSkipException("the training was skipped: a branch before it went elsewhere")
+        if prepared & _BAD:
             # What is there to read is of an earlier time, before the DAG run was cleared.
             raise AirflowFailException("the run ended without a report: it never got past prepare")
         with explained():
@@ -75,8 +80,8 @@ class ReportOperator(RunOperator):
         self.log.info("report: %s", path)
         return path
 
-    def _failed(self, context: Context) -> list[Any]:
-        """Find the tasks of this training that came before this one and failed, this time."""
+    def _states(self, context: Context) -> list[tuple[Any, str | None]]:
+        """List the tasks of this training that came before this one, and how each ended, this time."""
         relatives: Any = self.get_flat_relatives(upstream=True)
         mine = {task.task_id: task for task in relatives if self._shares_run(task)}
         if not mine:
@@ -87,7 +92,7 @@ class ReportOperator(RunOperator):
         )
         states = by_run.get(instance.run_id, {})
         end = "" if instance.map_index < 0 else f"_{instance.map_index}"
-        return [task for name, task in mine.items() if states.get(name + end) in _BAD]
+        return [(task, states.get(name + end)) for name, task in mine.items()]
 
     def _shares_run(self, task: Any) -> bool:
         fields = getattr(task, "partial_kwargs", None) or vars(task)

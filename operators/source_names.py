@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import ast
 import symtable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Definition", "bindings", "globals_of", "is_constant", "is_future", "line_of_change", "name_of"]
+__all__ = [
+    "Definition",
+    "bindings",
+    "evaluated",
+    "globals_of",
+    "is_constant",
+    "is_future",
+    "line_of_change",
+    "line_of_patch",
+    "literal",
+    "name_of",
+    "words_of",
+]
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _CONSTANT: Final = (
@@ -79,12 +91,27 @@ def _run_by(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
 def _changes(node: ast.stmt | ast.expr, name: str) -> bool:
     """Whether a piece of code changes what a name stands for: an item, an attribute, or by a method."""
     match node:
-        case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
+        case ast.Subscript(ctx=ast.Store() | ast.Del()):
             return _root(node) == name
         case ast.AugAssign(target=target):
             return _root(target) == name
         case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
             return _root(method) == name
+    return _patches(node, name)
+
+
+def line_of_patch(tree: ast.Module, name: str) -> int | None:
+    """Find a line at a file's top that gives what is imported another attribute; None where none does."""
+    patches = (node.lineno for one in tree.body for node in _run_by(one) if _patches(node, name))
+    return next(patches, None)
+
+
+def _patches(node: ast.stmt | ast.expr, name: str) -> bool:
+    match node:
+        case ast.Attribute(ctx=ast.Store() | ast.Del()):
+            return _root(node) == name
+        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[first, *_]):
+            return _root(first) == name
     return False
 
 
@@ -111,3 +138,32 @@ def is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:
 def name_of(alias: ast.alias) -> str:
     """Tell the name that an import binds."""
     return alias.asname or alias.name.partition(".")[0]
+
+
+def evaluated(value: ast.expr) -> bool:
+    """Whether an expression may have another value each time: it calls something, or looks into a module."""
+    match value:
+        case ast.Lambda():
+            return False
+        case ast.Call() | ast.Await() | ast.NamedExpr() | ast.ListComp() | ast.SetComp() | ast.DictComp():
+            return True
+        case ast.GeneratorExp() | ast.Subscript(value=ast.Attribute()):
+            return True
+    return any(evaluated(part) for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
+
+
+def literal(value: Any) -> ast.expr | None:
+    """Write a value down; None where it is not made of numbers, texts, lists and the like."""
+    try:
+        text = repr(value)
+        same = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return ast.parse(text, mode="eval").body if type(same) is type(value) and same == value else None
+
+
+def words_of(tree: ast.AST) -> set[str]:
+    """List the names that occur in source, of whatever they are."""
+    fields = ("id", "attr", "name", "arg")
+    found = (getattr(node, field, None) for node in ast.walk(tree) for field in fields)
+    return {word for word in found if isinstance(word, str)}

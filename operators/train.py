@@ -159,14 +159,15 @@ class TrainOperator(RunOperator):
         """Follow the training in this worker: to its end, or for the first seconds only."""
         from airflow.sdk.exceptions import AirflowTaskTimeout
 
-        from manycpu.pipeline.listeners import flush, tell
+        from manycpu.pipeline.listeners import Guarded, flush, tell
         from manycpu.pipeline.targets.outcome import outcome
         from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.wait import POLL, watch
 
         watching, patience = watch(ctx, handle), Patience()
         live = Live(watching.ctx, place_of(context), self.log)
-        listeners = (*task_log.listeners(self.log, watching.ctx, handle), patience)
+        heard_by = (*task_log.listeners(self.log, watching.ctx, handle), patience)
+        listeners = [*map(Guarded, heard_by)]
         try:
             while True:
                 lines, status = watching.look()

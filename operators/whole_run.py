@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.run_report import Report
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.targets.context import RunContext
+    from manycpu.pipeline.verbs.export import Exported
 
 __all__ = ["RETRY_DELAY", "WholeRunOperator"]
 
@@ -64,6 +65,18 @@ class WholeRunOperator(TrainOperator):
         with self._leaving_nothing(context):
             return super().resume_execution(next_method, next_kwargs, context)
 
+    def _train(self, context: Context, ctx: RunContext) -> Any:
+        """Train, unless an earlier try has exported the model and was killed while it cleaned up."""
+        from manycpu.pipeline.verbs.cleanup import only_cleanup_is_left
+        from manycpu.pipeline.verbs.export import Exported
+
+        if not only_cleanup_is_left(ctx):
+            return super()._train(context, ctx)
+        report = self._conclude_run(context, ctx)
+        if report.export is not None:
+            self._describe_outlets(context, Exported(**report.export, metrics=report.metrics))
+        return report.returned
+
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
         """Prepare, unless an earlier try has; then stage and build."""
         if not ctx.ledger.exists():
@@ -83,23 +96,26 @@ class WholeRunOperator(TrainOperator):
                 "the training ended well, and rank 0 returned nothing: the function ended its process "
                 "itself. Have it return"
             )
+        self._describe_outlets(context, exported)
+        return observed.returned
+
+    def _describe_outlets(self, context: Context, exported: Exported) -> None:
         for asset in self.outlets:
             if isinstance(asset, Asset):
                 describe(asset, context, exported)
-        return observed.returned
 
-    def _conclude_run(self, context: Context, ctx: RunContext) -> None:
+    def _conclude_run(self, context: Context, ctx: RunContext) -> Report:
         """Clean up, and raise what the report records: another try would train again, and meet the same."""
         from manycpu.pipeline.spec.errors import ManycpuError
-        from manycpu.pipeline.verbs.report import conclude, report_path
+        from manycpu.pipeline.verbs.report import conclude, read_report, report_path
 
         try:
-            report = clean_up(ctx, self.log, place_of(context))
-            if report is not None:
-                self._tell(conclude(report))
+            report = clean_up(ctx, self.log, place_of(context)) or read_report(ctx)
+            self._tell(conclude(report))
         except ManycpuError as error:
             raise AirflowFailException(str(error)) from error
         self.log.info("report: %s", report_path(ctx))
+        return report
 
     def _tell(self, report: Report) -> None:
         for name, value in report.metrics.items():

@@ -1,8 +1,11 @@
 """Show a run in a terminal with progress bars, or as plain lines where there is none."""
 
+import io
 import logging
+import select
+import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -28,11 +31,37 @@ from manycpu.pipeline.spec.series import Series
 from manycpu.pipeline.spec.tracking import place_in_words
 from manycpu.pipeline.terminal_curve import draw, spark
 
-__all__ = ["Display", "summary"]
+__all__ = ["Display", "failure", "lossy", "summary"]
 
 _IN_SUMMARY = (BackendEvent, ExitEvent, MetricsEvent, PaceEvent)
 _SPARK, _CURVE = 16, (60, 6)  # characters of a curve beside a bar; of one below, and its lines
-_PLAIN_EVERY = 10  # per cent of a transfer between two plain lines
+_PLAIN_EVERY_S = 10.0  # seconds between two plain lines of a transfer, and before the first
+
+
+class _LossyFile(io.FileIO):
+    """An open file that drops what it cannot take."""
+
+    def write(self, data: Any) -> int:
+        try:
+            while (written := super().write(data)) is None:  # a pipe that does not block, and is full
+                select.select([], [self], [])
+        except OSError:
+            return len(data)
+        return written
+
+
+def lossy(stream: TextIO) -> TextIO:
+    """Make a stream that drops what cannot be written: to a closed terminal or pipe, or a full disk.
+
+    Args:
+        stream: Such as sys.stdout; returned as it is where it is no file, such as in a notebook.
+    """
+    try:
+        file = _LossyFile(stream.fileno(), "w", closefd=False)
+    except (AttributeError, OSError):  # None where it was closed before the start
+        return stream
+    buffered = io.BufferedWriter(file)
+    return io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=True)
 
 
 class Display:
@@ -50,7 +79,7 @@ class Display:
             disable=not console.is_terminal,
         )
         self._bar: TaskID | None = None
-        self._printed_percent = 0
+        self._printed_at = 0.0
         self._losses = Series()
         self._paced = Paced(self._say)
         self._log = _Log(self)
@@ -68,7 +97,7 @@ class Display:
 
     def begin(self, verb: str) -> None:
         """Show the bar of a verb."""
-        self._bar, self._printed_percent = self._bars.add_task(verb, total=None, text=""), 0
+        self._bar, self._printed_at = self._bars.add_task(verb, total=None, text=""), time.monotonic()
 
     def end(self, verb: str, seconds: float, result: str) -> None:
         """Remove the bar, and print the verb's result."""
@@ -79,12 +108,12 @@ class Display:
         self._print(f"{verb:<8} {result} in {seconds:.1f} s", "red" if result == "failed" else "green")
 
     def progress(self, done: int, total: int) -> None:
-        """Move the bar of a transfer."""
+        """Move the bar of a transfer; without a bar, print a line every ten seconds."""
         self._move(done, total, f"{decimal(done)} of {decimal(total)}")
-        percent = 100 * done // total if total else 100
-        if not self._console.is_terminal and percent >= self._printed_percent + _PLAIN_EVERY:
-            self._printed_percent = percent
-            self._print(f"  {percent} % of {decimal(total)}")
+        now = time.monotonic()
+        if not self._console.is_terminal and now >= self._printed_at + _PLAIN_EVERY_S:
+            self._printed_at = now
+            self._print(f"  {100 * done // total if total else 100} % of {decimal(total)}")
 
     def line(self, line: RankLine) -> None:
         """Print a rank's line."""
@@ -145,7 +174,10 @@ class _Log(logging.Handler):
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._display.logged(record.getMessage(), "yellow" if record.levelno > logging.INFO else "")
+        try:
+            self._display.logged(record.getMessage(), "yellow" if record.levelno > logging.INFO else "")
+        except Exception:  # noqa: BLE001 - as every handler of logging: what logs is not what fails
+            self.handleError(record)
 
 
 def summary(console: Console, report: Report, path: str) -> None:
@@ -158,10 +190,18 @@ def summary(console: Console, report: Report, path: str) -> None:
     console.print(f"{report.state}: {_escaped(_scale(report))}", markup=False, highlight=False)
     for leftover in report.left_behind:
         console.print(f"left behind: {_escaped(leftover)}", style="red", markup=False)
+    if report.advice:
+        console.print(_escaped(report.advice), style="yellow", markup=False, highlight=False, soft_wrap=True)
     for name, place in report.trackers.items():
         words = _escaped(place_in_words(name, place))
         console.print(words, markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {_escaped(path)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def failure(console: Console, report: Report) -> None:
+    """Print why the run failed, if it did; control characters are shown escaped."""
+    for line in (report.error or "").splitlines():
+        console.print(_escaped(line), style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _curve(report: Report) -> list[str]:

@@ -7,9 +7,10 @@ hears it from its beginning. On Kubernetes at most 1,000
 ordinary lines a second are passed on, and as many events of progress.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import Finding
@@ -25,14 +26,20 @@ from manycpu.pipeline.spec.event_types import (
 )
 from manycpu.pipeline.spec.events import RankLine
 
-__all__ = ["Paced", "RankListener", "ReadableLog", "RunListener", "Silent", "flush", "tell"]
+__all__ = ["Guarded", "Paced", "RankListener", "ReadableLog", "RunListener", "Silent", "flush", "tell"]
+
+_LOG = logging.getLogger(__name__)
 
 _EVERY: Final = 10.0
 """Seconds between two lines of progress."""
 
 
 class RankListener(Protocol):
-    """Somebody who hears what the ranks of an attempt write. What it raises ends the wait."""
+    """Somebody who hears what the ranks of an attempt write.
+
+    What it raises ends :func:`manycpu.pipeline.verbs.wait.wait`, but no training. A whole run guards its
+    listeners (:class:`Guarded`).
+    """
 
     def line(self, line: RankLine) -> None:
         """Hear an ordinary line of a rank, or of the launcher where its rank is None."""
@@ -74,6 +81,48 @@ class Silent:
     def progress(self, done: int, total: int) -> None: ...
     def finding(self, finding: Finding) -> None: ...
     def report(self, written: Report, path: str) -> None: ...
+
+
+class Guarded:
+    """Passes everything to a listener until it raises: it is called no more then, and the run continues.
+
+    Only what is no ``Exception`` gets through, such as KeyboardInterrupt.
+    """
+
+    def __init__(self, listener: RankListener) -> None:
+        self._listener: RankListener = listener
+
+    def line(self, line: RankLine) -> None:
+        self._call("line", line)
+
+    def event(self, event: Event, line: RankLine) -> None:
+        self._call("event", event, line)
+
+    def flush(self) -> None:
+        self._call("flush")
+
+    def begin(self, verb: str) -> None:
+        self._call("begin", verb)
+
+    def end(self, verb: str, seconds: float, result: str) -> None:
+        self._call("end", verb, seconds, result)
+
+    def progress(self, done: int, total: int) -> None:
+        self._call("progress", done, total)
+
+    def finding(self, finding: Finding) -> None:
+        self._call("finding", finding)
+
+    def report(self, written: Report, path: str) -> None:
+        self._call("report", written, path)
+
+    def _call(self, name: str, *args: Any) -> None:
+        try:
+            getattr(self._listener, name)(*args)
+        except Exception as error:  # noqa: BLE001 - whatever a listener raises, the training has not failed
+            who, self._listener = self._listener, Silent()
+            said = "%s failed, and is called no more; the run continues: %s"
+            _LOG.warning(said, type(who).__name__, error, exc_info=True)
 
 
 class Paced:

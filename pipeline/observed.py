@@ -11,6 +11,7 @@ from manycpu.pipeline.spec.event_types import (
     ErrorEvent,
     Event,
     ExitEvent,
+    FinishedEvent,
     MetricsEvent,
     PaceEvent,
     ProgressEvent,
@@ -25,7 +26,7 @@ from manycpu.pipeline.spec.observed import Observed, Pace, Progress, Rank
 from manycpu.pipeline.spec.series import FIRST, Series, values_of
 from manycpu.pipeline.spec.state import RankFailure
 
-__all__ = ["Observer", "observe"]
+__all__ = ["Observer", "believe", "observe"]
 
 _LAST_LINES = 20
 _LINE = 2000  # characters of each
@@ -40,6 +41,14 @@ def observe(lines: Iterable[str]) -> Observed:
     for line in lines:
         observer.hear(split(line))
     return observer.observed
+
+
+def believe(observed: Observed, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add what ranks recorded of their ends (:mod:`manycpu.pipeline.spec.exit_records`)."""
+    observer = Observer(observed)
+    for record in records:
+        for text in record["lines"]:
+            observer.hear(RankLine(record["rank"], record["host"], text), record["time"])
 
 
 class Observer:
@@ -131,6 +140,12 @@ class Observer:
         return True
 
     @_reduce.register
+    def _on_finished(self, event: FinishedEvent, *_: object) -> bool:
+        self.observed.finished_meeting = event.meeting
+        _end_finished(self.observed)
+        return True
+
+    @_reduce.register
     def _on_exit(self, event: ExitEvent, rank: int | None, time: float) -> bool:
         rank = rank if event.rank is None else event.rank
         if rank is not None:
@@ -158,6 +173,14 @@ def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
         meeting["hosts"].append(rank.host)
     if meeting is observed.rounds[-1]:
         bisect.insort(observed.ranks, rank, key=_number)
+        _end_finished(observed)
+
+
+def _end_finished(observed: Observed) -> None:
+    """Record a good end of all ranks of a meeting that is known to have finished."""
+    if observed.rounds and observed.rounds[-1].get("meeting") == (observed.finished_meeting or ""):
+        for rank in observed.ranks:
+            rank.exit_code = 0
 
 
 def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any] | None:
@@ -272,9 +295,11 @@ def _note_failure(
 def _note_end(observed: Observed, number: int, event: ExitEvent, time: float) -> None:
     """Record how a rank of the last meeting ended: not one of the same number that ended before it."""
     for rank in _ranks_of(observed, number):
+        meeting = observed.rounds[-1]
         same = rank.host == event.host
         same = same and event.hostname in (None, rank.hostname)
-        if same and time >= _began(observed.rounds[-1]):
+        named = event.meeting is not None and event.meeting == meeting.get("meeting")
+        if named or (event.meeting is None and same and time >= _began(meeting)):
             rank.exit_code = event.code
 
 

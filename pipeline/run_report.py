@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry, VerbRecord
-from manycpu.pipeline.spec.credentials import redacted, redacted_fields, redacted_options
+from manycpu.pipeline.spec.credentials import redacted_description, redacted_fields, without
 from manycpu.pipeline.spec.observed import Observed, Progress, Rank
 from manycpu.pipeline.spec.output import REPORT
 from manycpu.pipeline.spec.series import FIRST, LIMIT, Series
@@ -20,7 +21,7 @@ __all__ = ["COMPACT", "REPORT", "Report", "as_json", "compact", "draft", "parse"
 COMPACT: Final = 64_000
 """Bytes of JSON that a compact report takes at most."""
 _NOT_REPORTED: Final = {
-    *("failure", "failed_at", "has_returned", "introduced"),
+    *("failure", "failed_at", "has_returned", "introduced", "finished_meeting"),
     *("parts", "events", "start", "warnings"),
 }
 _FEWEST: Final = 4  # points of a curve
@@ -39,6 +40,8 @@ class Report(BaseModel):
     state: RunState
     reason: str | None = None
     """While it goes on: what it waits for."""
+    began: float | None = None
+    """When the run began, in seconds since the epoch: trackers know its attempts by that."""
     attempts: int
     history: list[dict[str, Any]] = Field(default_factory=list)
     """The attempts that have ended: ``attempt``, ``state``, ``reason``, ``seconds``."""
@@ -67,6 +70,8 @@ class Report(BaseModel):
     """``data``, ``model``, ``code`` -> sha256 of the manifest of what was staged and built."""
     export: dict[str, Any] | None = None
     kept: list[str] = Field(default_factory=list)
+    advice: str | None = None
+    """Of a run whose output or checkpoints are kept: until when, how it continues, and what deletes them."""
     left_behind: list[str] = Field(default_factory=list)
     error: str | None = None
     time: float | None = None
@@ -82,32 +87,32 @@ class Report(BaseModel):
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:
     """Build the report from what is known before the run's folder is deleted."""
     ran = entry.described()
+    shown = partial(without, value=[ran.run, ran.target])  # a message may quote a line of the training
     used = [path for by in (ran, entry) for path in (by.data, by.model, by.image or by.code) if path]
     return Report(
         key=entry.key,
         name=entry.name,
         state=state,
+        began=entry.created,
         attempts=entry.attempt,
-        run=_told(ran.run),
-        target=redacted_fields(ran.target),
-        verbs=entry.verbs,
+        run=redacted_description(ran.run),
+        target=redacted_description(ran.target),
+        verbs={name: _shown_verb(record, shown) for name, record in entry.verbs.items()},
         history=[{"attempt": number, **end.model_dump(mode="json")} for number, end in entry.ends.items()],
         digests=ran.digests,
         time=round(time.time(), 3),
         image=ran.image or ran.digests.get("code"),
         export=redacted_fields(entry.export),
         kept=list(dict.fromkeys(used)),
-        error=error and redacted(error),
-        warnings=[redacted(warning) for warning in observed.warnings],
+        error=error and shown(error),
+        warnings=[shown(warning) for warning in observed.warnings],
         **observed.model_dump(exclude=_NOT_REPORTED),
         hosts=observed.hosts,
     )
 
 
-def _told(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Hide what is called like a secret among the fields and arguments of a run: many may see its page."""
-    shown: dict[str, Any] = redacted_fields(run)
-    return shown | ({"args": redacted_options(shown["args"])} if shown.get("args") else {})
+def _shown_verb(record: VerbRecord, shown: Callable[[str], str]) -> VerbRecord:
+    return record.model_copy(update={"error": record.error and shown(record.error)})
 
 
 def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:

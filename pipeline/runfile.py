@@ -1,5 +1,6 @@
 """Run files: YAML with ``run`` and ``target``, as ``manycpu run`` takes them."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,38 @@ from typing import Any
 import yaml
 
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.targets import KINDS
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["read_mapping", "read_run_file"]
+__all__ = ["is_run_file", "parse_yaml", "read_mapping", "read_run_file"]
 
 _PARTS = ("run", "target")
 _OF_ACCELERATE = ("compute_environment", "distributed_type")
+_SUFFIXES = (".yaml", ".yml")
+_LARGEST = 64 << 10  # bytes of a file that may be a run file
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 without its numbers in base 60, as in YAML 1.2: 1:4 is a range of nodes, and 12:30 a time."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, re.compile(rf"(?!.*:){pattern.pattern}", re.VERBOSE) if tag in _NUMBERS else pattern)
+        for tag, pattern in resolvers
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML; of numbers with colons, such as 1:4, nothing is computed.
+
+    >>> parse_yaml("{nnodes: 1:4, nproc_per_node: 2, at: 12:30:15.5}")
+    {'nnodes': '1:4', 'nproc_per_node': 2, 'at': '12:30:15.5'}
+    """
+    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
 
 
 def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -29,6 +56,30 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return _part(path, content, "run"), _part(path, content, "target")
 
 
+def is_run_file(path: Path) -> bool:
+    """Whether a file is surely a run file, and no settings of a program.
+
+    It is YAML with `run`, which has a program, or with `target`, which has a kind, or with both; and with no
+    other part and no field that is not ours.
+    """
+    if path.suffix not in _SUFFIXES or path.stat().st_size > _LARGEST:
+        return False
+    try:
+        content = parse_yaml(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return False
+    if not isinstance(content, Mapping) or not content or content.keys() - {*_PARTS}:
+        return False
+    run, target = (content.get(part) or {} for part in _PARTS)
+    if not isinstance(run, Mapping) or not isinstance(target, Mapping):
+        return False
+    kind = KINDS.get(str(target.get("kind", "local")))
+    known = not run.keys() - TrainingRun.model_fields and not target.keys() - (
+        kind.model_fields if kind else {}
+    )
+    return known and ("program" in run or "kind" in target)
+
+
 def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None) -> Mapping[str, Any]:
     """Read a YAML file that holds names and values.
 
@@ -42,7 +93,7 @@ def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None)
         BadInputError: There is no such file, it is not YAML, or it holds something else.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = parse_yaml(path.read_text())
     except OSError as error:
         fix = ". ".join(filter(None, [f"Give the path of {what}", mistaken]))
         raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error

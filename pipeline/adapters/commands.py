@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -90,7 +91,7 @@ def follow(
         )
     except OSError as error:
         raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
-    timer = threading.Timer(timeout, _end_tree, [process])
+    timer = threading.Timer(timeout, _kill_tree, [process])  # kills alone: a second waiter gets no exit code
     began = time.monotonic()
     timer.start()
     try:
@@ -99,7 +100,7 @@ def follow(
         code = int(process.wait())
     finally:
         timer.cancel()
-        _end_tree(process)
+        psutil.wait_procs(_kill_tree(process), timeout=END_TIMEOUT)
     if time.monotonic() - began >= timeout:
         raise LaunchError(f"{argv[0]!r} did not end within {timeout:g} s")
     return code
@@ -120,21 +121,25 @@ def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
         yield rest
 
 
-def _end_tree(process: psutil.Process) -> None:
+def _kill_tree(process: psutil.Process) -> list[psutil.Process]:
+    """Kill a process and all it started, and return them."""
     try:
         tree = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return
-    end(tree)
+        return []
+    _kill(tree)
+    return tree
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def end(processes: Sequence[psutil.Process]) -> None:
     """Kill processes at once, and wait until they are gone."""
-    for process in processes:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
+    _kill(processes)
     psutil.wait_procs(processes, timeout=END_TIMEOUT)
 
 

@@ -1,18 +1,36 @@
 """The disk under a folder."""
 
 import ctypes
+import fcntl
 import os
+import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["free", "remove", "start_writing", "sync", "try_out"]
+__all__ = ["clone", "copy", "free", "may_hold_files", "remove", "start_writing", "sync", "try_out"]
+
+
+_TRIAL = ".manycpu."  # begins the name of a trial's folder
+_TRIAL_LIVES_S = 600.0  # a trial takes milliseconds
 
 
 def free(folder: Path) -> int:
     """Return the bytes that may still be written below a folder."""
     filesystem = os.statvfs(folder)
     return filesystem.f_bavail * filesystem.f_frsize
+
+
+def may_hold_files(path: Path) -> bool:
+    """Whether a path is a file, or a folder with files or links, or one that cannot be listed."""
+    unlisted: list[OSError] = []
+    for folder, folders, files in os.walk(path, onerror=unlisted.append):
+        if files or any(os.path.islink(os.path.join(folder, name)) for name in folders):  # noqa: PTH114, PTH118
+            return True
+    return os.path.lexists(path) and (bool(unlisted) or not path.is_dir())
 
 
 def try_out(folder: Path) -> None:
@@ -22,8 +40,18 @@ def try_out(folder: Path) -> None:
         OSError: A file is in the way, a name is too long, or nothing can be written there.
     """
     above = next(parent for parent in folder.parents if os.path.lexists(parent))
-    with tempfile.TemporaryDirectory(prefix=".manycpu.", dir=above) as trial:
+    for left in above.glob(f"{_TRIAL}*"):
+        _remove_left_trial(left)
+    with tempfile.TemporaryDirectory(prefix=_TRIAL, dir=above) as trial:
         (Path(trial) / folder.relative_to(above)).mkdir(parents=True)
+
+
+def _remove_left_trial(trial: Path) -> None:
+    """Delete what a process that was killed left of its trial: empty folders, and nothing else."""
+    with suppress(OSError):
+        if time.time() - trial.lstat().st_mtime > _TRIAL_LIVES_S:
+            for folder, _, _ in os.walk(trial, topdown=False):
+                Path(folder).rmdir()
 
 
 def remove(folder: str, tick: Callable[[], None]) -> None:
@@ -40,6 +68,37 @@ def remove(folder: str, tick: Callable[[], None]) -> None:
             else:
                 Path(entry.path).unlink()
     Path(folder).rmdir()
+
+
+def copy(source: Path, folder: Path) -> None:
+    """Copy a folder to another place, where its owner may write to all of it.
+
+    Raises:
+        OSError: It cannot be read, or the disk is full.
+    """
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.copytree(source, partial, symlinks=True)
+    for path in (partial, *partial.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)
+    partial.rename(folder)
+
+
+def clone(source: int, file: int) -> bool:
+    """Have an empty file share the blocks of another until one of them is written to.
+
+    Args:
+        source: Descriptor of the other.
+        file: Descriptor of the empty one.
+
+    Returns:
+        Whether it does; False where the file system has nothing of the kind, or they are on two.
+    """
+    try:
+        fcntl.ioctl(file, _FICLONE, source)
+    except OSError:
+        return False
+    return True
 
 
 def sync(folder: Path) -> None:
@@ -69,3 +128,4 @@ def start_writing(descriptor: int, start: int, size: int) -> None:
 _libc = ctypes.CDLL(None, use_errno=True)
 _syncfs, _sync_file_range = getattr(_libc, "syncfs", None), getattr(_libc, "sync_file_range", None)
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
+_FICLONE = 0x40049409  # of linux/fs.h

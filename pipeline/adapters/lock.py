@@ -33,7 +33,7 @@ def locked(path: Path) -> Iterator[int]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        with path.open("a") as file:
+        with _opened(path) as file:
             _flock(file, path)
             if not _is_same_file(file, path):
                 continue
@@ -49,9 +49,18 @@ def signs(descriptor: int) -> Callable[[], None]:
         nonlocal last
         if time.monotonic() - last >= _SIGN:
             last = time.monotonic()
-            os.utime(descriptor)
+            with suppress(PermissionError):  # another user's file: those who wait do so for ten minutes
+                os.utime(descriptor)
 
     return sign
+
+
+def _opened(path: Path) -> IO[str]:
+    """Open a lock's file; one that another user made can be locked by whoever may read it."""
+    try:
+        return path.open("a")
+    except PermissionError:
+        return path.open()
 
 
 def _flock(file: IO[str], path: Path) -> None:

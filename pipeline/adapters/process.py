@@ -1,37 +1,51 @@
 """Start and observe supervised trainings, which outlive whoever started them."""
 
+import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
 from manycpu.pipeline.adapters.commands import END_TIMEOUT, end
-from manycpu.pipeline.spec.errors import LaunchError
+from manycpu.pipeline.spec import kernel
+from manycpu.pipeline.spec.errors import LaunchError, UnseenError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
 __all__ = [
+    "ExitRecord",
     "Job",
     "LogFollower",
     "boot_id",
     "cancel",
-    "is_another",
-    "is_dead",
+    "declare_gone",
+    "is_alive",
+    "is_this_process",
     "observe",
     "start",
+    "unseen_error",
 ]
 
 LOG, EXIT, HANDLE, COMMAND = "log", "exit.json", "handle.json", "command.json"
 # Airflow's own settings may hold secrets, and are none of a training's business.
 _PRIVATE = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")
+
+_RECORD_SIZE = 1 << 14  # bytes that are reserved for an exit record
+_REASON = 2000  # characters of its reason, of which JSON makes six times as many bytes at most
+_RECORD_PATIENCE = 86_400.0  # seconds in which a record is written once the disk takes it again
+_LONGEST_PAUSE = 5.0  # seconds between two tries
+
+# Of a machine itself; a container has another, and where the system has none there are none.
+_INITIAL_NAMESPACES = (None, "pid:[4026531836]")
 
 
 class Job(NamedTuple):
@@ -106,20 +120,16 @@ def read_handle(directory: Path) -> ProcessHandle | None:
 
 
 def observe(handle: ProcessHandle) -> dict[str, Any]:
-    """Look at a supervised process: ``alive``, and ``exit`` (its record, or None).
+    """Look at a supervised process.
 
-    Raises:
-        LaunchError: The process was started on another machine.
+    Returns:
+        ``exit`` (its exit record, or None), which decides wherever it is read; without one ``alive`` (None:
+        unknown), and ``unseen``: why it is unknown.
     """
-    if handle.host != socket.gethostname():
-        raise LaunchError(
-            f"run {handle.run} was started on host {handle.host}, this is {socket.gethostname()}",
-            fix="Run the tasks of one run on one machine: give its DAG a queue with a single worker",
-        )
     # Alive first: a process that ends in between has written its record by then.
-    alive = _process(handle) is not None
+    alive, unseen = _look(handle)
     record = _read(Path(handle.directory) / EXIT)
-    return {"alive": alive, "exit": json.loads(record) if record else None}
+    return {"alive": alive, "unseen": unseen, "exit": json.loads(record) if record else None}
 
 
 def cancel(handle: ProcessHandle) -> None:
@@ -127,24 +137,54 @@ def cancel(handle: ProcessHandle) -> None:
 
     Raises:
         LaunchError: It is still there after 10 s.
+        UnseenError: Whether it lives cannot be seen from here.
     """
-    process = _process(handle)
-    if process is None:
+    alive, unseen = _look(handle)
+    if alive is None:
+        raise unseen_error(handle, unseen)
+    if not alive:
         return
-    tree = [process, *process.children(recursive=True)]
-    process.terminate()
     try:
+        process = psutil.Process(handle.pid)
+        tree = [process, *process.children(recursive=True)]
+        process.terminate()
         process.wait(END_TIMEOUT)
+    except psutil.NoSuchProcess:
+        return
     except psutil.TimeoutExpired:
         end(tree)
-        if process.is_running():
+        if is_alive(handle) is not False:
             raise LaunchError(f"process {handle.pid} of run {handle.run} does not end") from None
+
+
+def unseen_error(handle: ProcessHandle, unseen: str) -> UnseenError:
+    """Build the error for a process of which it is unknown here whether it lives."""
+    return UnseenError(
+        f"whether attempt {handle.attempt} of run {handle.run} still runs is unknown: {unseen}",
+        fix=f"Continue or cancel it there ({handle}). If that place is gone for good, "
+        f"say so: manycpu cancel {handle.run} --gone",
+    )
+
+
+def declare_gone(handle: ProcessHandle) -> None:
+    """Write the exit record of a process whose host or container is gone for good, as a person says.
+
+    Raises:
+        LaunchError: It lives.
+    """
+    if is_alive(handle):
+        raise LaunchError(
+            f"process {handle.pid} of run {handle.run} lives on this host",
+            fix=f"End it: manycpu cancel {handle.run}",
+        )
+    ended = time.time()
+    record = {"code": -signal.SIGKILL, "reason": "cancelled", "started": handle.start_time, "ended": ended}
+    write_json(Path(handle.directory) / EXIT, record)
 
 
 def boot_id() -> str:
     """Identify this boot of this machine."""
-    linux = _read(Path("/proc/sys/kernel/random/boot_id"))
-    return linux.strip() if linux else str(int(psutil.boot_time()))
+    return kernel.boot_id() or str(int(psutil.boot_time()))
 
 
 class LogFollower:
@@ -171,9 +211,57 @@ class LogFollower:
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     """Write a file that is there whole or not at all; the umask takes from its mode."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # threads write the same file too
-    partial.touch(mode)
-    partial.write_text(json.dumps(value))
-    partial.replace(path)
+    try:
+        partial.touch(mode)
+        partial.write_text(json.dumps(value))
+        partial.replace(path)
+    except OSError:  # a full disk, perhaps
+        partial.unlink(missing_ok=True)
+        raise
+
+
+class ExitRecord:
+    """The exit record of an attempt, with room for it on the disk from the beginning on.
+
+    Args:
+        directory: The attempt's folder.
+
+    Raises:
+        OSError: The disk is full already.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / EXIT
+        self._reserved = self._path.with_name(f".{EXIT}.reserved")
+        with self._reserved.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _RECORD_SIZE)
+            os.fsync(file.fileno())
+
+    def write(self, code: int, reason: str, started: float) -> None:
+        """Write how it ended; until the disk takes it, for at most a day.
+
+        Raises:
+            OSError: The disk took it for a day not, or the folder is gone.
+        """
+        record = {"code": code, "reason": reason[:_REASON], "started": started, "ended": time.time()}
+        until, pause = time.monotonic() + _RECORD_PATIENCE, 0.1
+        while True:
+            try:
+                self._overwrite(json.dumps(record).encode().ljust(_RECORD_SIZE))
+            except OSError:
+                if time.monotonic() > until or not self._path.parent.exists():
+                    raise
+            else:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _overwrite(self, text: bytes) -> None:
+        with self._reserved.open("r+b" if self._reserved.exists() else "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        self._reserved.replace(self._path)
 
 
 def handle_of_this_process(directory: Path, name: str, attempt: int) -> ProcessHandle:
@@ -185,44 +273,102 @@ def handle_of_this_process(directory: Path, name: str, attempt: int) -> ProcessH
         boot_id=boot_id(),
         pid=os.getpid(),
         start_time=psutil.Process().create_time(),
+        start_ticks=_start_ticks("self"),
+        pid_namespace=kernel.pid_namespace(),
+        machine=_machine(),
         directory=str(directory),
     )
 
 
 def wait_until_gone(handle: ProcessHandle, timeout: float) -> bool:
-    """Wait for a supervised process to end; True when it has."""
-    deadline = time.monotonic() + timeout
-    process = _process(handle)
-    if process is None:
-        return True
+    """Wait for a supervised process to end; whether it surely has."""
+    if is_alive(handle):
+        with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            psutil.Process(handle.pid).wait(timeout)
+    return is_alive(handle) is False
+
+
+def is_this_process(handle: ProcessHandle) -> bool:
+    """Whether a handle is the calling process'."""
+    return handle.pid == os.getpid() and bool(is_alive(handle))
+
+
+def is_alive(handle: ProcessHandle) -> bool | None:
+    """Whether a process lives; None: that cannot be seen from here."""
+    return _look(handle)[0]
+
+
+def _look(handle: ProcessHandle) -> tuple[bool | None, str]:
+    """Tell whether a process lives; where that cannot be seen from here (None), the reason why."""
+    host, namespace = socket.gethostname(), kernel.pid_namespace()
+    if handle.host != host:
+        return None, f"it was started on host {handle.host}, and this is {host}"
+    if handle.pid_namespace not in (None, namespace):
+        return None, f"it was started in another container (PID namespace) of host {host}"
+    if handle.boot_id != boot_id():
+        restarted = handle.machine is not None and handle.machine == _machine()
+        if restarted and namespace in _INITIAL_NAMESPACES:
+            return False, ""
+        return None, f"host {host} was restarted since, or is another of that name"
+    return _look_here(handle)
+
+
+def _look_here(handle: ProcessHandle) -> tuple[bool | None, str]:
+    """Look for a process among those of this host, boot and PID namespace."""
     try:
-        process.wait(max(0.0, deadline - time.monotonic()))
-    except psutil.TimeoutExpired:
+        if handle.start_ticks is not None:
+            return _start_ticks(handle.pid) == handle.start_ticks, ""
+        process = psutil.Process(handle.pid)
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        same = abs(process.create_time() - handle.start_time) < 1
+    except _HiddenError:
+        return None, f"the processes of host {handle.host} are hidden from this one"
+    except psutil.NoSuchProcess:
+        alive = same = False
+    if (alive and same) or sys.platform != "linux":
+        return alive and same, ""
+    return None, "an earlier version of manycpu started it, which did not record what tells its process"
+
+
+class _HiddenError(Exception):
+    """A process is there, and may not be looked at; or /proc shows those of another PID namespace."""
+
+
+def _start_ticks(pid: int | str) -> int | None:
+    """Read when a process started, in clock ticks since the boot (Linux); None: it has ended.
+
+    Raises:
+        _HiddenError: It cannot be looked at.
+    """
+    if sys.platform != "linux":
+        return None
+    if pid != "self" and Path("/proc/self").readlink() != Path(str(os.getpid())):
+        raise _HiddenError
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
+        if _exists(int(pid)):
+            raise _HiddenError from error
+        return None
+    # The name in parentheses may hold anything; the third field follows the last one.
+    state, *fields = text.rpartition(b")")[2].split()
+    return None if state in (b"Z", b"X") else int(fields[18])
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return False
+    except PermissionError:
+        return True
     return True
 
 
-def is_another(handle: ProcessHandle) -> bool:
-    """Whether a process surely lives on this machine, and is not the calling one."""
-    mine = (handle.host, handle.pid) == (socket.gethostname(), os.getpid())
-    return handle.host == socket.gethostname() and not mine and _process(handle) is not None
-
-
-def is_dead(handle: ProcessHandle) -> bool:
-    """Whether a process of this machine, since it was booted last, has surely ended."""
-    here = (handle.host, handle.boot_id) == (socket.gethostname(), boot_id())
-    return here and _process(handle) is None
-
-
-def _process(handle: ProcessHandle) -> psutil.Process | None:
-    if handle.boot_id != boot_id():
-        return None
-    try:
-        process = psutil.Process(handle.pid)
-        same = abs(process.create_time() - handle.start_time) < 1
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.NoSuchProcess:
-        return None
+def _machine() -> str | None:
+    """Digest what identifies this machine, whatever its name; None where nothing does."""
+    found = _read(Path("/etc/machine-id")) if sys.platform == "linux" else f"{uuid.getnode():x}"
+    return hashlib.sha256(f"manycpu {found.strip()}".encode()).hexdigest()[:32] if found else None
 
 
 def _read(path: Path) -> str | None:

@@ -4,9 +4,12 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -23,8 +26,20 @@ from manycpu.pipeline.adapters.listing import (
 )
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.extras import require
+from manycpu.pipeline.spec.output import claimed_by, partial_name
 
-__all__ = ["Block", "Item", "Location", "Reading", "blocks", "is_remote", "item_of"]
+__all__ = [
+    "Block",
+    "Item",
+    "Location",
+    "Reading",
+    "blocks",
+    "is_remote",
+    "item_of",
+    "open_file",
+    "protocols",
+]
 
 _BLOCK = 1 << 18
 Block = bytes | memoryview
@@ -36,6 +51,8 @@ class Reading(NamedTuple):
     blocks: Iterator[Block]
     sha256: Callable[[], str]
     """Of all of it, as whoever read it saw it, once the blocks are taken; empty where that is not told."""
+    path: str | None = None
+    """Where it is on this disk: it may be cloned, and no block be taken."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +78,17 @@ class Location:
         Raises:
             BadInputError: No such protocol, its package is missing, or what it needs to begin with.
         """
+        if url.startswith("hf://"):
+            require("helper", field, "a URL of the Hub")
         try:
             fs, root = fsspec.core.url_to_fs(url) if is_remote(url) else _on_disk(url)
         except Exception as error:
             # Every protocol of fsspec has errors of its own.
-            fix = "Install the package that fsspec names, mend the URL, or use another protocol"
+            fix = (
+                _meant(url) or "Install the package that fsspec names, mend the URL, or use another protocol"
+            )
             text = without(f"{url!r} cannot be opened: {error}", url)
-            raise BadInputError(text, field=field, fix=fix) from error
+            raise BadInputError(text, field=field, fix=_meant(url) or fix) from error
         return cls(url, fs, root)
 
     @property
@@ -96,15 +117,35 @@ class Location:
         """Whether this is one file."""
         return bool(self.fs.isfile(self.root))
 
+    def is_web_page(self, timeout_s: float | None = None) -> bool:
+        """Whether a web server answers with a page, such as a list of files, and not with a file.
+
+        A file whose name ends in .html is one.
+
+        Raises:
+            OSError: There is nothing, or the server has not answered in time.
+        """
+        if protocols(self.url)[:1] not in (["http"], ["https"]):
+            return False
+        info = self.fs.info(self.root, timeout=timeout_s)
+        asked, answered = urlsplit(self.url), urlsplit(info.get("url", self.url))
+        is_html = info.get("mimetype") in ("text/html", "application/xhtml+xml")
+        is_folder = answered.path.endswith("/") and not answered.query
+        return is_folder or (is_html and not asked.path.endswith((".html", ".htm")))
+
     def items(self, tick: Callable[[], None] = lambda: None) -> Rows[Item]:
         """List every file below, or the file itself, by path; ``tick`` is called for each on disk.
 
         Raises:
             OddFileError: Something is no file or folder, and nobody is told of what is left out; or a path
-                leads out of the folder, as those of an archive may.
+                leads out of the folder, as those of an archive may; or it is a web page that lists files.
             OSError: A folder cannot be read.
         """
         if self.is_file():
+            if self.is_web_page():
+                raise OddFileError(
+                    "it is a web page, such as a list of files, and no data set: name a file of it"
+                )
             return Rows(Item, [self._item(self.root.rsplit("/", 1)[-1])])
         if self.chosen is not None:
             return Rows(Item, map(self._item, self.chosen))
@@ -113,29 +154,53 @@ class Location:
     def open(self, path: str, mode: str = "rb") -> BinaryIO:
         """Open a file below, or the file itself."""
         if mode == "rb" and isinstance(self.fs, LocalFileSystem):
-            # fsspec takes thrice as long for small files; what is read in blocks needs no buffer.
-            return cast("BinaryIO", open(self._at(path), "rb", buffering=0, opener=_open_file))
+            return open_file(self._at(path))  # fsspec takes thrice as long for small files
         return cast("BinaryIO", self.fs.open(self._at(path), mode))
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Read each of some files from an offset on; its sha256 is not known."""
-        return (Reading(self._from(item, start), str) for item, start in zip(items, starts, strict=True))
+        for item, start in zip(items, starts, strict=True):
+            on_disk = self._at(item.path) if self.local and not item.is_folder else None
+            yield Reading(self._from(item, start), str, on_disk)
 
     def write_text(self, path: str, text: str) -> None:
-        """Write a small file below."""
-        self.fs.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
-        self.fs.pipe_file(self._at(path), text.encode())
+        """Write a small file below; on disk it is there whole or not at all."""
+        at = self._at(path)
+        self.fs.makedirs(at.rsplit("/", 1)[0], exist_ok=True)
+        if self.local is None:
+            self.fs.pipe_file(at, text.encode())
+            return
+        partial = Path(at).with_name(partial_name(Path(at).name))
+        partial.write_bytes(text.encode())
+        partial.replace(at)
 
     def read_text(self, path: str) -> str | None:
-        """Read a small file below; None where there is none."""
+        """Read a small file below; None where there is none.
+
+        Raises:
+            OddFileError: It is on disk and no file, such as a FIFO, which is not waited for.
+        """
         try:
-            return cast("bytes", self.fs.cat_file(self._at(path))).decode(errors="replace")
+            at = self._at(path)
+            if self.local is None or Path(at).is_dir():
+                return cast("bytes", self.fs.cat_file(at)).decode(errors="replace")
+            with open_file(at) as file:
+                return file.read().decode(errors="replace")
         except (FileNotFoundError, IsADirectoryError):
             return None
 
     def remove(self, path: str) -> None:
         """Delete a file below."""
         self.fs.rm_file(self._at(path))
+
+    def names(self) -> list[str]:
+        """List the names directly below; none where there is no folder."""
+        self.fs.invalidate_cache()  # somebody may have written meanwhile
+        try:
+            paths = cast("list[str]", self.fs.ls(self.root, detail=False))
+        except FileNotFoundError:
+            return []
+        return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def has(self, path: str) -> bool:
         """Whether there is such a file below."""
@@ -193,7 +258,7 @@ class Location:
             if leads_out(name):
                 raise OddFileError(f"{name!r} leads out of its folder")
             # Some list folders as files with a slash at the end; behind URLs there are no empty ones.
-            if path[-1] != "/":
+            if path[-1] != "/" and claimed_by(name) is None:
                 yield _described(name, info)
 
 
@@ -210,8 +275,16 @@ def _described(path: str, info: dict[str, Any]) -> Item:
     return Item(path, int(info["size"] or 0), version)
 
 
-def _open_file(path: str, flags: int) -> int:
-    """Open a regular file; one that has become a FIFO meanwhile is not waited for."""
+def open_file(path: str) -> FileIO:
+    """Open a regular file of this disk, without a buffer: it is read in blocks.
+
+    Raises:
+        OddFileError: It has become something else, such as a FIFO, which is not waited for.
+    """
+    return open(path, "rb", buffering=0, opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if regular(os.fstat(descriptor)):
         return descriptor
@@ -223,6 +296,31 @@ def is_remote(url: str) -> bool:
     """Whether a path or URL is elsewhere than on this machine, without opening it."""
     protocol, _ = fsspec.core.split_protocol(url)
     return protocol not in (None, "file", "local")
+
+
+def protocols(url: str) -> list[str]:
+    """Name the protocols of a URL, the one that is spoken first; chained ones stand between ``::``.
+
+    >>> protocols("simplecache::s3://models/qa"), protocols("data:,x"), protocols("/models::qa")
+    (['simplecache', 's3'], ['data'], [])
+    """
+    if not is_remote(url):
+        return []
+    return [fsspec.core.split_protocol(part)[0] or part for part in url.split("::")]
+
+
+def _meant(url: str) -> str | None:
+    """Guess the protocol that was meant by an unknown one.
+
+    >>> _meant("htp://host/x"), _meant("s3://models/qa")
+    ('Did you mean http?', None)
+    """
+    known = [*fsspec.available_protocols(), "hf"]
+    for protocol in protocols(url):
+        near = get_close_matches(protocol, known, 1)
+        if protocol not in known and near:
+            return f"Did you mean {near[0]}?"
+    return None
 
 
 def blocks(file: BinaryIO) -> Iterator[bytes]:

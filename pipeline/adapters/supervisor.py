@@ -10,13 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.spec import events, kernel
+from manycpu.pipeline.adapters.log_copy import LogCopy
+from manycpu.pipeline.spec import kernel
 
 __all__ = ["main"]
 
@@ -33,8 +35,9 @@ def main(directory: str) -> None:
         os.close(announce)
         os._exit(0 if os.read(ready, 1) else 1)
     os.close(ready)
+    record = process.ExitRecord(Path(directory))  # before it is found: what cannot be recorded does not begin
     _become_findable(Path(directory), announce)
-    supervise(Path(directory))
+    supervise(Path(directory), record)
 
 
 def _become_findable(directory: Path, announce: int) -> None:
@@ -42,37 +45,55 @@ def _become_findable(directory: Path, announce: int) -> None:
     command = json.loads((directory / process.COMMAND).read_text())
     handle = process.handle_of_this_process(directory, command["run"], command["attempt"])
     process.write_json(directory / process.HANDLE, handle.model_dump())
-    # The ledger's lock was inherited to get here: let go of it, and of every other file but the log.
+    _close_all_but(announce)
     os.write(announce, b"1")
-    os.closerange(3, 1024)
+    os.close(announce)
 
 
-def supervise(directory: Path) -> None:
-    """Run the command of ``command.json`` to its end, and leave ``exit.json``."""
+def _close_all_but(announce: int) -> None:
+    """Close every inherited file, such as the one that holds the ledger's lock; the log has 1 and 2."""
+    inherited = Path("/proc/self/fd")
+    numbers = [int(each.name) for each in inherited.iterdir()] if inherited.exists() else [1023]
+    last = max(announce, *numbers) + 1
+    os.closerange(3, announce)
+    os.closerange(announce + 1, last)
+
+
+def supervise(directory: Path, record: process.ExitRecord) -> None:
+    """Run the command of ``command.json`` to its end, and leave the exit record."""
     command = json.loads((directory / process.COMMAND).read_text())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a child ended
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kernel.adopt_orphans()
     started = time.time()
-    code, reason = _run(command, directory / process.LOG)
-    end_tree()
-    record = {"code": code, "reason": reason, "started": started, "ended": time.time()}
-    process.write_json(directory / process.EXIT, record)
+    code, reason = _run(command)
+    record.write(code, reason, started)
 
 
-def _run(command: dict[str, Any], log: Path) -> tuple[int, str]:
+def _run(command: dict[str, Any]) -> tuple[int, str]:
+    source, printed = os.pipe()
     try:
-        child = subprocess.Popen(command["argv"], cwd=command["cwd"], preexec_fn=_begin)  # noqa: PLW1509
+        child = subprocess.Popen(
+            command["argv"],
+            cwd=command["cwd"],
+            stdout=printed,
+            stderr=printed,
+            preexec_fn=_begin,  # noqa: PLW1509 - no thread runs yet
+        )
     except OSError as error:
+        os.close(source)
         return 127, f"{command['argv'][0]!r} cannot be run: {error}"
+    finally:
+        os.close(printed)
+    log = LogCopy(source, sys.stdout.fileno())
     code, reason = _wait(child.pid, command, log)
-    if code is None:
-        code = end_tree(child.pid)
+    code = end_tree(child.pid) if code is None else end_tree(code=code)
+    log.end()
     child.returncode = code  # reaped here, not by Popen
     return code, reason
 
 
-def _wait(pid: int, command: dict[str, Any], log: Path) -> tuple[int | None, str]:
+def _wait(pid: int, command: dict[str, Any], log: LogCopy) -> tuple[int | None, str]:
     deadline = time.monotonic() + command["run_timeout"]
     watch = _LogWatch(log, command)
     while (seconds := deadline - time.monotonic()) > 0:
@@ -90,30 +111,34 @@ def _wait(pid: int, command: dict[str, Any], log: Path) -> tuple[int | None, str
 class _LogWatch:
     """Tells whether the ranks are silent for longer than the run allows."""
 
-    def __init__(self, log: Path, command: dict[str, Any]) -> None:
-        self._log, self._started, self._spoken = log, time.monotonic(), False
-        self._follower = process.LogFollower(log)
+    def __init__(self, log: LogCopy, command: dict[str, Any]) -> None:
+        self._log, self._started = log, time.monotonic()
+        self._received, self._grown = -1, self._started
         self._start_timeout, self._stall_timeout = command["start_timeout"], command["stall_timeout"]
 
     def silence(self) -> str:
         """Name the budget that silence used up; empty while there is none."""
-        if not self._spoken:
-            self._spoken = any(events.split(line).rank is not None for line in self._follower.read())
-        if not self._spoken and time.monotonic() - self._started > self._start_timeout:
+        if not self._log.spoken and time.monotonic() - self._started > self._start_timeout:
             return f"run.start_timeout: no rank spoke within {self._start_timeout} s"
-        stalled = self._stall_timeout and time.time() - self._log.stat().st_mtime > self._stall_timeout
+        if (received := self._log.received) != self._received:
+            self._received, self._grown = received, time.monotonic()
+        stalled = self._stall_timeout and time.monotonic() - self._grown > self._stall_timeout
         return f"run.stall_timeout: no line from any rank for {self._stall_timeout} s" if stalled else ""
 
 
-def end_tree(pid: int | None = None) -> int:
-    """End every descendant: the launcher is asked first, so that it ends its ranks on other hosts too.
+def end_tree(pid: int | None = None, code: int | None = None) -> int:
+    """End every descendant: a launcher is asked first, so that it ends its ranks on other hosts too.
+
+    Args:
+        pid: The launcher, where it still runs.
+        code: Its exit code, where it has ended.
 
     Returns:
-        The exit code of ``pid``, when it is given.
+        Its exit code.
     """
     if pid is not None:
         _signal(pid, signal.SIGTERM)
-    code = _drain(pid, time.monotonic() + (_GRACE if pid is not None else 0))
+    code = _drain(pid, time.monotonic() + (_GRACE if pid is not None else 0), code)
     until = time.monotonic() + _UNKILLABLE
     while living := psutil.Process().children(recursive=True):
         for orphan in living:
@@ -121,10 +146,11 @@ def end_tree(pid: int | None = None) -> int:
         code = _drain(pid, time.monotonic() + _GRACE, code)
         if time.monotonic() > until:
             pids = ", ".join(str(orphan.pid) for orphan in living)
-            sys.stdout.write(
-                f"manycpu: killed, and still there: {pids}; what they wait for does not answer\n"
-            )
-            sys.stdout.flush()
+            with suppress(OSError):  # of a full disk: the record is still to be written
+                sys.stdout.write(
+                    f"manycpu: killed, and still there: {pids}; what they wait for does not answer\n"
+                )
+                sys.stdout.flush()
             break
     return -signal.SIGKILL if code is None else code
 

@@ -59,16 +59,21 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except ManycpuError as error:
-        click.echo(f"manycpu: {error}", err=True)
+        click.echo(f"manycpu: {_with_notes(error, str(error))}", err=True)
         sys.exit(_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else error.exit_code)
     except OSError as error:
         if error.errno not in _FULL:
             raise
         where = f" at {error.filename}" if error.filename else ""
-        click.echo(f"manycpu: a disk is full{where}: {error.strerror}. Make room, and run again.", err=True)
+        said = f"a disk is full{where}: {error.strerror}. Make room, and run again."
+        click.echo(f"manycpu: {_with_notes(error, said)}", err=True)
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(_INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+
+
+def _with_notes(error: BaseException, said: str) -> str:
+    return "\n".join([said, *getattr(error, "__notes__", ())])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -13,7 +12,8 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from manycpu.pipeline.accelerate_config import read_accelerate_config
-from manycpu.pipeline.runfile import read_run_file
+from manycpu.pipeline.cli.panels import PanelCommand, PanelOption
+from manycpu.pipeline.runfile import parse_yaml, read_run_file
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import KINDS
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -30,7 +30,7 @@ _CONFIG = "--accelerate-config"
 _OF_ACCELERATE = ("accelerate_config", "module", "words")
 
 
-class _BeforeAScript(click.Command):
+class _BeforeAScript(PanelCommand):
     """A command whose options end where a script begins: what follows is the script's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -38,7 +38,13 @@ class _BeforeAScript(click.Command):
         return super().parse_args(ctx, args)
 
 
-command = partial(click.command, cls=_BeforeAScript)
+_TARGET = "Target {}"  # title of a panel
+
+
+def command(*args: Any, kind: str = "local", **attributes: Any) -> Callable[[Command], click.Command]:
+    """Make a command, as ``click.command`` does; its short help has the options of one kind of target."""
+    advanced = tuple(_TARGET.format(other) for other in KINDS if other not in ("local", kind))
+    return click.command(*args, cls=_BeforeAScript, advanced=advanced, **attributes)
 
 
 def fields(command: Command) -> Command:
@@ -48,9 +54,15 @@ def fields(command: Command) -> Command:
         metavar, more = _SHAPES[_shape(field)]
         metavar = "|".join(_choices(part, name)) or metavar
         help_text = (field.description or "local, baremetal or kubernetes.") + more
-        command = click.option(flag, f"{part}__{name}", metavar=metavar, multiple=bool(more), help=help_text)(
-            command
-        )
+        command = click.option(
+            flag,
+            f"{part}__{name}",
+            cls=PanelOption,
+            panel=_panel(part, name),
+            metavar=metavar,
+            multiple=bool(more),
+            help=help_text,
+        )(command)
     for add in _FILES:
         command = add(command)
     return command
@@ -79,12 +91,28 @@ _MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "run": (TrainingRun,),
     "target": tuple(KINDS.values()),
 }
+
+
+def _first_with(part: str, name: str) -> type[BaseModel]:
+    """Find the model whose words on a field count: of several targets that have it, the first."""
+    return next(model for model in _MODELS[part] if name in model.model_fields)
+
+
 _FIELDS = {
-    (part, name): field
+    (part, name): _first_with(part, name).model_fields[name]
     for part, models in _MODELS.items()
     for model in models
-    for name, field in model.model_fields.items()
+    for name in model.model_fields
 }
+
+
+def _panel(part: str, name: str) -> str:
+    """Name the panel of a field: its section in the trigger form, or its target."""
+    model = _first_with(part, name)
+    if part == "target":
+        return "Target" if model is _MODELS[part][0] else _TARGET.format(model.model_fields["kind"].default)
+    extra = model.model_fields[name].json_schema_extra
+    return str(extra["section"]) if isinstance(extra, dict) else "Run"
 
 
 def _flag(part: str, name: str) -> str:
@@ -192,7 +220,7 @@ def _value(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any
     """Parse an option: repeated values are merged; YAML where it looks so, else left to the field."""
     field, shape = f"{part}.{name}", _shape(_FIELDS[part, name])
     if isinstance(raw, str):
-        return _read(field, raw)
+        return _read(field, raw, "[")  # a brace begins a placeholder
     if shape == "list":
         read = [_read(field, text) for text in raw]
         return [each for item in read for each in (item if isinstance(item, list) else [item])]
@@ -209,10 +237,10 @@ def _value(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any
     return mapping
 
 
-def _read(field: str, text: str) -> Any:
-    if not text.lstrip().startswith(("{", "[")):
+def _read(field: str, text: str, begins: tuple[str, ...] | str = ("{", "[")) -> Any:
+    if not text.lstrip().startswith(begins):
         return text
     try:
-        return yaml.safe_load(text)
+        return parse_yaml(text)
     except yaml.YAMLError as error:
         raise BadInputError(f"{text!r} is not YAML: {error}", field=field) from error

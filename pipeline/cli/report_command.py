@@ -15,6 +15,7 @@ from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.output import PAGE, REPORT, fields_of, is_page
+from manycpu.pipeline.verbs.report import newest_report
 
 __all__ = ["report"]
 
@@ -35,10 +36,10 @@ _BESIDE = "beside"  # no FILE was given
 def report(path: str | None, page: str | None) -> None:
     """Show the report of a run that has ended.
 
-    PATH is a report.json, the folder or URL that a run wrote its model to, or its folder in `reports`.
+    PATH is a report.json, the folder or URL that a run wrote its model to, or its folder in `reports`;
+    default: the report of the run of this machine that ended last.
     """
-    if path is None:
-        raise click.UsageError(_no_path(page))
+    path = _newest(page) if path is None else path
     if not path.strip():  # such as that of a variable which is not set
         raise BadInputError("PATH is empty", fix="Give a report.json, or the folder or URL that has one")
     try:
@@ -47,12 +48,19 @@ def report(path: str | None, page: str | None) -> None:
         raise BadInputError(f"{redacted(path)} cannot be read: it is nested too deeply") from error
 
 
-def _no_path(page: str | None) -> str:
-    """Say what to type instead: a word behind --html is its FILE."""
-    if page is None or page == _BESIDE:
-        return "Missing argument 'PATH'."
-    fix = f"Type: manycpu report {quote(redacted(page))} --html"
-    return f"Missing argument 'PATH': what follows --html is its FILE. {fix}"
+def _newest(page: str | None) -> str:
+    """Find the newest report, where no PATH is given.
+
+    Raises:
+        click.UsageError: There is none; or a word behind --html, which is its FILE, may be the PATH.
+    """
+    if page not in (None, _BESIDE):
+        fix = f"Type: manycpu report {quote(redacted(page))} --html"
+        raise click.UsageError(f"Missing argument 'PATH': what follows --html is its FILE. {fix}")
+    found = newest_report()
+    if found is None:
+        raise click.UsageError("Missing argument 'PATH': no run has ended on this machine.")
+    return found
 
 
 def _show(path: str, page: str | None) -> None:
@@ -63,7 +71,9 @@ def _show(path: str, page: str | None) -> None:
     """
     fields = _read(path)
     if page is None:
-        display.summary(Console(), _whole(path, fields), redacted(path))
+        console, whole = Console(), _whole(path, fields)
+        display.summary(console, whole, redacted(path))
+        display.failure(console, whole)
     else:
         click.echo(_write(_beside(path) if page == _BESIDE else Path(page), as_html(fields)))
 

@@ -11,16 +11,18 @@ from rich.table import Column, Table
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.cli.options import location_options
+from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.listeners import ReadableLog, tell
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError, RunGoneError
+from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.verbs import launch, wait
 from manycpu.pipeline.verbs.cancel import cancel as end_run
-from manycpu.pipeline.verbs.cancel import withhold
-from manycpu.pipeline.verbs.cleanup import cleanup, undelivered
+from manycpu.pipeline.verbs.cancel import declare_gone, withhold
+from manycpu.pipeline.verbs.cleanup import Remains, cleanup, remains
 
 __all__ = ["COMMANDS"]
 
@@ -39,14 +41,17 @@ def _some(ctx: click.Context, parameter: click.Parameter, name: str | None) -> s
 @location_options
 def status(name: str | None, **location: str | None) -> None:
     """List the runs of this machine or of a namespace, or look at one."""
-    head = ("run", "state", "attempt", "begun")
-    table, reason = Table(*head) if name else Table(*head, Column("reason", overflow="fold")), ""
+    titles = ("state", "attempt", "begun", *([] if name else ["reason"]))
+    # `cancel` and `clean` take whole names only: a narrow terminal must not cut them.
+    table = Table(Column("run", no_wrap=True), *(Column(title, overflow="fold") for title in titles))
+    reason = ""
     for ctx in [_find(name, location)] if name else _runs(location):
-        entry = ctx.ledger.read()
-        handle = launch.present_handle(ctx, entry)
-        current = attempt_status(ctx, handle, entry) if handle else None
+        try:
+            entry = ctx.ledger.read()
+            state, reason = _state(ctx, entry)
+        except RunGoneError:
+            continue  # it ended just now
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
-        state, reason = (str(current.state), current.reason) if current else ("not launched", "")
         table.add_row(entry.name, state, str(entry.attempt), began, *([] if name else [reason]))
     if not table.rows:
         click.echo(f"no run in {_place(location)}; what a run leaves beside its model is its report.json")
@@ -56,13 +61,28 @@ def status(name: str | None, **location: str | None) -> None:
         click.echo(reason)
 
 
+def _state(ctx: RunContext, entry: Entry) -> tuple[str, str]:
+    """Read the state of a run, and why; what one run lacks hides no other from the list."""
+    try:
+        handle = launch.present_handle(ctx, entry)
+        current = attempt_status(ctx, handle, entry) if handle else None
+    except RunGoneError:
+        raise
+    except (ManycpuError, OSError, ValueError) as error:
+        return "unknown", str(error)
+    return (str(current.state), current.reason) if current else ("not launched", "")
+
+
 @click.command()
-@click.argument("name", callback=_some)
+@click.argument("name", required=False, callback=_some)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the training ends.")
 @location_options
-def logs(name: str, *, follow: bool, **location: str | None) -> None:
-    """Print the log of a run's present attempt; of its progress, a line every ten seconds."""
-    ctx = _find(name, location)
+def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
+    """Print the log of a run's present attempt; of its progress, a line every ten seconds.
+
+    NAME is the name of the run or its beginning; default: the newest run.
+    """
+    ctx = _find(name, location) if name else _newest(location)
     handle = launch.present_handle(ctx, ctx.ledger.read())
     if handle is None:
         raise BadInputError(f"run {ctx.name} has launched nothing yet", fix="See `manycpu status`")
@@ -79,19 +99,25 @@ def logs(name: str, *, follow: bool, **location: str | None) -> None:
 
 @click.command()
 @click.argument("name", callback=_some)
+@click.option("--gone", is_flag=True, help="The host or container that it ran on is gone for good.")
 @location_options
-def cancel(name: str, **location: str | None) -> None:
+def cancel(name: str, *, gone: bool, **location: str | None) -> None:
     """End a run's training; `manycpu clean` may remove it then, unless somebody goes on with it.
 
-    What is not launched yet will not be.
+    What is not launched yet will not be. NAME is the whole name of the run.
     """
-    ctx = _find(name, location)
+    ctx = _named(name, location)
+    if gone:
+        recorded = declare_gone(ctx, _CANCEL)
+        said = "recorded as gone" if recorded else "nothing of it was out of sight"
+        click.echo(f"{ctx.name}: {said}; the same run id continues it, manycpu clean removes it")
+        return
     outcome = "ended" if end_run(ctx, by=_CANCEL) else "nothing was running"
     if outcome != "ended" and withhold(ctx, by=_CANCEL):
         outcome += "; nothing more of it will be launched"
     with suppress(RunGoneError):  # its process lived, and has cleaned up meanwhile
         lease = ctx.ledger.lease()
-        if lease.holder is None or not lease.held(time.time()):  # else it lives, and cleans up itself
+        if lease.holder is None or not lease.held(ctx.ledger.now()):  # else it lives, and cleans up itself
             ctx.ledger.change_lease(ended=True)
     click.echo(f"{ctx.name}: {outcome}")
 
@@ -108,10 +134,11 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     """Remove what older runs left: shown first, and asked about.
 
     What somebody works on is left alone, whatever its step; so is a run with a model that was not exported.
+    NAME is the whole name of the run.
     """
     if delete_model and name is None:
         raise BadInputError("--delete-model is for one run", fix="Name it: manycpu clean NAME --delete-model")
-    candidates = [_find(name, location)] if name else _runs(location)
+    candidates = [_named(name, location)] if name else _runs(location)
     ended = [ctx for ctx in candidates if _is_removable(ctx, delete_model=delete_model)]
     home_folder = home(location["directory"])
     folders = (
@@ -126,7 +153,9 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
         click.confirm("remove these?", abort=True)
     for ctx in ended:
         if _is_removable(ctx, delete_model=delete_model):  # the answer may have taken its time
-            cleanup(ctx, keep=False, delete_model=delete_model)
+            written = cleanup(ctx, keep=False, delete_model=delete_model)
+            if written is not None and written.advice:
+                click.echo(f"run {ctx.name}: {written.advice}")
     for folder in folders:
         if _unused(home_folder):  # a run may have begun meanwhile
             transfer.discard(folder)
@@ -138,14 +167,41 @@ def _runs(location: dict[str, str | None]) -> list[RunContext]:
     return runs.on_this_machine(home(location["directory"]))
 
 
+def _newest(location: dict[str, str | None]) -> RunContext:
+    """Find the run that began last, and name it."""
+    found = _runs(location)
+    if not found:
+        fix = "`manycpu report` shows the last that ended"
+        raise BadInputError(f"there is no run in {_place(location)}", fix=fix)
+    click.echo(f"run {found[-1].name}", err=True)
+    return found[-1]
+
+
 def _find(name: str, location: dict[str, str | None]) -> RunContext:
-    all_runs = _runs(location)
-    matching = [ctx for ctx in all_runs if ctx.ledger.read().name.startswith(name)]
-    if len(matching) == 1:
-        return matching[0]
-    names = ", ".join(ctx.name for ctx in (matching or all_runs)) or "none"
-    problem = f"{len(matching)} runs begin with {name!r}" if matching else f"there is no run {name!r}"
-    raise BadInputError(f"{problem} in {_place(location)}", fix=f"Runs there: {names}")
+    """Find a run to look at, by its name or the beginning of it."""
+    matching = [ctx for ctx in _runs(location) if ctx.name.startswith(name)]
+    named = [ctx for ctx in matching if ctx.name == name] or matching
+    if len(named) != 1:
+        raise _unknown(name, location, f"{len(named)} runs begin with {name!r}")
+    return named[0]
+
+
+def _named(name: str, location: dict[str, str | None]) -> RunContext:
+    """Find the run that is to be ended or removed, by its whole name: a part of it may be another run's."""
+    for ctx in _runs(location):
+        if ctx.name == name:
+            return ctx
+    raise _unknown(name, location, f"there is no run {name!r}")
+
+
+def _unknown(name: str, location: dict[str, str | None], problem: str) -> BadInputError:
+    names = [ctx.name for ctx in _runs(location)]
+    if meant := [each for each in names if each.startswith(name)]:
+        return BadInputError(
+            f"{problem} in {_place(location)}", fix=f"Give the whole name: {', '.join(meant)}"
+        )
+    problem = f"there is no run {name!r} in {_place(location)}"
+    return BadInputError(problem, fix=f"Runs there: {', '.join(names) or 'none'}")
 
 
 def _place(location: dict[str, str | None]) -> str:
@@ -158,7 +214,7 @@ def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
         why = _reason_to_keep(ctx, delete_model=delete_model)
     except RunGoneError:
         return False
-    except ManycpuError as error:
+    except (ManycpuError, OSError, ValueError) as error:
         why = str(error)
     if why:
         click.echo(f"run {ctx.name} is left alone: {why}")
@@ -166,18 +222,22 @@ def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
 
 
 def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
-    lease, now = ctx.ledger.lease(), time.time()
-    if lease.held(now) or (_running(ctx) and not lease.over(now)):
-        return f"somebody works on it; `manycpu cancel {ctx.name}` ends that"
-    if not delete_model and undelivered(ctx):
-        return f"it has a model that was not exported; `manycpu clean {ctx.name} --delete-model` deletes it"
-    return ""
-
-
-def _running(ctx: RunContext) -> bool:
+    lease, now = ctx.ledger.lease(), ctx.ledger.now()
     entry = ctx.ledger.read()
     handle = launch.present_handle(ctx, entry)
-    return handle is not None and not attempt_status(ctx, handle, entry).state.terminal
+    current = attempt_status(ctx, handle, entry) if handle else None
+    if current and current.state is RunState.UNKNOWN:
+        gone = f"manycpu cancel {ctx.name} --gone"
+        return f"whether it runs is unknown: {current.reason}; `{gone}` says that this place is gone for good"
+    running = current is not None and not current.state.terminal
+    if lease.held(now) or (running and not lease.over(now)):
+        return f"somebody works on it; `manycpu cancel {ctx.name}` ends that"
+    left = Remains.NOTHING if delete_model else remains(ctx)
+    if left is Remains.MODEL:
+        return f"it has a model that was not exported; `{ctx.deletion}` deletes it"
+    if left in (Remains.FAILED, Remains.UNKNOWN) and lease.kept and not lease.over(now):
+        return f"its output and checkpoints are kept; `{ctx.deletion}` deletes them"
+    return ""
 
 
 def _unused(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
@@ -196,7 +256,7 @@ def _uses(ledger: FileLedger) -> bool:
         return bool(_reason_to_keep(runs.reopen_folder(ledger.directory), delete_model=False))
     except RunGoneError:
         return False
-    except ManycpuError:
+    except (ManycpuError, OSError, ValueError):
         return True
 
 

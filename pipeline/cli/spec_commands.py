@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,6 +16,7 @@ from manycpu.pipeline import display
 from manycpu.pipeline.cli import options
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import cpu_plan, node_spec, started_processes
+from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.validation import read_run
@@ -35,6 +37,8 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     FILE is YAML with `run` and `target`; options win over it. With --accelerate-config, SCRIPT is what to
     run, without an output unless --output names one, and what follows it is its own.
     """
+    # The run outlives whatever shows it; so do libraries that print.
+    sys.stdout, sys.stderr = display.lossy(sys.stdout), display.lossy(sys.stderr)
     has_run_id, run_id = bool(run_id), run_id or all_verbs.new_run_id()
     ctx = options.open_run(file, values, run_id)
     ctx = runs.find(ctx) if has_run_id else ctx
@@ -75,7 +79,7 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
     Console().print(table)
     for warning in node_plan.warnings:
         click.echo(f"warning: {warning}")
-    if path := main_file(requested.program, file.parent if file else Path.cwd()):
+    if path := main_file(requested, file.parent if file else Path.cwd()):
         source = path.read_text(errors="replace")
         found = started_processes.findings(source, path.name, requested.subprocesses, node_plan.threads)
         for finding in found:
@@ -86,12 +90,14 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
 @options.fields
 @options.run_id
 def render(file: Path | None, run_id: str | None, **values: Any) -> None:
-    """Print what would be run, as YAML."""
+    """Print what would be run, as YAML; what is secret is shown as ***."""
     ctx = options.open_run(file, values, run_id or "render")
+    shown = redacted_description(ctx.run.model_dump(include={"env", "args"}))
+    ctx = replace(ctx, run=ctx.run.model_copy(update=shown))
     click.echo(as_yaml(*launch.objects(ctx)), nl=False)
 
 
-@options.command()
+@options.command(kind="kubernetes")
 @options.fields
 @click.option("-o", "--archive", type=click.Path(path_type=Path), default="image.tar", show_default=True)
 def image(file: Path | None, archive: Path, **values: Any) -> None:

@@ -20,7 +20,7 @@ from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import Status
-from manycpu.pipeline.spec.targets import Target
+from manycpu.pipeline.spec.targets import Kubernetes, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = ["JOB_LAUNCHERS", "LAUNCHERS", "JobLauncher", "Launcher", "ProcessLauncher", "refusals"]
@@ -66,6 +66,9 @@ JOB_LAUNCHERS: Final[dict[str, JobLauncher]] = {
 }
 
 
+_OF_A_LAUNCHER: Final = dict.fromkeys(
+    ("resources.launcher_cpu", "resources.launcher_memory"), "mpirun has no pod of its own"
+)
 _INSTEAD: Final = {"elastic": "Give one number."}
 """A field that is not to be left out, since its default is another run -> what to do."""
 
@@ -73,9 +76,10 @@ _INSTEAD: Final = {"elastic": "Give one number."}
 def refusals(run: TrainingRun, target: Target) -> list[Finding]:
     """List the fields that were set and that the target's launch kind cannot express."""
     launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
+    alone = isinstance(target, Kubernetes) and target.has_launcher
     return [
         Finding(named, f"{target.launch!r} cannot do this: {why}", _INSTEAD.get(field, f"Leave {named} out."))
-        for field, why in launcher.UNSUPPORTED.items()
+        for field, why in {**launcher.UNSUPPORTED, **({} if alone else _OF_A_LAUNCHER)}.items()
         for named, is_set in [_find(run, target, field)]
         if is_set
     ]

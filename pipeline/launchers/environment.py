@@ -1,7 +1,9 @@
 """Build the environment and the command that every launcher gives to every rank."""
 
+from pathlib import PurePosixPath
 from typing import Final
 
+from manycpu.pipeline.spec.exit_records import FOLDER
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.training_run import TrainingRun
 
@@ -36,6 +38,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_MODEL": placement.model,
         "MANYCPU_OUTPUT": placement.output,
         "MANYCPU_CHECKPOINTS": placement.checkpoints,
+        "MANYCPU_EXITS": str(PurePosixPath(placement.output).with_name(FOLDER)),
         "MANYCPU_RESUME_FROM": placement.resume_from,
         "HF_HOME": f"{placement.caches}/huggingface",
         "HF_DATASETS_CACHE": f"{placement.caches}/datasets",

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from manycpu.pipeline.launchers import mpirun, pods
 from manycpu.pipeline.launchers.pod_spec import HOME, literal
+from manycpu.pipeline.spec import quantity
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Host, Mpi, Placement
 from manycpu.pipeline.spec.targets import DEFAULT_MPI, BareMetal, Family, Kubernetes
@@ -25,8 +26,12 @@ OWN: Final = "/run/manycpu"
 PORT: Final = 2222
 MASTER_PORT: Final = 23456
 INTERFACE: Final = "eth0"
+_CPU, _BURST = 0.05, 10  # cores that mpirun's pod asks for, and how many times that it may use
+_MEMORY, _MEMORY_OF_NODE = 256, 16  # MiB of mpirun, and of the ssh of each node
+HOSTS: Final = f"{HOME}/manycpu-hosts"  # where the launcher writes the addresses of its workers
 
 SSH: Final = f"""\
+Include {HOSTS}
 Host *
     Port {PORT}
     User {pods.USER}
@@ -60,19 +65,28 @@ START_SSHD: Final = (
 SSHD_FILES: Final = {"/etc/manycpu/sshd_config": SSHD}
 SSH_FILES: Final = {"/etc/ssh/ssh_config": SSH}
 
-# mpirun gives up on a worker whose sshd does not answer yet. The operator waits for the workers as well, but
-# not where the job was suspended before, by Kueue or by us: then all begin at once.
+# mpirun gives up on a worker whose sshd does not answer yet, or whose name DNS does not know for a moment.
+# All pods begin at once: here each sshd is waited for until it speaks, and ssh is told the addresses.
 AWAIT_WORKERS: Final = """\
 import os, re, signal, socket, sys, time
 signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
-hostfile, port, *program = sys.argv[1:]
-for line in filter(str.strip, open(hostfile)):
+hostfile, port, hosts, *program = sys.argv[1:]
+found, told = [], time.monotonic()
+for name in [re.split("[: ]", line.strip())[0] for line in open(hostfile) if line.strip()]:
     while True:
         try:
-            socket.create_connection((re.split("[: ]", line.strip())[0], port), 5).close()
+            with socket.create_connection((name, port), 5) as connection:
+                if not connection.recv(4).startswith(b"SSH-"):
+                    raise OSError("sshd does not speak")
+                found.append(f"Host {name}\\n    HostName {connection.getpeername()[0]}\\n")
             break
-        except OSError:
+        except OSError as error:
+            if time.monotonic() - told > 30:
+                told = time.monotonic()
+                print(f"mpirun waits for {name}: {error}", file=sys.stderr, flush=True)
             time.sleep(0.5)
+with open(hosts, "w") as file:
+    file.writelines(found)
 os.execvp(program[0], program)
 """
 
@@ -141,12 +155,22 @@ def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Plac
 
 def await_workers(hostfile: str = HOSTFILE) -> list[str]:
     """Build the start of a command that waits for the workers' sshd."""
-    return ["python3", "-IS", "-c", AWAIT_WORKERS, hostfile, str(PORT)]
+    return ["python3", "-IS", "-c", AWAIT_WORKERS, hostfile, str(PORT), HOSTS]
 
 
 def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
-    """Size the launcher: it starts mpirun and passes on lines. Without limits where the ranks have none."""
-    return pods.resources(run.resources.cpu and 0.5, run.resources.memory and "512Mi")
+    """Size the launcher: it starts mpirun, an ssh for each node, and passes on lines.
+
+    It asks for little, so that it finds room where the ranks have taken the rest. Nothing where they ask for
+    nothing.
+    """
+    asked = run.resources
+    cpu = asked.launcher_cpu or (asked.cpu and _CPU)
+    memory = asked.launcher_memory or (asked.memory and f"{_MEMORY + _MEMORY_OF_NODE * run.nodes[1]}Mi")
+    built = pods.resources(cpu, memory)
+    if cpu:
+        built["limits"]["cpu"] = quantity.of_cores(_BURST * cpu)
+    return built
 
 
 def _placement(

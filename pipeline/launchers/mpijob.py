@@ -42,7 +42,8 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
                 "mpiImplementation": IMPLEMENTATIONS[target.mpi or DEFAULT_MPI],
                 "slotsPerWorker": run.processes,
                 "sshAuthMountPath": mpi_pods.KEYS,
-                "launcherCreationPolicy": "WaitForWorkersReady",
+                # So that the launcher has its place when the workers have theirs; it waits for them itself.
+                "launcherCreationPolicy": "AtStartup",
                 # The default is None: sshd would run for ever.
                 "runPolicy": pods.run_policy(run, target, clean="Running", backoff=run.max_restarts),
                 "mpiReplicaSpecs": {

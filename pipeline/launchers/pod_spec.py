@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from manycpu.pipeline.spec.credentials import is_secret
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.targets import Kubernetes
 
@@ -89,9 +90,24 @@ def on_nodes(target: Kubernetes, *, ranks: bool = False) -> KubeObject:
     return {name: value for name, value in fields.items() if value}
 
 
-def env_list(values: Mapping[str, str]) -> list[KubeObject]:
-    """Write the environment of a container, in which Kubernetes expands nothing."""
-    return [{"name": name, "value": literal(value)} for name, value in values.items()]
+def env_list(
+    values: Mapping[str, str], secret: str | None = None, *, optional: bool = False
+) -> list[KubeObject]:
+    """Write the environment of a container, in which Kubernetes expands nothing.
+
+    Args:
+        values: Name -> value.
+        secret: Name of the Secret with the variables that are called like one; None: all are written out.
+        optional: Whether the container starts without one that is not in the Secret.
+    """
+    listed: list[KubeObject] = []
+    for name, value in values.items():
+        if secret and is_secret(name):
+            key = {"name": secret, "key": name} | ({"optional": True} if optional else {})
+            listed.append({"name": name, "valueFrom": {"secretKeyRef": key}})
+        else:
+            listed.append({"name": name, "value": literal(value)})
+    return listed
 
 
 def literal(text: str) -> str:

@@ -143,7 +143,7 @@ def container(  # noqa: PLR0913 - what makes up a container
         "image": placement.image,
         "command": list(command),
         "workingDir": placement.code,
-        "env": env_list(variables),
+        "env": env_list(variables, placement.secret),
         "resources": limits,
         "securityContext": unprivileged(),
     }

@@ -11,7 +11,7 @@ from typing import Any
 from manycpu.pipeline.ledger.entry import Entry, VerbRecord
 from manycpu.pipeline.ledger.lease import LENGTH, RENEW_EVERY, Lease
 from manycpu.pipeline.spec.credentials import redacted
-from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError, RunGoneError
+from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError, RunGoneError, UnseenError
 
 __all__ = ["Ledger", "pause"]
 
@@ -62,13 +62,17 @@ class Ledger(ABC):
             RunGoneError: The run has not begun, or is cleaned up.
         """
 
+    def now(self) -> float:
+        """Read the clock that leases go by, in seconds since the epoch."""
+        return time.time()
+
     def renew(self, seconds: float = LENGTH) -> None:
         """Renew the lease for so many seconds from now.
 
         Raises:
             RunGoneError: The run was taken away.
         """
-        self.change_lease(until=time.time() + seconds, ended=False)
+        self.change_lease(until=self.now() + seconds, ended=False, kept=False)
 
     def refuse_second(self) -> None:
         """Raise if another process of this machine runs all verbs of this run: both would clean up.
@@ -77,7 +81,7 @@ class Ledger(ABC):
             ForeignRunError: One does; nothing of the run was touched.
         """
         lease = self.lease()
-        if lease.holder is not None and lease.held_by_another(time.time()):
+        if lease.holder is not None and lease.held_by_another(self.now()):
             raise ForeignRunError(
                 f"process {lease.holder.pid} of this machine works on run {lease.holder.run}",
                 fix=f"`manycpu logs --follow {lease.holder.run}` follows it, "
@@ -86,8 +90,8 @@ class Ledger(ABC):
 
     def keep(self, seconds: float | None) -> None:
         """Release the lease, and record for how long the run is kept; None: for ever."""
-        until = None if seconds is None else time.time() + seconds
-        self.change_lease(until=until, ended=True, holder=None)
+        until = None if seconds is None else self.now() + seconds
+        self.change_lease(until=until, ended=True, kept=True, holder=None)
 
     @contextmanager
     def kept_alive(self, seconds: float = LENGTH) -> Iterator[None]:
@@ -118,8 +122,8 @@ class Ledger(ABC):
         try:
             with self.kept_alive(lease):
                 yield record
-        except ForeignRunError:
-            raise  # the run is another task's, and goes on
+        except (ForeignRunError, UnseenError):
+            raise  # the run is another's, and continues
         except BaseException as error:
             record.result, record.error = "failed", redacted(str(error)) or type(error).__name__
             record.seconds = time.monotonic() - started

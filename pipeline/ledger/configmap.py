@@ -62,7 +62,7 @@ class ConfigMapLedger(Ledger):
             "metadata": {
                 "name": self.name,
                 "labels": labels(self.name) | _LEDGER | {_KEY: entry.key},
-                "annotations": to_annotations(until=time.time() + LENGTH),
+                "annotations": to_annotations(until=self.now() + LENGTH),
             },
             "data": _data(entry),
         }
@@ -86,10 +86,14 @@ class ConfigMapLedger(Ledger):
             if configmap.get("data") == manifest["data"]:
                 return configmap
             meta = {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}
-            taken_up = to_annotations(until=time.time() + LENGTH, ended=False, holder=None)
+            taken_up = to_annotations(until=self.now() + LENGTH, ended=False, kept=False, holder=None)
             return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": taken_up}})
         except (NotFoundError, ConflictError):
             return None
+
+    def now(self) -> float:
+        """Read the API server's clock: those of the workers may differ."""
+        return self._cluster.now()
 
     def exists(self) -> bool:
         """Whether the run has begun, and has not been cleaned up."""
@@ -115,7 +119,7 @@ class ConfigMapLedger(Ledger):
 
     def renew(self, seconds: float = LENGTH) -> None:
         """Renew the lease for so many seconds from now."""
-        renewed = to_annotations(until=time.time() + seconds, ended=False)
+        renewed = to_annotations(until=self.now() + seconds, ended=False, kept=False)
         self._change({"metadata": {"annotations": renewed}}, deadline=_QUICK)
 
     @contextmanager

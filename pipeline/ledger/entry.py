@@ -42,6 +42,8 @@ class Attempt(BaseModel):
     """The image by digest, on targets that have images."""
     digests: dict[str, str] = Field(default_factory=dict)
     """What was staged and built -> sha256 of its manifest."""
+    hosts: tuple[str, ...] = ()
+    """Of a hostfile, those that it runs on: what it wrote is there, whatever the file says later."""
     fruitless: bool = False
     """Whether it succeeded and wrote no model, though one was asked for: the next try trains again."""
 

@@ -2,9 +2,8 @@
 
 import json
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,11 @@ from manycpu.pipeline.ledger.base import Ledger
 from manycpu.pipeline.ledger.entry import Entry
 from manycpu.pipeline.ledger.lease import LENGTH, Lease
 from manycpu.pipeline.spec.credentials import secrets_in
-from manycpu.pipeline.spec.errors import LedgerError, RunGoneError
+from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 
-__all__ = ["FileLedger", "ledgers"]
+__all__ = ["FileLedger", "finish_removals", "ledgers"]
+
+_REMOVED = ".removed"
 
 
 class FileLedger(Ledger):
@@ -32,13 +33,30 @@ class FileLedger(Ledger):
         Raises:
             ForeignRunError: Another process that lives goes on with it.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
         with locked(self._lock):
+            # Here: until the lock is held, another process may remove it.
+            self.directory.mkdir(parents=True, exist_ok=True)
             if not self._file.exists():
                 self.save(entry)
             self.refuse_second()
-            self._write_lease(until=time.time() + LENGTH, ended=False, holder=None)
+            self._write_lease(until=self.now() + LENGTH, ended=False, kept=False, holder=None)
         return self.read()
+
+    def refuse_second(self) -> None:
+        """Raise if another process runs all verbs of this run, or may do so where it cannot be seen.
+
+        Raises:
+            ForeignRunError: One does; nothing of the run was touched.
+        """
+        super().refuse_second()
+        lease = self.lease()
+        if lease.holder is not None and lease.held_by_another(self.now()) is None:
+            raise ForeignRunError(
+                f"{lease.holder} works on run {lease.holder.run}, or did so until it was killed: "
+                "that cannot be seen from here",
+                fix=f"See there. If that place is gone for good, say so: "
+                f"manycpu cancel {lease.holder.run} --gone; or give another run id",
+            )
 
     def exists(self) -> bool:
         """Whether the run has begun, and has not been cleaned up."""
@@ -123,14 +141,25 @@ class FileLedger(Ledger):
             self.directory.chmod(0o700)
         process.write_json(self._file, fields, 0o600 if secret else 0o666)
 
-    def remove(self) -> None:
-        """Delete the run's folder with everything in it, the ledger last."""
+    def remove(self, *, only_over: bool = False, before: Callable[[], object] = lambda: None) -> None:
+        """Delete the run's folder with everything in it; the run is gone at once, whenever this is killed.
+
+        Args:
+            only_over: Whether a run stays whose lease somebody has renewed.
+            before: Deletes what the run has elsewhere, while nobody can begin it again.
+        """
+        removed = self.directory.with_name(f".{self.directory.name}{_REMOVED}")
+        if not self.directory.parent.exists():
+            before()
+            return
         with locked(self._lock):
-            for child in self.directory.iterdir() if self.directory.exists() else ():
-                if child != self._file:
-                    _delete(child)
-            _delete(self._file)
-            _delete(self.directory)
+            if only_over and not self.lease().over(self.now()):
+                return
+            before()
+            _delete(removed)  # of a process that was killed meanwhile
+            with suppress(FileNotFoundError):
+                self.directory.rename(removed)
+            _delete(removed)
             self._lock.unlink()
 
     @property
@@ -141,12 +170,24 @@ class FileLedger(Ledger):
 
 def ledgers(runs: Path) -> list[FileLedger]:
     """List the ledgers of a runs folder."""
-    candidates = [FileLedger(folder) for folder in runs.iterdir() if folder.is_dir()] if runs.exists() else []
-    return [ledger for ledger in candidates if ledger.exists()]
+    folders = [folder for folder in runs.iterdir() if folder.is_dir()] if runs.exists() else []
+    candidates = [FileLedger(folder) for folder in folders if not folder.name.endswith(_REMOVED)]
+    return [ledger for ledger in candidates if _exists(ledger)]
 
 
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _exists(ledger: FileLedger) -> bool:
+    try:
+        return ledger.exists()
+    except PermissionError:  # another user's, who alone may look into it
+        return True
+
+
+def finish_removals(runs: Path) -> None:
+    """Delete what processes left that were killed while they deleted a run."""
+    for folder in runs.glob(f".*{_REMOVED}"):
+        _delete(folder)
+
+
+def _delete(folder: Path) -> None:
+    with suppress(FileNotFoundError):  # another process deletes it too
+        shutil.rmtree(folder)

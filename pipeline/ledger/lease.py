@@ -15,7 +15,7 @@ __all__ = ["LENGTH", "REMOVED", "RENEW_EVERY", "Lease", "from_annotations", "to_
 
 LENGTH: Final = 86_400.0  # seconds: longer than a retry, a worker or a triggerer is away
 RENEW_EVERY: Final = 600.0  # seconds, give or take half: 1,000 waiting runs write twice a second
-_UNTIL, _ENDED, _HOLDER = "manycpu/kept-until", "manycpu/ended", "manycpu/holder"
+_UNTIL, _ENDED, _KEPT, _HOLDER = (f"manycpu/{name}" for name in ("kept-until", "ended", "kept", "holder"))
 REMOVED: Final = "manycpu/removed"
 """Somebody removes the run, because its time is over."""
 
@@ -26,7 +26,9 @@ class Lease(BaseModel):
     until: float | None = None
     """Seconds since the epoch; None: for ever, as far as others are concerned."""
     ended: bool = False
-    """Nobody works on the run any more: what it made is kept for a look."""
+    """Nobody works on the run any more."""
+    kept: bool = False
+    """The run was cleaned up, and what it made is kept until then."""
     holder: ProcessHandle | None = None
     """The process that does all of the run, whose death frees the lease; None: many work on it in turn."""
 
@@ -34,11 +36,13 @@ class Lease(BaseModel):
         """Whether somebody works on the run, or is about to; ``now`` in seconds since the epoch."""
         if self.ended or self.until is None or self.until <= now:
             return False
-        return self.holder is None or not process.is_dead(self.holder)
+        return self.holder is None or process.is_alive(self.holder) is not False
 
-    def held_by_another(self, now: float) -> bool:
-        """Whether another process of this machine certainly lives, and runs all verbs of the run."""
-        return self.held(now) and self.holder is not None and process.is_another(self.holder)
+    def held_by_another(self, now: float) -> bool | None:
+        """Whether another process runs all verbs of the run; None: whether it lives is unknown here."""
+        if self.holder is None or not self.held(now) or process.is_this_process(self.holder):
+            return False
+        return process.is_alive(self.holder)
 
     def over(self, now: float) -> bool:
         """Whether the lease has ended, so that others may remove the run."""
@@ -53,6 +57,7 @@ def from_annotations(meta: Mapping[str, Any]) -> Lease:
         return Lease(
             until=annotations.get(_UNTIL),
             ended=_ENDED in annotations,
+            kept=_KEPT in annotations,
             holder=ProcessHandle.model_validate_json(holder) if holder else None,
         )
     except ValueError:
@@ -65,6 +70,7 @@ def to_annotations(**fields: Any) -> dict[str, str | None]:
     annotations = {
         "until": (_UNTIL, None if lease.until is None else f"{lease.until:.0f}"),
         "ended": (_ENDED, "true" if lease.ended else None),
+        "kept": (_KEPT, "true" if lease.kept else None),
         "holder": (_HOLDER, lease.holder.model_dump_json() if lease.holder else None),
     }
     return dict(annotations[name] for name in fields)

@@ -16,6 +16,7 @@ progress   step, total_steps, epoch, loss, grad_norm, learning_rate, samples_per
 metrics    values: name -> number
 warning    message
 error      message, kind: what the script, or the node itself, died of
+finished   meeting, message: an earlier meeting of which all ranks ended well, so that nothing is run
 exit       code (negative: a signal), rank, host; the last event of every rank
 =========  ==============================================================================
 """

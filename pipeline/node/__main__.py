@@ -31,16 +31,16 @@ def main(argv: list[str]) -> int:
     if count is None:  # otherwise it was done for all of them
         cpus.preload(rank)
     stream, output = os.pipe()
-    forwarder = os.getpid()
+    forwarder, signature = os.getpid(), events.new_signature()
     if child := os.fork():
         _lead_group(child)
         os.close(output)
         if listener is not None:
             listener.close()
-        forward_logs(child, stream, rank.rank, host)
+        forward_logs(child, stream, signature, rank.rank, host)
     die_with_parent(forwarder)
     os.close(stream)
-    emit.keep(output)
+    emit.keep(output, signature)
     _redirect_output(output)
     # Late: the forwarding process stays small without it.
     from manycpu.pipeline.node.run_rank import run

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+from manycpu.pipeline.node import shared_cores
 from manycpu.pipeline.node.rank_environment import Rank
 from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.cpu_request import CpuRequest
@@ -41,9 +42,20 @@ def preload(rank: Rank) -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - it is this very command
 
 
-def pin(plan: cpu_plan.CpuPlan, rank: Rank) -> None:
-    """Bind this process, and all that it starts, to its own processors."""
+def pin(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]) -> str:
+    """Bind this process, and all that it starts, to processors that no other rank of this machine has.
+
+    Returns:
+        Why it is not bound, though the plan binds it; else nothing.
+    """
     if not plan.pins:
-        return
-    with contextlib.suppress(OSError):  # the cpuset has changed since: the kernel decides
-        os.sched_setaffinity(0, {cpu.number for cpu in plan.pins[rank.local_rank]})
+        return ""
+    folder = shared_cores.folder_of_user(environ)
+    try:
+        share = shared_cores.take(plan, rank, environ, folder)
+    except (OSError, ValueError) as error:
+        return f"the ranks are not pinned to cores, which other runs may have: {error}"
+    if share.pins:
+        with contextlib.suppress(OSError):  # the cpuset has changed since: the kernel decides
+            os.sched_setaffinity(0, share.pins[rank.local_rank])
+    return share.why_not

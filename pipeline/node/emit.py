@@ -18,12 +18,19 @@ __all__ = ["keep", "say", "say_in_parts", "warn"]
 _MESSAGE_LIMIT = 3000
 _PART: Final = 3500  # bytes of a text as JSON: the line needs some for the rest
 _KEPT: Final[list[int]] = []
+_SIGNATURE: Final[list[str]] = []
 _IDENTITY: Final[list[tuple[int, int]]] = []
 _ABOVE: Final = 4096  # where no script expects a file of its own
 
 
-def keep(file: int) -> None:
-    """Write to this file from now on, whatever the script makes of its stdout; not its child programs."""
+def keep(file: int, signature: str) -> None:
+    """Write to this file from now on, whatever the script makes of its stdout; not its child programs.
+
+    Args:
+        file: Leads to the log forwarder.
+        signature: What tells the forwarder that a line is no print of the script's.
+    """
+    _SIGNATURE[:] = [signature]
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     own = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(_ABOVE, limit // 2))
     _IDENTITY[:] = [_identity(own)]
@@ -69,9 +76,10 @@ def _write(line: str) -> None:
         return
     with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
         sys.stdout.flush()  # what was printed before comes before
+    signed = line.replace(events.PREFIX, _SIGNATURE[0], 1)
     for file in _KEPT:
         if _is_ours(file):
-            _write_whole(file, line.encode())
+            _write_whole(file, signed.encode())
             return
 
 

@@ -1,6 +1,6 @@
 """Call a function that travelled by value: the program of a run that a notebook launches."""
 
-import base64
+import hashlib
 import json
 import linecache
 import os
@@ -8,21 +8,23 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 from manycpu.pipeline.node import accelerate_world
-from manycpu.pipeline.node.emit import say, say_in_parts, warn
+from manycpu.pipeline.node.emit import say, warn
+from manycpu.pipeline.spec.events import is_plain, is_shallow
+from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.words import first_of, public
 
 __all__ = ["FUNCTION", "LARGEST", "NOTES", "call", "define", "versions"]
 
 NOTES: Final = "function.json"
 FUNCTION: Final = "function.pkl"
-LARGEST: Final = 1 << 20
-"""Bytes that what a function returns may take: it travels through the log."""
+LARGEST: Final = 64 << 20
+"""Bytes that what a function returns may take."""
 _COMPARED: Final = ("torch", "accelerate")  # whose objects and records travel
 _BAD_INPUT: Final = 2
 
@@ -44,9 +46,10 @@ def call(folder: Path) -> None:
         if notes["accelerate"]:
             accelerate_world.widen_fp16()
         rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change or fork either
+        place = Path(os.environ["MANYCPU_OUTPUT"]).parent / RETURNED
         returned = function(*args)
         if rank == "0" and os.getpid() == process:
-            _tell(returned)
+            _tell(returned, place)
 
 
 def define(folder: Path) -> None:
@@ -151,10 +154,14 @@ def _warn_of_files(root: Path) -> None:
         )
 
 
-def _tell(returned: Any) -> None:
+def _tell(returned: Any, place: Path) -> None:
     """Tell what was returned, or why that cannot travel: the training has succeeded all the same."""
     import cloudpickle
 
+    if is_shallow(returned) and is_plain(returned):
+        with suppress(ValueError):  # it is longer than a line may be
+            say("result", value=returned)
+            return
     what = f"what the function returned, of type {type(returned).__name__},"
     try:
         pickled = cloudpickle.dumps(returned)
@@ -166,8 +173,24 @@ def _tell(returned: Any) -> None:
         fix = "Write it to os.environ['MANYCPU_OUTPUT'], and give the run an output"
         _tell_why_not(f"{what} takes {len(pickled):,} bytes, of which {LARGEST:,} can travel. {fix}")
         return
-    say_in_parts("pickled", base64.b64encode(pickled).decode())
+    try:
+        say("result", sha256=_write(pickled, place))
+    except OSError as error:
+        _tell_why_not(f"{what} could not be written: {error}")
+
+
+def _write(content: bytes, folder: Path) -> str:
+    """Write a file that is named by its digest, and there whole or not at all; the digest."""
+    digest = hashlib.sha256(content).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder.parent / f".{digest}"
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / digest)
+    return digest
 
 
 def _tell_why_not(message: str) -> None:
-    say("pickled", part=0, parts=0, text="", message=message)
+    say("result", message=message)

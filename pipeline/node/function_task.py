@@ -46,6 +46,7 @@ def _as_json(name: str, value: Any) -> str:
     """Write a value as JSON; numbers of numpy and torch become Python's."""
     try:
         text = json.dumps(value, default=_number, ensure_ascii=False, allow_nan=False)
+        json.loads(text, object_pairs_hook=_each_once)
         size = len(text.encode())
         deep = not is_shallow(json.loads(text))
     except (TypeError, ValueError, RecursionError) as error:
@@ -55,6 +56,13 @@ def _as_json(name: str, value: Any) -> str:
     if size > RETURN_LIMIT:
         raise _refusal(name, f"returned {size:,} bytes of JSON, and {RETURN_LIMIT:,} can be passed on")
     return text
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        twice = next(name for name in found if sum(name == other for other, _ in pairs) > 1)
+        raise ValueError(f"two keys of a mapping are {twice!r} in JSON, such as 1 and '1'")
+    return found
 
 
 def _number(value: Any) -> Any:

@@ -6,11 +6,14 @@ import resource
 import select
 import signal
 import socket
+import sys
 import time
 from types import FrameType
 from typing import Final, NoReturn
 
 from manycpu.pipeline.node import leftovers
+from manycpu.pipeline.node.exit_record import ExitRecord
+from manycpu.pipeline.node.hidden_secrets import HiddenSecrets
 from manycpu.pipeline.node.lines import Lines, pieces
 from manycpu.pipeline.node.orphan_killer import start_orphan_killer
 from manycpu.pipeline.node.pipe_writer import OrphanedError, PipeWriter
@@ -44,12 +47,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def forward_logs(child: int, stream: int, rank: int, host: str) -> NoReturn:
+def forward_logs(child: int, stream: int, signature: str, rank: int, host: str) -> NoReturn:
     """Forward a rank's lines and signals until it ends, then end as it did.
 
     Args:
         child: Its process id; leads a process group.
         stream: Where its stdout and stderr can be read.
+        signature: What its own events begin with, and nothing that its script prints.
         rank: Its rank, for the prefix of its lines.
         host: The name of this host, for the same.
     """
@@ -58,7 +62,7 @@ def forward_logs(child: int, stream: int, rank: int, host: str) -> NoReturn:
     # What the script leaves behind becomes ours, so that it can be found and ended.
     kernel.adopt_orphans()
     wake = _wake_on_signals(child)
-    writer = _Writer(events.join(rank, host, "").encode())
+    writer = _Writer(events.join(rank, host, "").encode(), signature.encode())
     left = list[str]()
     try:
         status = _serve(child, stream, writer, wake, launcher)
@@ -70,8 +74,10 @@ def forward_logs(child: int, stream: int, rank: int, host: str) -> NoReturn:
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OrphanedError):
         writer.read(stream)
-        name = socket.gethostname()
-        where = {"host": host} | ({} if name == host else {"hostname": name})  # a host may have several pods
+    name = socket.gethostname()
+    where = {"host": host} | ({} if name == host else {"hostname": name})  # a host may have several pods
+    writer.record.write(code, rank=rank, **where)  # first: a log may be stuck
+    with contextlib.suppress(OrphanedError):
         writer.finish(*_warning(left), events.encode("exit", code=code, rank=rank, **where))
     if code:
         _abort(code if code > 0 else 128 - code)
@@ -81,10 +87,12 @@ def forward_logs(child: int, stream: int, rank: int, host: str) -> NoReturn:
 class _Writer:
     """Writes a rank's lines."""
 
-    def __init__(self, prefix: bytes) -> None:
+    def __init__(self, prefix: bytes, signature: bytes) -> None:
         self._prefix = prefix
+        self.record = ExitRecord()
         self._out = PipeWriter()
-        self._lines = Lines()
+        self._lines = Lines(signature)
+        self._secrets = HiddenSecrets(os.environ, sys.argv[1:])
         self._last = time.monotonic()
         stall_timeout = float(os.environ.get("MANYCPU_STALL_TIMEOUT") or "inf")
         self.bar_every = min(_BAR_EVERY, stall_timeout / 3)
@@ -112,7 +120,8 @@ class _Writer:
         self._out.drain()
 
     def _write(self, lines: list[bytes]) -> None:
-        for line in lines:
+        for line in map(self._secrets.hide, lines):
+            self.record.note(line)
             prefix = b"" if line.startswith(_OF_THE_RUN) else self._prefix
             for piece in pieces(prefix, line):
                 self._out.write(piece)

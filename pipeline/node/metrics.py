@@ -21,10 +21,12 @@ from typing import Any, Final
 
 from manycpu.pipeline.node.emit import say, warn
 
-__all__ = ["metrics", "progress"]
+__all__ = ["has_told", "metrics", "progress", "tell"]
 
 _STEP: Final[list[int | None]] = []
 """The step that progress was reported of last."""
+_TOLD: Final[set[str]] = set()
+"""What the program has reported."""
 
 
 def progress(  # noqa: PLR0913 - each is optional and has a name
@@ -63,6 +65,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
         "seconds_left": seconds_left,
     }
     _STEP[:] = [step]
+    _TOLD.add("progress")
     say("progress", **{name: _plain(name, value) for name, value in values.items() if value is not None})
 
 
@@ -73,13 +76,25 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
         values: Name -> number, also of numpy or torch.
         step: The step that they belong to; default: that of the last :func:`progress`, if there was one.
     """
+    plain = tell(values, step=step)
+    if plain and (output := os.environ.get("MANYCPU_OUTPUT")):
+        _merge(Path(output) / "metrics.json", plain)
+
+
+def tell(values: Mapping[str, Any], *, step: int | None = None) -> dict[str, Any]:
+    """Report results as :func:`metrics` does, into no file; returns them as JSON has them."""
     step = next(iter(_STEP), None) if step is None else step
     if not _speaks():
-        return
+        return {}
     plain = {str(name): _plain(str(name), value) for name, value in values.items()}
+    _TOLD.add("metrics")
     _say(plain, {} if step is None else {"step": step})
-    if output := os.environ.get("MANYCPU_OUTPUT"):
-        _merge(Path(output) / "metrics.json", plain)
+    return plain
+
+
+def has_told() -> bool:
+    """Whether this process is one that reports nothing, or has reported something."""
+    return not _speaks() or bool(_TOLD)
 
 
 def _say(values: dict[str, Any], fields: dict[str, Any]) -> None:

@@ -3,11 +3,13 @@
 import array
 import fcntl
 import os
+import select
 import stat
 import termios
 import time
 from typing import Final
 
+from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.events import LINE_LIMIT
 
 __all__ = ["OrphanedError", "PipeWriter"]
@@ -32,19 +34,29 @@ class PipeWriter:
         terminal = "OMPI_COMM_WORLD_RANK" in os.environ and os.isatty(1)
         self._file = 2 if terminal and _is_pipe(2) else 1
         self._counts = _is_pipe(self._file)
+        self._dropped = 0
 
     def write(self, line: bytes) -> None:
-        """Write a line.
+        """Write a line. One that a full disk does not take is dropped; the next tells how many were.
 
         Raises:
             OrphanedError: Nobody reads any more.
         """
-        self._wait_until_held(LINE_LIMIT - len(line))
-        try:
-            while line:
-                line = line[os.write(self._file, line) :]
-        except BrokenPipeError as error:
-            raise OrphanedError from error
+        told = f"\n{events.missing_lines(self._dropped)}\n".encode() if self._dropped else b""
+        self._dropped = 0 if self._put(told + line) else self._dropped + 1
+
+    def _put(self, text: bytes) -> bool:
+        self._wait_until_held(LINE_LIMIT - len(text))
+        while text:
+            try:
+                text = text[os.write(self._file, text) :]
+            except BrokenPipeError as error:
+                raise OrphanedError from error
+            except BlockingIOError:  # a process that shares it made it so
+                select.select([], [self._file], [])
+            except OSError:
+                return False
+        return True
 
     def drain(self) -> None:
         """Wait until what was written is read: whoever is killed next takes nothing along."""

@@ -14,8 +14,9 @@ from manycpu.pipeline.node import accelerate_world
 from manycpu.pipeline.node.backends import BACKENDS, UnavailableError
 from manycpu.pipeline.node.emit import say, warn
 from manycpu.pipeline.node.node_exit import BACKEND, PROOF, NodeExit
+from manycpu.pipeline.node.requested_world import AUTO
 
-__all__ = ["lacking", "require", "was_initialised", "wrap"]
+__all__ = ["awaited", "lacking", "require", "was_initialised", "wrap"]
 
 _INITIALISED: Final = mmap.mmap(-1, 1)  # a flag, shared with what the script forks
 
@@ -28,6 +29,23 @@ def require(backend: str) -> None:
     """
     if why := lacking(backend):
         raise NodeExit(BACKEND, f"run.backend: {backend!r} cannot be had: {why}.")
+
+
+def awaited(backend: str | None) -> str:
+    """Name what making a backend available waits for; empty where that takes no time, or it cannot be had.
+
+    Args:
+        backend: The one asked for, or ``auto``.
+    """
+    if backend not in ("ccl", AUTO):
+        return ""
+    try:
+        # Late: it needs what this torch may lack.
+        from manycpu.pipeline.node.ccl import awaited
+
+        return awaited()
+    except Exception:  # noqa: BLE001 - lacking() has the reason
+        return ""
 
 
 def lacking(backend: str) -> str:

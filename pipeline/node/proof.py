@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -14,6 +15,7 @@ from manycpu.pipeline.node.emit import say
 from manycpu.pipeline.node.node_exit import PROOF, NodeExit
 from manycpu.pipeline.node.rank_environment import Rank
 from manycpu.pipeline.node.requested_world import RequestedWorld
+from manycpu.pipeline.spec import exit_records
 from manycpu.pipeline.spec.cpu_plan import CpuPlan
 from manycpu.pipeline.spec.kernel import address_towards
 
@@ -29,6 +31,8 @@ class Meeting(NamedTuple):
 
     me: dict[str, Any]
     records: tuple[dict[str, Any], ...]
+    finished: str = ""
+    """The name of an earlier meeting whose ranks have all finished: there is nothing left to do."""
 
     @property
     def world_size(self) -> int:
@@ -65,6 +69,8 @@ def meet(
     # A port that is taken for the store is served also for one rank alone: the script meets itself there.
     met = rank.world_size > 1 or listener is not None
     records = _exchange(rank, me, requested, listener) if met else [me]
+    if finished := max(record["finished"] for record in records):  # one who sees it is enough
+        return Meeting(me, tuple(records), finished)
     requested.check_meeting(records)
     # Each node counts its own restarts, a new one from nothing: who was there longest gives the number.
     me["round"] = max(record["round"] for record in records)
@@ -93,7 +99,16 @@ def _describe(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[str,
         "devices": requested.devices,
         "round": _round(),
         "meeting": secrets.token_hex(4),
+        "finished": _finished(),
     }
+
+
+def _finished() -> str:
+    """Name the round of this attempt that all of its ranks have finished; empty where none is seen."""
+    records: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError, KeyError):
+        records = exit_records.finished_round(Path(os.environ["MANYCPU_EXITS"]))
+    return str(records[0]["meeting"]) if records else ""
 
 
 def _exchange(

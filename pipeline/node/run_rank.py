@@ -3,7 +3,7 @@
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from manycpu.pipeline.node import (
     accelerate_world,
@@ -15,6 +15,7 @@ from manycpu.pipeline.node import (
     rank_environment,
     requested_world,
     script,
+    trainer_results,
 )
 from manycpu.pipeline.node.emit import say, warn
 from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, PROOF, NodeExit
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from manycpu.pipeline.node.xla import Devices
 
 __all__ = ["run"]
+
+_FINISHED: Final = "all ranks had finished before some of them were lost: the program is not run once more"
 
 
 def run(rank: rank_environment.Rank, argv: list[str], listener: socket.socket | None = None) -> int:
@@ -56,8 +59,8 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
     # Late: torch must not be loaded before the plan's variables are set.
     from manycpu.pipeline.node import network, process_groups, proof, step_pace
 
-    if asked_for.backend in ("ccl", requested_world.AUTO):
-        start.waits_for("the backend ccl (built once for each torch and compiler, in about half a minute)")
+    if waited_for := process_groups.awaited(asked_for.backend):
+        start.waits_for(waited_for)
     no_ccl = process_groups.lacking("ccl") if asked_for.backend == requested_world.AUTO else ""
     if asked_for.backend and asked_for.backend != requested_world.AUTO:
         process_groups.require(asked_for.backend)
@@ -65,6 +68,10 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
     start.waits_for(f"all ranks to meet: {rank.world_size} (for at most {asked_for.timeout} s)")
     meeting = proof.meet(rank, asked_for, plan, no_ccl, listener)
     start.ends()
+    if meeting.finished:
+        if rank.rank == 0:
+            say("finished", meeting=meeting.finished, message=_FINISHED)
+        return 0
     network.choose_interface(meeting)
     if meeting.backend:
         os.environ["MANYCPU_BACKEND"] = meeting.backend
@@ -78,12 +85,21 @@ def _run(rank: rank_environment.Rank, program: script.Program, listener: socket.
     pace.tell()
     if devices is not None:
         devices.report()
-    if code == 0 and devices is not None:
-        devices.check(program.name)
-    if code == 0 and rank.world_size > 1:
-        accelerate_world.check(program.name, meeting.world_size)
-        _check_initialised(program, rank)
+    if code == 0:
+        trainer_results.tell_results()
+        _check(program, rank, meeting.world_size, devices)
     return code
+
+
+def _check(
+    program: script.Program, rank: rank_environment.Rank, world_size: int, devices: "Devices | None"
+) -> None:
+    """Check that a program that ended well worked with the others, and on the devices that it was given."""
+    if devices is not None:
+        devices.check(program.name)
+    if rank.world_size > 1:
+        accelerate_world.check(program.name, world_size)
+        _check_initialised(program, rank)
 
 
 def _take_devices(asked_for: requested_world.RequestedWorld, start: Start) -> "Devices | None":
@@ -122,9 +138,9 @@ def plan_cpus(rank: rank_environment.Rank) -> cpu_plan.CpuPlan:
     # torchrun has set OMP_NUM_THREADS=1 by itself; only what the run itself names is the user's.
     os.environ.update(plan.env)
     os.environ["MANYCPU_THREADS"] = str(plan.threads)
-    cpus.pin(plan, rank)
+    unpinned = cpus.pin(plan, rank, os.environ)
     if rank.local_rank == 0:
-        for warning in plan.warnings:
+        for warning in filter(None, (*plan.warnings, unpinned)):
             warn(warning)
     return plan
 

@@ -61,6 +61,10 @@ class Program(NamedTuple):
             return
         if not sys.flags.safe_path:
             sys.path[0] = os.path.dirname(os.path.realpath(self.name))  # noqa: PTH120 - "" stays ""
+            if (
+                not Path(self.name).is_absolute() and len(Path(self.name).parts) > 1
+            ):  # in a folder of its code
+                sys.path.insert(1, str(Path.cwd()))
         _run_file(Path(self.name).absolute())
 
 

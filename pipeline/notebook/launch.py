@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -19,7 +20,9 @@ from manycpu.pipeline.spec.errors import (
     ManycpuError,
     TrainingFailedError,
 )
+from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.targets import KINDS, BareMetal, Kubernetes, Local, Target
+from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import absolute, open_context
 from manycpu.pipeline.targets.runs import find
@@ -28,7 +31,7 @@ from manycpu.pipeline.verbs.all_verbs import new_run_id, run_all
 __all__ = ["AnyTarget", "launch"]
 
 AnyTarget = Target | Mapping[str, Any] | str | os.PathLike[str] | None
-_OF_THE_CALL: Final = ("program", "args", "data", "model", "output")
+_OF_THE_CALL: Final = ("program", "code", "args", "data", "model", "output")
 _PATHS: Final = ("data", "model", "output")
 
 
@@ -55,7 +58,7 @@ def launch(
             be left out, then what the function writes to a model's folder is nowhere.
 
     Returns:
-        What the function returned on rank 0: at most 1 MiB, pickled.
+        What the function returned on rank 0: at most 64 MiB, pickled.
 
     Raises:
         BadInputError: A field is wrong, or something the function uses cannot travel; nothing was started.
@@ -126,7 +129,7 @@ def _where(target: AnyTarget) -> tuple[dict[str, Any], Target | Mapping[str, Any
 
 
 def _refuse_program(fields: Mapping[str, Any]) -> None:
-    for name in ("program", "args"):
+    for name in ("program", "code", "args"):
         if name in fields:
             fix = "Call the function with its arguments: launch(function, 1, 2)"
             raise BadInputError("the program is the function", field=name, fix=fix)
@@ -150,7 +153,7 @@ def _warn_of_paths(display: Shown, paths: Mapping[str, str]) -> None:
 def _returned(ctx: RunContext, display: Shown) -> Any:
     __tracebackhide__ = True
     try:
-        run_all(ctx, display)
+        run_all(ctx, display, partial(_read_returned, ctx, display))
     except CancelledError as ended:
         if isinstance(ended.__cause__, KeyboardInterrupt):  # as whoever pressed the button expects
             raise KeyboardInterrupt(str(ended)) from None
@@ -162,6 +165,10 @@ def _returned(ctx: RunContext, display: Shown) -> Any:
     except TrainingFailedError as error:
         raise _with_traceback(error, display) from None
     return display.returned.value()
+
+
+def _read_returned(ctx: RunContext, display: Shown, handle: Handle) -> None:
+    display.returned.read(partial(verbs_of(ctx).read_returned, ctx, handle))
 
 
 def _with_traceback(error: TrainingFailedError, display: Shown) -> TrainingFailedError:

@@ -1,11 +1,10 @@
 """Write a function as the program of a run: pickled by value, with the user's modules that it imports."""
 
-import ast
 import inspect
 import json
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
 from manycpu.pipeline.notebook import travel
 from manycpu.pipeline.notebook.pickling import dumps, named_only
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.module_files import copy_files
 
 __all__ = ["check_call", "paths_of_here", "script_of", "write"]
 
@@ -61,7 +61,7 @@ def write(folder: Path, call: travel.Call, *, base: Path, data: str | None, same
         "accelerate": "accelerate" in modules,
     }
     (folder / NOTES).write_text(json.dumps(notes))
-    _copy_modules(modules, base, folder)
+    copy_files(modules, partial(_root_of, base), folder)
     script = folder / script_of(call.function)
     script.write_text(_SCRIPT)
     return script
@@ -157,51 +157,16 @@ def _too_much(size: int, variables: list[travel.Variable]) -> BadInputError:
     )
 
 
-def _copy_modules(modules: set[str], base: Path, folder: Path) -> None:
-    """Copy the modules beside the notebook that the function imports, and those that these import."""
-    waiting = {*modules}
-    seen = {"__main__"}
-    while names := waiting - seen:
-        seen |= names
-        for root, file in (found for name in names for found in _files(base, name)):
-            place = folder / file.relative_to(root)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, place)
-            waiting |= set(_imports(file)) if file.suffix == ".py" else set()
-
-
-def _files(base: Path, name: str) -> Iterator[tuple[Path, Path]]:
-    """List the files of a module in the notebook's folder or a script's own, each with that folder."""
+def _root_of(base: Path, name: str) -> Path | None:
+    """Find a module in the notebook's folder or a script's own; None where neither has it."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     origin = getattr(sys.modules.get(name), "__file__", None)
     for root in [base, *([Path(script).absolute().parent] if script else [])]:
         if origin is not None and not Path(origin).absolute().is_relative_to(root):
             continue  # it is installed, whatever lies here by its name
-        if (root / f"{name}.py").is_file():
-            yield root, root / f"{name}.py"
-            return
-        if (root / name).is_dir():
-            yield from ((root, file) for file in (root / name).rglob("*") if _is_of_package(file))
-            return
-
-
-def _is_of_package(file: Path) -> bool:
-    """Whether a file goes with a package: its code, and in a package proper what lies beside it."""
-    if not file.is_file() or file.suffix == ".pyc":
-        return False
-    return file.suffix == ".py" or (file.parent / "__init__.py").is_file()
-
-
-def _imports(file: Path) -> Iterator[str]:
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # as it would be for whoever imports it
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]
+        if (root / f"{name}.py").is_file() or (root / name).is_dir():
+            return root
+    return None
 
 
 def paths_of_here(call: travel.Call, base: Path, data: str | None) -> Mapping[str, str]:

@@ -1,9 +1,11 @@
-"""Put together what rank 0 returned: it comes in parts, as events among its lines."""
+"""What rank 0 returned: told in an event, by its value or by the digest of a file of the run."""
 
-import base64
+import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.event_types import ResultEvent
 
 __all__ = ["Returned"]
 
@@ -12,36 +14,49 @@ class Returned:
     """What rank 0 of the present round returned, as far as it has come."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, str] = {}
-        self._count: int | None = None
-        self._why_not: str | None = None
+        self._result: ResultEvent | None = None
+        self._content: bytes | None = None
+        self._unread: Exception | None = None
 
     def begin_round(self) -> None:
         """Forget what an earlier round returned, whose ranks were started anew since."""
-        self._parts, self._count, self._why_not = {}, None, None
+        self._result = None
 
-    def take(self, part: dict[str, Any]) -> None:
-        """Take a part: ``part`` of ``parts`` with its ``text``, or a ``message`` why none can travel."""
-        match part:
-            case {"part": int(number), "parts": int(count), "text": str(text)}:
-                self._count, self._why_not = count, part.get("message")
-                if count:
-                    self._parts[number] = text
+    def take(self, result: ResultEvent) -> None:
+        """Take what rank 0 tells of it."""
+        self._result = result
+
+    def read(self, read: Callable[[str], bytes]) -> None:
+        """Read its file, where it has one, by the name of the file; an error comes with the value."""
+        if self._result is None or self._result.sha256 is None:
+            return
+        try:
+            self._content = read(self._result.sha256)
+        except Exception as error:  # noqa: BLE001 - whatever hides it, the model is still to be exported
+            self._unread = error
 
     def value(self) -> Any:
-        """Unpickle it.
+        """Return it; a file is unpickled only if rank 0 told its digest.
 
         Raises:
             ManycpuError: It cannot travel, or did not arrive: the function ended the process, perhaps.
         """
         import cloudpickle
 
-        if self._why_not is not None:
-            raise ManycpuError(f"the training succeeded, but {self._why_not}")
-        if self._count is None or len(self._parts) != self._count:
+        match self._result:
+            case None:
+                raise ManycpuError(
+                    "the training succeeded, but nothing came back from the function",
+                    fix="It ends rank 0 itself, as sys.exit does: have it return",
+                )
+            case ResultEvent(message=str(why_not)):
+                raise ManycpuError(f"the training succeeded, but {why_not}")
+            case ResultEvent(sha256=None):
+                return self._result.value
+        if self._content is None:
             raise ManycpuError(
-                "the training succeeded, but nothing came back from the function",
-                fix="It ends rank 0 itself, as sys.exit does: have it return",
+                f"the training succeeded, but what the function returned could not be read: {self._unread}"
             )
-        text = "".join(text for _, text in sorted(self._parts.items()))
-        return cloudpickle.loads(base64.b64decode(text))
+        if hashlib.sha256(self._content).hexdigest() != self._result.sha256:
+            raise ManycpuError("the training succeeded, but what the function returned was changed since")
+        return cloudpickle.loads(self._content)

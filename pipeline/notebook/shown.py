@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from manycpu.pipeline.listeners import Paced, Silent
@@ -15,9 +15,9 @@ from manycpu.pipeline.spec.event_types import (
     Event,
     ExitEvent,
     MetricsEvent,
-    OwnEvent,
     ProgressEvent,
     ProofEvent,
+    ResultEvent,
     WarningEvent,
 )
 from manycpu.pipeline.spec.events import RankLine
@@ -62,8 +62,9 @@ class Shown(Silent):
 
     def say(self, text: str) -> None:
         """Print a line of our own."""
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+        with suppress(OSError):  # a closed terminal or pipe, a full disk: what is returned is still to come
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
 
     def warn(self, text: str) -> None:
         """Print a warning, once whichever ranks give it."""
@@ -101,8 +102,8 @@ class Shown(Silent):
         match event:
             case ProofEvent():
                 self._meet(event.meeting)
-            case OwnEvent(event="pickled") if line.rank == 0:
-                self.returned.take(event.model_dump())
+            case ResultEvent() if line.rank == 0:
+                self.returned.take(event)
             case ExitEvent() if event.code != 0 and line.rank is not None:
                 trace = "\n".join(self._tails.get(line.rank, ()))
                 self._failures.append((line.rank, event.host, trace or describe_exit(event.code)))

@@ -5,7 +5,6 @@ import inspect
 import io
 import linecache
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
+from manycpu.pipeline.notebook.pickling import is_held
 from manycpu.pipeline.spec import xla
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "texts",
 ]
 
-_LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _OF_A_PROCESS: Final = {"Accelerator", "AcceleratorState", "GradientState", "PartialState"}
 _MODEL: Final = ("torch.nn.modules.module", "Module")
 _LOOKUPS: Final = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"}
@@ -137,8 +136,8 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def reason_to_stay(value: Any) -> str | None:
     """Say why a value cannot travel, whatever pickle thinks of it; None where nothing is known against it."""
-    if isinstance(value, _LOCKS):
-        return "is a lock"
+    if is_held(value):
+        return "is a lock that is held"
     if isinstance(value, io.IOBase) and not isinstance(value, (io.BytesIO, io.StringIO)):
         return "is an open file"
     kind = type(value)

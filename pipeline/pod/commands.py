@@ -18,6 +18,7 @@ from manycpu.pipeline.adapters.lock import leased
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod.channel import Channel, LostError
 from manycpu.pipeline.pod.stream import Incoming, pour, say_rows, take_rows, take_starts
+from manycpu.pipeline.spec.exit_records import finished_round
 from manycpu.pipeline.transfer import Lock, Manifest, Progress
 
 __all__ = ["COMMANDS", "answer"]
@@ -114,6 +115,22 @@ def publish(channel: Channel, source: str, url: str, key: str) -> None:
     say_rows(channel, "done", manifest.files)
 
 
+def claim(channel: Channel, url: str, **claimant: Any) -> None:
+    """Claim an output for a run; the answer names the run that has it, where that is another."""
+    other = fix = None
+    try:
+        transfer.claim(Location.of(url, "run.output"), transfer.Claimant(**claimant))
+    except transfer.ClaimedError as error:
+        other, fix = str(error), error.fix
+    channel.say("done", other=other, fix=fix)
+
+
+def release(channel: Channel, url: str, key: str) -> None:
+    """Delete a run's claim of an output."""
+    transfer.release(Location.of(url, "run.output"), key)
+    channel.say("done")
+
+
 def write(channel: Channel, url: str, name: str, text: str) -> None:
     """Write a small file to a URL."""
     Location.of(url, "run.output").write_text(name, text)
@@ -128,6 +145,11 @@ def read(channel: Channel, url: str, name: str) -> None:
     channel.say("done", text=location.read_text(name), names=names)
 
 
+def exits(channel: Channel, folder: str) -> None:
+    """Read the exit records of the round of an attempt that all of its ranks finished."""
+    channel.say("done", records=finished_round(Path(folder)))
+
+
 def remove(channel: Channel, folder: str) -> None:
     """Delete a folder of the volume."""
     if Path(folder).exists():
@@ -135,14 +157,45 @@ def remove(channel: Channel, folder: str) -> None:
     channel.say("done")
 
 
+def trim(channel: Channel, folder: str, within: str) -> None:
+    """Delete all within a folder but the outputs and checkpoints of a run, and tell which have files.
+
+    Args:
+        channel: The other end.
+        folder: The run's.
+        within: A folder around it that is the run's alone; or the same.
+    """
+    run = Path(folder)
+    candidates = [run / "checkpoints", *sorted(run.glob("attempts/*/output"))]
+    results = [
+        path for path in candidates if any(each.is_symlink() or not each.is_dir() for each in path.rglob("*"))
+    ]
+    _delete_others(Path(within), results, channel.tick)
+    channel.say("done", results=[path.relative_to(run).as_posix() for path in results])
+
+
+def _delete_others(folder: Path, kept: list[Path], tick: Callable[[], None]) -> None:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path in kept:
+            continue
+        if any(each.is_relative_to(path) for each in kept):
+            _delete_others(path, kept, tick)
+        else:
+            disk.remove(str(path), tick) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
 COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "receive": receive,
     "send": send,
     "fetch": fetch,
     "publish": publish,
+    "claim": claim,
+    "release": release,
     "write": write,
     "read": read,
+    "exits": exits,
     "remove": remove,
+    "trim": trim,
 }
 
 

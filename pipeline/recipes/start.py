@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.extras import install
 
 __all__ = ["start"]
 
@@ -33,5 +34,6 @@ def _part(recipe: str, name: str, extras: str) -> Any:
     try:
         return import_module(f"manycpu.pipeline.recipes.{recipe}.{name}")
     except ModuleNotFoundError as error:
-        fix = f"Install manycpu[{extras}]"
-        raise BadInputError(f"{error.name} is not installed", field="run.program", fix=fix) from error
+        raise BadInputError(
+            f"{error.name} is not installed", field="run.program", fix=install(extras)
+        ) from error

@@ -1,17 +1,34 @@
-"""Credentials that stand in URLs: ``user:password@``, tokens, and what follows a ``?``.
+"""What is secret in the description of a run, and is shown to nobody.
+
+That is the credentials of URLs (``user:password@``, tokens, what follows a ``?``), and the values of
+variables and of a program's options that are called like a secret.
 
 >>> redacted("not found: https://user:pw@host/set?sig=abc")
 'not found: https://***@host/set?sig=***'
+>>> redacted_description({"env": {"HF_TOKEN": "abc", "LANG": "C"}, "args": ["--api-key", "abc"]})
+{'env': {'HF_TOKEN': '***', 'LANG': 'C'}, 'args': ['--api-key', '***']}
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["HIDDEN", "redacted", "redacted_fields", "redacted_options", "secrets_in", "without"]
+__all__ = [
+    "HIDDEN",
+    "SHORTEST",
+    "is_secret",
+    "redacted",
+    "redacted_description",
+    "redacted_fields",
+    "redacted_options",
+    "secret_variables",
+    "secrets_in",
+    "without",
+]
 
 HIDDEN: Final = "***"
-_SHORTEST: Final = 5  # characters: what is shorter is in any text
+SHORTEST: Final = 5
+"""Characters of a secret that is looked for in other texts: what is shorter is in any text."""
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s'\"<>]+?)(?=::|[\s'\"<>]|$)", re.IGNORECASE)
 _NO_PORT: Final = r"(?!\d{1,5}(?:[/'\"<>]|[).,;:\]]*(?:\s|$)))"  # what begins like a port is no password
 # Of an AWS secret that is not quoted a slash may be part.
@@ -26,10 +43,25 @@ _TOKENS: Final = frozenset({"http", "https", "webdav", "webdavs"})
 _REVISIONS: Final = frozenset({"github", "hf"})
 """Protocols where what follows the @ is a revision."""
 _SECRET: Final = frozenset(
-    {"key", "token", "password", "passwd", "secret", "credential", "credentials", "apikey"}
+    {"key", "pass", "secrets", "credential", "credentials", "passphrase", "authorization", "jwt"}
 )
-"""Words in the name of an option whose value is shown to nobody."""
+"""Words in the name of a variable or an option whose value is shown to nobody; and the ends of such words."""
+_SECRET_BEHIND: Final = frozenset({"pat", "pwd"})
+"""Last words of such names, as in ``GITHUB_PAT`` and ``MYSQL_PWD``; alone, ``PWD`` is a folder."""
+_SECRET_END: Final = ("apikey", "password", "passwd", "secret", "token")
+_WHERE: Final = frozenset({"dir", "file", "name", "path"})
+"""Last words of names that say where a secret is."""
+_VARIABLES: Final = ("env", "build_args")
+"""Fields with names that are the user's own; the names of all others are ours."""
+_PLAIN: Final = frozenset({HIDDEN, "", "true", "false", "none", "null"})
+"""Values that nobody masks in other texts."""
+_PAIR: Final = re.compile(r"""(["'])([\w.-]+)\1(\s*:\s*)(["'])((?:\\.|(?!\4).)+)\4""", re.DOTALL)
+_HEADER: Final = re.compile(r"([\w-]+):\s+(\S.*)", re.DOTALL)
+"""A header of HTTP, such as ``Authorization: Bearer abc``."""
 _CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_NAME: Final = re.compile(r"[\w.:/+-]+")
+_NEXT: Final = re.compile(r"--[a-zA-Z]+\d*([_.-][a-zA-Z]+\d*)*(=.*)?", re.DOTALL)
+"""What is taken for the next option, not for a secret that begins with dashes: words."""
 
 
 def redacted(text: str) -> str:
@@ -37,11 +69,11 @@ def redacted(text: str) -> str:
     return _in_urls(_without_odd(_in_urls(text)))
 
 
-def without(text: str, url: str | None) -> str:
-    """Hide the credentials of a URL in a text, also where a library quotes only a part of it."""
+def without(text: str, value: Any) -> str:
+    """Hide in a text what is secret in a URL or a description, also where only a part of that is quoted."""
     text = redacted(text)
-    for secret in sorted(secrets_in(url), key=len, reverse=True):
-        text = text.replace(secret, HIDDEN) if len(secret) >= _SHORTEST else text
+    for secret in sorted(secrets_in(value), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN) if len(secret) >= SHORTEST else text
     return text
 
 
@@ -54,31 +86,106 @@ def redacted_fields(value: Any) -> Any:
     return [redacted_fields(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def redacted_options(words: Iterable[str]) -> list[str]:
-    """Hide the values of a program's options that are called like a secret; also of ``name=value``.
+def redacted_description(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Hide all that is secret in the fields of a run, or of a target."""
+    shown: dict[str, Any] = redacted_fields(fields)
+    return _hide_named(shown, lambda _: HIDDEN)
 
-    >>> redacted_options(["--api-key", "abc", "--hfToken=abc", "--tokenizer", "bert"])
-    ['--api-key', '***', '--hfToken=***', '--tokenizer', 'bert']
+
+def redacted_options(words: Iterable[str]) -> list[str]:
+    """Hide the values of a program's options that are called like a secret, of ``name=value``, and in JSON.
+
+    >>> redacted_options(["--api-key", "--x7f", "--hfToken=abc", "--use-token", "--tokenizer", "bert"])
+    ['--api-key', '***', '--hfToken=***', '--use-token', '--tokenizer', 'bert']
     """
-    shown, hides = [], False
-    for word in words:
-        if hides and not word.startswith("--"):
-            shown.append(HIDDEN)
-            hides = False
-            continue
-        name, equals, _ = word.partition("=")
-        is_secret = _is_secret(name)
-        shown.append(f"{name}={HIDDEN}" if is_secret and equals else word)
-        hides = is_secret and not equals and name.startswith("-")
+    return _hide_options(words, lambda _: HIDDEN)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable or an option is called like a secret.
+
+    >>> [name for name in ("HF_TOKEN", "MYSQL_PWD", "PWD", "TOKENIZERS", "TOKEN_FILE") if is_secret(name)]
+    ['HF_TOKEN', 'MYSQL_PWD']
+    """
+    words = [word for word in re.split(r"[^a-z]+", _CAPITAL.sub("_", name).lower()) if word]
+    if len(words) > 1 and words[-1] in _SECRET_BEHIND:
+        return True
+    return any(word in _SECRET or word.endswith(_SECRET_END) for word in words) and words[-1] not in _WHERE
+
+
+def secret_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Select the variables that are called like a secret, but for those whose value is hidden already."""
+    return {name: value for name, value in env.items() if is_secret(name) and value != HIDDEN}
+
+
+Hide = Callable[[str], str]
+"""Is given each secret, and returns what is shown in its place."""
+
+
+def _hide_named(fields: dict[str, Any], hide: Hide) -> dict[str, Any]:
+    """Hide what is called like a secret in the fields of a run or a target."""
+    shown: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in _VARIABLES and isinstance(value, Mapping):
+            shown[name] = {own: hide(str(v)) if is_secret(own) else v for own, v in value.items()}
+        elif name == "args" and isinstance(value, (str, list, tuple)):
+            shown[name] = _hide_options([value] if isinstance(value, str) else map(str, value), hide)
+        else:
+            shown[name] = value
     return shown
 
 
-def _is_secret(name: str) -> bool:
-    return not _SECRET.isdisjoint(re.split(r"[^a-z]+", _CAPITAL.sub("_", name).lower()))
+def _hide_options(words: Iterable[str], hide: Hide) -> list[str]:
+    shown, hides = [], False
+    for word in words:
+        hides = hides and _NEXT.fullmatch(word) is None
+        shown.append(hide(word) if hides else _hide_in_word(word, hide))
+        hides = word.startswith("-") and _NAME.fullmatch(word) is not None and is_secret(word)
+    return shown
+
+
+def _hide_in_word(word: str, hide: Hide) -> str:
+    """Hide secrets within a word, which may be ``name=value``, a header, JSON, or a command of its own."""
+    if (header := _HEADER.fullmatch(word)) and is_secret(header[1]):
+        return word[: header.start(2)] + hide(header[2])
+    word = _PAIR.sub(lambda pair: _hide_pair(pair, hide), word)
+    begin = 0
+    while (end := word.find("=", begin)) > 0 and _NAME.fullmatch(name := word[begin:end]):
+        begin = end + 1
+        if is_secret(name):
+            return word[:begin] + hide(word[begin:])
+    parts = re.split(r"(\s+)", word)
+    if len(parts) > 1:
+        parts[::2] = _hide_options(parts[::2], hide)
+    return "".join(parts)
+
+
+def _hide_pair(pair: re.Match[str], hide: Hide) -> str:
+    quote, name, colon, other, value = pair.groups()
+    return f"{quote}{name}{quote}{colon}{other}{hide(value)}{other}" if is_secret(name) else pair[0]
 
 
 def secrets_in(value: Any) -> set[str]:
-    """Collect the credentials in the URLs of a value, to mask them."""
+    """Collect what is secret in a value, to mask it: credentials in URLs, and in descriptions of runs."""
+    return _credentials(value) | {text for text in _named_like_secrets(value) if text.lower() not in _PLAIN}
+
+
+def _named_like_secrets(value: Any) -> set[str]:
+    found: set[str] = set()
+
+    def look(node: Any) -> None:
+        if isinstance(node, Mapping):
+            _hide_named(dict(node), lambda text: found.add(text) or HIDDEN)  # type: ignore[func-returns-value]
+        if isinstance(node, (Mapping, list, tuple)):
+            for each in node.values() if isinstance(node, Mapping) else node:
+                look(each)
+
+    look(value)
+    return found
+
+
+def _credentials(value: Any) -> set[str]:
+    """Collect the credentials in the URLs of a value."""
     texts = list(_texts(value))
     urls = [url for text in texts for url in _URL.finditer(text)]
     users = [user[1] for url in urls if (user := _user(url[1], url[2]))]
@@ -86,7 +193,7 @@ def secrets_in(value: Any) -> set[str]:
     rest = [url[2] for text in texts for url in _URL.finditer(_without_odd(text))]
     values = [match[2] for shown in rest for match in _VALUE.finditer(shown)]
     users += odd
-    return {*users, *(user.split(":", 1)[-1] for user in users), *values} - {""}
+    return {*users, *(user.split(":", 1)[-1] for user in users), *values} - {"", HIDDEN}
 
 
 def _in_urls(text: str) -> str:

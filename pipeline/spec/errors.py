@@ -31,6 +31,7 @@ __all__ = [
     "TrainingFailedError",
     "TransientError",
     "UnauthorizedError",
+    "UnseenError",
     "as_error",
 ]
 
@@ -160,6 +161,10 @@ class TransientError(RegistryError):
 
 class LaunchError(ManycpuError):
     """The target did not accept the run: no MPI, no host, no such handle."""
+
+
+class UnseenError(LaunchError):
+    """Whether the training still runs cannot be seen from here: nothing of its run was touched."""
 
 
 class TrainingFailedError(ManycpuError):

@@ -24,11 +24,13 @@ __all__ = [
     "ErrorEvent",
     "Event",
     "ExitEvent",
+    "FinishedEvent",
     "MetricsEvent",
     "OwnEvent",
     "PaceEvent",
     "ProgressEvent",
     "ProofEvent",
+    "ResultEvent",
     "ReturnedEvent",
     "StartEvent",
     "WarningEvent",
@@ -172,6 +174,20 @@ class ReturnedEvent(Event):
         return f"{'returned' if self.parts == 1 else f'returned ({self.part}/{self.parts})'}: {self.text}"
 
 
+class ResultEvent(Event):
+    """What a notebook's function returned: a value, or the file that has it, or why neither can travel."""
+
+    event: Literal["result"] = "result"
+    value: Any = None
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """Digest of the pickled value, and name of its file in ``returned/``."""
+    message: str | None = None
+
+    def sentence(self) -> str:
+        """Give the value, or say where it is."""
+        return f"returned: {self.message or (self.sha256 and f'file {self.sha256}') or self.value}"
+
+
 class WarningEvent(MessageEvent):
     """What is not as the user may expect."""
 
@@ -187,6 +203,13 @@ class ErrorEvent(MessageEvent):
     rank: Whole | None = None
 
 
+class FinishedEvent(MessageEvent):
+    """All ranks of an earlier meeting had ended with 0, so that the program is not run once more."""
+
+    event: Literal["finished"] = "finished"
+    meeting: str
+
+
 class ExitEvent(Event):
     """How a rank ended: its exit code, negative for a signal."""
 
@@ -195,6 +218,8 @@ class ExitEvent(Event):
     host: str
     hostname: str | None = None
     rank: Whole | None = None
+    meeting: str | None = None
+    """The meeting that it came to, in an exit record; None in a log, where the time tells."""
 
 
 class OwnEvent(Event):
@@ -217,8 +242,10 @@ EVENTS: Final[Mapping[str, type[Event]]] = {
         PaceEvent,
         MetricsEvent,
         ReturnedEvent,
+        ResultEvent,
         WarningEvent,
         ErrorEvent,
+        FinishedEvent,
         ExitEvent,
     )
 }

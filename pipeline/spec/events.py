@@ -1,6 +1,8 @@
 r"""Lines by which a training process tells what it does: JSON on stdout, each line at most 4,096 bytes.
 
 The limit is ``PIPE_BUF``: a pipe takes that much in one piece, so lines of several ranks never mix.
+A rank signs what it writes to its parent process with a secret that only these two have in memory; the parent
+takes the signature off. So what a program prints is not mistaken for what manycpu reports (``RESERVED``).
 What each event has, and how it is read, is in :mod:`manycpu.pipeline.spec.event_types`.
 
 >>> encode("progress", step=3, loss=0.5)
@@ -10,16 +12,38 @@ RankLine(rank=1, host='node-b', text='loss 0.5')
 """
 
 import json
+import math
+import os
 import re
 from typing import Any, NamedTuple
 
-__all__ = ["LINE_LIMIT", "PREFIX", "RETURN_LIMIT", "RankLine", "encode", "is_shallow", "join", "split"]
+__all__ = [
+    "LINE_LIMIT",
+    "PREFIX",
+    "RESERVED",
+    "RETURN_LIMIT",
+    "RankLine",
+    "encode",
+    "is_plain",
+    "is_shallow",
+    "join",
+    "missing_lines",
+    "new_signature",
+    "split",
+]
 
 PREFIX = "::manycpu:: "
 LINE_LIMIT = 4096
+RESERVED = frozenset(
+    {"proof", "backend", "start", "pace", "returned", "result", "error", "finished", "exit"}
+    | {"pickled"}  # which notebooks of older versions unpickle
+)
+"""Events that decide something: only manycpu itself reports them. A program may print all others."""
 RETURN_LIMIT = 32 << 10
 """Bytes of JSON that a function's arguments, and what it returns, may take: both are kept in databases."""
 _DEPTH = 32  # levels of lists and mappings; libraries that write them down again bear not many more
+_SECRET_BYTES = 8
+_LONGEST = LINE_LIMIT - len("\n") - len("-") - 2 * _SECRET_BYTES
 _RANK = re.compile(r"\[rank ([0-9]{1,9}) (\S+)\] ?(.*)", re.DOTALL)
 
 
@@ -39,12 +63,24 @@ def encode(event: str, **fields: Any) -> str:
     """Write an event as a line, without its newline.
 
     Raises:
-        ValueError: The line would be longer than 4,096 bytes.
+        ValueError: The line, signed, would be longer than 4,096 bytes.
     """
     line = PREFIX + json.dumps({"event": event, **fields}, sort_keys=True, default=str)
-    if len(line.encode()) >= LINE_LIMIT:
-        raise ValueError(f"event {event!r} takes {len(line.encode())} bytes; a line holds {LINE_LIMIT - 1}")
+    if len(line.encode()) > _LONGEST:
+        raise ValueError(f"event {event!r} takes {len(line.encode())} bytes; a line holds {_LONGEST}")
     return line
+
+
+def missing_lines(count: int) -> str:
+    """Write the warning that a log lacks so many lines."""
+    which = "1 line is" if count == 1 else f"{count} lines are"
+    message = f"{which} missing in the log here, which could not be written for a while: a full disk, perhaps"
+    return encode("warning", message=message)
+
+
+def new_signature() -> str:
+    """Make up what stands in place of ``PREFIX`` between a rank and its parent process: a secret."""
+    return f"::manycpu-{os.urandom(_SECRET_BYTES).hex()}:: "
 
 
 def join(rank: int, host: str, text: str) -> str:
@@ -58,6 +94,17 @@ def is_shallow(value: object, levels: int = _DEPTH) -> bool:
         return True
     inner = value.values() if isinstance(value, dict) else value
     return levels > 0 and all(is_shallow(item, levels - 1) for item in inner)
+
+
+def is_plain(value: object) -> bool:
+    """Whether JSON brings a value back as it was: its types, too."""
+    if type(value) is list:
+        return all(map(is_plain, value))
+    if type(value) is dict:
+        return all(map(is_plain, [*value, *value.values()])) and all(type(key) is str for key in value)
+    if type(value) is str:
+        return value.encode(errors="replace").decode() == value
+    return value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value))
 
 
 def split(line: str) -> RankLine:

@@ -21,7 +21,13 @@ class ProcessHandle(BaseModel):
     """The kernel's boot id: after a restart, a process of the same pid is another one."""
     pid: int
     start_time: float
-    """Seconds since the epoch, as the kernel records it: tells a reused pid."""
+    """Seconds since the epoch, by the clock at its start."""
+    start_ticks: int | None = None
+    """Clock ticks from boot to its start, which no change of the clock moves: tells a reused pid."""
+    pid_namespace: str | None = None
+    """The kernel's name of its PID namespace: a container has process ids of its own."""
+    machine: str | None = None
+    """Digest of the machine's id: tells a restart from another machine of the same name."""
     directory: str
     """The attempt's folder, with its log and, once it ended, its exit record."""
 

@@ -3,9 +3,18 @@
 import ctypes
 import socket
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
-__all__ = ["address_towards", "adopt_orphans", "end_with_parent", "interface_of"]
+__all__ = [
+    "address_towards",
+    "adopt_orphans",
+    "boot_id",
+    "end_with_parent",
+    "interface_of",
+    "pid_namespace",
+]
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -19,6 +28,20 @@ def end_with_parent(number: int) -> None:
 def adopt_orphans() -> None:
     """Make this process the parent of what its descendants leave behind (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def boot_id() -> str | None:
+    """Return the kernel's name of this boot of this machine (Linux)."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return None
+
+
+def pid_namespace() -> str | None:
+    """Return the kernel's name of the namespace that this process has its process ids in (Linux)."""
+    with suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return None
 
 
 def address_towards(host: str, port: int) -> str:

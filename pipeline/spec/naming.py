@@ -5,7 +5,7 @@ import re
 
 from manycpu.pipeline.spec.kube_object import KubeObject
 
-__all__ = ["attempt_key", "key_of", "label", "labels", "run_key", "run_name"]
+__all__ = ["attempt_key", "key_of", "label", "labels", "run_key", "run_name", "secret_name"]
 
 _KEY_LENGTH = 10
 _NAME_LENGTH = 40  # leaves room for what operators append, within the 63 characters of a DNS label
@@ -22,6 +22,11 @@ def run_name(label: str, key: str) -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
     slug = re.sub(r"^[^a-z]+", "", slug)[: _NAME_LENGTH - _KEY_LENGTH - 1].strip("-")
     return f"{slug or 'run'}-{key}"
+
+
+def secret_name(name: str) -> str:
+    """Name the Secret of a run: its variables that are called like a secret."""
+    return f"{name}-env"
 
 
 def key_of(name: str) -> str:

@@ -74,6 +74,8 @@ class Observed(BaseModel):
     parts: list[str] = Field(default_factory=list)
     """What has come of that so far."""
     failure: RankFailure | None = None
+    finished_meeting: str | None = None
+    """Name of the meeting that a rank found finished when it came back; None where none did."""
     introduced: list[str] = Field(default_factory=list)
     """``rank@time`` of every introduction at a meeting without a name: a log may be read again."""
     failed_at: float = 0.0
@@ -94,6 +96,12 @@ class Observed(BaseModel):
         """When the last meeting began to which all came; seconds since the epoch, 0 where nobody knows."""
         complete = filter(_is_complete, self.rounds)
         return max((float(meeting.get("began", 0)) for meeting in complete), default=0.0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all ranks of the last meeting have reported a good end."""
+        everyone = bool(self.ranks) and len(self.ranks) == self.world_size
+        return everyone and all(rank.exit_code == 0 for rank in self.ranks)
 
     def forget_failure(self, before: float) -> None:
         """Forget how ranks ended whose nodes were taken back."""

@@ -15,22 +15,54 @@ __all__ = [
     "MANIFEST",
     "PAGE",
     "PAGE_BEGINS",
+    "PARTIALS",
     "REPORT",
+    "RETURNED",
+    "claim_name",
+    "claimed_by",
     "fields_of",
     "is_page",
     "manifest_name",
     "manifests",
+    "partial_name",
     "programs_report",
     "replaceable",
 ]
 
+RETURNED: Final = "returned"
+"""Folder beside the output, for what a notebook's function returned."""
 MANIFEST: Final = "manifest.json"
 """Lists what an export wrote; its ``run`` is the key of the run that did."""
 REPORT: Final = "report.json"
 PAGE: Final = "report.html"
 """Shows report.json to people; written where the output is a folder."""
+_CLAIM: Final = ".manycpu-claim-"
 PAGE_BEGINS: Final = "<!doctype html>\n<!-- a report of manycpu -->\n"
 """Tells our page from a program's own file of that name."""
+
+
+def partial_name(name: str) -> str:
+    """Name the file that a record in an output is written to first, before it is renamed."""
+    return f".{name}.partial"
+
+
+PARTIALS: Final = (partial_name(REPORT), partial_name(PAGE))
+"""What a process that was killed while it wrote leaves in an output."""
+
+
+def claim_name(key: str) -> str:
+    """Name the file by which a run claims an output behind a URL."""
+    return f"{_CLAIM}{key}.json"
+
+
+def claimed_by(name: str) -> str | None:
+    """Return the key of the run that a claim is of; None of other files.
+
+    >>> claimed_by(claim_name("1a2b3c4d5e")), claimed_by("model/.manycpu-claim-1.json")
+    ('1a2b3c4d5e', None)
+    """
+    key = name.removeprefix(_CLAIM).removesuffix(".json")
+    return key if key and "/" not in name and name == claim_name(key) else None
 
 
 def manifest_name(taken: Collection[str]) -> str:

@@ -4,6 +4,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from manycpu.pipeline.spec.naming import secret_name
+
 __all__ = ["CODE", "LIB", "Host", "Mpi", "Placement"]
 
 CODE: Final = "/opt/manycpu/code"
@@ -41,7 +43,7 @@ class Placement(BaseModel):
     attempt: int
     python: str
     code: str
-    """Working folder of the program: the snapshot of its code."""
+    """Working folder of the program: its code, on machines a copy of the attempt's own."""
     program: tuple[str, ...]
     """The program as Python's arguments: ``("-m", "module")`` or ``("train.py",)``."""
     data: str | None = None
@@ -73,3 +75,8 @@ class Placement(BaseModel):
     def job(self) -> str:
         """Name of this attempt's job."""
         return f"{self.name}-{self.attempt}"
+
+    @property
+    def secret(self) -> str:
+        """Name of the Secret with the run's variables that are called like a secret."""
+        return secret_name(self.name)

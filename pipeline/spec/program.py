@@ -8,10 +8,12 @@ Program(kind='module', name='mypackage.train')
 Program(kind='script', name='./train.py')
 """
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-__all__ = ["RECIPES", "Program", "parse"]
+__all__ = ["AUTO", "RECIPES", "Program", "parse"]
 
+AUTO: Final = "auto"
+"""What ``run.code`` is where the project around the program is to be found."""
 RECIPES = {
     "hogwild": "manycpu.pipeline.recipes.hogwild",
     "image_classification": "manycpu.pipeline.recipes.image_classification",

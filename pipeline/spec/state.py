@@ -17,6 +17,8 @@ class RunState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    """It may run: what could tell is on another host, or in another container."""
 
     @property
     def terminal(self) -> bool:
@@ -49,6 +51,8 @@ class Status(BaseModel):
     failure: RankFailure | None = None
     budget: str | None = None
     """The field of the run whose time budget was used up, where that ended it."""
+    by_itself: bool = False
+    """Whether the training itself failed so, by an exit code or a time budget; else nothing shows why."""
 
     @property
     def in_short(self) -> str:

@@ -23,6 +23,12 @@ __all__ = [
 ]
 
 _DIRECTORY = "Folder for runs, staged data and code snapshots; default: $MANYCPU_HOME, or ~/.manycpu."
+_STAGE = (
+    "How data and base model that are paths come to the ranks: as a `copy`, which shares its blocks where "
+    "the file system clones files, or `in_place`: the ranks read the paths themselves{hosts}. Either is "
+    "hashed when the run begins. In place nothing keeps the program, or anybody else, from changing them "
+    "meanwhile; the digest in the report is of the beginning."
+)
 _MPI = "The mpirun to use: Intel MPI, Open MPI or MPICH; default: impi-rt beside Python, then PATH."
 
 Family = Literal["intel", "openmpi", "mpich"]
@@ -55,6 +61,9 @@ class Local(BaseModel):
         json_schema_extra=section("Target"),
     )
     directory: str | None = Field(None, description=_DIRECTORY, json_schema_extra=section("Target"))
+    stage: Literal["copy", "in_place"] = Field(
+        "copy", description=_STAGE.format(hosts=""), json_schema_extra=section("Target")
+    )
     mpi: str | None = Field(
         None, description=_MPI, examples=["mpirun.openmpi"], json_schema_extra=section("Target")
     )
@@ -86,6 +95,11 @@ class BareMetal(BaseModel):
     directory: str | None = Field(
         None,
         description=_DIRECTORY + " The same path on every host, shared or not.",
+        json_schema_extra=section("Target"),
+    )
+    stage: Literal["copy", "in_place"] = Field(
+        "copy",
+        description=_STAGE.format(hosts=", which every host must have, such as in a shared folder"),
         json_schema_extra=section("Target"),
     )
     python: str | None = Field(

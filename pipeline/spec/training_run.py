@@ -16,13 +16,14 @@ from pydantic import (
 
 from manycpu.pipeline.spec import patterns, quantity, xla
 from manycpu.pipeline.spec.cpu_request import CpuRequest
+from manycpu.pipeline.spec.credentials import redacted_options
 from manycpu.pipeline.spec.form import null, passable, section, words
 from manycpu.pipeline.spec.tracking import TrackerName, model_name
 
 __all__ = ["Resources", "TrainingRun"]
 
 Backend = Literal["ccl", "gloo", "mpi"]
-Seconds = Annotated[int, Field(ge=1)]
+Seconds = Annotated[int, Field(ge=1, le=10**11)]  # 3,000 years: what times can be computed with
 _SPARE = 3600  # seconds in which whoever waits for a training ends it itself, and says why
 
 
@@ -40,6 +41,20 @@ class Resources(BaseModel):
         description="Memory of each node, as a Kubernetes quantity.",
         examples=["8Gi"],
     )
+    launcher_cpu: float | None = Field(
+        None,
+        gt=0,
+        description="Cores that the pod of mpirun asks for; it may use ten times as many. Default: 0.05, "
+        "where `cpu` is given.",
+        examples=[0.05],
+    )
+    launcher_memory: str | None = Field(
+        None,
+        pattern=patterns.AMOUNT,
+        description="Memory of the pod of mpirun. Default: 256Mi, and 16Mi for each node, where `memory` is "
+        "given.",
+        examples=["512Mi"],
+    )
 
 
 class TrainingRun(BaseModel):
@@ -54,10 +69,19 @@ class TrainingRun(BaseModel):
         examples=["question_answering", "./train.py", "-m mypackage.train"],
         json_schema_extra=section("Program"),
     )
+    code: str | None = Field(
+        None,
+        description="Folder that is the code: a copy of it is the program's working folder, and Python finds "
+        "modules there. A path, or `auto`: the nearest folder around it with .git or pyproject.toml. "
+        "Default: the script's own folder; of a module the folder where relative paths start.",
+        examples=[".", "auto"],
+        json_schema_extra=section("Program"),
+    )
     args: Annotated[tuple[str, ...], BeforeValidator(words)] = Field(
         (),
         description="The program's arguments. {data}, {model}, {output} and {checkpoints} are replaced by "
-        "where the run finds them on its node.",
+        "where the run finds them on its node. One whose field is not given is refused, and so is a word "
+        "in braces that is like one, such as {dta}. All else stays as it is: {lr}, {date}, JSON.",
         examples=[["--data", "{data}", "--out", "{output}"]],
         json_schema_extra=section("Program"),
     )
@@ -146,7 +170,9 @@ class TrainingRun(BaseModel):
     )
     env: dict[str, str] = Field(
         default_factory=dict,
-        description="Environment of every rank; wins over what manycpu sets, with a warning. No secrets.",
+        description="Environment of every rank; wins over what manycpu sets, with a warning. The value of a "
+        "variable that is called like a secret, such as HF_TOKEN, is shown nowhere; on Kubernetes it is in a "
+        "Secret.",
         examples=[{"TOKENIZERS_PARALLELISM": "false"}],
         json_schema_extra=section("Environment"),
     )
@@ -206,14 +232,17 @@ class TrainingRun(BaseModel):
         description="Seconds without a line from any rank after which the training is ended; default: never.",
         json_schema_extra=section("Deadlines"),
     )
-    keep: Literal["never", "on_failure", "always"] = Field(
-        "never",
-        description="Whether to keep what the run made, for debugging; `manycpu clean` removes it later.",
+    keep: Literal["never", "results", "on_failure", "always"] = Field(
+        "results",
+        description="What of a run to keep for `keep_for`. `results`: of a run that failed or was cancelled, "
+        "its output and checkpoints alone, so that the same run continues; `on_failure`: all of such a run; "
+        "`always`: all of every run; `never`: nothing. A trained model that was not exported, and what a "
+        "training wrote whose end is unknown, stay whatever this says (docs/kept.md).",
         json_schema_extra=section("Failures"),
     )
     keep_for: Seconds = Field(
         259_200,
-        description="Seconds after which the next run in the namespace removes what was kept on Kubernetes.",
+        description="Seconds after which the next run in the namespace or folder removes what was kept.",
         json_schema_extra=section("Failures"),
     )
     tracking: tuple[TrackerName, ...] = Field(
@@ -237,7 +266,7 @@ class TrainingRun(BaseModel):
         of_xla = isinstance(fields, Mapping) and fields.get("device") == "xla"
         return {"nproc_per_node": xla.DEVICES, **fields} if of_xla else fields
 
-    @field_validator("data", "model", "output", "checkpoints", "resume_from")
+    @field_validator("code", "data", "model", "output", "checkpoints", "resume_from")
     @classmethod
     def _paths_are_not_empty(cls, value: str | None) -> str | None:
         if value is not None and not value.strip():
@@ -261,7 +290,7 @@ class TrainingRun(BaseModel):
     def _variables_have_names(cls, value: dict[str, str]) -> dict[str, str]:
         wrong = [name for name in value if not name or "=" in name]
         if wrong:
-            raise ValueError(f"{wrong[0]!r} is no name of a variable")
+            raise ValueError(f"{redacted_options(wrong)[0]!r} is no name of a variable")
         return value
 
     @field_validator("registered_model")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from manycpu.pipeline.spec import patterns
+from manycpu.pipeline.spec.credentials import HIDDEN, is_secret, redacted_options
 from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error
 from manycpu.pipeline.spec.targets import KINDS, BareMetal, Kubernetes, Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -33,6 +34,8 @@ def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
     """
     if isinstance(fields, TrainingRun):
         return fields
+    if not isinstance(fields, Mapping):
+        raise _no_fields("run", fields)
     try:
         return TrainingRun.model_validate(dict(fields))
     except ValidationError as error:
@@ -49,6 +52,8 @@ def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
     """
     if isinstance(fields, (Local, BareMetal, Kubernetes)):
         return fields
+    if not isinstance(fields, Mapping | None):
+        raise _no_fields("target", fields)
     fields = {"kind": "local", **(fields or {})}
     kind = fields["kind"]
     if not isinstance(kind, str) or kind not in KINDS:
@@ -59,6 +64,11 @@ def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
     except ValidationError as error:
         findings = _findings(error, "target", KINDS[kind])
     raise as_error(findings)
+
+
+def _no_fields(name: str, given: object) -> BadInputError:
+    fix = f"Give the fields of `{name}` as a dictionary; `manycpu run FILE` reads them from a run file"
+    return BadInputError(f"a mapping is needed; given was a {type(given).__name__}", field=name, fix=fix)
 
 
 def _findings(error: ValidationError, prefix: str, model: type[BaseModel]) -> list[Finding]:
@@ -74,7 +84,9 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
         return Finding(field, "there is no such field", fix)
     if problem["type"] == "missing":
         return Finding(field, "this field is needed", _example(path, model))
-    message = f"{_message(problem)}; given was {_shown(problem['input'])}"
+    is_hidden = len(path) > 1 and is_secret(path[-1])
+    given = HIDDEN if is_hidden else _shown(problem["input"])
+    message = f"{_message(problem)}; given was {given}"
     return Finding(field, message, _choice(problem, prefix, path) or _example(path, model))
 
 
@@ -115,8 +127,11 @@ def _takes(model: type[BaseModel], name: str, value: str | None) -> bool:
 def _shown(value: object) -> str:
     """Show a value; of a mapping only the names: an environment's values may be secret."""
     if isinstance(value, Mapping):
-        return f"a mapping of {', '.join(map(repr, value)) or 'nothing'}"
-    return repr(value)
+        names = redacted_options(map(str, value))  # of NAME=value
+        return f"a mapping of {', '.join(map(repr, names)) or 'nothing'}"
+    if isinstance(value, (list, tuple)):
+        return repr(redacted_options(map(str, value)))
+    return repr(redacted_options([value])[0] if isinstance(value, str) else value)
 
 
 def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:

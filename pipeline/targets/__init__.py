@@ -86,6 +86,9 @@ class TargetVerbs(Protocol[Ctx, H]):
     def export(self, ctx: Ctx, handle: H, progress: Progress) -> Manifest:
         """Copy what the program wrote to the output; the manifest has no files where it wrote none."""
 
+    def read_returned(self, ctx: Ctx, handle: H, name: str) -> bytes:
+        """Read a file that the function of an attempt returned."""
+
     def model_of(self, ctx: Ctx, handle: H) -> str:
         """Name the folder that the program of an attempt wrote to, for people."""
 
@@ -104,16 +107,17 @@ class TargetVerbs(Protocol[Ctx, H]):
     def keep(self, ctx: Ctx, seconds: float | None) -> list[str]:
         """Note for how long the run is kept (None: for ever); name what is kept."""
 
+    def keep_results(self, ctx: Ctx, seconds: float | None) -> list[str]:
+        """Note the same for output and checkpoints, and delete the rest; empty where there are none."""
+
     def owns(self, ctx: Ctx, what: str) -> bool:
         """Whether something that a report says is kept goes with the run."""
 
     def remove(self, ctx: Ctx) -> list[str]:
         """Delete what the run owns and see that it is gone; name what is left."""
 
-    def remove_expired(
-        self, ctx: Ctx, now: float, undelivered: Callable[[RunContext], bool]
-    ) -> list[Finding]:
-        """Delete other runs whose time is over, but no model that was not exported; what troubled that."""
+    def remove_expired(self, ctx: Ctx, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
+        """Delete other runs whose time is over, if ``end`` says that they may go; what troubled that."""
 
 
 def _machines() -> TargetVerbs[MachineContext, ProcessHandle]:

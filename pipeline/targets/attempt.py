@@ -85,7 +85,6 @@ def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
     """Read an attempt's status, judged by what it was started with; who cancelled it is the reason.
 
     Raises:
-        LaunchError: It was started on another machine.
         ClusterError: The cluster does not answer.
     """
     started = as_started(ctx, entry, handle.attempt)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.ledger.lease import LENGTH
-from manycpu.pipeline.spec.credentials import redacted_fields
+from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.naming import run_key
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 
 __all__ = [
+    "OWN_FOLDERS",
     "WAY",
     "Access",
     "ClusterContext",
@@ -32,6 +34,8 @@ __all__ = [
     "home",
 ]
 
+OWN_FOLDERS = ("runs", "data", "model", "code", "functions")
+"""Folders of a target's folder in which what no run needs is deleted."""
 WAY = ("connection", "directory")
 """Fields of a target that say where a run is and how it is reached: not what an attempt was started with."""
 
@@ -65,6 +69,20 @@ class RunContext(ABC):
     @abstractmethod
     def where(self) -> str:
         """Where the run's things are, for people."""
+
+    @property
+    @abstractmethod
+    def location(self) -> tuple[str, ...]:
+        """The options by which a command finds the run; none where it looks there anyway."""
+
+    def typed(self, command: str, *options: str) -> str:
+        """Write a command for this run, as it is typed."""
+        return shlex.join(["manycpu", command, self.name, *options, *self.location])
+
+    @property
+    def deletion(self) -> str:
+        """The command with which a person deletes the run, whatever is kept of it."""
+        return self.typed("clean", "--delete-model")
 
     @property
     def waiting_lease(self) -> float:
@@ -136,6 +154,11 @@ class MachineContext(RunContext):
         return str(self.directory)
 
     @property
+    def location(self) -> tuple[str, ...]:
+        """The folder of runs."""
+        return () if self.target.directory is None or self.home == home() else ("--directory", str(self.home))
+
+    @property
     def ledger(self) -> FileLedger:
         """The run's ledger: a file in its folder."""
         return FileLedger(self.directory)
@@ -169,26 +192,26 @@ class ClusterContext(RunContext):
         """The run's namespace.
 
         Raises:
-            BadInputError: The package that speaks to clusters is missing.
             ClusterError: No cluster can be reached.
         """
         if self.access.cluster is not None:
             shared: Cluster = self.access.cluster
             return shared
-        cluster = _cluster_adapter()
+        from manycpu.pipeline.adapters import cluster
+
         connect = self.access.connect or partial(cluster.connect, self.target.connection)
         namespace: Cluster = cluster.Cluster(connect, self.target.namespace)
         return namespace
 
     @property
     def run_fields(self) -> dict[str, Any]:
-        """The run without credentials: whoever may read ConfigMaps of the namespace reads its ledger."""
-        return dict(redacted_fields(super().run_fields))
+        """The run without its secrets: whoever may read ConfigMaps of the namespace reads its ledger."""
+        return redacted_description(super().run_fields)
 
     @property
     def target_fields(self) -> dict[str, Any]:
         """The target, likewise."""
-        return dict(redacted_fields(super().target_fields))
+        return redacted_description(super().target_fields)
 
     @cached_property
     def ledger(self) -> "ConfigMapLedger":
@@ -196,6 +219,12 @@ class ClusterContext(RunContext):
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 
         return ConfigMapLedger(self.cluster, self.name)
+
+    @property
+    def location(self) -> tuple[str, ...]:
+        """The namespace, and the kubeconfig where one is named."""
+        given = self.target.connection
+        return ("--namespace", self.target.namespace, *(("--connection", given) if given else ()))
 
     @property
     def where(self) -> str:
@@ -220,18 +249,6 @@ class ClusterContext(RunContext):
     def attempt_directory(self, attempt: int) -> str:
         """Folder of one attempt on the volume."""
         return f"{self.directory}/attempts/{attempt}"
-
-
-def _cluster_adapter() -> Any:
-    try:
-        from manycpu.pipeline.adapters import cluster
-    except ImportError as error:
-        raise BadInputError(
-            f"this environment cannot speak to Kubernetes: {error}",
-            field="target.kind",
-            fix="Install what is missing: pip install 'manycpu[kubernetes]'",
-        ) from error
-    return cluster
 
 
 def home(directory: str | None = None) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec import cpu_plan, program
+from manycpu.pipeline.spec.extras import require
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.naming import run_key, run_name
 from manycpu.pipeline.spec.targets import Kubernetes, Local, Target
@@ -92,6 +93,7 @@ def changed(ctx: RunContext, **fields: Any) -> RunContext:
 
 def _context(run: TrainingRun, target: Target, access: Access | None, **identity: Any) -> RunContext:
     if isinstance(target, Kubernetes):
+        require("kubernetes", "target.kind", "Kubernetes")
         return ClusterContext(run, target, access=access or Access(), **identity)
     return MachineContext(run, target, **identity)
 
@@ -116,6 +118,8 @@ def _anchored(run: TrainingRun, target: Target, base: Path) -> TrainingRun:
     # These are on the nodes: relative to the volume where there is one.
     on_nodes = Path(target.mount_path) if isinstance(target, Kubernetes) else base
     paths |= {field: absolute(getattr(run, field), on_nodes) for field in ("checkpoints", "resume_from")}
+    if run.code != program.AUTO:
+        paths["code"] = absolute(run.code, base)
     if program.parse(run.program).kind == "script":
         paths["program"] = absolute(run.program, base)
     return run.model_copy(update=paths)

@@ -3,11 +3,52 @@
 from collections.abc import Sequence
 
 from manycpu.pipeline import run_report, transfer
-from manycpu.pipeline.spec.errors import Finding, raise_findings
+from manycpu.pipeline.spec.credentials import without
+from manycpu.pipeline.spec.errors import BadInputError, Finding, raise_findings
+from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.output import PAGE, replaceable
 from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["not_empty", "occupied", "read_report", "write_page", "write_report"]
+__all__ = ["claim", "not_empty", "occupied", "read_report", "release", "taken", "write_page", "write_report"]
+
+
+def claim(ctx: RunContext, holder: ProcessHandle | None = None) -> None:
+    """Claim the run's output, or renew its claim; one in a cluster is claimed by a pod, as it stages.
+
+    Args:
+        ctx: The run.
+        holder: The process that does all of it.
+
+    Raises:
+        BadInputError: Another run has it, or it cannot be written.
+    """
+    if ctx.run.output is None or ctx.output_in_cluster:
+        return
+    try:
+        claimant = transfer.Claimant(ctx.key, ctx.name, seconds=ctx.waiting_lease, holder=holder)
+        transfer.claim(ctx.output, claimant)
+    except transfer.ClaimedError as error:
+        raise_findings([taken(ctx, str(error), error.fix)])
+    except BadInputError:
+        raise
+    except Exception as error:
+        # Every protocol of fsspec has errors of its own.
+        raise BadInputError(
+            without(f"{ctx.destination} cannot be written: {error}", ctx.destination),
+            field="run.output",
+            fix="Give a folder, or a URL of storage, that can be written to from here",
+        ) from error
+
+
+def release(ctx: RunContext) -> None:
+    """Delete the run's claim of its output."""
+    if ctx.run.output is not None and not ctx.output_in_cluster:
+        transfer.release(ctx.output, ctx.key)
+
+
+def taken(ctx: RunContext, other: str, fix: str) -> Finding:
+    """Make the finding that another run has the output."""
+    return Finding("run.output", f"{ctx.destination} is in use: {other}", fix)
 
 
 def read_report(ctx: RunContext) -> str | None:

@@ -11,13 +11,27 @@ from rich.filesize import decimal
 
 from manycpu.pipeline import run_report, transfer
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.runfile import is_run_file
 from manycpu.pipeline.spec import output, program
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import MachineContext, RunContext
 from manycpu.pipeline.transfer import Manifest
 
-__all__ = ["Code", "code_of", "installed", "installed_digest", "main_file", "module_root", "program_of"]
+__all__ = [
+    "Code",
+    "code_folder",
+    "code_of",
+    "has_module",
+    "installed",
+    "installed_digest",
+    "is_project",
+    "main_file",
+    "module_root",
+    "program_of",
+]
 
+_PROJECT = (".git", "pyproject.toml")
 _MAX_BYTES, _MAX_FILES = 100 << 20, 10_000
 _NOT_CODE = {"__pycache__", "node_modules", "venv", "env", "site-packages"}
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -28,19 +42,54 @@ Ignored = tuple[tuple[Path, GitIgnoreSpec], ...]
 
 
 def program_of(ctx: RunContext) -> tuple[Path | None, tuple[str, ...]]:
-    """Find the folder of the program's code, and the arguments with which Python runs it from there."""
+    """Find the folder of the program's code, and the arguments with which Python runs it from there.
+
+    Raises:
+        BadInputError: ``run.code`` is no folder around the program.
+    """
     kind, name = program.parse(ctx.run.program)
+    root = code_folder(ctx.run, ctx.base)
+    if ctx.run.code is not None and (fault := _fault(ctx, root, kind, name)):
+        raise BadInputError(fault, field="run.code", fix="Name a folder around the program, or leave it out")
     if kind == "script":
         path = Path(name)
-        return path.parent, (path.name,)
-    root = None if kind == "recipe" else module_root(name, ctx.base)
+        return root or path.parent, (path.relative_to(root or path.parent).as_posix(),)
+    if root is None and kind == "module":
+        root = module_root(name, ctx.base)
     return root, ("-m", name)
 
 
-def main_file(words: str, base: Path) -> Path | None:
+def code_folder(run: TrainingRun, base: Path) -> Path | None:
+    """Find the folder that ``run.code`` names; None where it is left out, or no project is around."""
+    if run.code != program.AUTO:
+        return base / run.code if run.code else None
+    kind, name = program.parse(run.program)
+    near = (Path(base / name).parent if kind == "script" else base).absolute()
+    return next((folder for folder in (near, *near.parents) if is_project(folder)), None)
+
+
+def is_project(folder: Path) -> bool:
+    """Whether a folder is the root of a project: it has .git or pyproject.toml."""
+    return any((folder / mark).exists() for mark in _PROJECT)
+
+
+def _fault(ctx: RunContext, root: Path | None, kind: str, name: str) -> str:
+    """Say what is wrong with ``run.code``; empty where nothing is."""
+    if kind == "recipe":
+        return f"the recipe {ctx.run.program} has its code in manycpu"
+    if root is None:
+        return f"no folder around the program has {' or '.join(_PROJECT)}"
+    if not root.is_dir():
+        return f"there is no folder {ctx.run.code}"
+    if kind == "module" and not has_module(root, name):
+        return f"there is no module {name} in {root}"
+    return "" if kind == "module" or Path(name).is_relative_to(root) else f"{name} is not in {root}"
+
+
+def main_file(run: TrainingRun, base: Path) -> Path | None:
     """Find the file that a program begins with; None where it is installed, a recipe, or not there."""
-    kind, name = program.parse(words)
-    module = Path(base, *name.split("."))
+    kind, name = program.parse(run.program)
+    module = Path(code_folder(run, base) or base, *name.split("."))
     candidates = {
         "recipe": [],
         "script": [base / name],
@@ -51,8 +100,13 @@ def main_file(words: str, base: Path) -> Path | None:
 
 def module_root(name: str, base: Path) -> Path | None:
     """Find the folder that holds a module of the user's own; None for an installed one."""
+    return base if has_module(base, name) else None
+
+
+def has_module(folder: Path, name: str) -> bool:
+    """Whether a folder holds a module, or a package that it is in."""
     top = name.split(".", 1)[0]
-    return base if (base / top).is_dir() or (base / f"{top}.py").is_file() else None
+    return (folder / top).is_dir() or (folder / f"{top}.py").is_file()
 
 
 def installed(module: str) -> bool:
@@ -114,7 +168,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
     excluded = {Path(path) for path in named if path and "://" not in path}
     code = Code(root, {})
     for path in _files(root, excluded | ({ctx.home} if isinstance(ctx, MachineContext) else set())):
-        if _is(root / path, ctx.run_file):
+        if _is(root / path, ctx.run_file) or is_run_file(root / path):
             continue
         code.files[path] = 0 if path.endswith("/") else (root / path).stat().st_size
         if len(code.files) > _MAX_FILES:
@@ -139,8 +193,8 @@ def _left_out(ctx: RunContext, root: Path, program: tuple[str, ...], excluded: s
 
 def _reason(ctx: RunContext, root: Path, path: Path, excluded: set[Path]) -> tuple[str, str]:
     """Say why a file or folder is no code, and what to do."""
-    if _is(path, ctx.run_file):
-        return "is the run file, and no program", "Give the script that trains, or `-m module`"
+    if _is(path, ctx.run_file) or is_run_file(path):
+        return "is a run file, and no program", "Give the script that trains, or `-m module`"
     if path in excluded:
         why = "is named as data, model, output or checkpoints of this run too, which are no code"
         return why, "Give them a path of their own"

@@ -9,6 +9,7 @@ from typing import Final
 from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
+from manycpu.pipeline.spec.extras import require
 from manycpu.pipeline.targets.context import Access, ClusterContext, MachineContext, RunContext
 from manycpu.pipeline.targets.open_run import changed, reopen
 
@@ -61,6 +62,7 @@ def in_namespace(namespace: str, connection: str | None) -> list[RunContext]:
     Raises:
         ClusterError: The cluster cannot be reached, or refuses.
     """
+    require("kubernetes", "--namespace", "Kubernetes")
     from manycpu.pipeline.adapters import cluster
     from manycpu.pipeline.ledger import configmap
 
@@ -76,8 +78,8 @@ def _reopened(ledgers: Iterable[Ledger], open_: Callable[[Entry], RunContext]) -
         try:
             entry = ledger.read()
             opened.append((entry.created, open_(entry)))
-        except RunGoneError:
-            continue  # it ended just now
-        except ManycpuError as error:
+        except (RunGoneError, PermissionError):
+            continue  # it ended just now; or is another user's, who alone may look into it
+        except (ManycpuError, OSError) as error:
             log.warning("%s", error)
     return [ctx for _, ctx in sorted(opened, key=lambda pair: pair[0])]

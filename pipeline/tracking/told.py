@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.credentials import redacted_fields, redacted_options
+from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.event_types import Event
 from manycpu.pipeline.spec.series import Series, is_finite, values_of
 from manycpu.pipeline.spec.state import RunState
@@ -110,12 +110,12 @@ def _stem(program: str) -> str:
 
 def _params(run: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]:
     """Flatten what was set, with no value of the environment and no credentials."""
-    args = redacted_options(run.get("args") or ())
-    told = {name: value for name, value in run.items() if name not in _UNTOLD}
-    told |= {"env": sorted(run.get("env") or {}), "args": args}
+    shown = redacted_description(run)
+    told = {name: value for name, value in shown.items() if name not in _UNTOLD}
+    told |= {"env": sorted(run.get("env") or {})}
     told |= {f"target.{name}": target[name] for name in ("kind", "launch") if name in target}
-    told |= {f"args.{name}": value for name, value in _options(args)}
-    return {name: text for name, text in _flat(redacted_fields(told)) if text}
+    told |= {f"args.{name}": value for name, value in _options(shown.get("args") or ())}
+    return {name: text for name, text in _flat(told) if text}
 
 
 def _options(words: Iterable[str]) -> Iterator[tuple[str, str]]:

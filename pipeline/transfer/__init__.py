@@ -1,5 +1,6 @@
 """Verified copies: a manifest with sha256, resume after a break, atomic rename. Used by stage and export."""
 
+from manycpu.pipeline.transfer.claims import Claimant, ClaimedError, claim, release
 from manycpu.pipeline.transfer.destination import earlier, has_page, strangers
 from manycpu.pipeline.transfer.fetch import InUseError, Lock, Stored, discard, fetch, staged, store, strays
 from manycpu.pipeline.transfer.hashing import Hashing
@@ -20,6 +21,8 @@ from manycpu.pipeline.transfer.publish import publish, save, written
 __all__ = [
     "DIGITS",
     "MANIFEST",
+    "Claimant",
+    "ClaimedError",
     "File",
     "Hashing",
     "InUseError",
@@ -31,12 +34,14 @@ __all__ = [
     "TakenOverError",
     "Tick",
     "TransferError",
+    "claim",
     "discard",
     "earlier",
     "fetch",
     "has_page",
     "identity",
     "publish",
+    "release",
     "save",
     "scan",
     "staged",

@@ -50,7 +50,7 @@ def strangers(destination: Location, key: str) -> list[str]:
     exported = {(file.path, file.size) for file in before.manifest.files} if before else set()
     odd: list[str] = []
     items = destination.without_odd(lambda path, _: odd.append(path)).items()
-    mine = [before.name] if before else []
+    mine = [*output.PARTIALS, *([before.name] if before else [])]
     if output.replaceable(destination.read_text(output.REPORT), key):
         mine += [output.REPORT, *([output.PAGE] if has_page(destination) else [])]
     unknown = [item.path for item in items if (item.path, item.size) not in exported]
@@ -104,8 +104,10 @@ def put(partial: Path, destination: Path, key: str) -> None:
     if not strangers(Location.of(str(before), "run.output"), key) and _rename(partial, destination):
         _remove(before, key)
         return
-    before.rename(destination)  # something came at the last moment: all of it stays where it is
+    if not _rename(before, destination):  # something came at the last moment: both stay where they are
+        raise _both(before, destination)
     refuse(strangers(location, key))
+    raise TransferError(f"something came to {destination} and went, and nothing was changed there; try again")
 
 
 def _rename(partial: Path, destination: Path) -> bool:
@@ -120,13 +122,35 @@ def _rename(partial: Path, destination: Path) -> bool:
 
 
 def _finish_earlier_try(before: Path, destination: Path, key: str) -> None:
-    """Finish or undo a replacement that an earlier, killed try began."""
+    """Finish or undo a replacement that an earlier, killed try began.
+
+    Raises:
+        TransferError: What is at the destination is not this run's: that and the earlier export both stay.
+    """
     if not before.exists():
         return
-    if destination.exists():
+    if destination.is_file():
+        raise _both(before, destination)
+    if _rename(before, destination):
+        return
+    location = Location.of(str(destination), "run.output")
+    if any(strangers(location, key)):
+        raise _both(before, destination)
+    export = earlier(location, key)
+    if any(changed(location, export)):
+        raise _both(before, destination)
+    if export:
         _remove(before, key)
-    else:
+    else:  # only a report of a run that left no model
+        _remove(destination, key)
         before.rename(destination)
+
+
+def _both(before: Path, destination: Path) -> TransferError:
+    return TransferError(
+        f"{destination} holds what this run did not write, and {before} holds an earlier export of this run; "
+        "both are kept: move one of them away, and run again with the same run id"
+    )
 
 
 def _remove(before: Path, key: str) -> None:
@@ -140,7 +164,7 @@ def _remove(before: Path, key: str) -> None:
     for file in export.manifest.files if export else ():
         if not file.path.endswith("/"):
             (before / file.path).unlink(missing_ok=True)
-    for record in (output.REPORT, *page, *([export.name] if export else [])):
+    for record in (output.REPORT, *page, *output.PARTIALS, *([export.name] if export else [])):
         (before / record).unlink(missing_ok=True)
     try:
         for folder, _, _ in os.walk(before, topdown=False):

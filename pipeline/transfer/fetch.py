@@ -51,14 +51,20 @@ class Stored(NamedTuple):
     """Whether it was there before."""
 
 
-def strays(destination: Path) -> list[Path]:
-    """List files in a fetched folder that :func:`fetch` did not write, bytecode aside."""
+def strays(destination: Path, copy: Path | None = None) -> list[Path]:
+    """List files in a fetched folder that :func:`fetch` did not write, bytecode aside.
+
+    Args:
+        destination: The fetched folder.
+        copy: A copy of it to look into, and around it in its parent; None: the fetched folder itself.
+    """
     manifest = staged(destination)
     if manifest is None:
         return []
-    listed = {file.path for file in manifest.files}
-    paths = [item.path for item in below(str(destination), lambda *_: None, follow=False)]
-    return [destination / path for path in paths if path not in listed and "__pycache__" not in path]
+    folder, prefix = (copy.parent, f"{copy.name}/") if copy else (destination, "")
+    listed = {prefix + file.path for file in manifest.files}
+    paths = [item.path for item in below(str(folder), lambda *_: None, follow=False)]
+    return [folder / path for path in paths if path not in listed and "__pycache__" not in path]
 
 
 def staged(destination: Path) -> Manifest | None:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item, Rows
-from manycpu.pipeline.adapters.storage import Block, Reading
+from manycpu.pipeline.adapters.storage import Block, Reading, open_file
 from manycpu.pipeline.transfer.journal import Journal
 from manycpu.pipeline.transfer.manifest import DIGITS, File, Manifest, Progress, Tick, TransferError
 from manycpu.pipeline.transfer.verify import verify
@@ -23,6 +23,7 @@ __all__ = ["Copied", "Source", "TakenOverError", "copy", "drop"]
 
 _STRETCH: Final = 8 << 20  # bytes that may wait for the disk, and to be read back
 _BLOCK: Final = 1 << 18  # bytes that are read back at once: what a core's cache holds
+_LARGE: Final = 1 << 20  # bytes from which on a file is worth trying to be cloned
 _TOKEN: Final = 8  # digits
 _PLAIN, _EXECUTABLE = 0o666, 0o777  # less the umask
 
@@ -192,10 +193,14 @@ def _copy_file(  # noqa: PLR0913, PLR0917 - each is of another type
     else:
         with FileIO(path, "r+", opener=_opener(item)) as file:
             copy = _Copy(file, start, tally.tick)
-            for block in reading.blocks:
+            is_large = not start and item.size >= _LARGE
+            is_cloned = is_large and reading.path is not None and copy.clone(reading.path)
+            for block in [] if is_cloned else reading.blocks:
                 if copy.write(block) and journal:
                     journal.note(item.path, copy.hashed, copy.digest.hexdigest())
                 tally.add(len(block))
+            if is_cloned:
+                tally.add(item.size)
             copied = File(item.path, copy.read_back(), copy.digest.hexdigest(), item.executable)
     if journal and start < copied.size:
         journal.note(item.path, copied.size, copied.sha256)
@@ -217,6 +222,14 @@ class _Copy:
         self.digest, self.hashed = hashlib.sha256(), 0
         self._file, self._size, self._tick = file, start, tick
         file.seek(start)
+
+    def clone(self, path: str) -> bool:
+        """Have the file share the blocks of one of this disk, where the file system can; whether it does."""
+        with open_file(path) as source:
+            if not disk.clone(source.fileno(), self._file.fileno()):
+                return False
+            self._size = os.fstat(self._file.fileno()).st_size
+            return True
 
     def write(self, block: Block) -> bool:
         """Write a block; whether a stretch is full, so that it was hashed."""

@@ -8,6 +8,7 @@ from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.output import REPORT, manifest_name, programs_report
+from manycpu.pipeline.transfer.claims import claimed
 from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse, signed, strangers
 from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import File, Manifest, Progress, Tick, TransferError, scan
@@ -40,25 +41,29 @@ def publish(
     Raises:
         TransferError: What was read back is not what was written, or the destination holds what the run did
             not write.
+        ClaimedError: Another run has the destination.
     """
     origin = written(str(source))
     if destination.local is not None:
         if destination.local.is_file():
             raise TransferError(f"{destination.local} has become a file, and no folder")
         return save(Hashing(origin, tick), destination.local, key, progress, tick)
-    manifest = scan(origin, tick)
-    # Behind URLs there are no empty folders, and no names that are not UTF-8.
-    files = [file for file in manifest.files if not file.path.endswith("/")]
-    spelled = Manifest(file._replace(path=_escaped(file.path)) for file in files)
-    taken = _top_names(spelled)
-    published = _in_output(spelled, programs_report(taken))
-    _delete_outdated(destination, published, key, tick)
-    done = 0
-    for file, named in zip(files, published.files, strict=True):
-        _upload(origin, destination, file, named, tick)
-        done += file.size
-        progress(done, published.size)
-    destination.write_text(manifest_name(taken), signed(published, key))
+    with claimed(destination, key) as holding:
+        manifest = scan(origin, tick)
+        # Behind URLs there are no empty folders, and no names that are not UTF-8.
+        files = [file for file in manifest.files if not file.path.endswith("/")]
+        spelled = Manifest(file._replace(path=_escaped(file.path)) for file in files)
+        taken = _top_names(spelled)
+        published = _in_output(spelled, programs_report(taken))
+        _delete_outdated(destination, published, key, tick)
+        done = 0
+        for file, named in zip(files, published.files, strict=True):
+            holding.check()
+            _upload(origin, destination, file, named, tick)
+            done += file.size
+            progress(done, published.size)
+        holding.check_others()
+        destination.write_text(manifest_name(taken), signed(published, key))
     return published
 
 
@@ -82,12 +87,32 @@ def save(
         TransferError: A file changed while it was copied, or reads back otherwise; or the destination holds
             what the run did not write.
         TakenOverError: Another export of the same run goes on with it.
+        ClaimedError: Another run has the destination.
     """
     destination = destination.resolve()  # where a link leads: the link itself is the user's
-    stem = destination.with_name(f".{destination.name}.{key}")
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    refuse(strangers(Location.of(str(destination), "run.output"), key))  # before all of it is copied
-    partial, manifest = copy(source, stem, progress, tick)
+    with claimed(Location.of(str(destination), "run.output"), key) as holding:
+        stem = destination.with_name(f".{destination.name}.{key}")
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        refuse(strangers(Location.of(str(destination), "run.output"), key))  # before all of it is copied
+        partial, manifest = copy(source, stem, progress, tick)
+        manifest = _completed(partial, manifest, key)
+        try:
+            holding.check_others()
+            put(partial, destination, key)
+        except TransferError:
+            shutil.rmtree(
+                partial, ignore_errors=True
+            )  # the next try may go elsewhere: nobody would delete it
+            raise
+    return manifest
+
+
+def _completed(partial: Path, manifest: Manifest, key: str) -> Manifest:
+    """Put the manifest into a copy, and give a report.json of the program's own another name.
+
+    Raises:
+        TakenOverError: Another export of the same run goes on with the copy.
+    """
     taken = _top_names(manifest)
     try:
         if REPORT in taken:
@@ -98,11 +123,6 @@ def save(
         disk.sync(partial)
     except FileNotFoundError as error:
         raise TakenOverError("another export of this run goes on with this copy") from error
-    try:
-        put(partial, destination, key)
-    except TransferError:
-        shutil.rmtree(partial, ignore_errors=True)  # the next try may go elsewhere: nobody would delete it
-        raise
     return manifest
 
 

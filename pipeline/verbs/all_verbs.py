@@ -1,34 +1,39 @@
 """All verbs of a run, one after the other: what `manycpu run` and a notebook call."""
 
+import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.listeners import RunListener, Silent
+from manycpu.pipeline.listeners import Guarded, RunListener, Silent
 from manycpu.pipeline.run_report import Report
-from manycpu.pipeline.spec.errors import CancelledError, RunGoneError
+from manycpu.pipeline.spec.errors import CancelledError, ManycpuError, RunGoneError
+from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.attempt import attempt_status
+from manycpu.pipeline.targets.context import MachineContext, RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.tracking.live import listeners as trackers
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.cleanup import cleanup
+from manycpu.pipeline.verbs.cleanup import cleanup, only_cleanup_is_left
 from manycpu.pipeline.verbs.export import export
-from manycpu.pipeline.verbs.launch import edited, launch
+from manycpu.pipeline.verbs.launch import edited, launch, present_handle
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.report import conclude as conclude_run
-from manycpu.pipeline.verbs.report import read_report, report_path
+from manycpu.pipeline.verbs.report import read_report, remember, report_path
 from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import conclude, wait
 
 __all__ = ["new_run_id", "run_all", "train"]
+
+_LOG = logging.getLogger(__name__)
 
 
 def train(
@@ -48,7 +53,7 @@ def train(
         target: Where; None is this machine.
         run_id: Tells this run from every other: the same again attaches to what it started.
         base: Folder that relative paths start from; default: the present one.
-        listener: Is told how it goes.
+        listener: Is called as the run proceeds. One that raises is called no more; the run continues.
 
     Returns:
         The report that stands beside the exported model.
@@ -67,62 +72,169 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def run_all(ctx: RunContext, listener: RunListener) -> Report:
-    """Run all verbs; whatever happens, clean up and have the report say how it ended.
+def run_all(
+    ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None] = lambda _: None
+) -> Report:
+    """Run all verbs, clean up, and have the report say how it ended.
+
+    A training that may still run is ended by a person's word alone: an error that comes before its end leaves
+    it as it is, and the same run attaches to it.
+
+    Args:
+        ctx: The run.
+        listener: Hears how it goes.
+        trained: Is called with an attempt that succeeded, while all that it wrote is there.
 
     Raises:
         ForeignRunError: Another process of this machine does so; nothing was touched.
         ManycpuError: A verb failed.
     """
+    listener = Guarded(listener)
     begun_before = ctx.ledger.exists()
     if begun_before:
         ctx.ledger.refuse_second()
+    if only_cleanup_is_left(ctx):
+        with _saying_what_stays(ctx):
+            return _end(ctx, listener, None)
+    # All of it is this process's: when it is killed, nobody has to wait for the end of the lease.
+    holder = process.handle_of_this_process(Path(), ctx.name, 0)
     try:
         with _reporting(listener, "prepare"):
-            for finding in prepare(ctx):
+            for finding in prepare(ctx, holder):
                 listener.finding(finding)
     except KeyboardInterrupt as interrupt:
-        if not begun_before:
+        if not begun_before and not _is_of_another(ctx):
             _cleaned_up(ctx)
         raise CancelledError("interrupted; nothing was launched") from interrupt
-    # All of it is this process's: when it is killed, nobody has to wait for the end of the lease.
-    ctx.ledger.change_lease(holder=process.handle_of_this_process(Path(), ctx.name, 0))
-    taken_away = False
+    with _saying_what_stays(ctx):
+        ctx.ledger.change_lease(holder=holder)
+        return _after_prepare(ctx, listener, trained)
+
+
+@contextmanager
+def _saying_what_stays(ctx: RunContext) -> Iterator[None]:
+    """Say what a Ctrl-C leaves that nothing else took: after it nothing is cleaned up."""
     try:
-        _stage_to_export(ctx, listener)
-    except KeyboardInterrupt as interrupt:
-        cancel(ctx, by="the terminal")
-        raise CancelledError("interrupted; the training was ended") from interrupt
-    except RunGoneError:
-        taken_away = not ctx.ledger.exists()
-        raise
-    finally:
-        if not taken_away:  # otherwise nothing is left to clean up, nor to report on
-            with _reporting(listener, "cleanup"):
-                written = _cleaned_up(ctx) or read_report(ctx)
-            listener.report(written, report_path(ctx))
+        yield
+    except KeyboardInterrupt as again:
+        fix = "See its report" if _is_gone(ctx) else _stays(ctx)
+        raise CancelledError("interrupted while it cleaned up", fix=fix) from again
+
+
+def _after_prepare(ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None]) -> Report:
+    failure: BaseException | None = None
+    try:
+        _stage_to_export(ctx, listener, trained)
+    except BaseException as error:  # noqa: BLE001 - raised below, with what becomes of the run
+        failure = error
+    if failure is not None and not isinstance(failure, KeyboardInterrupt):
+        if isinstance(failure, RunGoneError) and not ctx.ledger.exists():
+            raise failure  # nothing is left to clean up, nor to report on
+        if _may_still_train(ctx):
+            failure.add_note(_left(ctx))
+            raise failure
+    return _end(ctx, listener, failure)
+
+
+def _end(ctx: RunContext, listener: RunListener, failure: BaseException | None) -> Report:
+    """Clean up, report, and raise what the run failed with."""
+    interrupted = isinstance(failure, KeyboardInterrupt)
+    try:
+        with _reporting(listener, "cleanup"):
+            written = _cleaned_up(ctx, by="the terminal" if interrupted else None) or read_report(ctx)
+    except Exception as error:
+        if interrupted and ctx.ledger.exists():
+            error.add_note(_stays(ctx))
+        raise error from failure
+    remember(ctx)
+    listener.report(written, report_path(ctx))
+    if interrupted:
+        failure, cause = CancelledError("interrupted; the training was ended"), failure
+        failure.__cause__ = cause
+    if failure is not None:
+        if written.advice:
+            failure.add_note(written.advice)
+        raise failure
     return conclude_run(written)
 
 
-def _cleaned_up(ctx: RunContext) -> Report | None:
-    """Clean up to the end, also when somebody interrupts it: only a second time gives up."""
+def _is_of_another(ctx: RunContext) -> bool:
+    """Whether another process may have begun this run meanwhile."""
+    return ctx.ledger.exists() and ctx.ledger.lease().held_by_another(ctx.ledger.now()) is not False
+
+
+def _is_gone(ctx: RunContext) -> bool:
+    """Whether a run is known to be cleaned up."""
     try:
+        return not ctx.ledger.exists()
+    except ManycpuError:  # the cluster does not answer
+        return False
+
+
+def _may_still_train(ctx: RunContext) -> bool:
+    """Whether the present attempt may run: it does, or nothing tells that it has ended."""
+    try:
+        entry = ctx.ledger.read()
+        handle = present_handle(ctx, entry)
+        if handle is None or "wait" in entry.verbs:  # never started; or waited for, to its end
+            return False
+        return not attempt_status(ctx, handle, entry).state.terminal
+    except Exception:  # noqa: BLE001 - whatever hides it, it may run
+        return True
+
+
+def _left(ctx: RunContext) -> str:
+    """Say that a training was left as it is, and what can be done with it."""
+    return (
+        f"The training of run {ctx.name} may still run, and was left as it is, in {ctx.where}: the same run "
+        f"id attaches to it, `{ctx.typed('logs', '--follow')}` shows it, `{ctx.typed('cancel')}` ends it."
+    )
+
+
+def _stays(ctx: RunContext) -> str:
+    """Say what an interrupted clean-up leaves, where, and how it is removed."""
+    folder = f"its folder {ctx.where}" if isinstance(ctx, MachineContext) else f"all it has in {ctx.where}"
+    lives, ends = "", ""
+    if _may_still_train(ctx):
+        lives, ends = "its training may still run, and ", f"`{ctx.typed('cancel')}` ends it, "
+    return (
+        f"Of run {ctx.name}, {lives}{folder} stays: the same run id continues it, "
+        f"{ends}`{ctx.typed('clean', '--delete-model')}` removes it"
+    )
+
+
+def _cleaned_up(ctx: RunContext, by: str | None = None) -> Report | None:
+    """End the training where somebody says so, and clean up, also when that is interrupted once."""
+
+    def clean_up() -> Report | None:
+        if by is not None:
+            cancel(ctx, by=by)
         return cleanup(ctx)
+
+    try:
+        if by is not None:
+            _LOG.warning("interrupted: ending the training, and cleaning up")
+        return clean_up()
     except KeyboardInterrupt:
-        return cleanup(ctx)
+        _LOG.warning("interrupted again: once more leaves everything as it is")
+        return clean_up()
 
 
-def _stage_to_export(ctx: RunContext, listener: RunListener) -> None:
+def _stage_to_export(ctx: RunContext, listener: RunListener, trained: Callable[[Handle], None]) -> None:
     with _reporting(listener, "stage"):
         staged = stage(ctx, listener.progress)
     with _reporting(listener, "build"):
         built = build(ctx)
     with _reporting(listener, "launch"):
-        handle, _ = launch(ctx, staged, built)
+        handle, attached = launch(ctx, staged, built)
+        if attached and _may_still_train(ctx):
+            words = "attached to attempt %d, whose training went on without the command that started it"
+            _LOG.info(words, handle.attempt)
         if finding := edited(ctx, handle, staged, built):
             listener.finding(finding)
     with _reporting(listener, "wait"):
-        conclude(ctx, handle, wait(ctx, handle, listener, *trackers(ctx, handle)))
+        conclude(ctx, handle, wait(ctx, handle, listener, *map(Guarded, trackers(ctx, handle))))
+        trained(handle)
     with _reporting(listener, "export"):
         export(ctx, handle, listener.progress)
 

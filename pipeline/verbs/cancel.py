@@ -1,12 +1,12 @@
 """cancel: end a training, on any target."""
 
-import time
-
+from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec.errors import CancelledError
+from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["cancel", "heed", "withhold"]
+__all__ = ["cancel", "declare_gone", "heed", "withhold"]
 
 
 def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
@@ -21,10 +21,38 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
         Whether there was something to end.
 
     Raises:
-        LaunchError: It does not end, or was started on another machine.
+        LaunchError: It does not end.
+        UnseenError: Whether it runs cannot be seen from here.
         ClusterError: The cluster does not answer.
     """
     return ctx.ledger.exists() and verbs_of(ctx).cancel(ctx, by, attempt)
+
+
+def declare_gone(ctx: RunContext, by: str) -> bool:
+    """Record that the processes of a run are gone for good with their host or container, as a person says.
+
+    Args:
+        ctx: The run.
+        by: Who says so, for the record.
+
+    Returns:
+        Whether that was unknown until now.
+
+    Raises:
+        LaunchError: The present attempt runs on this host.
+    """
+    recorded = False
+    with ctx.ledger.update() as entry:
+        handle = verbs_of(ctx).present_handle(ctx, entry)
+        if isinstance(handle, ProcessHandle) and process.observe(handle)["exit"] is None:
+            process.declare_gone(handle)
+            entry.cancelled.setdefault(entry.attempt, by)
+            recorded = True
+    lease = ctx.ledger.lease()
+    if lease.holder is not None and process.is_alive(lease.holder) is not True:
+        ctx.ledger.change_lease(ended=True, holder=None)
+        recorded = True
+    return recorded
 
 
 def withhold(ctx: RunContext, by: str) -> bool:
@@ -37,7 +65,7 @@ def withhold(ctx: RunContext, by: str) -> bool:
     Returns:
         Whether somebody works on it.
     """
-    held = ctx.ledger.lease().held(time.time())
+    held = ctx.ledger.lease().held(ctx.ledger.now())
     if held:
         with ctx.ledger.update() as entry:
             entry.cancelled[entry.attempt + 1] = by

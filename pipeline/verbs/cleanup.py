@@ -3,29 +3,48 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from enum import StrEnum
 
 from manycpu.pipeline import run_report
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import ExportError, ManycpuError
 from manycpu.pipeline.spec.handle import Handle
+from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.spec.words import first_of
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.targets.open_run import as_started
+from manycpu.pipeline.targets.open_run import as_started, changed
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.tracking.ending import tell_end
 from manycpu.pipeline.verbs.cancel import cancel
-from manycpu.pipeline.verbs.export import unseen
+from manycpu.pipeline.verbs.export import seen, unseen
 from manycpu.pipeline.verbs.launch import present_handle
-from manycpu.pipeline.verbs.report import report_path, write_report
+from manycpu.pipeline.verbs.report import read_report, report_path, write_report
 from manycpu.pipeline.verbs.wait import observed_of
 
-__all__ = ["cleanup", "undelivered"]
+__all__ = ["Remains", "cleanup", "end_expired", "only_cleanup_is_left", "remains"]
 
 _VERBS = ("prepare", "stage", "build", "launch", "wait", "export")
+_CLEANUP = "cleanup"
+
+
+class Remains(StrEnum):
+    """What a run holds that a training wrote: nothing of it is deleted by accident."""
+
+    NOTHING = "nothing"
+    """Nothing was started; or the model was exported, and is to be seen there."""
+    MODEL = "model"
+    """A training succeeded, and its model was not exported, or is not to be seen there."""
+    RUNNING = "running"
+    """It may still be trained."""
+    FAILED = "failed"
+    """The training ended by itself, or a person ended it: ``run.keep`` decides."""
+    UNKNOWN = "unknown"
+    """Nothing shows why the training ended, such as where its supervisor or its job is gone."""
 
 
 def _tell_nobody(_: Report) -> None:
@@ -41,13 +60,13 @@ def cleanup(
 ) -> Report | None:
     """Delete everything of the run but its output and what later runs reuse.
 
-    A model that was trained and could not be exported, or is not to be seen at the output, is kept for ever:
-    the same run goes on from there.
+    What a training wrote stays, until it is exported or a person names the run and asks for its deletion;
+    of a training that failed by itself, or that a person ended, as ``run.keep`` says.
 
     Args:
         ctx: The run.
-        keep: Whether the run's ``keep`` counts.
-        delete_model: Whether somebody said that this run's model may go, though it was not exported.
+        keep: Whether a ``run.keep`` that keeps more than output and checkpoints counts.
+        delete_model: Whether a person said that what this run's training wrote may go.
         tell: Is given the report before anything is deleted, and as it is in the end.
 
     Returns:
@@ -56,53 +75,178 @@ def cleanup(
     Raises:
         ExportError: The report cannot be written to the output.
         LaunchError: A process of the run does not end.
+        UnseenError: Whether one runs cannot be seen from here; nothing was deleted.
         ClusterError: The cluster does not answer.
     """
     if not ctx.ledger.exists():
-        return None
+        return _finish(ctx)
     started = time.monotonic()
-    cancel(ctx, by="cleanup")
-    model = not delete_model and undelivered(ctx)
+    cancel(ctx, by=_CLEANUP)
+    left = Remains.NOTHING if delete_model else remains(ctx)
     written = _draft(ctx)
     with suppress(ExportError):  # raised below, when all else is done
         write_report(ctx, written)
     tell(written)
     entry = ctx.ledger.read()
-    if model or (keep and _is_kept(ctx, written)):
-        written.kept += verbs_of(ctx).keep(ctx, None if model else ctx.run.keep_for)
-        result = "skipped"
+    kept = [] if delete_model else _keep(ctx, left, _is_kept_whole(ctx, written, keep=keep))
+    if kept:
+        result, until = "skipped", ctx.ledger.lease().until
+        written.advice = _advice(ctx, left, kept, until)
+        written.kept += kept
     else:
-        written.kept = [item for item in written.kept if not verbs_of(ctx).owns(ctx, item)]
-        written.left_behind = verbs_of(ctx).remove(ctx)
-        result = "failed" if written.left_behind else "done"
+        result = _remove(ctx, written)
     # Last: one who is away is waited for, and nothing of the run has to be there for it.
-    told = tell_end(ctx, entry, written, report_path(ctx))
-    written.trackers, written.warnings = told.places, [*written.warnings, *told.warnings]
-    seconds = time.monotonic() - started
-    written.verbs["cleanup"] = VerbRecord.model_validate({"seconds": seconds, "result": result})
+    _tell_trackers(ctx, entry, written)
+    _record(written, started, result)
     tell(written)
     write_report(ctx, written)
     return written
 
 
-def undelivered(ctx: RunContext) -> bool:
-    """Whether the run has a model that was not exported, or cannot be seen where it was exported to.
+def only_cleanup_is_left(ctx: RunContext) -> bool:
+    """Whether the model of a run was exported, and is to be seen there, and the run is not cleaned up.
 
-    Where nobody has judged its training, it counts as trained.
+    So it is where an earlier process was killed while it cleaned up: nothing is to be trained again.
+    """
+    if ctx.ledger.exists():
+        return _is_exported(ctx, ctx.ledger.read())
+    return _half_cleaned(ctx) is not None
+
+
+def _is_exported(ctx: RunContext, entry: Entry) -> bool:
+    records = [entry.verbs.get(verb) for verb in _VERBS]
+    done = all(record is not None and record.result != "failed" for record in records)
+    return done and seen(ctx, entry.export)
+
+
+def _half_cleaned(ctx: RunContext) -> Report | None:
+    """Read the report of a run without ledger whose clean-up was not finished; None of every other."""
+    try:
+        written = read_report(ctx)
+    except ManycpuError:
+        return None
+    record = written.verbs.get(_CLEANUP)
+    unfinished = record is None or record.result == "failed"
+    is_named = written.name == run_name(written.name.removesuffix(ctx.key), ctx.key)  # it names a folder
+    is_half = is_named and written.state is RunState.SUCCEEDED and unfinished and seen(ctx, written.export)
+    return written if is_half else None
+
+
+def _finish(ctx: RunContext) -> Report | None:
+    """Finish the clean-up of an exported run; None where there is none to finish."""
+    started, written = time.monotonic(), _half_cleaned(ctx)
+    if written is None:
+        return None
+    ctx = changed(ctx, name=written.name)  # what it began with
+    result = _remove(ctx, written)
+    if written.began is not None:  # None: of an earlier version
+        entry = ctx.new_entry(written.began).model_copy(
+            update={"attempt": written.attempts, "digests": written.digests, "image": written.image}
+        )
+        _tell_trackers(ctx, entry, written)
+    _record(written, started, result)
+    write_report(ctx, written)
+    return written
+
+
+def _tell_trackers(ctx: RunContext, entry: Entry, written: Report) -> None:
+    """Tell trackers how the run ended, and have its report say where they have it, or what they lack."""
+    told = tell_end(ctx, entry, written, report_path(ctx))
+    written.trackers, written.warnings = told.places, [*written.warnings, *told.warnings]
+
+
+def _remove(ctx: RunContext, written: Report) -> str:
+    """Delete what the run owns, and have its report say what is left; returns the result."""
+    written.kept = [item for item in written.kept if not verbs_of(ctx).owns(ctx, item)]
+    written.left_behind = verbs_of(ctx).remove(ctx)
+    return "failed" if written.left_behind else "done"
+
+
+def _record(written: Report, started: float, result: str) -> None:
+    seconds = time.monotonic() - started
+    written.verbs[_CLEANUP] = VerbRecord.model_validate({"seconds": seconds, "result": result})
+
+
+def remains(ctx: RunContext) -> Remains:
+    """Tell what a run holds that a training wrote, from its ledger and how its present attempt ended.
+
+    Raises:
+        ClusterError: The cluster does not answer.
+    """
+    entry = ctx.ledger.read()
+    if entry.attempt == 0:
+        return Remains.NOTHING
+    handle = present_handle(ctx, entry)
+    if entry.described().fruitless:  # it may have written its model elsewhere, and that to the run's folder
+        stray = handle is not None and verbs_of(ctx).strays(ctx, entry, handle)
+        return Remains.MODEL if stray else Remains.FAILED
+    if entry.export is not None:
+        lost = handle is not None and (_unasked(ctx, entry, handle) or unseen(ctx, entry, handle) is not None)
+        return Remains.MODEL if lost else Remains.NOTHING
+    judged = entry.verbs.get("wait")
+    if judged is not None and judged.result != "failed":
+        return Remains.MODEL
+    return Remains.UNKNOWN if handle is None else _how_it_ended(ctx, entry, handle)
+
+
+def _how_it_ended(ctx: RunContext, entry: Entry, handle: Handle) -> Remains:
+    status = attempt_status(ctx, handle, entry)
+    if not status.state.terminal:
+        return Remains.RUNNING
+    if status.state is RunState.SUCCEEDED:
+        return Remains.MODEL
+    by_a_person = entry.cancelled.get(handle.attempt, _CLEANUP) != _CLEANUP
+    return Remains.FAILED if status.by_itself or by_a_person else Remains.UNKNOWN
+
+
+def end_expired(ctx: RunContext) -> bool:
+    """Decide whether a run whose time is over may be deleted; record for how long it stays where not.
 
     Raises:
         LaunchError: The training was started on another machine.
         ClusterError: The cluster does not answer.
     """
-    entry = ctx.ledger.read()
-    handle = present_handle(ctx, entry)
-    if entry.described().fruitless:
+    left = remains(ctx)
+    if left in (Remains.MODEL, Remains.UNKNOWN):
+        ctx.ledger.keep(None)
         return False
-    if entry.export is not None:
-        return handle is not None and (_unasked(ctx, entry, handle) or unseen(ctx, entry, handle) is not None)
-    if judged := entry.verbs.get("wait"):
-        return judged.result != "failed"
-    return handle is not None and attempt_status(ctx, handle, entry).state is RunState.SUCCEEDED
+    if left is Remains.FAILED and ctx.run.keep != "never" and not ctx.ledger.lease().kept:
+        ctx.ledger.keep(ctx.run.keep_for)  # its process was killed before it cleaned up
+        return False
+    return left is not Remains.RUNNING
+
+
+def _keep(ctx: RunContext, left: Remains, whole: bool) -> list[str]:
+    """Keep of a run what may not be deleted; name it, empty where all of it goes."""
+    target = verbs_of(ctx)
+    if left in (Remains.MODEL, Remains.RUNNING):
+        return target.keep(ctx, None)
+    if left is Remains.UNKNOWN:
+        return target.keep(ctx, None) if whole else target.keep_results(ctx, None)
+    if whole:
+        return target.keep(ctx, ctx.run.keep_for)
+    lease = ctx.ledger.lease()
+    is_over = lease.kept and lease.over(ctx.ledger.now())
+    if left is Remains.FAILED and ctx.run.keep != "never" and not is_over:
+        return target.keep_results(ctx, ctx.run.keep_for)
+    return []
+
+
+def _advice(ctx: RunContext, left: Remains, kept: list[str], until: float | None) -> str | None:
+    """Say what is kept, until when, how the run continues, and what deletes it; None of a success."""
+    if left is Remains.NOTHING:
+        return None
+    what = {
+        Remains.MODEL: "A trained model that was not exported is kept",
+        Remains.RUNNING: "The training may still run, and all of it is kept",
+        Remains.UNKNOWN: "Nothing shows why the training ended: its output and checkpoints are kept",
+        Remains.FAILED: "Its output and checkpoints are kept",
+    }[left]
+    date = "" if until is None else time.strftime(" until %Y-%m-%d %H:%M UTC", time.gmtime(until))
+    return (
+        f"{what}{date} in {first_of(kept)}. The same run (its --run-id, or its task cleared) continues from "
+        f"there; `{ctx.deletion}` deletes it"
+    )
 
 
 def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
@@ -125,6 +269,8 @@ def _draft(ctx: RunContext) -> Report:
 
 
 def _state(ctx: RunContext, entry: Entry, handle: Handle | None) -> tuple[RunState, str | None]:
+    if _is_exported(ctx, entry):  # whatever is deleted already of what showed how it ended
+        return RunState.SUCCEEDED, None
     failed = next((record.error for record in entry.verbs.values() if record.result == "failed"), None)
     if handle is None:
         return RunState.FAILED, failed or _not_done(entry)
@@ -149,6 +295,6 @@ def _not_done(entry: Entry) -> str | None:
     return f"{missing[0]} was not done" if missing else None
 
 
-def _is_kept(ctx: RunContext, written: Report) -> bool:
+def _is_kept_whole(ctx: RunContext, written: Report, *, keep: bool) -> bool:
     failed = written.state is not RunState.SUCCEEDED
-    return ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed)
+    return keep and (ctx.run.keep == "always" or (ctx.run.keep == "on_failure" and failed))

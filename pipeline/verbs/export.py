@@ -2,7 +2,8 @@
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -20,7 +21,7 @@ from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs.report import write_report
 from manycpu.pipeline.verbs.wait import observed_of
 
-__all__ = ["Exported", "export", "unseen"]
+__all__ = ["Exported", "export", "seen", "unseen"]
 
 _LOG = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
@@ -48,11 +49,15 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
     with ctx.ledger.timed("export") as record:
         if ctx.run.output is None:
             record.result, manifest = "skipped", Manifest(files=())
-            _warn_of_strays(ctx, handle)
         else:
             manifest = verbs_of(ctx).export(ctx, handle, progress)
             if not manifest.files:
-                raise _no_model(ctx, handle)
+                before = ctx.ledger.read().export
+                if before is None or not seen(ctx, before):
+                    raise _no_model(ctx, handle)
+                # An earlier try exported it, and was killed while it deleted the attempt.
+                return Exported(**before, metrics=observed_of(ctx, handle).metrics)
+        _warn_of_strays(ctx, handle)
         observed = observed_of(ctx, handle)
         exported = Exported(
             path=ctx.run.output and redacted(ctx.run.output),
@@ -68,14 +73,16 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
 
 
 def _warn_of_strays(ctx: RunContext, handle: Handle) -> None:
-    """Name what the program wrote to its working folder, where nothing keeps it."""
+    """Name what the program wrote elsewhere than to its output, where nothing keeps it."""
     written = verbs_of(ctx).strays(ctx, ctx.ledger.read(), handle)
-    if written:
-        _LOG.warning(
-            "run.output is null, and the program wrote %s, which is not kept: have it write to "
-            "$MANYCPU_OUTPUT, and give the run an output",
-            first_of(written),
-        )
+    if not written:
+        return
+    if ctx.run.output is None:
+        what, fix = "run.output is null, and the program wrote", ", and give the run an output"
+    else:
+        what, fix = "the program wrote outside its output", ""
+    advice = f"have it write to $MANYCPU_OUTPUT{fix}"
+    _LOG.warning("%s %s, which is not kept: %s", what, first_of(written), advice)
 
 
 def _no_model(ctx: RunContext, handle: Handle) -> ExportError:
@@ -92,6 +99,18 @@ def _no_model(ctx: RunContext, handle: Handle) -> ExportError:
         fix="Have it write its model to {output}, or $MANYCPU_OUTPUT, and run again: it is trained anew; "
         "or set run.output to null, where it is to write none",
     )
+
+
+def seen(ctx: RunContext, exported: Mapping[str, Any] | None) -> bool:
+    """Whether a run exported to the output that it has now, and its model is to be seen there.
+
+    Args:
+        ctx: The run; one without output has nothing to be seen.
+        exported: What its ledger or report records of its export.
+    """
+    if exported is None or exported["path"] != (ctx.run.output and redacted(ctx.run.output)):
+        return False
+    return ctx.run.output is None or ctx.output_in_cluster or _fault(ctx, exported["sha256"]) is None
 
 
 def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
@@ -119,13 +138,20 @@ def _fault(ctx: RunContext, digest: str) -> str | None:
         texts = [text for name in names if (text := ctx.output.read_text(name)) is not None]
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
         return str(error) or type(error).__name__
-    if digest in map(_digest, texts):
-        return None
+    if exported := next((manifest for text in texts if (manifest := _manifest(text)).digest == digest), None):
+        return _missing(ctx, exported)
     return f"its {MANIFEST} is of another model" if texts else f"there is no {MANIFEST}"
 
 
-def _digest(text: str) -> str | None:
+def _manifest(text: str) -> Manifest:
     try:
-        return Manifest.parse(text)[0].digest
+        return Manifest.parse(text)[0]
     except ValueError:
-        return None
+        return Manifest()
+
+
+def _missing(ctx: RunContext, exported: Manifest) -> str | None:
+    """Name a file that somebody took away from an output on disk, and not its manifest."""
+    folder = ctx.output.local
+    gone = (file.path for file in exported.files if folder and not (folder / file.path).exists())
+    return next((f"{path} is gone" for path in gone), None)

@@ -8,6 +8,7 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.attempt import attempt_of
 from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.output import claim
 from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.verbs.cancel import cancel, heed
 
@@ -29,6 +30,8 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
     """
     with ctx.ledger.timed("launch", ctx.waiting_lease) as record:
         heed(ctx)
+        if ctx.ledger.read().export is None:
+            claim(ctx)  # as the lease, it is to last for this attempt
         handle, attached = verbs_of(ctx).launch(ctx, staged, built)
         if not attached and (by := ctx.ledger.read().cancelled.get(handle.attempt)):  # said meanwhile
             cancel(ctx, by, handle.attempt)

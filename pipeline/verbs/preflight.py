@@ -4,13 +4,14 @@ import ast
 import difflib
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import OddFileError
-from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.adapters.storage import Location, is_remote, protocols
 from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.launchers.device import device_refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
@@ -20,8 +21,9 @@ from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.targets import Local
-from manycpu.pipeline.targets import verbs_of
-from manycpu.pipeline.targets.context import MachineContext, RunContext
+from manycpu.pipeline.spec.written_files import relative_writes
+from manycpu.pipeline.targets import program_imports, verbs_of
+from manycpu.pipeline.targets.context import OWN_FOLDERS, MachineContext, RunContext
 from manycpu.pipeline.targets.output import not_empty, occupied
 from manycpu.pipeline.targets.program_code import code_of, installed, main_file, module_root, program_of
 from manycpu.pipeline.tracking import trackers
@@ -29,9 +31,21 @@ from manycpu.pipeline.tracking import trackers
 __all__ = ["preflight"]
 
 Findings = Iterator[Finding]
-_IN_BRACES = re.compile(r"\{(\s*\w+\s*)\}")
+_IN_BRACES = re.compile(r"(?<![{$])\{(\s*\w+\s*)\}(?!\})")
+"""A word alone in braces: neither ${word}, which is a shell's, nor {{word}}, which is a template's."""
+_LIKE = 0.8  # of difflib's ratio: `dta` and `ouput` are like a placeholder, `out` and `step` are not
+_WORDS_LIKE_PLACEHOLDERS = frozenset({"date", "mode"})
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _OF_THE_HUB = ("datasets/", "spaces/", "buckets/")
-_READ_ONLY = frozenset({"data", "gist", "git", "github", "http", "https", "libarchive", "tar", "zip"})
+_ANSWER_S = 5.0  # that a web server may take; one that takes longer is asked again when it is staged
+_READ_ONLY = ["dask", "data", "dvc", "gist", "git", "github", "http", "https", "libarchive", "reference"]
+_CACHES = ["blockcache", "cached", "filecache", "simplecache"]
+_NO_OUTPUT = {
+    **dict.fromkeys([*_READ_ONLY, "tar", "zip"], "nothing can be written by {}"),
+    **dict.fromkeys(_CACHES, "{} reads back a copy of its own, and not what arrived"),
+    "memory": "what is written to {} ends with its process",
+}
+"""Protocol of fsspec -> why it keeps no output; each as its source says."""
 
 
 def preflight(ctx: RunContext) -> list[Finding]:
@@ -59,8 +73,8 @@ def _program(ctx: RunContext) -> Findings:
             f"Give a script's path, `-m module`, or a recipe: {', '.join(program.RECIPES)}",
         )
     # In an image there may be modules that this environment lacks.
-    on_this_machine = isinstance(ctx, MachineContext)
-    if kind == "module" and on_this_machine and module_root(name, ctx.base) is None and not installed(name):
+    missing = kind == "module" and module_root(name, ctx.base) is None and not installed(name)
+    if missing and ctx.run.code is None and isinstance(ctx, MachineContext):
         yield Finding(
             "run.program",
             f"there is no module {name!r} in {ctx.base}, and none is installed",
@@ -70,7 +84,7 @@ def _program(ctx: RunContext) -> Findings:
 
 def _python(ctx: RunContext) -> Findings:
     """Find a program that is no Python: here no rank could begin it, elsewhere Python may be a newer one."""
-    path = main_file(ctx.run.program, ctx.base)
+    path = main_file(ctx.run, ctx.base)
     if path is None:
         return
     try:
@@ -85,26 +99,47 @@ def _python(ctx: RunContext) -> Findings:
 
 
 def _code(ctx: RunContext) -> Findings:
-    root, arguments = program_of(ctx)
-    if root is None or not (root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file())):
-        return
     try:
-        code_of(ctx, root, arguments)
+        root, arguments = program_of(ctx)
+        if root and root.is_dir() and (arguments[0] == "-m" or (root / arguments[0]).is_file()):
+            code_of(ctx, root, arguments)
     except BadInputError as error:
-        yield Finding("run.program", error.message, error.fix or "")
+        yield Finding(error.field or "run.program", error.message, error.fix or "")
     except OSError as error:
         yield _unreadable("run.program", error)
 
 
+def _kept_nowhere(ctx: RunContext) -> Findings:
+    """Find what the program writes into its working folder, where nothing of the run is kept."""
+    path = main_file(ctx.run, ctx.base)
+    if ctx.run.output is not None or path is None:
+        return
+    for path_written, where in relative_writes(path.read_text(errors="replace"), ctx.run.args):
+        yield Finding(
+            "run.output",
+            f"{path.name} writes to {path_written!r} ({where}), in its working folder, which goes with the "
+            "run: run.output is null, and nothing is kept",
+            "Give run.output, and have the program write to {output}, or $MANYCPU_OUTPUT",
+            fatal=False,
+        )
+        return
+
+
 def _started_processes(ctx: RunContext) -> Findings:
     """Find what the program does wrong with processes that it starts itself."""
-    path = main_file(ctx.run.program, ctx.base)
+    path = main_file(ctx.run, ctx.base)
     if path is None:
         return
     here = isinstance(ctx.target, Local)
     threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if here else None
     source = path.read_text(errors="replace")
     yield from started_processes.findings(source, path.name, ctx.run.subprocesses, threads)
+
+
+def _imports(ctx: RunContext) -> Findings:
+    """Find modules of the user's own that the program imports, and that are not in its code."""
+    with suppress(BadInputError):  # a folder of the code that is wrong is a finding of its own
+        yield from program_imports.findings(ctx)
 
 
 def _hogwild(ctx: RunContext) -> Findings:
@@ -121,8 +156,8 @@ def _hogwild(ctx: RunContext) -> Findings:
 
 
 def _data(ctx: RunContext) -> Findings:
-    yield from _source(ctx.run.data, "run.data")
-    yield from _source(ctx.run.model, "run.model")
+    yield from _source(ctx.run.data, "run.data", ctx.base)
+    yield from _source(ctx.run.model, "run.model", ctx.base)
 
 
 def _hub(ctx: RunContext) -> Findings:
@@ -133,7 +168,7 @@ def _hub(ctx: RunContext) -> Findings:
         yield Finding("run.data", message, f"Write a data set as hf://datasets/{name}", fatal=False)
 
 
-def _source(url: str | None, field: str) -> Findings:
+def _source(url: str | None, field: str, base: Path) -> Findings:
     if url is None:
         return
     try:
@@ -141,10 +176,15 @@ def _source(url: str | None, field: str) -> Findings:
     except BadInputError as error:
         yield Finding(field, error.message, error.fix or "")
         return
-    if source.local is None:  # what is remote is looked at when it is staged
+    if source.local is None:  # what else is remote is looked at when it is staged
+        with suppress(Exception):  # every protocol of fsspec has errors of its own
+            if source.is_web_page(_ANSWER_S):
+                message = f"{url} is a web page, such as a list of files, and no data set"
+                yield Finding(field, message, "Name a file of it, or an archive")
         return
     if not source.exists():
-        yield Finding(field, f"there is nothing at {url}", "Give the path of a folder or file, or a URL")
+        fix = f"Give the path of a folder or file, or a URL{_on_the_hub(url, field, base)}"
+        yield Finding(field, f"there is nothing at {url}", fix)
         return
     try:
         if not any(item.size for item in source.items()):
@@ -154,6 +194,15 @@ def _source(url: str | None, field: str) -> Findings:
         yield Finding(field, f"in {url}, {error}", fix)
     except OSError as error:
         yield _unreadable(field, error)
+
+
+def _on_the_hub(path: str, field: str, base: Path) -> str:
+    """Say how a path that is like a name of the Hub is written as one; empty of others."""
+    name = Path(path).relative_to(base).as_posix() if Path(path).is_relative_to(base) else ""
+    if not _HUB_NAME.fullmatch(name):
+        return ""
+    kind, prefix = ("data set", "datasets/") if field == "run.data" else ("model", "")
+    return f"; a {kind} of the Hub is hf://{prefix}{name}"
 
 
 def _unreadable(field: str, error: Exception, url: str | None = None) -> Finding:
@@ -203,11 +252,24 @@ def _output(ctx: RunContext) -> Findings:
         yield _unreadable("run.output", error, ctx.destination)
 
 
+def _own_folders(ctx: RunContext) -> Findings:
+    """Check that nothing that is to stay is put where manycpu deletes what it made."""
+    if not isinstance(ctx, MachineContext):
+        return
+    home = ctx.home.resolve()
+    with suppress(BadInputError):  # said by another check
+        for field, path in (("output", ctx.output.local), ("checkpoints", ctx.run.checkpoints)):
+            place = path and Path(path).resolve()
+            if place and (place == home or any(place.is_relative_to(home / name) for name in OWN_FOLDERS)):
+                message = f"{path} is where manycpu keeps its own, and deletes it"
+                yield Finding(f"run.{field}", message, "Give a folder elsewhere")
+
+
 def _writable(ctx: RunContext) -> Findings:
     """Check that an output can be written, by trying what export and report would make there."""
-    protocol, _, rest = ctx.destination.partition("://")
-    if rest and protocol in _READ_ONLY:
-        message = f"nothing can be written by {protocol}"
+    useless = next((name for name in protocols(ctx.destination) if name in _NO_OUTPUT), None)
+    if useless is not None:
+        message = _NO_OUTPUT[useless].format(useless)
         yield Finding("run.output", message, "Give a folder, or a URL of storage, such as s3://bucket/folder")
         return
     if ctx.output_in_cluster:
@@ -234,26 +296,35 @@ def _try_out(output: Path, key: str) -> None:
     disk.try_out(output.with_name(f".{output.name}.{key}.{token}.partial"))
 
 
+def _checkpoints(ctx: RunContext) -> Findings:
+    folder = ctx.run.checkpoints
+    if folder is not None and is_remote(folder):
+        fix = "Give a folder that the nodes have, such as one of a shared disk"
+        yield Finding("run.checkpoints", f"{folder} is a URL, and a program writes to a folder there", fix)
+
+
 def _placeholders(ctx: RunContext) -> Findings:
     """Find placeholders in the arguments whose field is not set."""
     if ctx.run.output is None and any("{output}" in argument for argument in ctx.run.args):
         message = "{output} is in them, and run.output is null: nothing that is written there is kept"
         yield Finding("run.args", message, "Give a folder in run.output to have it", fatal=False)
-    for name in ("data", "model"):
-        placeholder = f"{{{name}}}"
-        if getattr(ctx.run, name) is None and any(placeholder in argument for argument in ctx.run.args):
-            message = f"{placeholder} is in them, and there is no run.{name}: the program gets the braces"
-            yield Finding("run.args", message, f"Give run.{name} to have it replaced", fatal=False)
+    for word in _words_in_braces(ctx):
+        if word in ("data", "model") and getattr(ctx.run, word) is None:
+            message = f"{{{word}}} is in them, and there is no run.{word}"
+            yield Finding("run.args", message, f"Give run.{word}, which it stands for")
 
 
 def _misspelt(ctx: RunContext) -> Findings:
-    """Find braces in the arguments that are like a placeholder; others are the program's own, as in JSON."""
-    words = dict.fromkeys(word for argument in ctx.run.args for word in _IN_BRACES.findall(argument))
-    for word in words:
-        near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, n=1)
-        if near and word != near[0]:
-            message = f"{{{word}}} is in them, and is no placeholder: the program gets the braces"
-            yield Finding("run.args", message, f"Did you mean {{{near[0]}}}?", fatal=False)
+    """Find words in braces that are like a placeholder; others are the program's own, as in JSON."""
+    for word in _words_in_braces(ctx):
+        near = difflib.get_close_matches(word.strip().lower(), PLACEHOLDERS, 1, cutoff=_LIKE)
+        if near and word != near[0] and word not in _WORDS_LIKE_PLACEHOLDERS:
+            message = f"{{{word}}} is in them, and is no placeholder"
+            yield Finding("run.args", message, f"Did you mean {{{near[0]}}}?")
+
+
+def _words_in_braces(ctx: RunContext) -> Iterable[str]:
+    return dict.fromkeys(word for argument in ctx.run.args for word in _IN_BRACES.findall(argument))
 
 
 def _tracking(ctx: RunContext) -> Findings:
@@ -279,6 +350,7 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _python,
     _code,
     _started_processes,
+    _imports,
     _hogwild,
     _data,
     _hub,
@@ -286,7 +358,10 @@ _CHECKS: tuple[Callable[[RunContext], Findings], ...] = (
     _images,
     _checkpoint,
     _output,
+    _own_folders,
+    _kept_nowhere,
     _writable,
+    _checkpoints,
     _placeholders,
     _misspelt,
     _tracking,

@@ -4,16 +4,22 @@ import time
 
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.errors import Finding, raise_findings
+from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.verbs.cleanup import undelivered
+from manycpu.pipeline.targets.output import claim, release
+from manycpu.pipeline.verbs.cleanup import end_expired
 from manycpu.pipeline.verbs.preflight import preflight
 
 __all__ = ["prepare"]
 
 
-def prepare(ctx: RunContext) -> list[Finding]:
-    """Run preflight, then begin the ledger.
+def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Finding]:
+    """Run preflight, claim the output, then begin the ledger.
+
+    Args:
+        ctx: The run.
+        holder: The process that does all of it; None: many work on it in turn.
 
     Returns:
         What preflight found that is no obstacle, and what older runs left that cannot be removed.
@@ -24,8 +30,14 @@ def prepare(ctx: RunContext) -> list[Finding]:
     started = time.monotonic()
     findings = preflight(ctx)
     raise_findings(findings)
-    findings += verbs_of(ctx).remove_expired(ctx, time.time(), undelivered)
-    entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
+    findings += verbs_of(ctx).remove_expired(ctx, ctx.ledger.now(), end_expired)
+    claim(ctx, holder)
+    try:
+        entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))
+    except BaseException:
+        if not ctx.ledger.exists():  # else the claim is that of the run, which goes on
+            release(ctx)
+        raise
     if entry.attempt + 1 in entry.cancelled:  # said of what was begun before, and did not get that far
         with ctx.ledger.update() as entry:
             entry.cancelled.pop(entry.attempt + 1, None)

@@ -1,27 +1,32 @@
 """report: write report.json, and make it the result of the run."""
 
 import logging
+from contextlib import suppress
 
 from manycpu.pipeline import run_report
-from manycpu.pipeline.adapters.storage import is_remote
+from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.page import as_html
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted, without
 from manycpu.pipeline.spec.errors import (
+    BadInputError,
     CancelledError,
     ExportError,
     LeftBehindError,
     ManycpuError,
     TrainingFailedError,
 )
+from manycpu.pipeline.spec.output import fields_of
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets import verbs_of
-from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.targets.output import write_page
+from manycpu.pipeline.targets.context import RunContext, home
+from manycpu.pipeline.targets.output import release, write_page
 
-__all__ = ["conclude", "read_report", "report_path", "write_report"]
+__all__ = ["conclude", "newest_report", "read_report", "remember", "report_path", "write_report"]
 
 _LOG = logging.getLogger(__name__)
+_NEWEST = "reports/newest"
+"""File in the folder of runs: where the report of the run is that ended last."""
 _ERRORS: dict[RunState, type[ManycpuError]] = {RunState.CANCELLED: CancelledError}
 
 
@@ -34,11 +39,17 @@ def report_path(ctx: RunContext) -> str:
 def write_report(ctx: RunContext, report: Report) -> None:
     """Write report.json into the run's output; at the end, on disk, report.html beside it.
 
+    A page beside an earlier report comes first: the last report ends the run, and nothing completes it.
+
     Raises:
         ExportError: It cannot be written; with what the report says of the run.
     """
     text = run_report.as_json(report)
+    has_page = report.state.terminal and not ctx.output_in_cluster and ctx.output.local is not None
     try:
+        is_first = has_page and fields_of(ctx.output.read_text(run_report.REPORT)).get("key") != ctx.key
+        if has_page and not is_first:
+            _write_page(ctx, report)
         verbs_of(ctx).write_report(ctx, text)
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
@@ -48,8 +59,10 @@ def write_report(ctx: RunContext, report: Report) -> None:
             field="run.output",
             fix="Mend the output, and run again with the same run id",
         ) from error
-    if report.state.terminal and not ctx.output_in_cluster and ctx.output.local:
+    if is_first:
         _write_page(ctx, report)
+    if report.state.terminal and not ctx.output_in_cluster:
+        release(ctx)
 
 
 def _write_page(ctx: RunContext, report: Report) -> None:
@@ -58,6 +71,17 @@ def _write_page(ctx: RunContext, report: Report) -> None:
         write_page(ctx, as_html(report.model_dump(mode="json")))
     except OSError as error:
         _LOG.warning("report.html cannot be written to %s: %s", ctx.destination, error)
+
+
+def remember(ctx: RunContext) -> None:
+    """Record on this machine that this report is the newest; no run fails for want of that."""
+    with suppress(OSError, BadInputError):
+        Location.of(str(home()), "$MANYCPU_HOME").write_text(_NEWEST, report_path(ctx))
+
+
+def newest_report() -> str | None:
+    """Return the path or URL of the report of the run that ended last on this machine."""
+    return Location.of(str(home()), "$MANYCPU_HOME").read_text(_NEWEST)
 
 
 def read_report(ctx: RunContext) -> Report:
@@ -92,8 +116,9 @@ def conclude(written: Report) -> Report:
         LeftBehindError: Something is left behind.
     """
     if written.state is not RunState.SUCCEEDED:
+        text = written.error or f"the last word of the run is: {written.state}"
         raise _ERRORS.get(written.state, TrainingFailedError)(
-            written.error or f"the last word of the run is: {written.state}"
+            f"{text}\n{written.advice}" if written.advice else text
         )
     if written.left_behind:
         raise LeftBehindError(

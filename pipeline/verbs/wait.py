@@ -2,8 +2,9 @@
 
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import closing
-from typing import Any
+from typing import Any, Final
 
 from manycpu.pipeline.ledger import End, Result, VerbRecord
 from manycpu.pipeline.listeners import RankListener, flush, tell
@@ -17,7 +18,7 @@ from manycpu.pipeline.spec.errors import (
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets import Watch, verbs_of
+from manycpu.pipeline.targets import Watch, program_imports, verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
@@ -27,6 +28,9 @@ __all__ = ["POLL", "conclude", "observed_of", "wait", "watch"]
 
 _LOG = logging.getLogger(__name__)
 POLL = 0.5  # seconds between looks: a training's end is seen within a second
+
+_WITHOUT_GPU: Final = ("Found no NVIDIA driver on your system", "Torch not compiled with CUDA enabled")
+"""What torch says, with and without CUDA, where a program asks for a GPU."""
 
 
 def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
@@ -59,10 +63,10 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
         DeadlineError: A time budget was used up.
         TrainingFailedError: It failed; with the first rank that failed and its last lines.
     """
-    error = _error(status)
+    error = _error(ctx, status)
     try:
         _record(ctx, handle, status, error)
-    except ClusterError as unrecorded:  # which changes no end
+    except (ClusterError, OSError) as unrecorded:  # of a full disk; it changes no end
         _LOG.warning("how the training ended could not be recorded: %s", unrecorded)
     tell_state(ctx, handle, status)
     if error is not None:
@@ -82,12 +86,21 @@ def observed_of(ctx: RunContext, handle: Handle) -> Observed:
     return verbs_of(ctx).observed_of(ctx, handle)
 
 
-def _error(status: Status) -> ManycpuError | None:
+def _error(ctx: RunContext, status: Status) -> ManycpuError | None:
     if status.state is RunState.SUCCEEDED:
         return None
     kind, verb = _kind(status)
     parts = [f"the training {verb}: {status.reason}", status.failure and str(status.failure)]
-    return kind("\n".join(part for part in parts if part), field=status.budget)
+    lines = status.failure.last_lines if status.failure else ()
+    advice = program_imports.hint(ctx, lines) or _gpu_hint(lines)
+    return kind("\n".join(part for part in parts if part), field=status.budget, fix=advice)
+
+
+def _gpu_hint(lines: Iterable[str]) -> str | None:
+    """Say what to change in a program that failed because it computes on a GPU; None for any other."""
+    if not any(message in line for line in lines for message in _WITHOUT_GPU):
+        return None
+    return "Ranks have no GPU: have the program compute on torch.device('cpu'), without .cuda() and 'cuda'"
 
 
 def _kind(status: Status) -> tuple[type[ManycpuError], str]:

@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,15 @@ def up() -> Cluster:
 def _start() -> Cluster:
     with _step("programs"):
         modules = programs.ensure()
+    with ThreadPoolExecutor(1) as beside:  # minutes of a slow disk, which nothing waits for but the end
+        forgotten = beside.submit(programs.forget_sources)
+        cluster = _start_with(modules)
+        forgotten.result()
+    _mark().write_text(fingerprint())
+    return cluster
+
+
+def _start_with(modules: dict[str, Module]) -> Cluster:
     with _step("namespace, network, certificates"):
         shutil.rmtree(run_folder(), ignore_errors=True)
         inside = namespace.create()
@@ -134,7 +144,6 @@ def _start() -> Cluster:
     with _step("storage, operators"):
         storage.create(inside, cluster.kubectl)
         operators.install(cluster.kubectl, modules)
-    _mark().write_text(fingerprint())
     return cluster
 
 

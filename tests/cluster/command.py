@@ -11,6 +11,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 log = logging.getLogger("cluster")
 Answer = TypeVar("Answer")
+PATIENCE = 10  # a machine may be ten times as slow as that on which a limit was chosen
 
 
 class ClusterError(Exception):
@@ -32,18 +33,25 @@ def run(
     """Run a command to its end and return what it printed.
 
     Raises:
-        ClusterError: it failed or took longer than `seconds`; the message has its last lines.
+        ClusterError: it failed or took ten times as long as `seconds`; the message has its last lines.
     """
     words = [str(word) for word in command]
     log.debug("%s", shlex.join(words))
     try:
         done = subprocess.run(
-            words, input=stdin, env=env, cwd=cwd, timeout=seconds, capture_output=True, text=True, check=False
+            words,
+            input=stdin,
+            env=env,
+            cwd=cwd,
+            timeout=PATIENCE * seconds,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except FileNotFoundError as error:
         raise ClusterError(f"{words[0]}: no such program: {error}") from error
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"not done after {seconds:.0f} s: {shlex.join(words)}") from error
+        raise ClusterError(f"not done after {PATIENCE * seconds:.0f} s: {shlex.join(words)}") from error
     if done.returncode:
         raise ClusterError(
             f"exit code {done.returncode}: {shlex.join(words)}\n{tail(done.stdout + done.stderr)}"
@@ -58,9 +66,16 @@ def tail(text: str, lines: int = 30) -> str:
 def wait_for(what: str, probe: Callable[[], Answer], *, seconds: float, every: float = 0.1) -> Answer:
     """Ask `probe` until it answers something true, and return that.
 
+    Args:
+        what: what is waited for.
+        probe: is asked.
+        seconds: the time that it takes on a busy machine; it has ten times that.
+        every: seconds between two questions.
+
     Raises:
-        ClusterError: nothing true after `seconds`; the message names `what` and the last answer.
+        ClusterError: nothing true after that; the message names `what` and the last answer.
     """
+    seconds *= PATIENCE
     retrying = Retrying(
         retry=retry_if_result(lambda answer: not answer),
         stop=stop_after_delay(seconds),

@@ -76,6 +76,20 @@ class Faults:
             node.start_kubelet(self._inside, node_named(name), self.cluster.modules["kubernetes"])
             wait_for(f"{name} to be ready again", lambda: self.node_ready(name), seconds=READY_SECONDS)
 
+    @_of_all
+    @contextmanager
+    def kubelet_frozen(self, name: str) -> Iterator[None]:
+        """A node whose kubelet does nothing: containers run on and end, and nobody is told.
+
+        After some 36 s the control plane evicts what runs there. (With all nodes away it evicts nothing.)
+        """
+        self._inside.signal(f"{name}-kubelet", signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._inside.signal(f"{name}-kubelet", signal.SIGCONT)
+            wait_for(f"{name} to be ready again", lambda: self.node_ready(name), seconds=READY_SECONDS)
+
     def node_ready(self, name: str) -> bool:
         words = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
         return self.cluster.kubectl("get", "node", name, "--output", words) == "True"
@@ -131,6 +145,11 @@ class Faults:
         """Delete everything in the volume of a claim."""
         path = Path(self._volume_path(where, claim))
         self._inside.run("find", path, "-mindepth", "1", "-delete")
+
+    def touch(self, where: Space, claim: str, folder: str, name: str) -> None:
+        """Make an empty file in every folder of this name in the volume of a claim."""
+        path = self._volume_path(where, claim)
+        self._inside.run("find", path, "-type", "d", "-name", folder, "-exec", "touch", f"{{}}/{name}", ";")
 
     def _volume_path(self, where: Space, claim: str) -> str:
         core = client.CoreV1Api(where.admin)

@@ -29,6 +29,7 @@ __all__ = [
     "namespace",
     "pytest_configure",
     "pytest_runtest_makereport",
+    "second",
     "turn",
 ]
 
@@ -165,6 +166,16 @@ def builds(cluster: TestCluster, namespace: Space, request: pytest.FixtureReques
     request.node.stash[_SPACES].append(made)
     yield made
     _remove(cluster, made)
+
+
+@pytest.fixture(name="second")
+def second(cluster: TestCluster, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Space]:
+    """Another namespace, with an account of its own that knows nothing of the first."""
+    (folder := tmp_path / "second").mkdir()
+    with space.create(cluster.kubeconfig, folder, "second") as made:
+        request.node.stash.setdefault(_SPACES, []).append(made)
+        yield made
+        _remove(cluster, made)
 
 
 def _remove(cluster: TestCluster, made: Space) -> None:

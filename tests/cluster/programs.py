@@ -60,7 +60,6 @@ def ensure() -> dict[str, Module]:
     _build(modules["kubernetes"])
     for module in modules.values():
         _build(module, kubernetes=modules["kubernetes"])
-    _forget_sources()
     return modules
 
 
@@ -109,6 +108,6 @@ def missing() -> list[Module]:
     return [module for module in chosen().values() if not module.built.exists()]
 
 
-def _forget_sources() -> None:
+def forget_sources() -> None:
     """Remove Go's downloads and intermediate files: gigabytes that only a new version needs again."""
     run(["rm", "-rf", *go.working_folders()], seconds=600)  # several times as fast as rmtree

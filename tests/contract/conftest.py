@@ -19,7 +19,7 @@ from manycpu.pipeline import cli
 def nothing_runs_afterwards(tmp_path: Path) -> Iterator[None]:
     """See that the test leaves no process; an mpirun may end a moment before its ranks."""
     yield
-    until(lambda: not list(processes_of(tmp_path)), 10)
+    until(lambda: not list(processes_of(tmp_path)))
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ Type = Callable[..., tuple[int, str]]
 WAITS = """
 import time
 print("waiting", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -131,6 +131,13 @@ def test_help_shows_the_choices(manycpu: Type) -> None:
         ("/proc/x/out", "cannot be written: No such file or directory"),
         ("n" * 230, "cannot be written: File name too long"),
         ("http://127.0.0.1:1/x", "nothing can be written by http"),
+        ("memory://models/qa", "what is written to memory ends with its process"),
+        ("dir://qa::memory://models", "what is written to memory ends with its process"),
+        ("memory::file:///x", "what is written to memory ends with its process"),
+        ("simplecache::s3://models/qa", "simplecache reads back a copy of its own"),
+        ("filecache::dir://qa::file:///x", "filecache reads back a copy of its own"),
+        ("zip://x::dir://qa::file:///x.zip", "nothing can be written by zip"),
+        ("reference://x", "nothing can be written by reference"),
         (f"new/{'n' * 200}", ""),
     ],
 )
@@ -142,6 +149,23 @@ def test_an_output_that_can_never_be_written_is_found_before_the_training(
     code, printed = manycpu("preflight", file)
     assert (code, why in printed, "run.output" in printed) == (2 if why else 0, True, bool(why))
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_output_with_a_fifo_in_the_place_of_a_report_is_refused_and_not_waited_for(
+    manycpu: Type, script: Script, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out" / "report.json")
+    file = run_file(tmp_path, program=script(), output="out", nproc_per_node=1)
+    code, printed = manycpu("preflight", file)
+    assert (code, "is no regular file" in printed) == (2, True)
+
+
+@pytest.mark.parametrize("url", ["memory://checkpoints", "s3://checkpoints/qa", "simplecache::s3://x"])
+def test_checkpoints_are_written_to_a_folder(manycpu: Type, script: Script, tmp_path: Path, url: str) -> None:
+    file = run_file(tmp_path, program=script(), output=None, checkpoints=url, nproc_per_node=1)
+    code, printed = manycpu("preflight", file)
+    assert (code, f"run.checkpoints: {url} is a URL" in printed) == (2, True)
 
 
 def test_the_output_of_another_run_is_named_with_that_run(
@@ -316,7 +340,8 @@ def test_a_config_of_accelerate_is_a_run_of_the_script_that_follows_it(
     assert "--nproc-per-node=2" in rendered["argv"]
     env = rendered["env"]
     assert (env["A"], env["ACCELERATE_MIXED_PRECISION"], env["MANYCPU_DTYPE"]) == ("1", "bf16", "bf16")
-    assert manycpu("preflight", *given, *named) == (0, "ready: nothing stands in the way of this run\n")
+    code, printed = manycpu("preflight", *given, *named)
+    assert (code, printed.endswith("ready: nothing stands in the way of this run\n")) == (0, True), printed
 
 
 @pytest.mark.parametrize(
@@ -451,11 +476,34 @@ def test_ctrl_c_leaves_no_process_behind(
 ) -> None:
     read_until(waiting, "waiting")
     os.kill(waiting.pid, number)
-    printed, _ = waiting.communicate(timeout=30)
+    printed, _ = waiting.communicate(timeout=300)
     assert waiting.returncode == 130
     assert "interrupted" in printed
     assert list((home / "runs").iterdir()) == []
     assert "cancelled" in (tmp_path / "out" / "report.json").read_text()
+
+
+def test_ctrl_c_again_and_again_says_what_stays_and_how_it_is_removed(
+    waiting: Program[str], manycpu: Type, home: Path
+) -> None:
+    """The ledger's lock is held: cleaning up cannot end before the last of them."""
+    read_until(waiting, "waiting")
+    (run,) = (home / "runs").glob("train-*")
+    with locked(run.with_name(f".{run.name}.lock")):
+        waiting.send_signal(signal.SIGINT)
+        read_until(waiting, "interrupted: ending the training, and cleaning up")
+        waiting.send_signal(signal.SIGINT)
+        read_until(waiting, "interrupted again: once more leaves everything as it is")
+        waiting.send_signal(signal.SIGINT)
+        printed, _ = waiting.communicate(timeout=300)
+    assert waiting.returncode == 130
+    last = printed.strip().splitlines()[-1]
+    assert f"its training may still run, and its folder {run} stays" in last
+    assert f"`manycpu cancel {run.name}` ends it" in last
+    assert f"`manycpu clean {run.name} --delete-model` removes it" in last
+    assert manycpu("cancel", run.name) == (0, f"{run.name}: ended\n")
+    assert manycpu("clean", run.name, "--delete-model", "--yes")[0] == 0
+    assert not run.exists()
 
 
 @pytest.mark.usefixtures("no_process_left")
@@ -465,7 +513,7 @@ def test_a_run_is_cancelled_beside_its_command_which_cleans_up(
     printed = read_until(waiting, "waiting")
     (ledger,) = (home / "runs").glob("train-*")
     assert manycpu("cancel", ledger.name) == (0, f"{ledger.name}: ended\n")
-    printed, _ = waiting.communicate(timeout=30)
+    printed, _ = waiting.communicate(timeout=300)
     assert (waiting.returncode, "ended by manycpu cancel" in printed) == (1, True)
     assert list((home / "runs").iterdir()) == []
 
@@ -505,6 +553,11 @@ def staging(script: Script, tmp_path: Path) -> RunContext:
     return ctx
 
 
+def another(ctx: RunContext, key: str, name: str) -> RunContext:
+    """Make a run like one, with an output of its own."""
+    return replace(ctx, key=key, name=name, run=ctx.run.model_copy(update={"output": f"{ctx.base}/{name}"}))
+
+
 def test_clean_leaves_alone_what_somebody_works_on_whatever_its_step(
     manycpu: Type, staging: RunContext
 ) -> None:
@@ -526,8 +579,8 @@ def test_clean_leaves_alone_what_is_staged_while_a_run_may_use_it(
 ) -> None:
     staged, other = home / "data" / "0123456789abcdef", home / "runs" / "other"
     staged.mkdir(parents=True)
-    old = replace(staging, key="0" * 10, name="old-0000000000")
-    for words in (["old"], []):  # a run that is named, or all
+    old = another(staging, "0" * 10, "old-0000000000")
+    for words in ([old.name], []):  # a run that is named, or all
         prepare(old)
         old.ledger.keep(None)
         assert f"left alone: {staging.name} may use them" in manycpu("clean", *words, "--data", "--yes")[1]
@@ -560,7 +613,7 @@ def test_a_run_that_is_cancelled_while_it_stages_is_not_launched(
         code, printed = manycpu("cancel", ledger.name)
         assert (code, "nothing more of it will be launched" in printed) == (0, True)
         assert "left alone" in manycpu("clean", "--yes")[1]
-    printed, _ = running.communicate(timeout=60)
+    printed, _ = running.communicate(timeout=300)
     assert (running.returncode, "ended by manycpu cancel, before" in printed) == (1, True)
     assert "ended by manycpu cancel" in written.read_text()
     assert list((home / "runs").iterdir()) == []
@@ -593,6 +646,37 @@ def test_clean_deletes_a_model_that_was_not_exported_by_a_word_for_its_run_alone
     assert not staging.ledger.exists()
 
 
+@pytest.mark.parametrize("words", [("cancel",), ("clean", "--yes"), ("clean", "--delete-model", "--yes")])
+def test_what_ends_or_deletes_a_run_takes_its_whole_name(
+    manycpu: Type, staging: RunContext, words: tuple[str, ...]
+) -> None:
+    with staging.ledger.update() as entry:
+        entry.attempt, entry.verbs["wait"] = 1, VerbRecord(seconds=1, result="done")
+    staging.ledger.keep(0)
+    for part in ("train", staging.name[:-1]):
+        code, printed = manycpu(words[0], part, *words[1:])
+        assert (code, f"Give the whole name: {staging.name}" in printed) == (2, True), printed
+        assert f"there is no run {part!r}" in printed
+    assert staging.ledger.exists()
+    assert "done" not in manycpu("status", "train")[1]  # to look at one, its beginning suffices
+    assert manycpu(words[0], staging.name, *words[1:])[0] == 0
+
+
+@pytest.mark.parametrize("columns", ["80", "60"])
+def test_a_narrow_terminal_shows_whole_names(
+    manycpu: Type, staging: RunContext, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    name = "the-longest-name-of-any-run-1-1111111111"
+    long = another(staging, "1" * 10, name)
+    prepare(long)
+    with long.ledger.update() as entry:
+        entry.attempt, entry.verbs["wait"] = 1, VerbRecord(seconds=1, result="done")
+    for words in ((), (name,)):
+        code, printed = manycpu("status", *words)
+        assert (code, name in printed, "…" in printed) == (0, True, False), printed
+
+
 def test_a_run_that_another_version_left_is_no_obstacle_to_looking_at_the_others(
     manycpu: Type, staging: RunContext, home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -604,6 +688,56 @@ def test_a_run_that_another_version_left_is_no_obstacle_to_looking_at_the_others
     assert "not launched" in printed
     assert f"{other}/ledger.json cannot be read, another version" in caplog.text
     assert staging.ledger.exists()
+
+
+def test_one_run_that_cannot_be_judged_hides_no_other(
+    manycpu: Type, staging: RunContext, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of another host, one with a damaged file, and one that a disk does not give."""
+    monkeypatch.setenv("COLUMNS", "300")
+    handle = process.handle_of_this_process(home / "nowhere", "far-0000000001", 1)
+    far = another(staging, "1" * 10, "far-0000000001")
+    near = another(staging, "2" * 10, "near-0000000002")
+    for ctx, host in ((far, "another-host"), (near, handle.host)):
+        prepare(ctx)
+        with ctx.ledger.update() as entry:
+            entry.attempt = 1
+            folder = str(home / "runs" / ctx.name / "attempts" / "1")
+            entry.handle = handle.model_copy(update={"host": host, "run": ctx.name, "directory": folder})
+    Path(folder).mkdir(parents=True)
+    Path(folder, "exit.json").write_text("{half of")
+    (home / "runs" / "unreadable" / "ledger.json").mkdir(parents=True)
+    (home / "runs" / staging.name / "lease.json").write_text("half of")
+    code, printed = manycpu("status")
+    assert code == 0, printed
+    state_of = {line.split()[1]: line.split()[3] for line in printed.splitlines() if line.startswith("│")}
+    assert state_of == {staging.name: "not", "far-0000000001": "unknown", "near-0000000002": "unknown"}
+    assert "another-host" in printed
+    code, printed = manycpu("clean", "--yes")
+    assert code == 0, printed
+    assert printed.count("is left alone") == 3
+    assert all(ctx.ledger.exists() for ctx in (staging, far, near))
+
+
+def test_a_range_of_nodes_in_a_run_file_is_no_number_in_base_60(
+    manycpu: Type, script: Script, tmp_path: Path
+) -> None:
+    """YAML 1.1 reads 1:4 as 64, and 12:30 as 750; docs/fields.md shows 1:4 as it is."""
+    path = tmp_path / "run.yaml"
+    fields = "nnodes: 1:4, nproc_per_node: 2, args: [--at, 12:30, 1:30.5, 0x10, 1_000], env: {A: 2:1}"
+    path.write_text(f"run: {{program: {script()}, output: out, {fields}}}\ntarget: {{kind: kubernetes}}\n")
+    code, printed = manycpu("render", str(path), "--target-image", "r/x:1", "--env", "{B: 3:1}")
+    assert code == 0, printed
+    job = yaml.safe_load(printed)
+    assert (job["spec"]["elasticPolicy"]["minReplicas"], job["spec"]["elasticPolicy"]["maxReplicas"]) == (
+        1,
+        4,
+    )
+    assert all(text in printed for text in ("'12:30'", "'1:30.5'", "'16'", "'1000'", "'3:1'"))
+    code, printed = manycpu(
+        "render", str(path), "--target-image", "r/x:1", "--env", "{B: 3:1}", "--nnodes", "2:3"
+    )
+    assert "maxReplicas: 3" in printed
 
 
 def test_mappings_are_given_name_by_name(manycpu: Type, script: Script, tmp_path: Path) -> None:
@@ -681,17 +815,18 @@ def test_what_is_no_run_file_is_refused_in_one_line(
     assert printed.endswith(f"{problem}\n")
 
 
-def test_a_placeholder_whose_field_is_not_given_is_pointed_out(
+def test_a_placeholder_whose_field_is_not_given_is_refused(
     manycpu: Type, script: Script, tmp_path: Path
 ) -> None:
-    file = run_file(
-        tmp_path, program=script(), output="out", nproc_per_node=1, args=["{data}", "{model}", "{output}"]
-    )
+    given = {"program": script(), "output": "out", "nproc_per_node": 1}
+    file = run_file(tmp_path, **given, args=["{data}", "--from={model}", "{output}"])
     code, printed = manycpu("preflight", file)
-    assert code == 0
-    assert "{data} is in them, and there is no run.data" in printed
-    assert "{model} is in them, and there is no run.model" in printed
+    assert code == 2
+    assert "error: run.args: {data} is in them, and there is no run.data. Give run.data" in printed
+    assert "error: run.args: {model} is in them, and there is no run.model. Give run.model" in printed
     assert "{output}" not in printed
+    assert manycpu("run", file)[0] == 2
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -703,18 +838,21 @@ def test_a_placeholder_whose_field_is_not_given_is_pointed_out(
         ("{CHECKPOINT}", "{checkpoints}"),
         ("{checkpoints}", None),
         ('{"data": 1}', None),
+        ('{"a": {dta: 1}}', None),
+        ("${data}", None),
+        ("${dta}", None),
+        ("{{ dta }}", None),
+        ("run-{date}-{mode}", None),
         ("{lr}", None),
+        ("{out}", None),
         ("{}", None),
     ],
 )
-def test_braces_that_are_like_a_placeholder_are_pointed_out(
+def test_braces_that_are_like_a_placeholder_are_refused(
     manycpu: Type, script: Script, tmp_path: Path, argument: str, meant: str | None
 ) -> None:
     """Others are left to the program, as JSON is."""
     file = run_file(tmp_path, program=script(), output="out", nproc_per_node=1, args=[argument])
     code, printed = manycpu("preflight", file)
-    assert code == 0
-    assert printed.count("warning") == (meant is not None)
-    assert (
-        meant is None or f"is no placeholder: the program gets the braces. Did you mean {meant}?" in printed
-    )
+    assert (code, printed.count("error")) == ((2, 1) if meant else (0, 0)), printed
+    assert meant is None or f"is no placeholder. Did you mean {meant}?" in printed

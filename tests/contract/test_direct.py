@@ -72,7 +72,7 @@ def test_a_folder_goes_there_and_back_over_tls(source: Path, tmp_path: Path) -> 
     with connected("receive") as (channel, streams, pod):
         assert {each.version() for each in (streams._reading, streams._writing)} == {"TLSv1.3"}  # noqa: SLF001
         done = client.push(channel, location(source), str(tmp_path / "volume"))
-        assert pod.process.wait(30) == 0
+        assert pod.process.wait(300) == 0
     with connected("send") as (channel, _, _):
         client.pull(channel, done["path"], tmp_path / "out", "key", lambda *_: None)
     assert contents(tmp_path / "out").items() >= contents(source).items()
@@ -108,7 +108,7 @@ def test_a_pod_whose_worker_goes_before_it_has_chosen_ends() -> None:
         direct.offer(pod, make("test"))
         assert pod.process.stdin
         pod.process.stdin.close()
-        assert pod.process.wait(30) != 0
+        assert pod.process.wait(300) != 0
 
 
 def test_who_has_no_key_or_another_is_not_let_in_and_learns_nothing(source: Path, tmp_path: Path) -> None:
@@ -144,7 +144,6 @@ def test_a_host_that_is_another_is_refused() -> None:
             direct.connect("127.0.0.1", direct.offer(other, make("other")), identity)
 
 
-@pytest.mark.timeout(60)
 def test_an_address_that_does_not_answer_is_given_up_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "CONNECT", 0.5)
     monkeypatch.setattr(direct, "HANDSHAKE", 0.5)
@@ -186,7 +185,6 @@ def both_ends() -> tuple[direct.Streams, direct.Streams]:
     return near, far
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory alone")
 def test_neither_end_needs_room_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
@@ -209,7 +207,7 @@ def test_both_directions_at_once_do_not_disturb_each_other() -> None:
     for each in threads:
         each.start()
     for each in threads:
-        each.join(60)
+        each.join(300)
     assert received == [size, size]
     for end in (near, far):
         end.close()

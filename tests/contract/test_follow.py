@@ -1,8 +1,11 @@
 """What is believed of a job: an end is asked for, whatever a watch that is half dead tells."""
 
 import asyncio
+import base64
+import pickle
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +15,7 @@ from support import api_objects
 from support.api_objects import T0, Object, at, container, handle, job, pod
 from support.event_collector import EventCollector
 from support.fake_api_server import ApiServer
+from support.helper_process import helper_here
 from support.waiting import until
 
 from manycpu.pipeline.adapters.cluster import Cluster
@@ -20,14 +24,18 @@ from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import tell
+from manycpu.pipeline.notebook.shown import Shown
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.errors import DeadlineError, ManycpuError
+from manycpu.pipeline.spec.event_types import ResultEvent
 from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.exit_records import FOLDER, write
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes import launch
-from manycpu.pipeline.targets.kubernetes.following import follower
+from manycpu.pipeline.targets.kubernetes.following import exit_records, follower
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     AttemptRecorder,
     Cursor,
@@ -39,6 +47,11 @@ from manycpu.pipeline.targets.outcome import outcome
 
 HOUR = 3600
 WORKER = "qa-1-worker-0"
+
+
+@pytest.fixture(autouse=True)
+def _volume(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exit_records, "helper", helper_here("", ""))
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +103,7 @@ class Following:
         self.ctx = SimpleNamespace(name="qa", run=TrainingRun.model_validate(fields), claim="data")
         self.ctx.target = Kubernetes(launch="pytorchjob")
         self.ctx.ledger, self.ctx.cluster = ledger, Cluster(server.connect, "ml")
+        self.ctx.attempt_directory = lambda number: str(folder / f"attempts/{number}")
         self.connect = server.connect
         self.stream: asyncio.Queue[list[Changes]] = asyncio.Queue()
         self.notes: list[str] = []
@@ -322,7 +336,7 @@ def test_silence_counts_though_events_may_not_be_read(server: ApiServer, tmp_pat
 
     async def run() -> Status:
         ending = asyncio.create_task(following.run(*picture(server)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not ending.done():
                 following.stream.put_nowait([Changes("Event", [], [], complete=False, trouble="403")])
                 await asyncio.wait([ending], timeout=0.5)
@@ -392,3 +406,129 @@ def test_status_and_wait_say_the_same_of_a_job_that_was_cancelled_as_it_ended(
     seen = asyncio.run(following.run(*picture(server)))
     assert (seen.state, seen.reason) == (RunState.CANCELLED, "ended by a person")
     assert story(following) == seen
+
+
+def test_a_recorded_log_runs_no_code_in_a_notebook(server: ApiServer, tmp_path: Path) -> None:
+    """Whatever stands in the log of a container: of older versions, or put there by somebody."""
+
+    class Runs:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "code was run",)
+
+    code = pickle.dumps(Runs())
+    healthy(server)
+    server.logs[WORKER] += said(HOUR - 4, "result", value="honest")
+    server.logs[WORKER] += said(HOUR - 3, "pickled", part=1, parts=1, text=base64.b64encode(code).decode())
+    display = Shown(None)
+    watching = JobWatch(Following(server, tmp_path).ctx, handle(), None)
+    ends(server)
+    seen = Status(state=RunState.PENDING)
+    while not seen.state.terminal:
+        lines, seen = watching.look()
+        tell(lines, display)
+    watching.close()
+    assert display.returned.value() == "honest"
+    display.event(ResultEvent(sha256=64 * "0"), RankLine(0, "node", ""))
+    display.returned.read(lambda _: code)
+    with pytest.raises(ManycpuError):
+        display.returned.value()
+    assert not (tmp_path / "code was run").exists()
+
+
+def recorded(folder: Path, rank: int, code: int = 0, world: int = 2) -> None:
+    """Leave the exit record of a rank on the volume, as its parent does."""
+    who = {"rank": rank, "host": "node", "hostname": f"qa-1-worker-{rank}"}
+    ended = api_objects.T0 + HOUR - 5
+    lines = [
+        events.encode("proof", **who, world_size=world, meeting="m", time=ended - 5),
+        events.encode("backend", observed="gloo"),
+        events.encode("exit", **who, code=code, meeting="m", time=ended),
+    ]
+    record = {"meeting": "m", "world_size": world, "code": code, "time": ended, "lines": lines}
+    write(folder / "attempts/1" / FOLDER, record | who)
+
+
+def evicted(number: int) -> Object:
+    """Make a pod that the taint manager has evicted before its end was reported."""
+    lost = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    made = worker(number, terminated={"exitCode": 137, "startedAt": at(HOUR - 20), "finishedAt": at(HOUR)})
+    made["status"] |= {"phase": "Failed", "conditions": [*made["status"]["conditions"], lost]}
+    return made
+
+
+def lost(server: ApiServer, *, met: bool = True) -> None:
+    """Have a job of two ranks that failed with its pods; what their logs had last was not read."""
+    server.objects = {"PyTorchJob": [job("Failed")], "Pod": [evicted(0), evicted(1)]}
+    for rank in (0, 1) if met else ():
+        server.logs[f"qa-1-worker-{rank}"] = said(
+            HOUR - 10, "proof", rank, world_size=2, round=0, meeting="m"
+        ) + said(HOUR - 9, "backend", rank, observed="gloo")
+
+
+@pytest.mark.parametrize("met", [True, False], ids=["their proofs were heard", "nothing was heard"])
+def test_what_all_ranks_recorded_counts_before_an_eviction(
+    server: ApiServer, tmp_path: Path, *, met: bool
+) -> None:
+    lost(server, met=met)
+    for rank in (0, 1):
+        recorded(tmp_path, rank)
+    following = Following(server, tmp_path, nnodes=2)
+    seen = asyncio.run(following.run(*picture(server)))
+    observed = following.recorder.state.observed
+    believed = outcome(following.ctx, seen, observed)
+    assert (seen.state, believed.state) == (RunState.SUCCEEDED,) * 2
+    assert seen.reason.startswith("all ranks had finished before: the PyTorchJob has failed")
+    assert [rank.exit_code for rank in observed.ranks] == [0, 0]
+    assert [note for note in following.notes if note.startswith("it counts as a success")]
+    state = attempt_state(following.ctx.ledger.read(), handle())
+    assert state.verdict is not None
+    assert state.verdict.state is RunState.SUCCEEDED
+
+
+@pytest.mark.parametrize("codes", [(), (0,), (0, 1)], ids=str)
+def test_an_eviction_of_ranks_that_had_not_all_finished_is_a_failure(
+    server: ApiServer, tmp_path: Path, codes: tuple[int, ...]
+) -> None:
+    lost(server)
+    for rank, code in enumerate(codes):
+        recorded(tmp_path, rank, code)
+    seen = asyncio.run(Following(server, tmp_path).run(*picture(server)))
+    assert (seen.state, seen.by_itself) == (RunState.FAILED, False)
+    assert "DeletionByTaintManager" in seen.reason
+
+
+def test_a_budget_that_ends_a_run_whose_records_cannot_be_read_is_no_failure_of_its_own(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def away(*_: object, **__: object) -> Iterator[Any]:
+        raise DeadlineError("pod qa-exits did not start: no node is ready")
+        yield
+
+    monkeypatch.setattr(exit_records, "helper", away)
+    healthy(server)
+    seen = asyncio.run(Following(server, tmp_path, run_timeout=HOUR - 27).run(*picture(server)))
+    assert (seen.budget, seen.by_itself) == ("run.run_timeout", False)
+    assert "pod qa-exits did not start: no node is ready" in seen.reason
+
+
+@pytest.mark.parametrize("ago", [40, 27], ids=["long ago", "the wait wakes up when it is due"])
+def test_a_job_that_does_not_end_after_its_ranks_is_a_success(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ago: int
+) -> None:
+    monkeypatch.setattr(follower, "_TICK", float(HOUR))
+    healthy(server)
+    server.logs[WORKER] = said(HOUR - 50, "proof", world_size=1, round=0, meeting="m")
+    server.logs[WORKER] += said(HOUR - ago, "exit", code=0)
+    following = Following(server, tmp_path)
+    seen = asyncio.run(following.run(*picture(server)))
+    assert seen.state is RunState.SUCCEEDED
+    assert server.deleted == ["PyTorchJob/qa-1"]
+
+
+def test_a_rank_that_found_its_round_finished_says_so_for_all(server: ApiServer, tmp_path: Path) -> None:
+    """Of one the log is lost; the other came back, and the volume told it."""
+    lost(server)
+    server.logs[WORKER] += said(HOUR - 1, "finished", meeting="m", message="x")
+    following = Following(server, tmp_path)
+    assert asyncio.run(following.run(*picture(server))).state is RunState.SUCCEEDED

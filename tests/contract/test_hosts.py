@@ -1,11 +1,13 @@
 """Training on real hosts over ssh: namespaces with a name, an address and an sshd each."""
 
+import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from support.rank_launches import LIGHT
 from support.training_scripts import ALL_REDUCE
 from support.waiting import until
 
+from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import hosts as on_hosts
-from manycpu.pipeline.adapters import mpi, ssh
+from manycpu.pipeline.adapters import mpi, ssh, ssh_copies
+from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.launchers import mpirun
 from manycpu.pipeline.node.function import versions
 from manycpu.pipeline.spec import events
@@ -42,7 +46,7 @@ def hosts_are_free(hosts: made_hosts.Hosts) -> Iterator[None]:
 def free(hosts: made_hosts.Hosts) -> None:
     """Wait until nothing runs on any host; what still does is killed, for the sake of the other tests."""
     try:
-        until(lambda: not any(host.processes() for host in hosts.hosts), 10)
+        until(lambda: not any(host.processes() for host in hosts.hosts))
     except AssertionError:
         left = {host.name: host.processes() for host in hosts.hosts}
         for pid in (pid for found in left.values() for pid in found):
@@ -119,7 +123,7 @@ def test_two_hosts_train_together(family: str, hosts: made_hosts.Hosts, tmp_path
     target = target_of(hosts, mpi=MPIS[family])
     env = {"WORDS": "two words, $HOME"} | ({} if family == "intel" else LIGHT)
     process = start(tmp_path, target, f"import socket\n{script}", env=env, spread="require")
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
     proofs = [event for event in said(out) if event["event"] == "proof"]
     assert {event["at"] for event in proofs} == {(0, "node-a"), (1, "node-b")}
@@ -144,7 +148,7 @@ from manycpu.pipeline.spec.targets import BareMetal
 target = BareMetal.model_validate_json({target!r})
 fields = dict(nproc_per_node=2, oversubscribe=True, env=LIGHT)
 made = test_hosts.prepare(Path({folder!r}), target, test_hosts.MEETS, **fields)
-done = subprocess.run(made["argv"], env={{**os.environ, **made["env"]}}, cwd=made["cwd"], timeout=100,
+done = subprocess.run(made["argv"], env={{**os.environ, **made["env"]}}, cwd=made["cwd"], timeout=300,
                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 print(done.stdout, "ended with", done.returncode)
 """
@@ -184,7 +188,7 @@ def test_no_rank_outlives_mpirun(
     assert busy == 2
     assert all(host.processes() for host in hosts.hosts)
     process.send_signal(how)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     free(hosts)
 
 
@@ -194,7 +198,7 @@ def test_a_failed_rank_ends_those_on_other_hosts(
 ) -> None:
     script = "import os, time\nif os.environ['RANK'] == '1':\n    raise SystemExit(3)\ntime.sleep(600)\n"
     process = start(tmp_path, target_of(hosts, mpi=MPIS[family]), script, env=LIGHT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=300)
     # Intel's mpirun may die itself, of the pipe to a proxy that it has just ended.
     assert process.returncode in ((3, -signal.SIGPIPE) if family == "intel" else (3,)), out
     assert {"at": (1, "node-b"), "event": "exit", "code": 3, "rank": 1, "host": "node-b"} in said(out)
@@ -265,17 +269,96 @@ def test_a_host_of_two_names(hosts: made_hosts.Hosts, tmp_path: Path) -> None:
     assert "alias-1 and alias-2 are names of one host" in finding.message
 
 
-def test_folders_reach_the_hosts_that_do_not_see_them(hosts: made_hosts.Hosts, hidden: Path) -> None:
-    """Node-a shares this machine's files and gets no copy; node-b gets one, whole and once."""
+def delivery_of(folder: Path, run: str) -> ssh_copies.Delivery:
+    """Describe a folder of this machine as what a run needs on the hosts."""
+    scanned = transfer.scan(Location.of(str(folder), "run.data"))
+    files = {file.path: file.sha256 for file in scanned.files}
+    return ssh_copies.Delivery(folder, files, folder.parents[1] / "runs" / run)
+
+
+def delivered(hosts: made_hosts.Hosts, folder: Path, run: str, *, trained_on: bool = False) -> Any:
+    """Deliver a folder to both hosts."""
     target = target_of(hosts)
     both = on_hosts.chosen(target, TrainingRun(program="train.py", output="/model", nnodes=2))
-    folder = hidden / "data"
+    return ssh_copies.deliver(target, both, delivery_of(folder, run), lambda: trained_on)
+
+
+@pytest.fixture
+def folder(hidden: Path, request: pytest.FixtureRequest) -> Path:
+    """Make a folder with files of nasty names, and one that is empty, which node-b does not see."""
+    folder = hidden / "data" / str(request.node.name)
     (folder / "deep er").mkdir(parents=True)
     (folder / "deep er" / "a file").write_text("content")
-    assert ssh.deliver(target, both, folder) == [hosts["node-b"].address]
-    assert ssh.deliver(target, both, folder) == []
-    assert hosts["node-b"].run("cat", str(folder / "deep er" / "a file")) == "content"
-    assert hosts["node-b"].run("ls", str(hidden)).split() == ["data"]
+    (folder / "-rf\n*").write_text("nasty")
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff")).write_text("not UTF-8")
+    (folder / "nothing in it").mkdir()
+    return folder
+
+
+def test_folders_reach_the_hosts_that_do_not_see_them(hosts: made_hosts.Hosts, folder: Path) -> None:
+    """Node-a shares this machine's files and gets no copy; node-b gets one, whole and once."""
+    assert delivered(hosts, folder, "run-1") == ([hosts["node-b"].address], [])
+    assert delivered(hosts, folder, "run-2") == ([], [])
+    there = hosts["node-b"]
+    assert there.run("cat", str(folder / "deep er" / "a file")) == "content"
+    assert there.run("ls", str(folder / "nothing in it")) == ""
+    assert there.run("ls", f"{folder.parents[1]}/runs/run-1/deliveries") == ""
+
+
+def test_only_the_files_of_the_manifest_are_sent_and_compared(hosts: made_hosts.Hosts, folder: Path) -> None:
+    there, delivery = hosts["node-b"], delivery_of(folder, "run-1")
+    (folder / "later").write_text("none of it")
+    target = target_of(hosts, hostfile=str(hosts.hostfile("node-b")))
+    one = [Host(there.address)]
+    assert ssh_copies.deliver(target, one, delivery, lambda: False).copied == [there.address]
+    assert there.run("find", str(folder), "-name", "later") == ""
+    there.run("sh", "-c", f"mkdir '{folder}/__pycache__' && touch '{folder}/__pycache__/x.pyc'")
+    assert ssh_copies.deliver(target, one, delivery, lambda: False).copied == []
+    assert there.run("ls", f"{folder}/__pycache__") == "x.pyc\n"
+
+
+def test_what_a_run_uses_on_a_host_is_not_replaced(hosts: made_hosts.Hosts, folder: Path) -> None:
+    """Of another machine's run the host's notes tell, of this machine's its ledgers too."""
+    there, file = hosts["node-b"], f"{folder}/deep er/a file"
+    assert delivered(hosts, folder, "run-1").copied == [there.address]
+    there.run("sh", "-c", f"echo changed >'{file}'")
+    assert delivered(hosts, folder, "run-2") == ([], [f"{there.address} (run-1)"])
+    assert there.run("cat", file) == "changed\n"
+    runs = f"{folder.parents[1]}/runs"
+    there.run("rm", "-r", f"{runs}/run-1")
+    assert delivered(hosts, folder, "run-2", trained_on=True).in_use
+    assert delivered(hosts, folder, "run-2") == ([there.address], [])
+    assert there.run("cat", file) == "content"
+    assert there.run("ls", f"{runs}/run-2/deliveries") == ""
+
+
+def test_deliveries_side_by_side_do_not_meet(hosts: made_hosts.Hosts, folder: Path) -> None:
+    (folder / "large").write_bytes(os.urandom(32 << 20))
+    with ThreadPoolExecutor() as pool:
+        runs = [pool.submit(delivered, hosts, folder, f"run-{number}") for number in range(3)]
+    assert {tuple(run.result().in_use) for run in runs} == {()}
+    there = hosts["node-b"].run("sha256sum", f"{folder}/large").split()[0]
+    assert there == hashlib.sha256((folder / "large").read_bytes()).hexdigest()
+
+
+def test_what_is_used_in_place_must_be_the_same_on_every_host(
+    hosts: made_hosts.Hosts, hidden: Path, tmp_path: Path
+) -> None:
+    target = target_of(hosts)
+    both = on_hosts.chosen(target, TrainingRun(program="train.py", output="/model", nnodes=2))
+
+    def lacking(place: Path) -> list[str]:
+        scanned = transfer.scan(Location.of(str(place), "run.data"))
+        return ssh_copies.hosts_without(
+            target, both, place, {file.path: file.sha256 for file in scanned.files}
+        )
+
+    for folder in (tmp_path / "shared", hidden / "own"):
+        folder.mkdir()
+        (folder / "a file").write_text("content")
+        (folder / "linked").symlink_to("a file")
+    assert lacking(tmp_path / "shared") == lacking(tmp_path / "shared" / "a file") == []
+    assert lacking(hidden / "own") == lacking(hidden / "own" / "a file") == [hosts["node-b"].address]
 
 
 def test_output_comes_back_from_all_hosts(hosts: made_hosts.Hosts, hidden: Path) -> None:
@@ -288,17 +371,17 @@ def test_output_comes_back_from_all_hosts(hosts: made_hosts.Hosts, hidden: Path)
     hosts["node-b"].run(
         "sh", "-c", f"cd {output} && mkdir deep && echo b >'deep/shard\n1' && ln -s deep latest"
     )
-    assert ssh.collect(target, both, output) == [address]
+    assert ssh_copies.collect(target, both, output) == [address]
     assert (output / "shard-0").read_text() == "of node-a"
     assert (output / "latest" / "shard\n1").read_text() == "b\n"
-    assert ssh.collect(target, both, output) == []
+    assert ssh_copies.collect(target, both, output) == []
     hosts["node-b"].run("sh", "-c", f"echo another >{output}/shard-0; echo more >{output}/more")
     with pytest.raises(ExportError, match=rf"^run\.output: .*{address}.* shard-0, .*{output}"):
-        ssh.collect(target, both, output)
+        ssh_copies.collect(target, both, output)
     assert (output / "shard-0").read_text() == "of node-a"
     assert ssh.remove_folder(target, both, output) == []
     with pytest.raises(ExportError, match=f"has no folder {output}"):
-        ssh.collect(target, both, output)
+        ssh_copies.collect(target, both, output)
 
 
 def test_a_host_that_greets_is_understood(tmp_path: Path, hidden: Path) -> None:
@@ -313,10 +396,12 @@ def test_a_host_that_greets_is_understood(tmp_path: Path, hidden: Path) -> None:
         run = TrainingRun(program="train.py", output="/model")
         assert on_hosts.check(target, run, mpi.find(None)) == []
         one = on_hosts.chosen(target, run)
-        (hidden / "greeted").mkdir()
-        (hidden / "greeted" / "data").write_bytes(os.urandom(1 << 20))
-        assert ssh.deliver(target, one, hidden / "greeted") == [one[0].name]
-        assert ssh.deliver(target, one, hidden / "greeted") == []
-        made["node-c"].run("cp", f"{hidden}/greeted/data", f"{hidden}/greeted/model")
-        assert ssh.collect(target, one, hidden / "greeted") == [one[0].name]
-        assert (hidden / "greeted/model").read_bytes() == (hidden / "greeted/data").read_bytes()
+        greeted = hidden / "data" / "greeted"
+        greeted.mkdir(parents=True)
+        (greeted / "data").write_bytes(os.urandom(1 << 20))
+        delivery = delivery_of(greeted, "run-1")
+        assert ssh_copies.deliver(target, one, delivery, lambda: False).copied == [one[0].name]
+        assert ssh_copies.deliver(target, one, delivery, lambda: False).copied == []
+        made["node-c"].run("cp", f"{greeted}/data", f"{greeted}/model")
+        assert ssh_copies.collect(target, one, greeted) == [one[0].name]
+        assert (greeted / "model").read_bytes() == (greeted / "data").read_bytes()

@@ -87,14 +87,14 @@ address = "{folder}/c.sock"
     ctr: list[str] = [str(debian.program("ctr")), "-a", f"{folder}/c.sock"]
 
     def run(*argv: str) -> str:
-        return subprocess.run([*ctr, *argv], check=True, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run([*ctr, *argv], check=True, capture_output=True, text=True, timeout=300).stdout
 
     try:
         until(lambda: subprocess.run([*ctr, "version"], check=False, capture_output=True).returncode == 0)
         yield run
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(300)
 
 
 def test_what_only_a_pod_could_build_is_refused(tmp_path: Path) -> None:

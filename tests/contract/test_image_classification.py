@@ -57,7 +57,7 @@ def trained(env: dict[str, str]) -> str:
         env=os.environ | env,
         text=True,
         capture_output=True,
-        timeout=240,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from support.fake_api_server import ApiServer, Object, running
+from support.helper_process import helper_here
 from support.third_kind import FITJOB, operate, register
 from support.waiting import until
 
@@ -17,12 +18,14 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS, refusals
 from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
+from manycpu.pipeline.spec.exit_records import FOLDER, write
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.validation import read_target
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import Access, ClusterContext
 from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.kubernetes.following import exit_records
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.results import Built, Staged
@@ -137,6 +140,29 @@ def test_it_is_launched_after_its_companion_and_attached_to(server: ApiServer, t
     assert owners == [ctx.ledger.owner()] * 2
     assert (handle.launch, str(handle)) == ("fitjob", f"fitjob ml/{ctx.name}-1")
     assert launch(ctx, Staged(), BUILT) == (handle, True)
+
+
+@pytest.mark.parametrize(("ranks", "again"), [(2, False), (1, True)])
+def test_what_all_its_ranks_finished_is_not_trained_again_where_nobody_followed(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, *, again: bool
+) -> None:
+    ctx, handle = begin(server, tmp_path)
+    here = helper_here(ctx.target.mount_path, str(tmp_path / "volume"))
+    monkeypatch.setattr(exit_records, "helper", here)
+    folder = ctx.attempt_directory(1).replace(ctx.target.mount_path, str(tmp_path / "volume"), 1)
+    for rank in range(ranks):
+        who = {"rank": rank, "host": "node", "hostname": f"{handle.name}-{rank}", "meeting": "m"}
+        lines = [
+            events.encode("proof", **who, world_size=2),
+            events.encode("backend", observed="gloo"),
+            events.encode("exit", **who, code=0),
+        ]
+        write(Path(folder, FOLDER), who | {"world_size": 2, "code": 0, "time": 1.0, "lines": lines})
+    evicted = up(terminated={"exitCode": 137}) | {"phase": "Failed", "reason": "Evicted"}
+    operate(server, handle.name, evicted, evicted, ends="Failed")
+    next_handle, attached = launch(ctx, Staged(), BUILT)
+    assert (attached, next_handle != handle) == (not again, again)
+    assert again or story(ctx, handle).state is RunState.SUCCEEDED
 
 
 def test_its_states_are_told_by_its_own_conditions_and_pods(server: ApiServer, tmp_path: Path) -> None:

@@ -91,7 +91,6 @@ class Broken:
         raise AssertionError("nothing was written")
 
 
-@pytest.mark.timeout(30)
 def test_who_waits_hears_of_a_break_that_a_sign_of_life_met(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manycpu.pipeline.pod.channel.BEAT", 0.1)
     connection = Broken()
@@ -109,7 +108,7 @@ def test_an_idle_pod_ends_when_asked_to() -> None:
         assert process.stdout
         process.stdout.readline()
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
 
 
 HANG = """
@@ -132,7 +131,7 @@ def test_a_pod_whose_volume_does_not_answer_says_so_and_ends() -> None:
         with pytest.raises(RemoteError, match="its work has stood still for 1 s") as raised:
             client.ask(channel)
         assert raised.value.reason == "stuck"
-        assert process.wait(30) == os.EX_UNAVAILABLE
+        assert process.wait(300) == os.EX_UNAVAILABLE
 
 
 def test_a_pod_whose_work_goes_on_is_not_given_up_however_long_it_takes() -> None:

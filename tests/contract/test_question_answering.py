@@ -64,7 +64,7 @@ def trained(world: dict[str, str]) -> subprocess.CompletedProcess[str]:
 
 
 def run(command: tuple[str, ...], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=env, text=True, capture_output=True, timeout=240, check=False)
+    return subprocess.run(command, env=env, text=True, capture_output=True, timeout=300, check=False)
 
 
 def told(output: str) -> list[dict[str, Any]]:

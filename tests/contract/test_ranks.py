@@ -1,9 +1,12 @@
 """Ranks under every launcher, the real torchrun and the mpirun of three MPIs: they meet, or all fail."""
 
+import os
 import re
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from support.rank_launches import (
     LIGHT,
     MPIRUNS,
     PLAIN,
+    Ended,
     by_hand,
     execute,
     launch,
@@ -68,6 +72,34 @@ def test_two_ranks_train_together(launcher: str, write: Callable[[str], Path]) -
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_runs_at_once_are_not_pinned_to_the_same_cores(
+    launcher: str, write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    whole = f"cores {sorted(os.sched_getaffinity(0))}"
+    alone = planned_cores(ranks=2)
+    if alone == [whole] * 2:
+        pytest.skip("ranks are pinned on two cores or more, without a quota")
+    script = write("""
+        import os, pathlib, time
+        print("cores", sorted(os.sched_getaffinity(0)), flush=True)
+        pathlib.Path(os.environ["RANK"]).touch()
+        while os.environ.get("WAITS") and not pathlib.Path("end").exists():
+            time.sleep(0.02)
+    """)
+    first = manifest_of("processes", script, env=LIGHT | {"WAITS": "1"})
+    env = PLAIN | {"TMPDIR": tempfile.gettempdir()} | first["env"]
+    with Program[bytes](first["argv"], cwd=tmp_path, env=env, stdout=subprocess.PIPE) as other:
+        until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+        ended = launch(launcher, script, light=True)
+        (tmp_path / "end").touch()
+        out = Ended(0, other.communicate(timeout=300)[0].decode())
+    assert sorted(text for text in out.texts() if text.startswith("cores")) == alone
+    assert [text for text in ended.texts() if text.startswith("cores")] == [whole] * 2
+    told = [event["message"] for event in ended.events("warning")]
+    assert len([text for text in told if "not pinned to cores: they need" in text]) == 1, ended.out
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_that_never_meet_are_no_success(launcher: str, write: Callable[[str], Path]) -> None:
     ended = launch(launcher, write("print('each alone')"), light=True)
     assert ended.code != 0
@@ -111,7 +143,7 @@ def test_a_killed_rank_ends_the_others(launcher: str, write: Callable[[str], Pat
         dist.init_process_group()
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(100)
+        time.sleep(600)
     """
     ended = launch(launcher, write(script), light=True)
     assert ended.code != 0
@@ -128,7 +160,7 @@ def test_a_failed_rank_ends_the_others(launcher: str, write: Callable[[str], Pat
         dist.init_process_group()
         if dist.get_rank() == 1:
             raise SystemExit(3)
-        time.sleep(100)
+        time.sleep(600)
     """
     ended = launch(launcher, write(script), light=True)
     assert ended.code == (1 if launcher == "torchrun" else 3)
@@ -229,7 +261,7 @@ def test_nothing_survives_the_launcher(
     argv = light_torchrun(manifest["argv"]) if launcher == "torchrun" else manifest["argv"]
     with log.open("wb") as out:
         process = Program(argv, env=PLAIN | manifest["env"], stdout=out, stderr=out, cwd=tmp_path)
-    until(lambda: log.read_text().count("ready") == 2, 60)
+    until(lambda: log.read_text().count("ready") == 2)
     process.send_signal(how)
-    process.wait(60)
+    process.wait(300)
     # A killed launcher is noticed within a second; the fixture judges.

@@ -13,7 +13,7 @@ from support.made_reports import usual_report
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import ManycpuError
-from manycpu.pipeline.spec.output import is_page
+from manycpu.pipeline.spec.output import is_page, partial_name
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.all_verbs import train
 from manycpu.pipeline.verbs.report import write_report
@@ -88,8 +88,7 @@ def test_a_page_that_cannot_be_written_fails_no_run(
 ) -> None:
     out, given = tmp_path / "out", fields(tmp_path, script(WRITES))
     report = train(given, run_id="x")
-    (out / "report.html").unlink()
-    (out / "report.html").symlink_to("/proc/nowhere/report.html")
+    (out / partial_name("report.html")).mkdir()  # where it is written before it is renamed
     write_report(open_context(given, None, "cli", "x", base=tmp_path), report)
     assert f"report.html cannot be written to {out}: " in caplog.text
     assert report_of(out)["state"] == "succeeded"
@@ -107,6 +106,13 @@ def written(tmp_path: Path) -> Path:
 def test_a_report_is_shown_in_the_terminal(manycpu: Type, written: Path, name: str) -> None:
     code, printed = manycpu("report", str(written / name))
     assert (code, "succeeded: 4 ranks on 2 host(s), backend ccl" in printed) == (0, True)
+
+
+def test_a_report_in_the_terminal_says_why_the_run_failed(manycpu: Type, written: Path) -> None:
+    error = "the training failed: exit code 2\nerror: \x1b[2J no argument --epochs"
+    (written / "report.json").write_text(json.dumps(usual_report(state="failed", error=error)))
+    code, printed = manycpu("report", str(written))
+    assert (code, printed.splitlines()[-2:]) == (0, error.replace("\x1b", "\\x1b").splitlines())
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,24 @@
 """A supervised process outlives its starter, keeps its budgets, and leaves nothing."""
 
+import fcntl
 import os
+import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from support.waiting import processes_of, until
 
-from manycpu.pipeline.adapters import process
+from manycpu.pipeline.adapters import process, supervisor
 from manycpu.pipeline.spec.handle import ProcessHandle
 
 pytestmark = pytest.mark.usefixtures("no_process_left")
-SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ProcessHandle]]:
 
 
 def ended(handle: ProcessHandle) -> dict[str, object]:
-    assert process.wait_until_gone(handle, 20)
+    assert process.wait_until_gone(handle, 300)
     record = process.observe(handle)["exit"]
     assert isinstance(record, dict)
     return record
@@ -88,7 +92,7 @@ def test_cancelling_ends_it_and_is_harmless_twice(start: Callable[..., ProcessHa
 
 def test_one_that_ignores_sigterm_is_killed(start: Callable[..., ProcessHandle]) -> None:
     stubborn = (
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
     handle = start([sys.executable, "-c", stubborn])
     until(lambda: "up" in log(handle))
@@ -118,6 +122,49 @@ def test_silence_beyond_the_stall_timeout_ends_it(start: Callable[..., ProcessHa
     assert "run.stall_timeout" in str(ended(start(SLEEP, stall_timeout=1))["reason"])
 
 
+@pytest.mark.parametrize("written", [0, 2**32], ids=["past", "future"])
+def test_a_clock_that_is_set_neither_ends_it_nor_has_it_stall_for_ever(
+    start: Callable[..., ProcessHandle], written: int, tmp_path: Path
+) -> None:
+    steps = (
+        "import pathlib, sys, time; print('up', flush=True)\nwhile not pathlib.Path(sys.argv[1]).exists(): "
+    )
+    handle = start([sys.executable, "-c", steps + "time.sleep(0.1)", str(tmp_path / "go")], stall_timeout=4)
+    until(lambda: "up" in log(handle))
+    os.utime(Path(handle.directory) / process.LOG, (written, written))
+    assert not process.wait_until_gone(handle, 2)  # two looks at the log, at least
+    assert "run.stall_timeout" in str(ended(handle)["reason"])
+
+
+def test_an_hour_that_the_clock_is_set_forward_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = SimpleNamespace(spoken=True, received=1)
+    watch = supervisor._LogWatch(log, {"start_timeout": 60, "stall_timeout": 60})  # type: ignore[arg-type] # noqa: SLF001
+    assert watch.silence() == ""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    assert watch.silence() == ""
+
+
+def test_a_lock_that_it_inherits_under_a_high_number_is_free_at_once(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    path = tmp_path / "lock"
+    path.touch()
+    first = os.open(path, os.O_RDWR)
+    high = fcntl.fcntl(first, fcntl.F_DUPFD, 1500)
+    os.close(first)
+    fcntl.flock(high, fcntl.LOCK_EX)
+    manifest = {"argv": SLEEP, "env": {}, "cwd": str(tmp_path), "files": {}}
+    handle = process.start(manifest, tmp_path / "attempt", process.Job("test", 1, 60, 60, None), high)
+    try:
+        os.close(high)  # not unlocked: that would unlock it for all who inherited it
+        with path.open() as again:
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        process.cancel(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_supervisor_that_was_killed_is_a_failure_and_takes_its_training_along(
     start: Callable[..., ProcessHandle], tmp_path: Path
 ) -> None:
@@ -132,9 +179,9 @@ def test_a_supervisor_that_was_killed_is_a_failure_and_takes_its_training_along(
 
 def test_a_reused_pid_is_not_mistaken_for_it(start: Callable[..., ProcessHandle]) -> None:
     handle = start(SLEEP)
-    stranger = handle.model_copy(update={"start_time": handle.start_time - 100})
-    before_restart = handle.model_copy(update={"boot_id": "another"})
-    assert process.observe(stranger)["alive"] is process.observe(before_restart)["alive"] is False
+    assert handle.start_ticks
+    stranger = handle.model_copy(update={"start_ticks": handle.start_ticks - 100})
+    assert process.observe(stranger)["alive"] is False
     process.cancel(stranger)
     assert process.observe(handle)["alive"] is True
 

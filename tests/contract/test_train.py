@@ -110,6 +110,7 @@ def test_where_there_is_no_ccl_a_backend_that_is_left_out_is_gloo(script: Script
     assert found.backend_reason is not None
     assert found.backend_reason.startswith(said)
     assert any("backend gloo," in text and said in text for text in listener.texts)
+    assert not any("waits for the backend ccl" in text for text in listener.texts)
 
 
 REPORTS = """
@@ -138,7 +139,7 @@ def test_a_listener_hears_each_event_once_also_where_a_watch_goes_on_from_anothe
         tell(first.look()[0], parts)
         return "progress 1" in parts.kinds
 
-    until(has_begun, 60)
+    until(has_begun)
     (tmp_path / "gate").touch()
     assert wait(ctx, handle, whole).state == "succeeded"
     second = watch(ctx, handle, first.cursor)
@@ -194,6 +195,16 @@ time.sleep(600)
     assert written.left_behind == []
 
 
+@pytest.mark.parametrize(
+    "said", ["Found no NVIDIA driver on your system.", "Torch not compiled with CUDA enabled"]
+)
+def test_a_program_that_asks_for_a_gpu_is_told_that_there_is_none(
+    script: Script, tmp_path: Path, said: str
+) -> None:
+    with pytest.raises(TrainingFailedError, match=r"Ranks have no GPU: .* torch\.device\('cpu'\)"):
+        train(fields(tmp_path, script(f"raise RuntimeError({said!r})\n")))
+
+
 @light
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.execv(sys.executable, [sys.executable, '-c', ''])"])
 def test_ranks_that_never_met_are_no_success_however_they_end(
@@ -218,11 +229,11 @@ def test_a_program_that_wrote_elsewhere_is_told_where_and_trains_again_once_it_w
 ) -> None:
     save = "import os; open({} + 'model.pt', 'w').write('the model')"
     given = fields(tmp_path, script(save.format("''")))
-    with pytest.raises(ExportError, match=rf"wrote nothing to its output; {home}/code/\w+/model\.pt came"):
+    with pytest.raises(ExportError, match=r"wrote nothing to its output; \S+/code/model\.pt came"):
         train(given, run_id="x")
-    assert list((home / "runs").iterdir()) == []
-    given = fields(tmp_path, script(save.format("os.environ['MANYCPU_OUTPUT'] + '/'")), keep="on_failure")
+    given = fields(tmp_path, script(save.format("os.environ['MANYCPU_OUTPUT'] + '/'")))
     assert train(given, run_id="x").state == "succeeded"
+    assert list((home / "runs").iterdir()) == []
     assert (tmp_path / "out" / "model.pt").read_text() == "the model"
 
 
@@ -419,7 +430,7 @@ with open(os.environ["MANYCPU_OUTPUT"] + "/seen.json", "w") as file:
     ]
     assert (env["MANYCPU_DTYPE"], env["MANYCPU_NNODES"], env["MANYCPU_BACKEND"]) == ("bf16", "1", "gloo")
     assert env["MANYCPU_THREADS"] == str(len(os.sched_getaffinity(0)))
-    assert "/code/" in seen["cwd"]
+    assert seen["cwd"].endswith("/attempts/1/work/code")
     assert not [name for name in env if name.startswith("AIRFLOW")]
 
 
@@ -430,7 +441,7 @@ def test_a_full_disk_is_named_and_the_next_try_goes_on(script: Script, tmp_path:
     small = tmp_path / "small"
     small.mkdir()
     (tmp_path / "data.bin").write_bytes(os.urandom(1 << 20))
-    mounted = commands.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], timeout=10)
+    mounted = commands.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], timeout=300)
     assert mounted.code == 0, mounted.out
     try:
         given = fields(tmp_path, script(), data=str(tmp_path / "data.bin"))
@@ -443,7 +454,7 @@ def test_a_full_disk_is_named_and_the_next_try_goes_on(script: Script, tmp_path:
         assert stage(ctx).data is not None
         cleanup(ctx)
     finally:
-        commands.run(["umount", str(small)], timeout=10)
+        commands.run(["umount", str(small)], timeout=300)
 
 
 @light
@@ -471,16 +482,17 @@ def test_a_ledger_is_gone_with_its_run(tmp_path: Path) -> None:
 def test_a_model_that_could_not_be_exported_is_kept_and_goes_out_with_the_next_try(
     script: Script, tmp_path: Path, home: Path
 ) -> None:
-    in_the_way = f"open({str(tmp_path / 'blocked')!r}, 'w').write('since preflight')\n"
-    given = fields(tmp_path, script(WRITES + in_the_way), output=str(tmp_path / "blocked" / "out"))
+    out = tmp_path / "out"
+    in_the_way = f"open({str(out)!r}, 'w').write('since preflight')\n"
+    given = fields(tmp_path, script(WRITES + in_the_way))
     with pytest.raises(ExportError, match=r"^run\.output: "):
         train(given, run_id="x")
     (kept,) = (home / "runs").glob("train-*")
     assert (kept / "attempts" / "1" / "output" / "model.txt").read_text() == "the model"
-    (tmp_path / "blocked").unlink()
+    out.unlink()
     found = train(given, run_id="x")
     assert (found.state, found.attempts, found.verbs["launch"].result) == ("succeeded", 1, "reused")
-    assert (tmp_path / "blocked" / "out" / "model.txt").read_text() == "the model"
+    assert (out / "model.txt").read_text() == "the model"
     assert not kept.exists()
 
 

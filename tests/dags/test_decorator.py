@@ -1,6 +1,7 @@
 """``@task.manycpu``: functions of DAG files that train, in this process, each a whole run in one task."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,9 +132,10 @@ def test_a_result_that_cannot_be_passed_on_fails_without_a_retry(
     [
         ("raise SystemExit(0)", "fit ended its process (sys.exit) where it is to return"),
         ("os._exit(0)", "rank 0 returned nothing"),
+        ("return {1: 10, '1': 20}", "two keys of a mapping are '1' in JSON"),
     ],
 )
-def test_a_function_that_ends_its_process_has_returned_nothing_and_fails(
+def test_a_function_whose_result_would_be_another_one_fails(
     body: str, said: str, run_dag: RunDag, tmp_path: Path, home: Path
 ) -> None:
     ran = run_dag("one", one(tmp_path, body, "retries=0"))
@@ -142,7 +144,7 @@ def test_a_function_that_ends_its_process_has_returned_nothing_and_fails(
     assert list((home / "runs").iterdir()) == []
 
 
-def test_a_failed_try_leaves_its_checkpoints_to_the_next_and_the_last_one_nothing(
+def test_a_failed_try_leaves_its_checkpoints_to_the_next_and_the_last_one_keeps_them_alone(
     run_dag: RunDag, tmp_path: Path, home: Path
 ) -> None:
     body = """
@@ -153,7 +155,8 @@ def test_a_failed_try_leaves_its_checkpoints_to_the_next_and_the_last_one_nothin
     ran = run_dag("one", one(tmp_path, body.strip(), "retries=1, retry_delay=0"))
     assert ran.state == "failed"
     assert "after xx" in ran.said
-    assert list((home / "runs").iterdir()) == []
+    (run,) = (path for path in (home / "runs").iterdir() if path.is_dir())
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["steps"]
     (written,) = (home / "reports").iterdir()
     assert (report(written)["attempts"], report(written)["left_behind"]) == (2, [])
 
@@ -219,6 +222,52 @@ def test_an_asset_is_made_by_a_function_that_trains(run_dag: RunDag, tmp_path: P
     assert extra["sha256"] == report(tmp_path / "out")["export"]["sha256"]
 
 
+OF_A_TEAM = """
+from airflow.sdk import dag, task
+from common_of_team.rates import RATE
+
+class Config:
+    lr = 0.1
+
+@dag(schedule=None)
+def of_a_team():
+    @task.manycpu(retries=0)
+    def fit():
+        import helper_of_team
+        return {"lr": Config.lr, "rate": RATE, "more": helper_of_team.MORE}
+    fit()
+
+of_a_team()
+"""
+
+
+def test_modules_of_the_dags_folder_are_in_the_ranks(
+    run_dag: RunDag, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow has the folder on sys.path; the ranks have not, and are told to see nothing else of it."""
+    package = tmp_path / "dags" / "common_of_team"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "rates.py").write_text("import helper_of_team\nRATE = helper_of_team.MORE * 2\n")
+    (tmp_path / "dags" / "helper_of_team.py").write_text("MORE = 3\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "dags")])
+    ran = run_dag("of_a_team", OF_A_TEAM)
+    assert ran.state == "success", ran.said
+    (written,) = (home / "reports").iterdir()
+    assert report(written)["returned"] == {"lr": 0.1, "rate": 6, "more": 3}
+
+
+def test_what_the_file_changes_below_the_call_is_seen_when_the_task_runs(run_dag: RunDag) -> None:
+    """While the file is read nobody knows: the task's call stands before it."""
+    text = OF_A_TEAM.replace("from common_of_team.rates import RATE", "RATE = 1").replace(
+        "        import helper_of_team\n", ""
+    )
+    late = "\ndef change():\n    setattr(Config, 'lr', 0.5)\nchange()\n"
+    ran = run_dag("of_a_team", text.replace("helper_of_team.MORE", "1") + late)
+    assert ran.state == "failed"
+    assert "which is changed after its definition (Config.lr is 0.5, and is written as 0.1)" in ran.said
+
+
 def operator(made: Any) -> Any:
     """Take the operator of what a decorated function returned."""
     return made.operator
@@ -238,11 +287,14 @@ WRONG = [
     ({"nnodse": 2}, {}, r"run\.nnodse: there is no such field\. Did you mean 'nnodes'"),
     ({"nproc_per_node": 0}, {}, r"run\.nproc_per_node: "),
     ({"program": "x.py"}, {}, r"run\.program: the function is the program"),
+    ({"code": "."}, {}, r"run\.code: the function is the program"),
     ({"args": ["x"]}, {}, r"run\.args: the function is the program"),
     ({"target": {"kind": "loca"}}, {}, r"target\.kind: "),
     ({"resources": {"cpus": 1}}, {}, r"run\.resources\.cpus: there is no such field"),
     ({}, {"data": 3.5j}, r"run\.data: "),
     ({}, {"lr": 3.5j}, r"fit: its arguments are no JSON: there is a complex among them"),
+    ({}, {"lr": {1: 10, "1": 20}}, r"fit: its arguments are no JSON: a mapping has the key 1, which would"),
+    ({}, {"lr": [{"a": {None: 1}}]}, r"fit: its arguments are no JSON: a mapping has the key None, which"),
     ({}, {"lr": "x" * 40_000}, r"fit: its arguments take 40,\d+ bytes of JSON, and 32,768 can be passed on"),
 ]
 

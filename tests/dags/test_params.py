@@ -9,7 +9,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from manycpu.operators.params import read_params, training_params
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
-from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.training_run import Resources, TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
 
 
@@ -29,7 +29,9 @@ def filled(form: dict[str, Param], **values: object) -> dict[str, Any]:
 
 
 def test_every_field_is_there_with_a_section_and_a_help_text(form: dict[str, Param]) -> None:
-    run = set(TrainingRun.model_fields) - {"resources"} | {"resources_cpu", "resources_memory"}
+    run = set(TrainingRun.model_fields) - {"resources"} | {
+        f"resources_{name}" for name in Resources.model_fields
+    }
     targets = {
         f"{kind}_{name}"
         for kind, model in (("local", Local), ("baremetal", BareMetal), ("kubernetes", Kubernetes))

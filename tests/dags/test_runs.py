@@ -11,6 +11,9 @@ import pytest
 from support.event_collector import EventCollector
 
 from manycpu.operators import task_log, train
+from manycpu.pipeline.listeners import Silent
+from manycpu.pipeline.spec.event_types import Event
+from manycpu.pipeline.spec.events import RankLine
 
 RunDag = Callable[..., SimpleNamespace]
 PLAIN = {"data": None, "model": None, "args": "", "dtype": "fp32", "nproc_per_node": 1, "oversubscribe": True}
@@ -34,8 +37,8 @@ RUN = {run!r}
 @dag(schedule=None)
 def alone():
     for name in ("a", "b"):
-        TrainOperator(task_id=name, run=RUN | {{"args": [name]}})
-    runs = [RUN | {{"args": [name]}} for name in ("c", "d")]
+        TrainOperator(task_id=name, run=RUN | {{"args": [name], "output": f"{{RUN['output']}}-{{name}}"}})
+    runs = [RUN | {{"args": [name], "output": f"{{RUN['output']}}-{{name}}"}} for name in ("c", "d")]
     TrainOperator.partial(task_id="mapped").expand(run=runs)
 
 alone()
@@ -221,6 +224,33 @@ def test_a_listener_hears_each_event_once_from_the_worker_and_the_trigger(
     assert len(logs) == 2, "the worker, and the trigger that goes on for it"
 
 
+class Raises(Silent):
+    """A listener that is broken."""
+
+    def event(self, event: Event, line: RankLine) -> None:
+        raise OSError(f"no room for {event.event} of rank {line.rank}")
+
+
+def test_a_listener_that_raises_ends_no_training(
+    run_dag: RunDag,
+    script: Callable[..., str],
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither in the worker nor in the trigger; each calls it no more, and tells the others."""
+    collector, listeners = EventCollector(), task_log.listeners
+    monkeypatch.setattr(task_log, "listeners", lambda *run: (Raises(), *listeners(*run), collector))
+    monkeypatch.setattr(train, "SETTLED", 0.0)  # no scheduler is there to settle
+    env = {"ATTEMPTS": f"{home}/runs"}
+    run = {"program": script(REPORTS), "output": None, "nproc_per_node": 1, "env": env}
+    ran = run_dag("hands_over", HANDS_OVER.format(run=run))
+    assert ran.state == "success", ran.said
+    assert [kind for kind in collector.kinds if kind != "start"][-2:] == ["metrics 2", "exit"]
+    told = "Raises failed, and is called no more; the run continues: no room for"
+    assert len([message for message in caplog.messages if message.startswith(told)]) == 2
+
+
 def test_trainings_that_a_dag_describes_apart_are_apart(
     run_dag: RunDag, script: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -268,4 +298,40 @@ def test_credentials_of_a_url_are_masked_where_airflow_shows_a_run(
     with create_session() as session:
         kept = [str(row.rendered_fields) for row in session.query(RenderedTaskInstanceFields)]
     assert ran.state == "failed"
+    assert kept
     assert not [text for text in [ran.said, *kept] if "hunter2secret" in text or "s3cr3tvalue" in text]
+
+
+SAYS = """
+import json, os, sys
+with open(os.environ["SEEN"], "a") as seen:
+    print(json.dumps([os.environ["HF_TOKEN"], sys.argv[2]]), file=seen)
+open(os.environ["MANYCPU_OUTPUT"] + "/model.txt", "w").write("the model")
+sys.exit(os.environ["MANYCPU_ATTEMPT"] == "1")
+"""
+
+
+def test_what_is_called_like_a_secret_is_shown_nowhere_and_reaches_each_attempt(
+    run_dag: RunDag, script: Callable[..., str], tmp_path: Path
+) -> None:
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+
+    env = {"HF_TOKEN": "hunter2secret", "SEEN": str(tmp_path / "seen")}
+    args = ["--api-key", "s3cr3tvalue"]
+    text = own(program=script(SAYS), output=str(tmp_path / "out"), env=env, args=args, nproc_per_node=1)
+    ran = run_dag("own", text.replace('"retries": 0', '"retries": 1, "retry_delay": 0'))
+    assert ran.state == "success", ran.said
+    seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    assert seen == [["hunter2secret", "s3cr3tvalue"]] * 2
+    with create_session() as session:
+        fields = session.query(RenderedTaskInstanceFields).filter_by(dag_id="own")
+        xcoms = session.query(XComModel).filter_by(dag_id="own")
+        kept = {"fields": [str(row.rendered_fields) for row in fields]}
+        kept["XComs"] = [json.dumps(row.value, default=str) for row in xcoms]
+    kept |= {"log": [ran.said]}
+    kept |= {name: [(tmp_path / "out" / name).read_text()] for name in ("report.json", "report.html")}
+    assert all(kept.values())
+    for secret in ("hunter2secret", "s3cr3tvalue"):
+        assert not [place for place, texts in kept.items() for each in texts if secret in each]

@@ -23,7 +23,7 @@ def found(executor: str | None, output: str | None, target: dict[str, str]) -> l
         ("LocalExecutor", "/models", []),
         (None, "/models", []),  # the tests' own Airflow has a local one
         (POD, "/proc/models", []),  # a mount stands for a volume
-        (POD, "memory://models", []),
+        (POD, "dir://models::file:///models", []),
         (POD, None, []),
     ],
 )

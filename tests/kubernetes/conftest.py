@@ -28,8 +28,8 @@ TWO_NODES = {
     "nnodes": 2,
     "spread": "require",
     "resources": {"cpu": 0.9, "memory": "1Gi"},
-    "start_timeout": 240,
-    "acknowledge_timeout": 60,
+    "start_timeout": 900,
+    "acknowledge_timeout": 300,
 }
 
 
@@ -89,7 +89,7 @@ def a_context(target: dict[str, Any], tmp_path: Path) -> Callable[..., ClusterCo
     """Begin a run, as prepare does."""
 
     def make(name: str = "run", run: dict[str, Any] | None = None, **fields: Any) -> ClusterContext:
-        described = {"program": "x", "output": str(tmp_path / "out"), "start_timeout": 120} | (run or {})
+        described = {"program": "x", "output": str(tmp_path / "out"), "start_timeout": 900} | (run or {})
         ctx = open_context(described, target | fields, name, base=tmp_path)
         assert isinstance(ctx, ClusterContext)
         ctx.ledger.open(ctx.new_entry(time.time()))

@@ -32,7 +32,7 @@ FOLDER = "/tmp"  # noqa: S108 - inside a pod
 WAIT = 180  # seconds: many times what each step takes
 
 # Of the test alone: it pays for the start of Airflow and of the cluster.
-pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(400, func_only=True)]
+pytestmark = pytest.mark.pod_security("restricted")
 
 
 @dataclass(frozen=True)

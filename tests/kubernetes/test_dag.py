@@ -12,7 +12,7 @@ from support.cluster_runs import succeeded
 Fields = dict[str, Any]
 RunDag = Callable[..., SimpleNamespace]
 
-pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.pod_security("restricted")
 
 
 def test_the_example_fine_tunes_on_both_nodes(

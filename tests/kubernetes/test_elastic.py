@@ -1,15 +1,18 @@
-"""An elastic run that loses a node."""
+"""Runs that lose pods: an elastic one goes on, and what all ranks have finished counts."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.command import wait_for
+from cluster.faults import Faults
 from cluster.space import Space
 from support.training_scripts import goes_on
 
 from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
+from manycpu.pipeline.spec.event_types import Event, ExitEvent
 from manycpu.pipeline.spec.events import RankLine
 
 A_QUARTER = {"cpu": 0.4, "memory": "1Gi"}  # two workers on each node
@@ -31,7 +34,6 @@ class Killer(Silent):
             self.namespace.core.delete_namespaced_pod(victim, self.namespace.name, grace_period_seconds=0)
 
 
-@pytest.mark.timeout(400)
 def test_of_four_workers_one_is_killed_and_the_others_go_on_from_the_checkpoint(
     target: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
 ) -> None:
@@ -46,3 +48,91 @@ def test_of_four_workers_one_is_killed_and_the_others_go_on_from_the_checkpoint(
     assert 4 in worlds[:-1], "nobody met again after all four had"
     assert [sorted(found["ranks"]) for found in report.rounds] == [list(range(world)) for world in worlds]
     assert (tmp_path / "out" / "model.txt").read_text() == "trained"
+
+
+ENDS = """
+import os, pathlib, socket, time, torch, torch.distributed as dist
+dist.init_process_group()
+dist.all_reduce(torch.ones(1))
+world = dist.get_world_size()
+dist.destroy_process_group()
+with open(os.environ["MANYCPU_OUTPUT"] + "/model.txt", "a") as model:
+    model.write(f"trained by {world}\\n")
+"""
+"""Is done once: each time it is, the model tells so."""
+TRAINED = "trained by 2\n" * 2
+LAST = """
+if socket.gethostname().endswith("-worker-0"):  # where all meet
+    time.sleep(2)  # in which the other pod is lost; where it is lost later, that is no trouble either
+"""
+WHEN_TOLD = """
+print("waits", flush=True)
+while not pathlib.Path(os.environ["MANYCPU_CHECKPOINTS"], "go").exists():
+    time.sleep(0.1)
+"""
+
+
+class Loser(Silent):
+    """Listens to a run, and loses its second pod when the rank there has ended."""
+
+    def __init__(self, namespace: Space) -> None:
+        self.namespace, self.lost = namespace, ""
+
+    def event(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - as of all listeners
+        pod = (event.hostname or "") if isinstance(event, ExitEvent) else ""
+        if pod.endswith("-worker-1") and not self.lost:
+            self.namespace.core.delete_namespaced_pod(pod, self.namespace.name, grace_period_seconds=0)
+            self.lost = pod
+
+
+def test_a_pod_that_is_lost_when_its_ranks_have_ended_turns_nothing_red(
+    target: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
+) -> None:
+    """Its agent is waited for 300 s by torchrun, and by the run for half a minute after the last end."""
+    loser = Loser(namespace)
+    # Ends before torchrun would.
+    run = a_run(ENDS + LAST, nnodes="1:2", max_restarts=3, spread="prefer", run_timeout=280)
+    report = train(run, target, run_id="ends", listener=loser)
+    assert loser.lost
+    assert (report.state, report.attempts, report.left_behind) == ("succeeded", 1, [])
+    assert [found["world_size"] for found in report.rounds] == [2]
+    assert (tmp_path / "out" / "model.txt").read_text() == TRAINED
+
+
+class Freezer(Silent):
+    """Listens to a run, and freezes the kubelet of its first pod until that is evicted."""
+
+    def __init__(self, namespace: Space, faults: Faults) -> None:
+        self.namespace, self.faults, self.waiting, self.evicted = namespace, faults, 0, False
+
+    def line(self, line: RankLine) -> None:
+        self.waiting += line.text == "waits"
+        if self.waiting == 2:
+            self.waiting += 1
+            (claim,) = self.namespace.core.list_namespaced_persistent_volume_claim(self.namespace.name).items
+            with self.faults.kubelet_frozen(self._first().spec.node_name):
+                self.faults.touch(self.namespace, claim.metadata.name, "checkpoints", "go")
+                wait_for("the first pod to be evicted", self._is_evicted, seconds=180)
+                self.evicted = True
+
+    def _first(self) -> Any:
+        (pod,) = self.namespace.pods("manycpu/role=rank,training.kubeflow.org/replica-index=0")
+        return pod
+
+    def _is_evicted(self) -> bool:
+        return self._first().metadata.deletion_timestamp is not None
+
+
+@pytest.mark.alone
+def test_ranks_that_end_while_a_kubelet_cannot_tell_are_believed_by_what_they_recorded(
+    target: dict[str, Any],
+    a_run: Callable[..., dict[str, Any]],
+    namespace: Space,
+    faults: Faults,
+    tmp_path: Path,
+) -> None:
+    freezer = Freezer(namespace, faults)
+    report = train(a_run(ENDS + WHEN_TOLD), target, run_id="frozen", listener=freezer)
+    assert freezer.evicted
+    assert (report.state, report.attempts, report.left_behind) == ("succeeded", 1, [])
+    assert (tmp_path / "out" / "model.txt").read_text() == TRAINED

@@ -11,7 +11,7 @@ from support.handmade_jobs import cluster_of
 
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
-pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.pod_security("restricted")
 DAG = """
 from airflow.sdk import dag, task
 

@@ -18,6 +18,7 @@ from manycpu.pipeline.targets.attempt import attempt_of, attempt_status
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import launch as kubernetes_launch
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
+from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.results import Built, Staged
 from manycpu.pipeline.targets.runs import find
@@ -133,6 +134,7 @@ def test_two_who_launch_at_once_share_one_job(queued: ClusterContext) -> None:
 def test_a_job_that_somebody_deleted_is_a_failure_and_the_next_attempt_follows(
     queued: ClusterContext,
 ) -> None:
+    claims.ensure_claim(queued)
     first, _ = launch(queued, Staged(), BUILT)
     assert isinstance(first, JobHandle)
     kind = JOB_KINDS[first.launch].kind

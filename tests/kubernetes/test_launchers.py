@@ -59,7 +59,6 @@ def proven(lines: list[events.RankLine]) -> list[dict[str, Any]]:
     return [event.model_dump() for event in decoded if isinstance(event, ProofEvent)]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["static", "intel"])
 def test_all_ranks_meet_on_both_nodes(
     kind: str, cluster: TestCluster, target: Fields, a_run: MakeRun, namespace: Space, tmp_path: Path

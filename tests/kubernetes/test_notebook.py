@@ -11,7 +11,7 @@ from support.notebooks import EXAMPLES, executed
 
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
-pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.pod_security("restricted")
 # What is particular to the test cluster: its size.
 RUN = {"spread": "require", "resources": {"cpu": 0.9, "memory": "1500Mi"}, "start_timeout": 240}
 

@@ -24,7 +24,7 @@ from manycpu.pipeline.verbs.stage import stage
 from manycpu.pipeline.verbs.wait import wait
 
 Fields = dict[str, Any]
-pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.pod_security("restricted")
 
 
 def mpirun(job: KubeObject) -> list[str]:

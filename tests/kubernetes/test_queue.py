@@ -25,7 +25,6 @@ from manycpu.pipeline.targets.open_run import open_context
 
 Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]
-pytestmark = pytest.mark.timeout(400)
 KINDS: dict[str, Fields] = {
     "pytorchjob": {"launch": "pytorchjob"},
     "mpijob": {"launch": "mpijob"},

@@ -22,7 +22,7 @@ from manycpu.pipeline.targets.kubernetes import cleanup
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs import report
-from manycpu.pipeline.verbs.cleanup import undelivered
+from manycpu.pipeline.verbs.cleanup import end_expired
 
 pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
@@ -140,6 +140,6 @@ def test_a_pod_that_a_killed_worker_forgot_goes_with_a_later_run(
     namespace.wait_pod(name, "Succeeded")
     with helper_pod.helper(remote("at-work"), "report", None, quiet) as pod:
         pod.wait_ready()
-        cleanup.remove_expired(maker, 0, undelivered)
+        cleanup.remove_expired(maker, 0, end_expired)
         wait_for("the pod to be gone", lambda: ctx.cluster.get("Pod", name) is None, seconds=30)
         assert ctx.cluster.get("Pod", pod.name) is not None

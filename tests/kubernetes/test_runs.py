@@ -13,7 +13,7 @@ from support.training_scripts import ALL_REDUCE
 from manycpu.pipeline import train
 from manycpu.pipeline.spec.errors import TrainingFailedError
 
-pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]
 SECRET = "a b'c\"d $x"  # noqa: S105 - it is none

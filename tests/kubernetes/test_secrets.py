@@ -18,7 +18,7 @@ from manycpu.pipeline.cli import cli
 from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
-pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.pod_security("restricted")
 Fields = dict[str, Any]
 DAG = """
 from airflow.sdk import dag

@@ -19,7 +19,7 @@ from manycpu.pipeline.targets.open_run import open_context
 
 Fields = dict[str, Any]
 MakeRun = Callable[..., Fields]
-pytestmark = [pytest.mark.pod_security("restricted"), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.pod_security("restricted")
 
 FAILS = """
 import os, torch.distributed as dist

@@ -1,7 +1,7 @@
 """Runs that start together where there is room for some of them: whatever fits runs, the oldest first."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,17 @@ from cluster.command import wait_for
 from cluster.fixtures import TestCluster
 from cluster.jobs import pod
 from cluster.space import Space
-from support.contending_runs import ROOM, start
+from support.contending_runs import ROOM, hold, start
 from support.handmade_jobs import Looker
 
+from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.kubernetes.following import turns
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 
 RUNS = 6
 SECONDS = 6.0  # that each of them trains
+LATE = "manycpu.test/late"  # label of the nodes that take launchers
 
 
 @pytest.fixture
@@ -42,7 +45,6 @@ def six(
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(300)
 def test_six_that_start_together_finish_two_by_two_in_the_order_in_which_they_came(six: list[Looker]) -> None:
     ended = lambda: all([one.look().state.terminal for one in six])  # noqa: C419, E731
     wait_for("all to end", ended, seconds=150)
@@ -52,3 +54,58 @@ def test_six_that_start_together_finish_two_by_two_in_the_order_in_which_they_ca
     for one in six[ROOM:]:
         assert one.said("waits for 1.4 CPUs; held by run"), one.lines
         assert not [line for line in one.lines if re.search("SIGTERM|exit code|was lost|deleted", line)]
+
+
+@pytest.fixture
+def late(cluster: TestCluster, namespace: Space) -> Iterator[Callable[[], None]]:
+    """Mark the nodes as such that take the launchers, when it is called."""
+    core = namespace.by_admin.core
+
+    def mark(value: str | None) -> None:
+        for node in cluster.nodes:
+            core.patch_node(node, {"metadata": {"labels": {LATE: value}}})
+
+    yield lambda: mark("yes")
+    mark(None)
+
+
+@pytest.mark.alone
+def test_two_mpijobs_of_two_namespaces_whose_workers_hold_what_their_launchers_wait_for_both_end(
+    target: dict[str, Any],
+    second: Space,
+    cluster: TestCluster,
+    tmp_path: Path,
+    late: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_HOLD", 20.0)
+    monkeypatch.setattr(turns, "_REST", 15.0)
+    targets = target, target | {"namespace": second.name, "connection": str(second.kubeconfig)}
+    lookers = [
+        hold(where | {"launch": "mpijob"}, cluster.image("base"), tmp_path, {LATE: "yes"})
+        for where in targets
+    ]
+    held = lambda: all([one.look() and len(placed(one)) == 2 for one in lookers])  # noqa: C419, E731
+    wait_for("the workers of both to have nodes", held, seconds=60)
+    late()
+    ended = lambda: all([one.look().state.terminal for one in lookers])  # noqa: C419, E731
+    wait_for("both to end", ended, seconds=150)
+    for one in lookers:
+        one.close()
+    assert [one.seen.state for one in lookers] == [RunState.SUCCEEDED] * 2, [one.seen for one in lookers]
+    assert any("Suspended" in conditions(one) for one in lookers), [one.lines for one in lookers]
+
+
+def placed(one: Looker) -> list[str]:
+    """Name the pods of a run that have nodes."""
+    return [
+        pod["metadata"]["name"]
+        for pod in one.ctx.cluster.list("Pod", labels(one.ctx.name))
+        if pod["spec"].get("nodeName")
+    ]
+
+
+def conditions(one: Looker) -> list[str]:
+    """Name what the operator has noted of the job of a run."""
+    (job,) = one.ctx.cluster.list("MPIJob", labels(one.ctx.name))
+    return [condition["type"] for condition in job["status"]["conditions"]]

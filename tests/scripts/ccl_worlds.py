@@ -80,7 +80,8 @@ def world(case: str, size: int, folder: Path) -> dict[str, object]:
     codes = ended(dict(ranks))
     results = {rank: (folder / f"{rank}.json") for rank in range(size)}
     found = {rank: json.loads(path.read_text()) for rank, path in results.items() if path.exists()}
-    return {"codes": [codes[rank] for rank in range(size)], "results": found}
+    left = [path.name for process in ranks for path in Path("/dev/shm").glob(f"{process}:*")]  # noqa: S108
+    return {"codes": [codes[rank] for rank in range(size)], "results": found, "left": left}
 
 
 def ended(ranks: dict[int, int]) -> dict[int, object]:

@@ -10,7 +10,7 @@ __all__ = ["asked"]
 _SETTLED = "TaskInstance Finished: dag_id={}, task_id={}, run_id={},"
 
 
-def asked(airflow: Airflow, run: str, task: str = "approve", timeout: float = 280) -> dict[str, Any]:
+def asked(airflow: Airflow, run: str, task: str = "approve", timeout: float = 600) -> dict[str, Any]:
     """Wait until a person is asked, and can answer; returns what that person is shown."""
     until(lambda: airflow.task(run, task)["state"] == "awaiting_input", timeout)
     found = airflow.task(run, task)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -36,7 +37,7 @@ class Page:
     """A browser window, asked for what a person would look for; waits until it is there."""
 
     def __init__(self, browser: webdriver.Chrome) -> None:
-        self.browser, self._wait = browser, WebDriverWait(browser, 60)
+        self.browser, self._wait = browser, _wait(browser)
 
     def find(self, css: str) -> WebElement:
         """Find what can be clicked or typed into."""
@@ -62,10 +63,10 @@ class Page:
             self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
         self._wait.until(lambda _: field.get_attribute("value") == text, f"{name} did not take {text!r}")
 
-    def shows(self, text: str, timeout: float = 60) -> None:
+    def shows(self, text: str, timeout: float = 300) -> None:
         """Wait for a text."""
         seen = conditions.text_to_be_present_in_element((By.TAG_NAME, "body"), text)
-        WebDriverWait(self.browser, timeout).until(seen, f"the page never showed {text!r}")
+        _wait(self.browser, timeout).until(seen, f"the page never showed {text!r}")
 
     def js(self, body: str, *args: object) -> Any:
         """Run the body of a function in the page, and return what it does."""
@@ -92,6 +93,11 @@ class Page:
             self.browser.set_window_size(1280, height)
             Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
             self.browser.save_screenshot(f"{SCREENSHOTS}/{name}.png")
+
+
+def _wait(browser: webdriver.Chrome, timeout: float = 300) -> WebDriverWait[webdriver.Chrome]:
+    """Wait as a person does: a page that goes meanwhile, such as to the login, is looked at again."""
+    return WebDriverWait(browser, timeout, ignored_exceptions=(WebDriverException,))
 
 
 @pytest.fixture(scope="session")

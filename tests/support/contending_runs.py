@@ -14,9 +14,17 @@ from manycpu.pipeline.targets.kubernetes.launch import _create
 
 ROOM: Final = 2  # runs that fit at once
 # Two fit on each of two nodes of two cores, beside a launcher; three do not.
-RANK_CPU, LAUNCHER_CPU = "700m", "500m"
+RANK_CPU, LAUNCHER_CPU = "700m", "50m"
 LAUNCHES: Final = ("pytorchjob", "mpijob", "trainjob")
 WORK: Final = "time.sleep({seconds})"
+# Speaks like sshd, to whoever waits for one.
+SSHD: Final = """
+import socket, sys
+server = socket.create_server(("", int(sys.argv[1])))
+while True:
+    with server.accept()[0] as one:
+        one.sendall(b"SSH-2.0-test")
+"""
 # As torchrun does: nobody begins before all are there.
 MEET: Final = """
 host, _, domain = socket.getfqdn().partition(".")
@@ -41,6 +49,20 @@ def start(target: dict[str, Any], image: str, folder: Path, number: int, seconds
         return Looker(waiting.ctx, waiting.attempt(_create(waiting.ctx, objects)))
     meet, change = ("", _as_mpijob) if launch == "mpijob" else (MEET, _apart)
     return Looker(waiting.ctx, waiting.create(meet + work, change=change))
+
+
+def hold(target: dict[str, Any], image: str, folder: Path, launchers_on: dict[str, str]) -> Looker:
+    """Create an MPIJob of which two fit but for their launchers, and begin to follow it."""
+    waiting = begin(target, image, folder, name="holds", nnodes=2)
+
+    def change(job: KubeObject) -> None:
+        _as_mpijob(job)
+        kinds = job["spec"]["mpiReplicaSpecs"]
+        kinds["Launcher"]["template"]["spec"]["nodeSelector"] = launchers_on
+        (launcher,) = kinds["Launcher"]["template"]["spec"]["containers"]
+        launcher["resources"]["requests"]["cpu"] = RANK_CPU
+
+    return Looker(waiting.ctx, waiting.create(WORK.format(seconds=1), change=change))
 
 
 def _apart(job: KubeObject) -> None:
@@ -84,7 +106,7 @@ def _as_mpijob(job: KubeObject) -> None:
     worker = job["spec"].pop("pytorchReplicaSpecs")["Worker"]
     inner = worker["template"]["spec"]["containers"][0]
     speak = inner["command"]
-    inner["command"] = ["python3", "-m", "http.server", str(PORT)]
+    inner["command"] = ["python3", "-c", SSHD, str(PORT)]
     inner["startupProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
     both = 'RANK_HERE=1 "$0" "$@" & RANK_HERE=0 "$0" "$@" && wait $!'
     fields = [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
@@ -99,7 +121,7 @@ def _as_mpijob(job: KubeObject) -> None:
     known = {"labels": worker["template"]["metadata"]["labels"] | {"manycpu/role": "launcher"}}
     job["apiVersion"], job["kind"] = "kubeflow.org/v2beta1", "MPIJob"
     job["spec"] |= {
-        "launcherCreationPolicy": "WaitForWorkersReady",
+        "launcherCreationPolicy": "AtStartup",
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
         "mpiReplicaSpecs": {
             "Launcher": {

@@ -82,7 +82,7 @@ def running(folder: Path, registry: str) -> Iterator[str]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(_command(folder, host, group), env=_env(), stdout=log, stderr=log)
     try:
-        until(lambda: process.poll() is not None or _answers(host), 60)
+        until(lambda: process.poll() is not None or _answers(host))
         assert process.poll() is None, tail((folder / "log").read_text())
         (first,) = psutil.Process(process.pid).children()
         with _reachable(registry, first.pid):
@@ -91,7 +91,7 @@ def running(folder: Path, registry: str) -> Iterator[str]:
         if process.poll() is None:
             for child in psutil.Process(process.pid).children():
                 child.kill()  # and with it the whole namespace
-        process.wait(30)
+        process.wait(300)
         _remove_groups(group)
 
 

@@ -2,9 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from support.folder_contents import location
@@ -14,7 +15,7 @@ from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.transfer import Manifest
 
-__all__ = ["LARGE", "pod", "pull", "push"]
+__all__ = ["LARGE", "helper_here", "pod", "pull", "push"]
 
 LARGE = 8 << 20
 """Bytes of the largest file of the fixture `source`."""
@@ -35,6 +36,21 @@ def pod(command: str, code: str | None = None, **options: object) -> Iterator[tu
             process.kill()
             with suppress(BrokenPipeError):  # what was on its way to a pod that is gone
                 process.stdin.close()
+
+
+def helper_here(mounted: str, volume: str) -> Callable[..., AbstractContextManager[Any]]:
+    """Make what runs helper pods as processes of this machine, where a folder is the volume."""
+
+    @contextmanager
+    def helper(*_: object, **__: object) -> Iterator[Any]:
+        def ask(command: str, **request: str) -> dict[str, Any]:
+            here = {name: value.replace(mounted, volume, 1) for name, value in request.items()}
+            with pod(command) as (channel, _):
+                return client.ask(channel, **here)
+
+        yield SimpleNamespace(ask=ask)
+
+    return helper
 
 
 def push(source: Path, folder: Path) -> dict[str, Any]:

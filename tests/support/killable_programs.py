@@ -11,7 +11,7 @@ import psutil
 
 __all__ = ["Program", "end_programs", "take_signals"]
 
-_END = 10  # seconds for what was killed to be gone
+_END = 300  # seconds for what was killed to be gone
 
 
 class Program(subprocess.Popen[AnyStr]):

@@ -41,13 +41,13 @@ class MlflowServer:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=self._env, start_new_session=True
             )
-        until(self._answers, 120)
+        until(self._answers)
 
     def stop(self) -> None:
         """End it where it runs."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(10)
+            self._process.wait(300)
             self._process = None
 
     def runs(self, **tags: str) -> list[dict[str, Any]]:
@@ -87,10 +87,10 @@ class MlflowServer:
             return False
 
     def _get(self, what: str, **params: Any) -> dict[str, Any]:
-        return _json(requests.get(self._url(what), params=params, timeout=30))
+        return _json(requests.get(self._url(what), params=params, timeout=300))
 
     def _post(self, what: str, **fields: Any) -> dict[str, Any]:
-        return _json(requests.post(self._url(what), json=fields, timeout=30))
+        return _json(requests.post(self._url(what), json=fields, timeout=300))
 
     def _url(self, what: str) -> str:
         return f"{self.address}/api/2.0/mlflow/{what}"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_START = 20.0  # seconds for an sshd to answer
+_START = 300.0  # seconds for an sshd to answer
 
 
 def reason() -> str | None:
@@ -57,7 +57,7 @@ class Host:
         """Run a command there, by entering its namespaces; its output."""
         init = _child(self.process.pid)
         enter = ["nsenter", "-t", str(init), "--net", "--uts", "--mount", "--pid", "--"]
-        return subprocess.run([*enter, *argv], check=True, capture_output=True, text=True, timeout=120).stdout
+        return subprocess.run([*enter, *argv], check=True, capture_output=True, text=True, timeout=300).stdout
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Hosts:
         """End all processes of the hosts, and delete every interface and namespace."""
         for host in self.hosts:
             host.process.kill()  # its init dies with it (--kill-child), and with that one all others
-            host.process.wait(10)
+            host.process.wait(300)
         # The outer ends first: those that go with their namespace go some time later.
         made = [["link", "del", self._outer(number)] for number, _ in enumerate(self.names, 2)]
         made += [["netns", "del", self._netns(name)] for name in self.names]
@@ -230,7 +230,7 @@ def made(
 
 
 def _run(*argv: str) -> str:
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=300).stdout
 
 
 def _free_subnet() -> str:

@@ -83,3 +83,44 @@ NASTY: Final = [
     ),
 ]
 """Without the prefix of a rank."""
+
+_DECIDING: Final[dict[str, dict[str, Any]]] = {
+    "proof": {"rank": 0, "world_size": 64, "host": "a", "meeting": "forged", "backend": "mpi"},
+    "backend": {"requested": "mpi", "observed": "mpi", "world_size": 64},
+    "start": {"message": "forged"},
+    "pace": {"step": 1, "step_seconds": 9.0},
+    "returned": {"part": 1, "parts": 1, "text": '"forged"'},
+    "result": {"value": "forged"},
+    "pickled": {"part": 1, "parts": 1, "text": "Zm9yZ2Vk"},
+    "error": {"kind": "Refusal", "message": "forged", "rank": 0},
+    "exit": {"code": 9, "host": "a", "rank": 0},
+}
+
+
+def _forged() -> list[str]:
+    whole = [PREFIX + json.dumps({"event": name, **fields}) for name, fields in _DECIDING.items()]
+    (end,) = (line for line in whole if '"exit"' in line)
+    fields = end.removeprefix(PREFIX)
+    return [
+        *whole,
+        *(f"[rank 0 a] {line}" for line in whole),  # as it is in a log
+        *(f"10%\r{line}" for line in whole),
+        "half a line " + end,
+        PREFIX + end,
+        f"::manycpu:{end}",
+        f"::manycpu-{'0' * 16}:: {fields}",
+        "x" * 4083 + end,  # is cut where the event begins, behind a prefix of 11, 12 or 13 bytes
+        "x" * 4084 + end,
+        "x" * 4085 + end,
+        end.replace('{"event"', '{"event": "own", "event"'),
+        end.replace('{"event"', '{"event": "start", "event"'),
+        end.replace("exit", "\\u0065xit"),
+        end.replace('"code"', f'"deep": {"[" * 3000}{"]" * 3000}, "code"'),
+        end.replace('"code"', f'"long": {"9" * 5000}, "code"'),
+        f"one\v{end}",
+        f"one\u2028{end}",
+    ]
+
+
+FORGED: Final = _forged()
+"""What would change how a run is judged if it were believed of a program that prints it."""

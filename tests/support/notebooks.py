@@ -10,10 +10,9 @@ from typing import Any, Final
 import nbformat
 from nbclient import NotebookClient
 
-__all__ = ["Cell", "executed"]
+__all__ = ["Cell", "executed", "executed_by_name"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SECONDS = 240  # for a cell
 _EMPTY: Final = {"metadata": {}, "nbformat": 4, "nbformat_minor": 4}
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -71,7 +70,7 @@ def executed(
         content = nbformat.from_dict({"cells": [_cell(text) for text in notebook], **_EMPTY})  # type: ignore[no-untyped-call]
     client = NotebookClient(
         content,
-        timeout=SECONDS,
+        timeout=None,  # pytest's alone: how long a cell takes says nothing of it
         allow_errors=True,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
@@ -79,6 +78,13 @@ def executed(
     with _kernel_s_environment(env or {}):
         client.execute(env=dict(os.environ))
     return [Cell(cell.outputs) for cell in content.cells if cell.cell_type == "code"]
+
+
+def executed_by_name(begin: str, cells: Mapping[str, str], folder: Path) -> dict[str, Cell]:
+    """Execute named cells behind one that must not fail, in one kernel whose runs are below the folder."""
+    first, *others = executed([begin, *cells.values()], folder, {"MANYCPU_HOME": str(folder / "home")})
+    assert not first.error, first.error
+    return dict(zip(cells, others, strict=True))
 
 
 def _cell(text: str) -> dict[str, Any]:

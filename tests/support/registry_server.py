@@ -56,11 +56,11 @@ def running(folder: Path, settings: Settings | None = None, ca: Path | None = No
             [debian.program("docker-registry"), "serve", folder / "registry.yaml"], stdout=log, stderr=log
         )
         try:
-            until(lambda: _answers(host, ca), 20)
+            until(lambda: _answers(host, ca))
             yield host
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(300)
 
 
 def basic(folder: Path) -> Settings:
@@ -165,7 +165,7 @@ def flaky(host: str, fails: Callable[[str, str], bool]) -> Iterator[str]:
                 return
             headers = {name: value for name, value in self.headers.items() if name != "Connection"}
             answer = requests.request(
-                self.command, f"http://{host}{self.path}", data=body, headers=headers, timeout=30
+                self.command, f"http://{host}{self.path}", data=body, headers=headers, timeout=300
             )
             self.send_response(answer.status_code)
             for name, value in answer.headers.items():

@@ -33,6 +33,7 @@ _AT_THE_END: Final = ("tests/kubernetes/test_whole_rights.py", "tests/cluster/te
 """What judges what all others did to the cluster, and what ends it."""
 _REST: Final = "the rest"
 _ON_THE_CLUSTER: Final = 2  # processes at a time: what two runs ask for fits on its nodes
+_NEVER_ENDS: Final = 1200  # seconds; on a slow machine a test takes ten times what it takes elsewhere
 _DEAD: Final = pytest.StashKey[str]()
 
 
@@ -51,9 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
     for item in items:
-        if {"airflow", "cluster"} & set(_fixtures(item)) and not item.get_closest_marker("timeout"):
-            # Of the test alone: one of them pays for the start, whose steps have limits of their own.
-            item.add_marker(pytest.mark.timeout(func_only=True))
+        if {"airflow", "cluster"} & set(_fixtures(item)):
+            # Of the test alone: one of them pays for the start, whose steps have limits of their own. It ends
+            # what would wait for ever, and judges nobody: what waits says itself for how long.
+            own = item.get_closest_marker("timeout")
+            seconds = max(own.args[0] if own else 0, _NEVER_ENDS)
+            item.add_marker(pytest.mark.timeout(seconds, func_only=True), append=False)
 
 
 def _place(item: pytest.Item) -> tuple[int, ...]:

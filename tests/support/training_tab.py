@@ -44,7 +44,7 @@ class Tab:
         """Return what the tab shows."""
         return self.page.browser.find_element(By.CSS_SELECTOR, ".manycpu-tab").text
 
-    def shows(self, text: str, timeout: float = 60) -> None:
+    def shows(self, text: str, timeout: float = 300) -> None:
         """Wait for a text in the tab."""
         self.page.find(".manycpu-tab")
         try:

@@ -9,8 +9,8 @@ import psutil
 __all__ = ["processes_of", "until"]
 
 
-def until(condition: Callable[[], object], timeout: float = 30) -> None:
-    """Wait for a condition; fail when it does not come."""
+def until(condition: Callable[[], object], timeout: float = 300) -> None:
+    """Wait for a condition; fail when it does not come, on a machine however slow."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout:g} s in vain"

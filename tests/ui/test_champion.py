@@ -39,7 +39,7 @@ def test_a_person_approves_with_the_comparison_in_view(airflow: Airflow, page: P
     page.shoot("approval", 900)
 
     approve = (By.XPATH, "//button[normalize-space()='Approve']")
-    WebDriverWait(page.browser, 60).until(conditions.element_to_be_clickable(approve)).click()
+    WebDriverWait(page.browser, 300).until(conditions.element_to_be_clickable(approve)).click()
     assert airflow.end(path, 280) == "success"
     promoted = champion(tmp_path)
     assert promoted is not None

@@ -210,6 +210,9 @@ class ReadOnly:
     def get(self, *_: str) -> dict[str, Any]:
         return self.ledger
 
+    def now(self) -> float:
+        return T0
+
     def patch(self, *_: Any, **__: Any) -> None:
         raise ClusterError.of_status(403, "configmaps is forbidden")
 

@@ -1,5 +1,6 @@
 """What the backend is built of and for, where it is kept, and what is said where it cannot be."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,8 +10,9 @@ pytest.importorskip("torch")
 
 from manycpu.pipeline.node import process_groups
 from manycpu.pipeline.node.backends import BACKENDS, UnavailableError
-from manycpu.pipeline.node.ccl import build, leftovers, toolchain
+from manycpu.pipeline.node.ccl import build, toolchain
 from manycpu.pipeline.node.ccl.toolchain import Compiler, OneCcl
+from manycpu.pipeline.node.process_groups import awaited
 
 HERE = OneCcl("2022.1.2", Path("/include"), Path("/libccl.a"))
 GCC = Compiler("/usr/bin/g++", "g++ 12.2.0")
@@ -50,6 +52,37 @@ def test_without_a_compiler_what_another_built_is_used(
 
 
 @pytest.mark.usefixtures("oneccl")
+def test_a_build_is_announced_where_it_is_still_to_be_made_and_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: GCC)
+    assert re.search(r"the backend ccl \(built once .*, in half a minute to .* minutes\)", awaited("ccl"))
+    library = build.folder_of(tmp_path / "cache", HERE, GCC) / f"{build.NAME}.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert awaited("ccl") == "the backend ccl"
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
+    assert awaited("ccl") == "the backend ccl"
+    assert awaited("gloo") == ""
+
+
+@pytest.mark.usefixtures("oneccl")
+def test_where_it_can_be_neither_found_nor_built_nothing_is_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
+    assert awaited("auto") == ""
+
+
+def test_where_oneccl_is_not_installed_nothing_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> OneCcl:
+        raise UnavailableError("oneCCL is not installed")
+
+    monkeypatch.setattr(toolchain, "find_oneccl", missing)
+    assert awaited("auto") == ""
+
+
+@pytest.mark.usefixtures("oneccl")
 def test_without_a_compiler_and_a_build_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
@@ -86,16 +119,6 @@ def test_without_oneccl_the_message_says_what_to_install(monkeypatch: pytest.Mon
         toolchain.find_oneccl()
     with pytest.raises(UnavailableError, match=r"there is no libfabric\.so\.1"):
         toolchain.library("libfabric.so.1")
-
-
-def test_what_dead_processes_left_is_swept(tmp_path: Path) -> None:
-    import os
-
-    for name in ("4194399:0:0", f"{os.getpid()}:0:0", "other", "a:0:0"):
-        (tmp_path / name).touch()
-    assert leftovers.sweep(tmp_path) == ["4194399:0:0"]
-    assert leftovers.sweep(tmp_path, mine=True) == [f"{os.getpid()}:0:0"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a:0:0", "other"]
 
 
 @pytest.mark.usefixtures("oneccl")

@@ -83,6 +83,31 @@ def test_the_run_file_is_no_code(folder: Path) -> None:
     assert set(code_of(ctx, root, arguments).files) == {"train.py", "settings.yaml", "sub/run.yaml"}
 
 
+def test_other_run_files_are_no_code_and_settings_of_the_program_are(folder: Path) -> None:
+    put(
+        folder, "run.yaml", "more/eight.yml", text="run: {program: ./train.py, output: ../out, nnodes: 1:4}\n"
+    )
+    put(folder, "cluster.yaml", text="# where\ntarget:\n  kind: kubernetes\n  namespace: ml\n")
+    settings = {
+        "own.yaml": "run: {program: ./train.py, speed: 3}\n",
+        "two.yaml": "run: {program: ./train.py}\nmodel: {layers: 3}\n",
+        "target.yaml": "target: {kind: local, mean: 0.5}\n",
+        "short.yaml": "run: {dtype: bf16}\n",
+        "text.yaml": "run",
+        "broken.yaml": "run: {program: [",
+        "many.yaml": "run: {program: a}\n---\nrun: {program: b}\n",
+        "run.json": '{"run": {"program": "./train.py"}}',
+    }
+    for name, text in settings.items():
+        put(folder, name, text=text)
+    put(folder, "bytes.yaml")
+    (folder / "bytes.yaml").write_bytes(b"run: \xff")
+    before = code(folder)
+    assert before == {"train.py", "bytes.yaml", *settings}
+    put(folder, "run.yaml", text="run: {program: ./train.py, output: ../other}\n")
+    assert code(folder) == before
+
+
 def test_gitignore_is_heeded_as_git_does(folder: Path) -> None:
     put(folder, "a.bin", "keep.bin", "logs/x", "sub/b.bin", "sub/c.log", "sub/logs/y", "other/d.log", "e.tmp")
     put(folder, ".gitignore", text="# large\n*.bin\n!keep.bin\n/logs/\n")
@@ -115,7 +140,7 @@ def test_a_program_that_is_ignored_itself_is_refused_at_once(folder: Path, name:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"program": "./run.yaml"}, "run.yaml is the run file, and no program"),
+        ({"program": "./run.yaml"}, "run.yaml is a run file, and no program"),
         ({"data": "./train.py"}, "train.py is named as data, model, output or checkpoints of this run too"),
         ({"program": "./.train.py"}, ".train.py has a name that is not taken for code"),
         ({"program": "-m env.train"}, "env.train has a name that is not taken for code"),

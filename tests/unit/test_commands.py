@@ -6,7 +6,7 @@ import signal
 import pytest
 from support.killable_programs import Program
 
-from manycpu.pipeline.adapters import commands, ssh, supervisor
+from manycpu.pipeline.adapters import commands, ssh_copies, supervisor
 from manycpu.pipeline.spec.errors import LaunchError, StageError
 
 
@@ -27,7 +27,7 @@ def test_what_a_command_leaves_behind_is_not_waited_for() -> None:
 
 def test_who_sends_a_folder_ends_with_who_takes_it() -> None:
     with pytest.raises(StageError, match="copying to or from host a failed"):
-        ssh._stream(["sh", "-c", "while echo x; do :; done"], ["false"], "a")  # noqa: SLF001 - needs no host
+        ssh_copies._stream(["sh", "-c", "while echo x; do :; done"], ["false"], "a")  # noqa: SLF001 - needs no host
 
 
 def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(

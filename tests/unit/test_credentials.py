@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from manycpu.pipeline import run_report, train
-from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.cli import cli
+from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.spec.credentials import redacted, secrets_in
+from manycpu.pipeline.spec.credentials import redacted, redacted_options, secrets_in
 from manycpu.pipeline.spec.errors import ManycpuError, StageError
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets.open_run import open_context
+from manycpu.pipeline.spec.validation import read_run
+from manycpu.pipeline.targets.open_run import open_context, reopen
+from manycpu.pipeline.tracking.told import tracked
 from manycpu.pipeline.verbs.prepare import prepare
 from manycpu.pipeline.verbs.report import report_path
 
@@ -90,9 +94,9 @@ def test_errors_and_reports_show_none(tmp_path: Path) -> None:
     assert json.loads(text)["run"]["args"] == ["--to", "https://***@127.0.0.1:1/set?sig=***"]
 
 
-def kubernetes(output: str) -> Any:
+def kubernetes(output: str, **more: Any) -> Any:
     target = {"kind": "kubernetes", "image": "r/x:1"}
-    fields = {"program": "-m x", "output": output, "data": URL, "args": ["--to", URL]}
+    fields = {"program": "-m x", "output": output, "data": URL, "args": ["--to", URL]} | more
     return open_context(fields, target, "test", base=Path())
 
 
@@ -105,7 +109,7 @@ def test_a_ledger_that_a_namespace_reads_holds_none() -> None:
 
 def test_a_ledger_on_disk_is_for_its_owner_alone(tmp_path: Path, home: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    output = "memory://user:hunter2@models/qa"
+    output = f"dir://user:hunter2@models/qa::file://{tmp_path}/out"
     ctx = open_context({"program": "train.py", "output": output}, None, "test", base=tmp_path)
     prepare(ctx)
     (file,) = home.glob("runs/*/ledger.json")
@@ -128,3 +132,90 @@ def test_a_report_hides_arguments_that_are_called_like_secrets() -> None:
     entry = Entry(key="k", name="n", created=0, run=described, target={})
     drafted = run_report.draft(entry, Observed(), RunState.SUCCEEDED)
     assert drafted.run["args"] == ["--lr", "3e-5", "--api-key", "***", "--hfToken=***"]
+
+
+TOLD = {"env": {"HF_TOKEN": "hunter2", "LANG": "C", "TOKEN_FILE": "/t"}, "args": ["--wandb-key", "s3cr3t"]}
+"""Fields of a run, with secrets that only their names tell."""
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--token", "--s3cret", "x"], ["--token", "***", "x"]),
+        (["--use_token", "--fp16", "--lr=1"], ["--use_token", "--fp16", "--lr=1"]),
+        (["--token", "--password", "x"], ["--token", "--password", "***"]),
+        (["bash", "-c", "go --token abc --lr 3"], ["bash", "-c", "go --token *** --lr 3"]),
+        (["--set=hub.token=abc", "HF_TOKEN=a b"], ["--set=hub.token=***", "HF_TOKEN=***"]),
+        (['{"api_key": "a\\"b", "size": "3"}'], ['{"api_key": "***", "size": "3"}']),
+        (["--tokenizer", "bert", "--token_file", "/t"], ["--tokenizer", "bert", "--token_file", "/t"]),
+        (["--header", "Authorization: Bearer s3"], ["--header", "Authorization: ***"]),
+        (["X-Api-Key: s3", "Note: s3"], ["X-Api-Key: ***", "Note: s3"]),
+        (["GITHUB_PAT=s3", "DB_PWD=s3", "PWD=/x"], ["GITHUB_PAT=***", "DB_PWD=***", "PWD=/x"]),
+        (["a=" * 5000], ["a=" * 5000]),
+    ],
+)
+def test_what_is_secret_among_arguments(words: list[str], shown: list[str]) -> None:
+    assert redacted_options(words) == shown
+    assert redacted_options(shown) == shown
+    assert (secrets_in({"args": words}) == set()) == (words == shown)
+
+
+def test_a_report_hides_variables_that_are_called_like_secrets_and_what_quotes_them() -> None:
+    verbs = {"wait": VerbRecord(seconds=1, result="failed", error="401 for hunter2")}
+    target = {"kind": "kubernetes", "build_args": {"NPM_TOKEN": "hunter2"}, "pull_secret": "registry-login"}
+    entry = Entry(key="k", name="n", created=0, run=TOLD, target=target, verbs=verbs)
+    drafted = run_report.draft(entry, Observed(), RunState.FAILED, "it said: hunter2 is no token")
+    assert shows_none(run_report.as_json(drafted))
+    assert drafted.run["env"] == {"HF_TOKEN": "***", "LANG": "C", "TOKEN_FILE": "/t"}
+    assert drafted.target == target | {"build_args": {"NPM_TOKEN": "***"}}
+    assert drafted.error == "it said: *** is no token"
+
+
+def test_a_ledger_that_a_namespace_reads_holds_no_variable_that_is_called_like_a_secret() -> None:
+    ctx = kubernetes("/models/qa", **TOLD)
+    entry = ctx.new_entry(0)
+    assert shows_none(entry.model_dump_json())
+    assert entry.run["args"] == ["--wandb-key", "***"]
+    assert (ctx.run.env["HF_TOKEN"], ctx.run.args[-1]) == ("hunter2", "s3cr3t")
+    assert shows_none(repr(tracked(entry, 0)))
+
+
+def test_a_ledger_on_disk_is_for_its_owner_alone_where_names_tell_of_secrets(
+    tmp_path: Path, home: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    fields = {"program": "train.py", "output": "out", **TOLD}
+    prepare(open_context(fields, None, "test", base=tmp_path))
+    (file,) = home.glob("runs/*/ledger.json")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert reopen(FileLedger(file.parent).read()).run.env == TOLD["env"]
+    FileLedger(file.parent).remove()
+
+
+def test_render_shows_none(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "run.yaml"
+    for target in ({}, {"kind": "kubernetes", "image": "r/x:1"}):
+        run = {"program": "train.py", "output": "out", "nproc_per_node": 1, **TOLD}
+        file.write_text(json.dumps({"run": run, "target": target}))
+        printed = CliRunner().invoke(cli, ["render", str(file)], catch_exceptions=False).output
+        assert "LANG" in printed
+        assert "--wandb-key" in printed
+        assert shows_none(printed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"env": {"HF_TOKEN": ["hunter2"]}},
+        {"env": "HF_TOKEN=hunter2"},
+        {"env": {"HF_TOKEN=hunter2": ""}},
+        {"args": "--token 'hunter2"},
+        {"args": {"--token=hunter2": 1}},
+    ],
+)
+def test_errors_quote_no_secret(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ManycpuError) as caught:
+        read_run({"program": "x", "output": "y"} | wrong)
+    assert shows_none(str(caught.value))

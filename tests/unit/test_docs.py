@@ -94,6 +94,12 @@ def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
     assert re.findall(r"^make (\w+)", first, re.MULTILINE) == ["demo", "test", "ui"]
 
 
+def test_the_readmes_first_install_line_says_how_to_have_ccl_and_what_it_is_without() -> None:
+    (line,) = re.findall(r"^pip install 'manycpu\[.*$", PAGES["README.md"], re.MULTILINE)[:1]
+    assert re.match(r"pip install 'manycpu\[[a-z,]*\bccl\b[a-z,]*\]'", line)
+    assert "gloo" in line
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_every_link_and_picture_is_there(name: str) -> None:
     folder = ROOT if name == "README.md" else ROOT / "docs"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.operators.function_source import module_source
+from manycpu.operators.function_source import function_module
 from manycpu.pipeline.spec.errors import BadInputError
 
 FILE = '''
@@ -119,14 +119,14 @@ def executed(source: str, folder: Path, **arguments: Any) -> Any:
 
 def refused(function: Callable[..., Any], foreign: tuple[str, ...] = ()) -> str:
     with pytest.raises(BadInputError) as error:
-        module_source(function, foreign)
+        function_module(function, foreign)
     assert error.value.field
     assert error.value.fix
     return str(error.value)
 
 
 def test_what_a_function_uses_goes_with_it_and_nothing_else(tmp_path: Path) -> None:
-    source = module_source(imported(FILE, tmp_path).fit)
+    source = function_module(imported(FILE, tmp_path).fit).source
     value = executed(source, tmp_path, lr=0.5, rest=[1, 2])
     numbers = {"lr": 0.5, "mean": 2.0, "doubled": 4, "deep": 3, "count": 2, "nested": 3, "e": 3, "rest": 3}
     assert value == numbers | {"text": "\n  not indented\n", "sep": "/"}
@@ -138,14 +138,14 @@ def test_what_a_function_uses_goes_with_it_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_a_function_within_another_stands_by_itself(tmp_path: Path) -> None:
-    source = module_source(imported(FILE, tmp_path).around())
+    source = function_module(imported(FILE, tmp_path).around()).source
     assert executed(source, tmp_path, lr=2) == [4, "\nat the edge\n"]
     assert "dataclass" not in source
 
 
 def test_the_module_is_the_same_whatever_else_is_in_the_file(tmp_path: Path) -> None:
-    first = module_source(imported(FILE, tmp_path).around())
-    second = module_source(imported(f"# moved\n\n{FILE}\nMORE = 1\n", tmp_path, "other").around())
+    first = function_module(imported(FILE, tmp_path).around()).source
+    second = function_module(imported(f"# moved\n\n{FILE}\nMORE = 1\n", tmp_path, "other").around()).source
     assert first == second
 
 
@@ -189,8 +189,7 @@ REFUSED = {
     "guarded": ("return guarded.x", "`guarded`, which is defined more than once, or on a condition"),
     "two": ("return LEFT", "`LEFT`, which is made when the DAG file is read"),
     "star": ("return sqrt(4)", "`sqrt`, which is not defined at the top of the file by its name"),
-    "beside": ("return beside.x", "`beside`, which is imported from beside the DAG file"),
-    "from_beside": ("return thing", "`thing`, which is imported from beside the DAG file"),
+    "patched": ("return beside.x", "`beside`, which is changed after it was imported (line 13)"),
     "airflow": ("return version", "`version`, which is of Airflow"),
     "indirect": ("return helper()", "it uses `nothing`, which is not defined"),
     "default": ("return 1", "it uses `missing`, which is not defined"),
@@ -207,7 +206,7 @@ except ImportError:
 if True:
     GIVEN = 1
 import beside
-from beside import thing
+beside.x = 2
 PATH = Path("x")
 TWICE = 1
 TWICE = 2
@@ -237,7 +236,7 @@ def test_parameters_of_airflows_context_are_refused_unless_they_are_given(tmp_pa
     text = "def fit(lr, ds): return 1\ndef other(lr, ds='today'): return 1\n"
     module = imported(text, tmp_path)
     assert "ranks know nothing of Airflow's context, such as `ds`" in refused(module.fit, ("ds", "ti"))
-    assert module_source(module.other, ("ds", "ti"))
+    assert function_module(module.other, ("ds", "ti")).source
 
 
 @pytest.mark.parametrize(
@@ -258,16 +257,204 @@ def test_what_is_changed_after_its_definition_is_refused(change: str, tmp_path: 
     assert "is changed after its definition (" in refused(imported(text, tmp_path).fit)
 
 
-def test_what_stands_beside_the_file_is_refused_also_within_the_function(tmp_path: Path) -> None:
-    (tmp_path / "beside.py").touch()
-    (tmp_path / "yaml").mkdir()  # data of that name: the library is imported all the same
-    module = imported(
-        "def fit():\n    import beside\ndef other():\n    import yaml\n    return yaml\n", tmp_path
+def test_what_is_changed_out_of_sight_is_refused_with_what_differs(tmp_path: Path) -> None:
+    """By a function that the file calls, by another name, or one by one: the source says nothing of it."""
+    for number, (change, words) in enumerate(SILENT):
+        function = imported(CHANGED.format(change=change), tmp_path, f"changed{number}").fit
+        assert words in refused(function), change
+
+
+CHANGED = """
+import functools
+from dataclasses import dataclass
+
+class Config:
+    lr = 0.1
+    table = {{"a": [1]}}
+
+    def rate(self, by=1):
+        return self.lr * by
+
+@dataclass
+class Point:
+    x: int = 1
+
+@functools.cache
+def helper(values=[]):
+    return values
+
+def other(self, by=1):
+    return 0
+
+LAYERS = {{"sizes": [1, 2]}}
+NAMES = ("a", LAYERS)
+
+def fit(steps=3):
+    return Config().rate(), Point(), helper(), NAMES, LAYERS
+
+def change():
+    {change}
+
+change()
+"""
+SILENT = [
+    ("setattr(Config, 'lr', 0.5)", "(Config.lr is 0.5, and is written as 0.1)"),
+    ("alias = Config\n    alias.lr = 1", "(Config.lr is 1, and is written as 0.1)"),
+    ("Config.table['a'].append(2)", "(Config.table['a'][1] is 2, and is written as missing)"),
+    ("Config.rate = other", "Config.rate"),
+    ("setattr(Config, 'rate', other)", "Config.rate"),
+    ("Config.rate.__defaults__ = (2,)", "(Config.rate (its defaults)[0][0] is 2, and is written as 1)"),
+    ("Config.momentum = 0.9", "(Config.momentum is 0.9, and is written as missing)"),
+    ("del Config.lr", "(Config.lr is missing, and is written as 0.1)"),
+    ("Point.__init__ = lambda self: None", "Point.__init__"),
+    ("helper.__wrapped__.__defaults__[0].append(1)", "`helper`, which is changed after its definition"),
+    ("LAYERS['sizes'][0] = True", "(LAYERS['sizes'][0] is True, and is written as 1)"),
+    ("NAMES[1]['more'] = 1", "is changed after its definition ("),
+    ("fit.__defaults__ = (4,)", "it is changed after its definition (fit (its defaults)[0][0] is 4"),
+    ("fit.__code__ = other.__code__", "so that it cannot run"),
+]
+EVALUATED = """
+import os, re, time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+@dataclass(frozen=True)
+class Point:
+    x: int = field(default=3, repr=False)
+    names: list = field(default_factory=list)
+    seen: float = time.time_ns() / 7
+
+class Kept:
+    started = time.time_ns()
+    pattern = re.compile("a+")
+
+    def since(self, begun=time.time_ns()):
+        return begun
+
+def helper(*, folder=os.environ.get("HOME", ""), table=dict(a=1)):
+    return [folder, table]
+
+def fit(moment=time.time_ns(), sizes=sorted({2, 1})):
+    point = Point()
+    kept = Kept()
+    found = [repr(point), point.names, point.seen, kept.started, kept.since(), helper()]
+    return [moment, sizes, bool(kept.pattern.match("aa")), *found]
+
+def stays(path=Path("x")):
+    return path
+"""
+
+
+def test_what_was_evaluated_when_the_file_was_read_travels_by_value(tmp_path: Path) -> None:
+    """Each rank would have another moment, and another home."""
+    module = imported(EVALUATED, tmp_path)
+    assert executed(function_module(module.fit).source, tmp_path) == json.loads(json.dumps(module.fit()))
+    assert "it uses `stays`, which has a default for `path` that is made when" in refused(module.stays)
+
+
+def test_what_is_as_it_was_written_goes_along_whatever_it_is(tmp_path: Path) -> None:
+    module = imported(KINDS, tmp_path)
+    assert executed(function_module(module.fit).source, tmp_path) == module.fit() == EXPECTED
+
+
+KINDS = """
+from __future__ import annotations
+import abc, enum, functools, math, threading, typing
+from dataclasses import dataclass, field
+
+T = 0.1
+
+class Colour(enum.Enum):
+    RED = enum.auto()
+    BLUE = "b"
+
+    @property
+    def lower(self): return self.name.lower()
+
+class Pair(typing.NamedTuple):
+    left: int
+    right: int = 2
+
+class Base(abc.ABC):
+    lock = threading.Lock()
+    nan = float("nan")
+
+    @abc.abstractmethod
+    def size(self) -> int: ...
+
+    @classmethod
+    def made(cls): return cls()
+
+    @functools.cached_property
+    def kept(self): return [T]
+
+class Sized(Base):
+    def size(self) -> int:
+        return super().__init__() or len(self.kept)
+
+@dataclass(slots=True, order=True)
+class Slotted:
+    name: str = "a"
+    more: dict = field(default_factory=dict)
+    missing: float = math.nan
+
+def twice(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return 2 * function(*args)
+    return inner
+
+@twice
+def doubled(x): return x
+
+@functools.lru_cache(maxsize=4)
+def cached(x):
+    if x: pass
+    return x
+
+@functools.singledispatch
+def shown(x): return "any"
+
+def fit():
+    class Inner:
+        def one(self): return 1
+    return [Colour.RED.lower, Colour("b").name, Pair(1).right, Sized.made().size(), Slotted().more,
+            doubled(2), cached(3), shown(1), Inner().one()]
+"""
+EXPECTED = ["red", "BLUE", 2, 1, {}, 4, 3, "any", 1]
+
+
+def test_modules_of_the_dags_folder_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its root, which is on sys.path, from beside the DAG file, and what those import in turn."""
+    team = tmp_path / "dags" / "team"
+    for name, text in {
+        "team/beside_of_all.py": "x = 1\n",
+        "common_of_all/__init__.py": "from common_of_all.steps import step\n",
+        "common_of_all/steps.py": "import below_of_all\ndef step(): return below_of_all.x\n",
+        "common_of_all/table.csv": "1,2\n",
+        "below_of_all.py": "x = 2\n",
+        "unused_of_all.py": "",
+        "yaml/data.csv": "",  # data of that name: the library is imported all the same
+        "json.py": "raise SystemExit('not this one')\n",
+    }.items():
+        (tmp_path / "dags" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "dags" / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "dags")])
+    text = (
+        "import json, yaml\nfrom common_of_all import step\ndef fit():\n    import beside_of_all\n"
+        "    return json.dumps([beside_of_all.x, step(), yaml.__name__])\n"
     )
-    assert "`beside`, which is imported from beside the DAG file" in refused(module.fit)
-    assert "import yaml" in module_source(module.other)
+    module = function_module(imported(text, team).fit)
+    for name in ("common_of_all", "common_of_all.steps", "below_of_all"):
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "ran").mkdir()
+    module.write(tmp_path / "ran" / "program.py")
+    files = sorted(str(one.relative_to(tmp_path / "ran")) for one in (tmp_path / "ran").rglob("*.*"))
+    of_the_package = [f"common_of_all/{name}" for name in ("__init__.py", "steps.py", "table.csv")]
+    assert files == ["below_of_all.py", "beside_of_all.py", *of_the_package, "program.py"]
+    assert executed(module.source, tmp_path / "ran") == '[1, 2, "yaml"]'
 
 
 def test_what_only_looks_at_a_constant_changes_nothing(tmp_path: Path) -> None:
     text = "TABLE = {'a': 1}\nSIZE = len(TABLE)\ndef fit():\n    return TABLE\nassert TABLE.get('a')\n"
-    assert "TABLE" in module_source(imported(text, tmp_path).fit)
+    assert "TABLE" in function_module(imported(text, tmp_path).fit).source

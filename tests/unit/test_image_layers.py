@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.launchers.pod_spec import UID
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import sha256
-from manycpu.pipeline.spec.placement import LIB
+from manycpu.pipeline.spec.placement import CODE, LIB
 from manycpu.pipeline.targets.kubernetes.image import layers
 from manycpu.pipeline.targets.kubernetes.image.append_layers import tag_of
 from manycpu.pipeline.targets.kubernetes.image.layers import Tree
@@ -40,7 +41,7 @@ def members(tree: Tree) -> list[tarfile.TarInfo]:
         return tar.getmembers()
 
 
-def test_folders_come_before_what_is_in_them_and_all_belongs_to_root(tree: Path) -> None:
+def test_folders_come_before_what_is_in_them_and_the_program_may_write_to_its_own(tree: Path) -> None:
     found = members(pack(tree, "train.py", "run.sh", "part/b.py"))
     assert [(info.name, oct(info.mode)) for info in found] == [
         ("opt/manycpu", "0o755"),
@@ -50,7 +51,13 @@ def test_folders_come_before_what_is_in_them_and_all_belongs_to_root(tree: Path)
         ("opt/manycpu/code/run.sh", "0o755"),
         ("opt/manycpu/code/train.py", "0o644"),
     ]
-    assert {(info.uid, info.gid, info.mtime) for info in found} == {(0, 0, 0)}
+    assert [(info.uid, info.gid) for info in found] == [(0, 0), *[(UID, UID)] * 5]
+    assert {info.mtime for info in found} == {0}
+
+
+def test_a_program_that_is_in_the_image_has_a_folder_to_work_in_too() -> None:
+    (folder,) = [info for info in members(layers.library()) if info.name == CODE.lstrip("/")]
+    assert (folder.isdir(), folder.uid, folder.gid) == (True, UID, UID)
 
 
 def test_an_empty_folder_is_one_in_the_image(tree: Path) -> None:

@@ -85,8 +85,10 @@ def test_no_pod_gets_an_api_token(launch: str, role: str) -> None:
 @in_every_pod
 def test_requests_equal_limits(launch: str, role: str) -> None:
     given = container(objects(launch), role)["resources"]
-    assert given["requests"] == given["limits"]
     assert set(given["limits"]) == {"cpu", "memory"}
+    assert given["requests"]["memory"] == given["limits"]["memory"]
+    if role == "rank":  # a launcher asks for little, and may use more for a moment
+        assert given["requests"] == given["limits"]
 
 
 @in_every_pod
@@ -229,7 +231,7 @@ def test_the_server_ends_what_nobody_waits_for_any_more(launch: str, role: str) 
     written = objects(launch, queue_timeout=100, start_timeout=20, run_timeout=3000)
     latest = 100 + 20 + 3000 + 3600
     assert pod(written, role)["activeDeadlineSeconds"] == latest
-    endless = objects(launch, run_timeout=10**12)
+    endless = objects(launch, run_timeout=10**11)
     assert pod(endless, role)["activeDeadlineSeconds"] == 2**31 - 1  # Kubernetes takes no more
 
 
@@ -297,7 +299,7 @@ CHANGED = (
     {"run_timeout": 77},
     {"stall_timeout": 77},
 )
-OF_THE_PLACEMENT = {"program", "data", "model", "output", "checkpoints", "resume_from", "job_name"}
+OF_THE_PLACEMENT = {"program", "code", "data", "model", "output", "checkpoints", "resume_from", "job_name"}
 """What reaches the manifest as a path or a name that was decided before."""
 NONE_OF_THE_JOBS = {
     "oversubscribe": "preflight asks for it, and it is of one machine",

@@ -30,6 +30,9 @@ class Run:
     seconds: int = 20
     followed: bool = True
     kind: JobKind = PYTORCHJOB
+    launchers: int = 0
+    """Pods without ranks, which ask for a CPU as well."""
+    namespace: str = "ml"
     suspended: bool = False
     note: Note | None = None
     pods: list[float | None] = field(default_factory=list)
@@ -54,7 +57,10 @@ class Run:
 
     def seen_pods(self) -> list[Object]:
         labels = {"manycpu/run": self.name, "manycpu/role": "rank"}
-        return [self._pod(number, placed, labels) for number, placed in enumerate(self.pods)]
+        return [
+            self._pod(number, placed, labels | ({"manycpu/role": "launcher"} if number >= self.nodes else {}))
+            for number, placed in enumerate(self.pods)
+        ]
 
     def _pod(self, number: int, placed: float | None, labels: dict[str, str]) -> Object:
         yes = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(placed or 0)}
@@ -68,6 +74,10 @@ class Run:
                 "conditions": [no if placed is None else yes],
             },
         }
+
+
+Seen = tuple[list[Job], list[Object], dict[str, tuple[bool, Note | None]]]
+"""The jobs and the pods of a namespace, and the state of each job by its run's name."""
 
 
 class Namespace:
@@ -91,7 +101,8 @@ class Namespace:
         self._schedule()
         for run in self._alive():
             if run.followed and self._random.random() < 0.7:  # who looks now, and who later
-                self._follow(run, *(self._seen() if self._random.random() < 0.5 else before))
+                seen = self._seen() if self._random.random() < 0.5 else before
+                self._follow(run, *seen[run.namespace])
 
     def used(self) -> int:
         return sum(run.cpu for run in self._alive() for placed in run.pods if placed is not None)
@@ -104,7 +115,7 @@ class Namespace:
             if run.suspended:
                 run.pods = []
             elif not run.pods:
-                run.pods = [None] * run.nodes
+                run.pods = [None] * (run.nodes + run.launchers)
 
     def _schedule(self) -> None:
         waiting = [(run, n) for run in self._alive() for n, placed in enumerate(run.pods) if placed is None]
@@ -116,14 +127,19 @@ class Namespace:
             if run.pods and None not in run.pods and not run.began:
                 run.began = self.now
 
-    def _seen(self) -> tuple[list[Job], list[Object], dict[str, tuple[bool, Note | None]]]:
-        pods = {run.name: run.seen_pods() for run in self.runs if run.born <= self.now}
+    def _seen(self) -> dict[str, "Seen"]:
+        return {name: self._seen_in(name) for name in {run.namespace for run in self.runs}}
+
+    def _seen_in(self, namespace: str) -> "Seen":
+        runs = [run for run in self.runs if run.namespace == namespace]
+        pods = {run.name: run.seen_pods() for run in runs if run.born <= self.now}
         jobs = [
             job
             for run in self._alive()
+            if run in runs
             if (job := job_of(run.job(), run.kind, pods[run.name], T0 + self.now)) is not None
         ]
-        versions = {run.name: (run.suspended, run.note) for run in self.runs}
+        versions = {run.name: (run.suspended, run.note) for run in runs}
         return jobs, [pod for some in pods.values() for pod in some], versions
 
     def _follow(self, run: Run, jobs: list[Job], pods: list[Object], versions: dict[str, Any]) -> None:
@@ -140,7 +156,6 @@ class Namespace:
         if versions[other.name] != (other.suspended, other.note):
             return  # somebody else was quicker
         run.acts += 1
-        assert not job.committed
         other.suspended = decision.act == "give back"
         other.note = given_back(job, pods, now) if other.suspended else resumed(job, now)
 
@@ -213,3 +228,25 @@ def test_any_mixture_ends_and_nothing_spins(seed: int) -> None:
     assert max(run.acts for run in runs) <= 40
     work = sum(run.nodes * run.cpu * run.seconds for run in runs)
     assert namespace.now < 60 + 3 * work / namespace.room + 200
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("namespaces", [("ml", "ml"), ("ml", "others")])
+def test_two_whose_workers_hold_what_their_launchers_wait_for_both_end(
+    seed: int, namespaces: tuple[str, str]
+) -> None:
+    runs = [
+        Run(f"run-{number}", 0, nodes=2, launchers=1, kind=MPIJOB, namespace=name)
+        for number, name in enumerate(namespaces)
+    ]
+    Namespace(4, runs, seed).run_out(1500)
+    assert all(run.ended for run in runs)
+    assert max(run.acts for run in runs) <= 12
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_four_of_four_namespaces_that_hold_a_part_each_all_end(seed: int) -> None:
+    runs = [Run(f"run-{number}", number, nodes=3, namespace=f"n-{number}") for number in range(4)]
+    Namespace(5, runs, seed).run_out(3000)
+    assert all(run.ended for run in runs)
+    assert max(run.acts for run in runs) <= 30

@@ -194,6 +194,14 @@ def test_time_that_is_given_back_counts_as_queued_from_the_beginning() -> None:
     assert diagnosis.explain(waits) == "it holds nothing until there is room for all of its ranks"
 
 
+def test_a_job_that_gave_back_says_why_it_had_no_node() -> None:
+    tries = [
+        event("FailedScheduling", f"{n}/2 nodes are available", pod("qa-1-worker-0"), 100 + n) for n in (0, 1)
+    ]
+    waits = snapshot(noted(job("Suspended", seconds=100), Note(at=T0 + 100.0)), [], tries)
+    assert diagnosis.explain(waits).endswith("\nno node when it last tried: 1/2 nodes are available")
+
+
 def test_pods_that_were_given_back_are_no_losses() -> None:
     failed = {"exitCode": 143, "startedAt": at(3), "finishedAt": at(103)}
     old = pod("a", born=1, phase="Failed", containerStatuses=[container(terminated=failed)])

@@ -8,7 +8,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
 from manycpu.pipeline.adapters import process
@@ -49,7 +48,13 @@ def dead() -> ProcessHandle:
         (Lease(until=NOW + 1, holder=ME), True, False),
         (Lease(until=NOW + 1, holder=dead()), False, False),
         (Lease(until=NOW + 1, holder=dead().model_copy(update={"host": "another"})), True, False),
-        (Lease(until=NOW + 1, holder=dead().model_copy(update={"boot_id": "another"})), True, False),
+        (
+            Lease(until=NOW + 1, holder=dead().model_copy(update={"boot_id": "b", "machine": "another"})),
+            True,
+            False,
+        ),
+        (Lease(until=NOW + 1, holder=dead().model_copy(update={"pid_namespace": "another"})), True, False),
+        (Lease(until=NOW + 1, holder=dead().model_copy(update={"start_ticks": None})), True, False),
     ],
 )
 def test_who_holds_a_lease_and_when_it_is_over(lease: Lease, *, held: bool, over: bool) -> None:
@@ -115,6 +120,20 @@ def test_a_run_whose_folder_was_taken_away_says_so(ledger: FileLedger) -> None:
     assert list(ledger.directory.parent.iterdir()) == []
 
 
+def test_a_run_begins_again_once_all_of_it_is_removed(ledger: FileLedger) -> None:
+    with ThreadPoolExecutor() as pool:
+        entry, again = ledger.read(), []
+
+        def remove_elsewhere() -> None:
+            again.append(pool.submit(ledger.open, entry))
+            time.sleep(0.2)
+            assert not again[0].done()
+
+        ledger.remove(before=remove_elsewhere)
+        assert again[0].result(timeout=60).name == "x"
+    assert ledger.exists()
+
+
 def test_changes_of_a_lease_at_the_same_time_are_all_kept(ledger: FileLedger) -> None:
     """Each thread changes a field of its own; none may find another's file gone, nor undo its change."""
     for number in range(20):
@@ -128,8 +147,8 @@ def test_changes_of_a_lease_at_the_same_time_are_all_kept(ledger: FileLedger) ->
 def test_a_run_that_another_process_works_on_is_left_alone(ledger: FileLedger) -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        started = psutil.Process(other.pid).create_time()
-        holder = ME.model_copy(update={"pid": other.pid, "start_time": started})
+        started = process._start_ticks(other.pid)  # noqa: SLF001 - of a process that is no manycpu's
+        holder = ME.model_copy(update={"pid": other.pid, "start_ticks": started})
         ledger.change_lease(until=time.time() + LENGTH, holder=holder)
         for act in (lambda: ledger.open(ledger.read()), lambda: ledger.change_lease(holder=ME)):
             with pytest.raises(ForeignRunError, match=f"process {other.pid} of this machine works on run"):
@@ -148,7 +167,33 @@ def test_a_ledger_that_another_version_wrote_says_so(ledger: FileLedger) -> None
         ledger.read()
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"host": "another"}, {"pid_namespace": "another"}, {"boot_id": "b", "machine": "another"}],
+    ids=["host", "container", "machine"],
+)
+def test_a_run_is_not_taken_over_from_who_cannot_be_seen(ledger: FileLedger, fields: dict[str, str]) -> None:
+    ledger.change_lease(until=time.time() + LENGTH, holder=ME)
+    holder = ME.model_copy(update=fields)
+    process.write_json(
+        ledger.directory / "lease.json", ledger.lease().model_copy(update={"holder": holder}).model_dump()
+    )
+    for act in (lambda: ledger.open(ledger.read()), lambda: ledger.change_lease(holder=ME)):
+        with pytest.raises(
+            ForeignRunError, match=r"cannot be seen from here. See there. .* cancel run --gone"
+        ):
+            act()
+    assert ledger.lease().holder == holder
+
+
+def test_a_handle_of_an_earlier_version_tells_only_who_lives() -> None:
+    old = ME.model_copy(update={"start_ticks": None, "pid_namespace": None, "machine": None})
+    assert process.is_alive(old) is True
+    if sys.platform == "linux":
+        assert process.is_alive(old.model_copy(update={"start_time": old.start_time - 100})) is None
+
+
 def test_a_process_of_this_machine_is_known_to_be_dead() -> None:
-    assert not process.is_dead(ME)
-    assert process.is_dead(dead())
+    assert process.is_alive(ME) is True
+    assert process.is_alive(dead()) is False
     assert ME.host == socket.gethostname()

@@ -8,7 +8,7 @@ from manycpu.pipeline.spec.event_types import decode
 
 
 def all_of(*blocks: bytes) -> list[bytes]:
-    lines = Lines()
+    lines = Lines(b"::manycpu-a1:: ")
     return [line for block in blocks for line in lines.feed(block)] + lines.rest()
 
 
@@ -21,7 +21,10 @@ def all_of(*blocks: bytes) -> list[bytes]:
         ([b" 10%\r 50%\r"], [b" 50%"]),  # the process died in the middle
         ([b"\n\n"], [b"", b""]),
         ([b"no end"], [b"no end"]),
-        ([b" 10%::manycpu:: {}\n"], [b" 10%", b"::manycpu:: {}"]),
+        ([b" 10%::manycpu-a1:: {}\n"], [b" 10%", b"::manycpu:: {}"]),
+        ([b'10%::manycpu:: {"event": "own"}\n'], [b"10%", b'::manycpu:: {"event": "own"}']),
+        ([b'::manycpu:: {"event": "exit"}\n'], [b'::manycpu: : {"event": "exit"}']),  # printed by a program
+        ([b"::manycpu:::manycpu:: {}"], [b"::manycpu:::manycpu: : {}"]),
         ([b"\xff\xfe\n"], [b"\xff\xfe"]),
     ],
 )
@@ -32,7 +35,7 @@ def test_lines(blocks: list[bytes], expected: list[bytes]) -> None:
 
 
 def test_a_bar_is_shown_without_its_end_and_not_twice() -> None:
-    lines = Lines()
+    lines = Lines(b"::manycpu-a1:: ")
     assert lines.bar() == b""
     assert lines.feed(b" 10%\r 20%") == []
     assert lines.bar() == b" 20%"
@@ -40,7 +43,7 @@ def test_a_bar_is_shown_without_its_end_and_not_twice() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    lines = Lines()
+    lines = Lines(b"::manycpu-a1:: ")
     got = [line for _ in range(20) for line in lines.feed(b"x" * 100_000)] + lines.rest()
     assert sum(map(len, got)) == 2_000_000
     assert max(map(len, got)) < 1_200_000

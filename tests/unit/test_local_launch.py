@@ -11,6 +11,7 @@ from manycpu.pipeline import node, recipes
 from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.spec.placement import Placement
+from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 
@@ -54,3 +55,19 @@ def test_processes_are_not_restarted() -> None:
     (finding,) = refusals(ctx.run, ctx.target)
     assert finding.field == "run.max_restarts"
     assert "target.launch 'torchrun' does that" in finding.message
+
+
+def test_downloads_of_before_are_found_where_the_user_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that a notebook has loaded in one cell is not downloaded again in the next."""
+
+    def caches(**fields: Any) -> list[str]:
+        env = verbs_of(ctx := context(0, **fields)).objects(ctx)[-1]["env"]
+        return [env["HF_HOME"], env["HF_DATASETS_CACHE"]]
+
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    assert [Path(folder).name for folder in caches()] == ["huggingface", "datasets"]
+    monkeypatch.setenv("HF_HOME", "/cache")
+    assert caches() == ["/cache", "/cache/datasets"]
+    monkeypatch.setenv("HF_DATASETS_CACHE", "/sets")
+    assert caches(env={"HF_HOME": "/mine"}) == ["/mine", "/sets"]

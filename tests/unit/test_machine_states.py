@@ -9,6 +9,7 @@ import pytest
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.ledger.entry import Attempt
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.exit_records import FOLDER, write
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_status
@@ -81,6 +82,25 @@ def test_a_success_counts_once_its_ranks_have_proved_it(
     record = {"code": 0, "reason": "", "started": 0.0, "ended": 1.0}
     process.write_json(Path(handle.directory) / process.EXIT, record)
     assert both(ctx, handle) == Status(state=state, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("codes", "state"),
+    [((0, 0), RunState.SUCCEEDED), ((0,), RunState.FAILED), ((0, 1), RunState.FAILED), ((), RunState.FAILED)],
+)
+def test_what_all_ranks_recorded_counts_before_a_budget(
+    attempt: tuple[MachineContext, ProcessHandle], codes: tuple[int, ...], state: RunState
+) -> None:
+    ctx, handle = attempt
+    for rank in (0, 1):
+        meets(handle, rank)
+    for rank, code in enumerate(codes):
+        line = events.encode("exit", rank=rank, host="a", code=code, meeting="m")
+        record = {"meeting": "m", "rank": rank, "host": "a", "world_size": 2, "code": code, "time": 1.0}
+        write(Path(handle.directory) / FOLDER, record | {"lines": [line]})
+    record = {"code": -9, "reason": "run.run_timeout: not done", "started": 0.0, "ended": 1.0}
+    process.write_json(Path(handle.directory) / process.EXIT, record)
+    assert both(ctx, handle).state is state
 
 
 def test_what_a_training_wrote_into_its_data_stays_while_it_goes_on(

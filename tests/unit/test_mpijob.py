@@ -58,27 +58,52 @@ def test_sshd_of_workers_ends_with_the_job() -> None:
 
 def test_the_launcher_starts_when_sshd_answers() -> None:
     job = manifest("mpijob")
-    assert job["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
+    assert job["spec"]["launcherCreationPolicy"] == "AtStartup"  # and waits for them itself
     port = container(job)["startupProbe"]["tcpSocket"]["port"]
     assert f"Port {port}\n" in annotation(job, "rank", "sshd_config")
     assert port > 1023
 
 
-def test_the_launcher_itself_awaits_every_worker_of_a_job_that_was_suspended(tmp_path: Path) -> None:
-    *words, _, _ = mpi_pods.await_workers()
+def test_the_launcher_waits_for_every_sshd_to_speak_and_tells_ssh_their_addresses(tmp_path: Path) -> None:
+    *words, _, _, _ = mpi_pods.await_workers()
     assert command(manifest("mpijob"), "launcher")[: len(words)] == words
-    hostfile = tmp_path / "hostfile"
+    assert f"Include {mpi_pods.HOSTS}\n" in annotation(manifest("mpijob"), "launcher", "ssh_config")
+    hostfile, hosts = tmp_path / "hostfile", tmp_path / "hosts"
     with socket.create_server(("127.0.0.1", 0)) as first, socket.socket() as second:
         second.bind(("127.0.0.2", first.getsockname()[1]))
-        hostfile.write_text("127.0.0.1:2\n127.0.0.2 slots=2\n")
+        hostfile.write_text("localhost:2\n127.0.0.2 slots=2\n")
         port = str(first.getsockname()[1])
-        words = [sys.executable, *words[1:], str(hostfile), port, "echo", "all there"]
+        words = [sys.executable, *words[1:], str(hostfile), port, str(hosts), "echo", "all there"]
         with Program(words, stdout=subprocess.PIPE, text=True) as waiting:
-            first.accept()[0].close()
+            first.accept()[0].close()  # it listens, and does not speak yet
+            with first.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
             assert waiting.poll() is None
             second.listen()
+            with second.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
             printed, _ = waiting.communicate(timeout=60)
     assert printed == "all there\n"
+    assert hosts.read_text() == (
+        "Host localhost\n    HostName 127.0.0.1\nHost 127.0.0.2\n    HostName 127.0.0.2\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpu", "limit", "memory"),
+    [
+        ({}, None, None, None),
+        ({"cpu": 4, "memory": "8Gi"}, "50m", "500m", "288Mi"),
+        ({"cpu": 4, "launcher_cpu": 0.2, "launcher_memory": "1Gi"}, "200m", "2", "1Gi"),
+    ],
+)
+def test_the_launcher_asks_for_little(
+    asked: dict[str, object], cpu: str | None, limit: str | None, memory: str | None
+) -> None:
+    resources = container(manifest("mpijob", resources=asked), "launcher")["resources"]
+    assert resources.get("requests", {}).get("cpu") == cpu
+    assert resources.get("limits", {}).get("cpu") == limit
+    assert resources.get("requests", {}).get("memory") == memory
 
 
 def test_keys_are_where_others_than_root_can_read_them() -> None:

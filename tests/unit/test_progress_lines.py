@@ -113,3 +113,19 @@ def test_an_event_of_a_script_s_own_may_have_any_time() -> None:
 
 def test_events_without_a_time_are_of_the_moment_in_which_they_are_heard() -> None:
     assert steps(*(step(number, None) for number in range(100))) == [0, 99]
+
+
+def test_a_transfer_on_a_pipe_has_a_line_every_ten_seconds_and_a_short_one_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, pipe = [100.0], StringIO()
+    monkeypatch.setattr("manycpu.pipeline.display.time.monotonic", lambda: now[0])
+    display = Display(Console(file=pipe))
+    for verb, seconds, percents in (("stage", 0.2, []), ("export", 25.0, [40, 80])):
+        display.begin(verb)
+        start, before = now[0], pipe.tell()
+        for percent in range(101):
+            now[0] = start + seconds * percent / 100
+            display.progress(percent * 1000, 100_000)
+        assert pipe.getvalue()[before:] == "".join(f"  {percent} % of 100.0 kB\n" for percent in percents)
+        display.end(verb, seconds, "done")

@@ -2,6 +2,8 @@
 
 import json
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -181,3 +183,11 @@ def test_no_error_and_no_traceback_shows_credentials(fields: dict[str, object]) 
     with pytest.raises(BadInputError) as caught:
         read_run({**RUN, **given})
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("read", [read_run, read_target])
+@pytest.mark.parametrize("given", ["qa.yaml", "", ["program"], 3])
+def test_what_is_no_mapping_is_refused_by_name(read: Callable[[Any], object], given: object) -> None:
+    field = "run" if read is read_run else "target"
+    with pytest.raises(BadInputError, match=rf"^{field}: a mapping is needed; given was a .*dictionary"):
+        read(given)

@@ -16,7 +16,7 @@ from support.folder_contents import contents, location
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.transfer import hashing
+from manycpu.pipeline.transfer import destination, hashing
 
 
 @pytest.fixture
@@ -326,6 +326,62 @@ def test_a_killed_replacement_is_made_up_for(source: Path, tmp_path: Path) -> No
     transfer.publish(source, location(tmp_path / "out"), "key")
     assert contents(tmp_path / "out")["a.txt"] == b"newer"
     assert [path.name for path in tmp_path.iterdir() if path != source] == ["out"]
+
+
+@pytest.mark.parametrize("theirs", ["folder", "file"])
+def test_an_earlier_export_is_kept_where_something_else_took_its_place(
+    source: Path, tmp_path: Path, theirs: str
+) -> None:
+    """A replacement was killed between its two renames, and others wrote to the destination since."""
+    out, before = tmp_path / "out", tmp_path / ".out.key.before"
+    transfer.publish(source, location(out), "key")
+    out.rename(before)
+    kept = contents(before)
+    if theirs == "folder":
+        out.mkdir()
+    path = out / "model" if theirs == "folder" else out
+    path.write_bytes(b"theirs")
+    (tmp_path / "partial").mkdir()
+    with pytest.raises(transfer.TransferError) as caught:
+        destination.put(tmp_path / "partial", out, "key")
+    assert str(out) in str(caught.value)
+    assert str(before) in str(caught.value)
+    assert contents(before) == kept
+    assert path.read_bytes() == b"theirs"
+
+
+def test_what_came_and_went_while_an_export_was_replaced_is_no_success(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in the way of the new export, and gone when the earlier one came back."""
+    out, rename, tries = tmp_path / "out", destination._rename, []  # noqa: SLF001
+    transfer.publish(source, location(out), "key")
+    (source / "a.txt").write_bytes(b"newer")
+
+    def with_somebody(folder: Path, to: Path) -> bool:
+        tries.append(folder)
+        return len(tries) != 2 and rename(folder, to)
+
+    monkeypatch.setattr(destination, "_rename", with_somebody)
+    with pytest.raises(transfer.TransferError, match=r"something came to .* and went"):
+        transfer.publish(source, location(out), "key")
+    assert contents(out)["a.txt"] != b"newer"
+    transfer.publish(source, location(out), "key")
+    assert contents(out)["a.txt"] == b"newer"
+
+
+def test_an_earlier_export_comes_back_where_only_a_report_took_its_place(
+    source: Path, tmp_path: Path
+) -> None:
+    out, before = tmp_path / "out", tmp_path / ".out.key.before"
+    transfer.publish(source, location(out), "key")
+    out.rename(before)
+    out.mkdir()
+    (out / "report.json").write_text('{"key": "key", "state": "failed"}')
+    (source / "a.txt").write_bytes(b"newer")
+    transfer.publish(source, location(out), "key")
+    assert contents(out)["a.txt"] == b"newer"
+    assert not before.exists()
 
 
 def test_a_link_to_a_folder_is_a_destination_too(source: Path, tmp_path: Path) -> None:

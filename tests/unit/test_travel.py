@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from manycpu.pipeline.node import function as function_of_node
 from manycpu.pipeline.node.function import FUNCTION, NOTES
 from manycpu.pipeline.notebook import payload, travel
 from manycpu.pipeline.notebook.block import curve
+from manycpu.pipeline.notebook.pickling import dumps, is_held
 from manycpu.pipeline.notebook.returned import Returned
 from manycpu.pipeline.notebook.travel import Call
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
-from manycpu.pipeline.spec.event_types import decode
+from manycpu.pipeline.spec.event_types import ResultEvent, decode
+from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.series import Series
 
 CELL = """
@@ -76,10 +79,11 @@ class Reader:
 
 
 class Holder:
-    """Travels as it is, and cannot: it has a lock."""
+    """Travels as it is, and cannot: it holds a lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.lock.acquire()
 
 
 def names(function: Any, *args: Any) -> set[str]:
@@ -98,11 +102,13 @@ def test_a_partial_and_a_method_take_what_they_hold(cell: dict[str, Any]) -> Non
     assert {"self", "Base (which Data uses)"} <= names(cell["Data"]().read)
 
 
-def test_a_lock_is_named_wherever_it_is() -> None:
-    inside = travel.Variable("settings", {"a": [1, {"b": threading.RLock()}]})
+def test_a_lock_that_is_held_is_named_wherever_it_is() -> None:
+    held = threading.RLock()
+    assert held.acquire()
+    inside = travel.Variable("settings", {"a": [1, {"b": held}]})
     assert travel.culprit(inside, travel.anywhere(travel.reason_to_stay)) == (
         "settings['a'][1]['b']",
-        "is a lock",
+        "is a lock that is held",
     )
     assert travel.culprit(travel.Variable("numbers", [1, 2]), travel.reason_to_stay) is None
 
@@ -118,8 +124,27 @@ def test_what_an_object_leaves_behind_by_itself_is_no_reason_to_stay(
     assert reader.lock.acquire(blocking=False)
 
 
+def test_a_lock_that_is_free_is_made_anew(tmp_path: Path) -> None:
+    """As a forked process has one of its own; also one of the package filelock, which was used before."""
+    of_files = FileLock(tmp_path / "x.lock", timeout=3)
+    with of_files:
+        assert is_held(of_files)
+        with pytest.raises(TypeError):
+            dumps(of_files)
+    locks = [threading.Lock(), threading.RLock(), of_files]
+    arrived = pickle.loads(dumps(locks))  # noqa: S301 - our own
+    assert [type(lock) for lock in arrived] == [type(lock) for lock in locks]
+    assert (arrived[2].lock_file, arrived[2].timeout) == (of_files.lock_file, 3)
+    for lock, original in zip(arrived, locks, strict=True):
+        assert lock is not original
+        assert lock.acquire()
+        assert (is_held(lock), is_held(original)) == (True, False)
+        lock.release()
+    assert is_held("no lock") is None
+
+
 def test_what_an_object_cannot_take_along_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"`args\[0\]\['held'\]\.lock` is a lock"):
+    with pytest.raises(BadInputError, match=r"`args\[0\]\['held'\]\.lock` is a lock that is held"):
         payload.write(tmp_path, Call(len, ({"held": Holder()},)), base=tmp_path, data=None, same_machine=True)
 
 
@@ -154,7 +179,7 @@ def test_paths_of_this_machine_are_named_unless_they_lead_to_the_data(
     ("function", "args", "why_not"),
     [
         (list, (range(100_000),), None),
-        (bytes, (1 << 20,), "takes 1,048,... bytes, of which 1,048,576 can travel"),
+        (bytes, (64 << 20,), "takes 67,108,... bytes, of which 67,108,864 can travel"),
         (threading.Lock, (), "of type lock, cannot be pickled"),
     ],
 )
@@ -167,13 +192,14 @@ def test_what_the_function_returns_comes_back_whole_or_says_why_not(
     why_not: str | None,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MANYCPU_OUTPUT", str(tmp_path / "output"))
     payload.write(tmp_path, Call(function, args), base=tmp_path, data=None, same_machine=True)
     function_of_node.call(tmp_path)
+    (event,) = map(decode, capsys.readouterr().out.splitlines())
+    assert isinstance(event, ResultEvent)
     returned = Returned()
-    for line in capsys.readouterr().out.splitlines():
-        event = decode(line)
-        assert event is not None
-        returned.take(event.model_dump())
+    returned.take(event)
+    returned.read(lambda name: (tmp_path / RETURNED / name).read_bytes())
     if why_not is None:
         assert returned.value() == function(*args)
         return

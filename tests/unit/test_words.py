@@ -125,12 +125,14 @@ _RECORD = {"code": 0, "reason": "", "started": 0.0, "ended": 1.0}
         (False, True, {**_RECORD, "code": -15, "reason": "run.run_timeout: over"}, False, RunState.FAILED),
         (False, True, {**_RECORD, "code": 1}, True, RunState.CANCELLED),
         (False, True, None, False, RunState.FAILED),
+        (None, True, None, False, RunState.UNKNOWN),
+        (None, True, _RECORD, False, RunState.SUCCEEDED),
     ],
 )
 def test_a_state_is_read_from_what_was_observed(
-    *, alive: bool, met: bool, record: dict[str, object] | None, cancelled: bool, expected: RunState
+    *, alive: bool | None, met: bool, record: dict[str, object] | None, cancelled: bool, expected: RunState
 ) -> None:
-    observed = {"alive": alive, "met": met, "exit": record, "cancelled": cancelled}
+    observed = {"alive": alive, "unseen": "elsewhere", "met": met, "exit": record, "cancelled": cancelled}
     assert state(observed).state is expected
 
 

@@ -5,6 +5,6 @@ manycpu.pipeline.node.ccl`` builds it ahead, for an image that has no compiler w
 and earlier Intel's own binding is used, where it is installed.
 """
 
-from manycpu.pipeline.node.ccl.register import register
+from manycpu.pipeline.node.ccl.register import awaited, register
 
-__all__ = ["register"]
+__all__ = ["awaited", "register"]

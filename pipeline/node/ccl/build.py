@@ -25,7 +25,7 @@ from manycpu.pipeline.node.backends import UnavailableError
 from manycpu.pipeline.node.ccl import toolchain
 from manycpu.pipeline.node.ccl.toolchain import Compiler, OneCcl
 
-__all__ = ["built", "folder_of", "load"]
+__all__ = ["built", "folder_of", "is_to_be_built", "load"]
 
 NAME: Final = "manycpu_ccl"
 SOURCE: Final = Path(__file__).with_name("source")
@@ -76,6 +76,20 @@ def built() -> Path:
         if not library.exists():
             _build_unless_failed(library, oneccl, compiler)
     return library
+
+
+def is_to_be_built() -> bool:
+    """Whether the library is still to be compiled.
+
+    Raises:
+        UnavailableError: There is no oneCCL, or neither a compiler nor what another one built.
+    """
+    oneccl, compiler = toolchain.find_oneccl(), toolchain.find_compiler()
+    folder = folder_of(cache(), oneccl, compiler)
+    if compiler is None:
+        _built_elsewhere(folder)
+        return False
+    return not (folder / f"{NAME}.so").exists()
 
 
 def cache() -> Path:

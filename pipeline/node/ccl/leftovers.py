@@ -1,36 +1,101 @@
-"""Delete what libfabric leaves in /dev/shm when its process is killed."""
+"""Delete what libfabric leaves in /dev/shm when its process is killed.
 
+A process id proves nothing: containers that share /dev/shm (``--ipc=host``) each count processes from 1. So
+each process locks its regions, and then marks them. The kernel ends a lock with the process that holds it,
+and every container sees that. A region with the mark and without the lock has lost its owner; all else is
+unknown and stays.
+"""
+
+import fcntl
 import os
 import re
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["sweep"]
+__all__ = ["claim", "release", "sweep"]
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where libfabric puts them
 _NAME: Final = re.compile(r"(\d+):\d+:\d+")  # the process, and its endpoint
+_MARK: Final = stat.S_ISVTX  # it means nothing to the kernel on a file, and its owner alone can set it
+_claimed: Final[dict[Path, int]] = {}
+"""Regions of this process, and the descriptors that hold their locks."""
 
 
-def sweep(folder: Path = _SHARED, *, mine: bool = False) -> list[str]:
-    """Delete the regions of this user's processes that are gone; with ``mine`` also this process' own."""
-    swept = []
-    for path in folder.glob("*:*:*"):
-        match = _NAME.fullmatch(path.name)
-        if match is None or not (_is_gone(int(match[1])) or (mine and int(match[1]) == os.getpid())):
+def sweep(folder: Path = _SHARED) -> list[str]:
+    """Delete the regions of this user that have lost their owner; returns their names."""
+    names = []
+    for path in sorted(folder.glob("*:*:*")):
+        if not _NAME.fullmatch(path.name):
             continue
+        with suppress(OSError):  # it is gone meanwhile, or another user's, or its owner lives
+            _delete_left(path)
+            names.append(path.name)
+    return names
+
+
+def claim(folder: Path = _SHARED) -> None:
+    """Lock and mark the regions that libfabric made in this process, until it ends or releases them."""
+    for path, descriptor in list(_claimed.items()):
+        if os.fstat(descriptor).st_nlink == 0:  # libfabric deleted it; an open file would keep its memory
+            os.close(_claimed.pop(path))
+    for path in folder.glob(f"{os.getpid()}:*:*"):
+        # A process of another container may have the same number: a region of this one is mapped here.
+        if path not in _claimed and _NAME.fullmatch(path.name) and _is_mapped(path):
+            with suppress(OSError):
+                _claimed[path] = _locked_and_marked(path)
+
+
+def release() -> None:
+    """Delete the regions of this process that are still there."""
+    for path, descriptor in _claimed.items():
         with suppress(OSError):
-            if path.stat().st_uid == os.getuid():
+            if os.path.samestat(path.lstat(), os.fstat(descriptor)):
                 path.unlink()
-                swept.append(path.name)
-    return swept
+        os.close(descriptor)
+    _claimed.clear()
 
 
-def _is_gone(process: int) -> bool:
+def _delete_left(path: Path) -> None:
+    descriptor = _opened(path)
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+        seen = os.fstat(descriptor)
+        if seen.st_uid != os.getuid() or not seen.st_mode & _MARK:
+            raise PermissionError(f"{path} has no known owner")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(path.lstat(), seen):
+            raise FileNotFoundError(f"{path} is another file now")
+        path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _locked_and_marked(path: Path) -> int:
+    descriptor = _opened(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) | _MARK)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _is_mapped(path: Path) -> bool:
+    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    return any(line.endswith(f" {path.resolve()}") for line in lines)
+
+
+def _forget() -> None:
+    """Close the parent's locks in a forked child, which may outlive it."""
+    for descriptor in _claimed.values():
+        os.close(descriptor)
+    _claimed.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -8,7 +8,6 @@ import ctypes
 import os
 import secrets
 import socket
-from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Final
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from manycpu.pipeline.node.emit import warn
+from manycpu.pipeline.spec import kernel
 
 __all__ = ["share"]
 
@@ -101,10 +101,10 @@ def _nameless(label: str) -> int:
 
 def _host() -> str:
     """Name what has one numbering of processes."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
-    return f"{socket.gethostname()} {os.getpid()}"
+    boot, namespace = kernel.boot_id(), kernel.pid_namespace()
+    if boot is None or namespace is None:
+        return f"{socket.gethostname()} {os.getpid()}"
+    return f"{socket.gethostname()} {boot} {namespace}"
 
 
 def _opened(place: Path, target: str) -> int:

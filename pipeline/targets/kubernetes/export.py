@@ -1,5 +1,7 @@
 """Copy the model out of the claim: to this machine over a stream, to a URL by a pod beside the volume."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
 
 from manycpu.pipeline.adapters.storage import is_remote
@@ -8,13 +10,14 @@ from manycpu.pipeline.pod import client
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
+from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 from manycpu.pipeline.targets.open_run import as_started, changed
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 
-__all__ = ["export", "may_have_model", "model_of", "strays"]
+__all__ = ["export", "may_have_model", "model_of", "read_returned", "strays"]
 
 
 def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
@@ -60,6 +63,25 @@ def _pull(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
     if output is None:
         raise ExportError(f"{ctx.destination} is no folder of this machine", field="run.output")
     return pod.run("send", lambda channel: client.pull(channel, source, output, ctx.key, pod.report))
+
+
+def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
+    """Read a file that the function of an attempt returned, through a pod beside the volume.
+
+    Raises:
+        ClusterError: The cluster refuses the pod.
+        DeadlineError: The pod did not start, or was lost again and again.
+        OSError: It is not there.
+    """
+    ctx = _beside(ctx, handle)
+    source = f"{ctx.attempt_directory(handle.attempt)}/{RETURNED}"
+    with (
+        TemporaryDirectory(prefix="manycpu-returned-") as folder,
+        helper(ctx, "returned", ctx.claim, lambda *_: None) as pod,
+    ):
+        copy = Path(folder, "copy")
+        pod.run("send", lambda channel: client.pull(channel, source, copy, ctx.key, pod.report))
+        return (copy / name).read_bytes()
 
 
 def model_of(ctx: ClusterContext, handle: JobHandle) -> str:

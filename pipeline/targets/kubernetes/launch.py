@@ -1,8 +1,9 @@
 """Launch a training on Kubernetes: as a job of one of Kubeflow's operators."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tenacity import (
     Retrying,
@@ -24,17 +25,20 @@ from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
 from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes import run_secret
 from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_until_gone
-from manycpu.pipeline.targets.kubernetes.following import judgement
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
+from manycpu.pipeline.targets.kubernetes.following import exit_records, judgement
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.following.queue_waiting import look_once
+from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged
 
 __all__ = ["has_ended", "launch", "objects", "observe", "place", "present_handle", "status"]
 
+_LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 _HEARD = 60.0  # seconds in which an operator that has just started has surely heard of what was created
 _ENDED_TIMEOUT = 120.0  # seconds in which the pods of an earlier attempt must be gone
@@ -51,10 +55,12 @@ def launch(ctx: ClusterContext, staged: Staged, built: Built) -> tuple[JobHandle
         LaunchError: The cluster does not accept the job.
         RunGoneError: The run was taken away meanwhile.
     """
+    _settle(ctx)
     handle, attempt = _next_attempt(ctx, attempt_of(ctx, staged, built))
     if handle is not None:
         return handle, True
     _end_earlier(ctx, attempt)
+    run_secret.provide(ctx)
     manifests = JOB_LAUNCHERS[ctx.target.launch].objects(
         ctx.run, ctx.target, place(ctx, staged, built, attempt)
     )
@@ -105,10 +111,12 @@ def _belongs_to(item: KubeObject, owners: Iterable[KubeObject]) -> bool:
 
 def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     """Derive an attempt's status, as whoever waits does; budgets count only while somebody waits."""
+    recorded = attempt_state(entry, handle)
+    if recorded.succeeded is not None:  # whatever becomes of its job
+        return outcome(ctx, recorded.succeeded, recorded.observed)
     snapshot = JobSnapshot(handle, (ctx.claim,))
     snapshot.replace(*observe(ctx, handle))
     snapshot.apply("Event", ctx.cluster.list("Event", fields="type=Warning"), [], complete=True)
-    recorded = attempt_state(entry, handle)
     job_status = judgement.look(ctx.run, snapshot, recorded.activity)
     if not job_status.state.terminal:
         more = look_once(ctx.cluster, snapshot, time.time())
@@ -116,9 +124,7 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     job_status = judgement.concluded(entry, handle, job_status)
     if job_status.state is not RunState.SUCCEEDED:
         return job_status
-    if recorded.verdict is None or recorded.verdict.state is not RunState.SUCCEEDED:
-        return Status(state=job_status.state, reason="nobody has read its log to the end yet")
-    return outcome(ctx, job_status, recorded.observed)
+    return Status(state=job_status.state, reason="nobody has read its log to the end yet")
 
 
 def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
@@ -210,6 +216,35 @@ def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
     ctx.cluster.delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
 
 
+def _settle(ctx: ClusterContext) -> None:
+    """Judge an attempt that failed while nobody followed it by what its ranks recorded."""
+    entry = ctx.ledger.read()
+    handle = present_handle(ctx, entry)
+    if handle is None or handle.attempt in entry.cancelled:
+        return
+    started, state = as_started(ctx, entry, handle.attempt), attempt_state(entry, handle)
+    snapshot = JobSnapshot(handle, (ctx.claim,))
+    snapshot.replace(*observe(ctx, handle))
+    failed = judgement.look(started.run, snapshot, state.activity)
+    if state.verdict or failed.state is not RunState.FAILED:
+        return
+    records = list[dict[str, Any]]()
+    if exit_records.are_needed(failed, snapshot, state.observed):
+        try:
+            records = exit_records.read(ctx, handle.attempt)
+        except RunGoneError:
+            raise
+        except exit_records.UNREADABLE as error:
+            _LOG.warning("%s", exit_records.unread(failed, error).reason)
+    settled = exit_records.judged(failed, snapshot, state.observed, records)
+    if settled.state is RunState.SUCCEEDED:
+        _LOG.info("attempt %d counts as a success: %s", handle.attempt, settled.reason)
+        state.verdict, state.ended = settled, judgement.ended_at(snapshot) or time.time()
+        AttemptRecorder(ctx, handle, None, state.by).write(
+            state.model_dump(mode="json", exclude_defaults=True)
+        )
+
+
 def _next_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle | None, int]:
     """Find the attempt to attach to, or record the next one."""
     return _claiming(_record_attempt, ctx, described)
@@ -238,7 +273,8 @@ def _record_attempt(ctx: ClusterContext, described: Attempt) -> tuple[JobHandle 
         # Unless it was to be another one: who recorded it may yet create its job.
         if not recorded or entry.attempts.get(entry.attempt, described) != described:
             entry.attempt += 1
-            entry.verbs.pop("wait", None)  # it told of the attempt before
+            entry.export = None  # it told of the attempt before, as this did
+            entry.verbs.pop("wait", None)
         entry.attempts[entry.attempt] = described
         entry.handle = None
         return None, entry.attempt

@@ -14,7 +14,7 @@ from manycpu.pipeline.targets import output
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 
-__all__ = ["put", "read_report", "remove_forgotten", "write_report"]
+__all__ = ["claim", "put", "read_report", "release", "remove_forgotten", "write_report"]
 
 _VERB: Final = "report"
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
@@ -27,6 +27,27 @@ def write_report(ctx: ClusterContext, text: str) -> None:
         return
     with _pod(ctx) as pod:
         put(ctx, pod, text)
+        written = run_report.parse(text)
+        if written is not None and written.state.terminal:
+            release(ctx, pod)
+
+
+def claim(ctx: ClusterContext, pod: Helper) -> None:
+    """Claim the output through a pod that runs.
+
+    Raises:
+        BadInputError: Another run has it.
+        RemoteError: The output cannot be read or written.
+    """
+    asked = {"run": ctx.name, "place": f"namespace {ctx.target.namespace}", "seconds": ctx.waiting_lease}
+    answer = pod.ask("claim", url=ctx.destination, key=ctx.key, **asked)
+    if answer["other"]:
+        raise_findings([output.taken(ctx, answer["other"], answer["fix"])])
+
+
+def release(ctx: ClusterContext, pod: Helper) -> None:
+    """Delete the run's claim of the output through a pod that runs."""
+    pod.ask("release", url=ctx.destination, key=ctx.key)
 
 
 def put(ctx: ClusterContext, pod: Helper, text: str) -> None:

@@ -8,7 +8,7 @@ from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
 from manycpu.pipeline.spec.credentials import without
-from manycpu.pipeline.spec.errors import ExportError, RunGoneError, StageError
+from manycpu.pipeline.spec.errors import BadInputError, ExportError, RunGoneError, StageError
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.context import ClusterContext
@@ -41,10 +41,16 @@ def stage(ctx: ClusterContext, sources: Mapping[str, str], progress: Progress) -
 
 
 def _begin_report(ctx: ClusterContext, pod: Helper) -> None:
-    """Have an output that only pods can reach looked at and written to, before anything is trained for it."""
+    """Have an output that only pods can reach claimed and written to, before anything is trained for it."""
     begun = run_report.draft(ctx.ledger.read(), Observed(), RunState.RUNNING)
     try:
-        output_report.put(ctx, pod, run_report.as_json(begun))
+        if ctx.run.output is not None:
+            output_report.claim(ctx, pod)
+        try:
+            output_report.put(ctx, pod, run_report.as_json(begun))
+        except BadInputError:  # it holds something else
+            output_report.release(ctx, pod)
+            raise
     except TransferError as error:
         raise ExportError(
             without(f"{ctx.destination} cannot be written from inside the cluster: {error}", ctx.destination),

@@ -2,8 +2,8 @@
 
 from manycpu.pipeline.targets.kubernetes.build import build
 from manycpu.pipeline.targets.kubernetes.cancel import cancel
-from manycpu.pipeline.targets.kubernetes.cleanup import keep, owns, remove, remove_expired
-from manycpu.pipeline.targets.kubernetes.export import export, may_have_model, model_of, strays
+from manycpu.pipeline.targets.kubernetes.cleanup import keep, keep_results, owns, remove, remove_expired
+from manycpu.pipeline.targets.kubernetes.export import export, may_have_model, model_of, read_returned, strays
 from manycpu.pipeline.targets.kubernetes.launch import launch, objects, present_handle, status
 from manycpu.pipeline.targets.kubernetes.output_report import read_report, write_report
 from manycpu.pipeline.targets.kubernetes.preflight import findings
@@ -16,6 +16,7 @@ __all__ = [
     "export",
     "findings",
     "keep",
+    "keep_results",
     "launch",
     "may_have_model",
     "model_of",
@@ -24,6 +25,7 @@ __all__ = [
     "owns",
     "present_handle",
     "read_report",
+    "read_returned",
     "remove",
     "remove_expired",
     "seconds",

@@ -5,7 +5,6 @@ import logging
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.targets.context import MachineContext
-from manycpu.pipeline.targets.machines.hosts import deliver
 from manycpu.pipeline.targets.machines.shared_folders import bring
 from manycpu.pipeline.targets.program_code import code_of, installed_digest, program_of
 from manycpu.pipeline.targets.results import Built
@@ -34,5 +33,4 @@ def build(ctx: MachineContext) -> tuple[Built, bool]:
 def _snapshot(ctx: MachineContext, source: Location) -> tuple[str, str, bool]:
     digest = transfer.identity(source)
     folder, _, reused = bring(ctx, source, ctx.home / "code" / digest[:_DIGITS], digest)
-    delivered = deliver(ctx, folder)
-    return str(folder), digest, reused and not delivered
+    return str(folder), digest, reused

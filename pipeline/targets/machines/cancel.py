@@ -20,15 +20,19 @@ def cancel(ctx: MachineContext, by: str, attempt: int | None) -> bool:
         Whether there was something to end.
 
     Raises:
-        LaunchError: It does not end, or was started on another machine.
+        LaunchError: It does not end.
+        UnseenError: Whether it runs cannot be seen from here.
     """
     with ctx.ledger.update() as entry:
         handle = present_handle(ctx, entry)
         if handle is None or (attempt is not None and entry.attempt != attempt):
             return False
-        if process.observe(handle)["exit"] is not None:
+        observed = process.observe(handle)
+        if observed["exit"] is not None:
             process.wait_until_gone(handle, END_TIMEOUT)
             return False
+        if observed["alive"] is None:
+            raise process.unseen_error(handle, observed["unseen"])
         entry.cancelled.setdefault(entry.attempt, by)
     process.cancel(handle)
     return True

@@ -1,12 +1,27 @@
 """Clean up a run on machines: it owns its folder."""
 
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
-from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import disk, process
+from manycpu.pipeline.ledger.file import finish_removals
+from manycpu.pipeline.spec.errors import Finding, ManycpuError
+from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.context import MachineContext, RunContext
 from manycpu.pipeline.targets.machines import hosts
+from manycpu.pipeline.targets.machines.activity_log import ACTIVITY
+from manycpu.pipeline.targets.machines.launch import working_folder
 
-__all__ = ["keep", "owns", "remove", "remove_expired"]
+__all__ = ["keep", "keep_results", "owns", "remove", "remove_expired"]
+
+_OF_THE_RUN = frozenset({"ledger.json", "lease.json", "uses"})
+# How an attempt ended, and what its ranks reported: its next one and its report need that.
+_OF_AN_ATTEMPT = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
+# On hosts; a program may have put a link in the place of a folder.
+_RESULTS = ("attempts/*/output", "attempts/*/output/*", "checkpoints", "checkpoints/*")
 
 
 def keep(ctx: MachineContext, seconds: float | None) -> list[str]:
@@ -15,28 +30,113 @@ def keep(ctx: MachineContext, seconds: float | None) -> list[str]:
     return [str(ctx.directory)]
 
 
+def keep_results(ctx: MachineContext, seconds: float | None) -> list[str]:
+    """Keep output and checkpoints, and delete the rest of the run's folder; empty where there are none."""
+    results = [folder for folder in _result_folders(ctx) if disk.may_hold_files(folder)]
+    on_hosts = hosts.holding_files(ctx, ctx.directory, *_RESULTS)
+    if not results and not on_hosts:
+        return []
+    ctx.ledger.keep(seconds)  # first: whoever is killed from here on has recorded it
+    needed = {ctx.directory / name for name in _OF_THE_RUN} | set(results)
+    attempts = _attempts(ctx)
+    needed |= {attempt / name for attempt in attempts for name in _OF_AN_ATTEMPT}
+    for path in [*_children(ctx.directory), *(child for attempt in attempts for child in _children(attempt))]:
+        if path not in needed and path.name != "attempts":
+            _delete(path)
+    hosts.keep_only(ctx, ctx.directory, {*_OF_THE_RUN, *_OF_AN_ATTEMPT, "attempts", "checkpoints", "output"})
+    return [*map(str, results), *on_hosts]
+
+
+def _result_folders(ctx: MachineContext) -> list[Path]:
+    outputs = [attempt / "output" for attempt in _attempts(ctx)]
+    return [ctx.directory / "checkpoints", *outputs, *_stray_results(ctx)]
+
+
+def _attempts(ctx: MachineContext) -> list[Path]:
+    """List the folders of attempts; what a program put beside them may lead elsewhere."""
+    folder = ctx.directory / "attempts"
+    return [path for path in sorted(_children(folder)) if path.is_dir() and not path.is_symlink()]
+
+
+def _stray_results(ctx: MachineContext) -> list[Path]:
+    """List the working folders of attempts that succeeded and wrote their model there."""
+    recorded = ctx.ledger.read().attempts
+    works = {
+        working_folder(ctx.attempt_directory(n)): ran.code for n, ran in recorded.items() if ran.fruitless
+    }
+    return [
+        work.parent
+        for work, code in works.items()
+        if code and work.is_dir() and transfer.strays(Path(code), work)
+    ]
+
+
+def _children(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _delete(path: Path) -> None:
+    with suppress(OSError):  # it is in a folder that is kept, and goes with that
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def owns(ctx: MachineContext, what: str) -> bool:
     """Whether a path belongs to the run: what later runs reuse is beside its folder."""
     return what.startswith(f"{ctx.directory}/")
 
 
-def remove(ctx: MachineContext) -> list[str]:
-    """Delete what the run owns; returns what is left."""
-    return [*hosts.remove_folder(ctx, ctx.directory), *_remove(ctx)]
+def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
+    """Delete what the run owns, or nothing if ``only_over`` and somebody has renewed it; what is left."""
+    left: list[str] = []
 
+    def on_hosts() -> None:
+        left.extend(hosts.remove_folder(ctx, ctx.directory))
 
-def _remove(ctx: MachineContext) -> list[str]:
     try:
-        ctx.ledger.remove()
+        ctx.ledger.remove(only_over=only_over, before=on_hosts)
     except OSError as error:
-        return [f"{ctx.directory}: {error}"]
-    return [str(ctx.directory)] if ctx.directory.exists() else []
+        return [*left, f"{ctx.directory}: {error}"]
+    return [*left, str(ctx.directory)] if ctx.directory.exists() and not only_over else left
 
 
-def remove_expired(
-    ctx: MachineContext,  # noqa: ARG001 - as everywhere
-    now: float,  # noqa: ARG001 - as everywhere
-    undelivered: Callable[[RunContext], bool],  # noqa: ARG001 - as everywhere
-) -> list[Finding]:
-    """Remove nothing: runs that are kept on machines have no time limit; `manycpu clean` removes them."""
-    return []
+def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
+    """Delete other runs of the folder whose time is over.
+
+    Args:
+        ctx: The run that looks for others.
+        now: Seconds since the epoch.
+        end: Decides about such a run, and notes what stays of it; whether it may be deleted.
+
+    Returns:
+        What could not be deleted: it is no concern of this run.
+    """
+    try:
+        finish_removals(ctx.home / "runs")
+    except OSError as error:
+        return [_trouble(f"an older run is not removed: {error}")]
+    others = [other for other in runs.on_this_machine(ctx.home) if other.name != ctx.name]
+    return [
+        _trouble(f"run {other.name}, whose time is over, is not removed: {what}")
+        for other in others
+        if isinstance(other, MachineContext)
+        for what in _remove_one(other, now, end)
+    ]
+
+
+def _remove_one(other: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[str]:
+    try:
+        if not other.ledger.lease().over(now) or not end(other):
+            return []
+        return remove(other, only_over=True)
+    except ManycpuError:  # it was taken away, or is another machine's, which alone knows what it does
+        return []
+    except OSError as error:  # such as another user's
+        return [str(error)]
+
+
+def _trouble(message: str) -> Finding:
+    fix = "The next run tries again; `manycpu clean` does so now"
+    return Finding("target.directory", message, fix, fatal=False)

@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import cast
 
 from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.targets.context import MachineContext
 from manycpu.pipeline.targets.machines import hosts
+from manycpu.pipeline.targets.machines.launch import working_folder
 from manycpu.pipeline.targets.open_run import as_started
 
-__all__ = ["export", "may_have_model", "model_of", "strays"]
+__all__ = ["export", "may_have_model", "model_of", "read_returned", "strays"]
 
 
 def export(
@@ -38,22 +41,44 @@ def export(
         raise ExportError(text, field="run.output", fix=fix) from error
 
 
+def read_returned(ctx: MachineContext, handle: ProcessHandle, name: str) -> bytes:
+    """Read a file that the function of an attempt returned, on whichever host.
+
+    Raises:
+        LaunchError: A host cannot be reached.
+        OSError: It is on none.
+    """
+    folder = Path(handle.directory) / RETURNED
+    hosts.collect(cast("MachineContext", as_started(ctx, ctx.ledger.read(), handle.attempt)), folder)
+    return (folder / name).read_bytes()
+
+
 def model_of(ctx: MachineContext, handle: ProcessHandle) -> str:  # noqa: ARG001 - as everywhere
     """Name the folder that the program of an attempt wrote to."""
     return str(_folder(handle))
 
 
-def may_have_model(ctx: MachineContext, handle: ProcessHandle) -> bool:  # noqa: ARG001 - as everywhere
-    """Whether the program of an attempt has written files."""
-    return any(path.is_file() for path in _folder(handle).rglob("*"))
+def may_have_model(ctx: MachineContext, handle: ProcessHandle) -> bool:
+    """Whether the program of an attempt has written files, here or on a host, or may have."""
+    folder = _folder(handle)
+    return disk.may_hold_files(folder) or bool(hosts.holding_files(ctx, folder))
 
 
 def _folder(handle: ProcessHandle) -> Path:
     return Path(handle.directory) / "output"
 
 
-def strays(ctx: MachineContext, entry: Entry, handle: ProcessHandle) -> list[str]:  # noqa: ARG001 - as everywhere
-    """Name files that came into the snapshot of the code, where programs work, or into what was staged."""
+def strays(ctx: MachineContext, entry: Entry, handle: ProcessHandle) -> list[str]:
+    """Name files that came into the working folder of an attempt, also on a host, or into what was staged."""
     ran = entry.described(handle.attempt)
-    folders = [Path(path) for path in (ran.code, ran.data, ran.model) if path]
-    return [str(stray) for folder in folders for stray in transfer.strays(folder)]
+    work = working_folder(Path(handle.directory))
+    written = transfer.strays(Path(ran.code), work) if ran.code and work.is_dir() else []
+    staged = [Path(path) for path in (ran.data, ran.model) if path]
+    code = transfer.staged(Path(ran.code)) if ran.code else None
+    listed = {f"work/code/{file.path}" for file in code.files} if code else set()
+    on_hosts = hosts.strays(ctx, Path(handle.directory), listed)
+    return [
+        *map(str, written),
+        *on_hosts,
+        *(str(stray) for folder in staged for stray in transfer.strays(folder)),
+    ]

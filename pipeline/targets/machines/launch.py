@@ -1,7 +1,10 @@
 """Launch a training on machines: as a supervised process."""
 
+import os
 import socket
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,11 @@ from manycpu.pipeline.adapters import hosts as host_adapter
 from manycpu.pipeline.adapters import mpi, process
 from manycpu.pipeline.launchers import LAUNCHERS
 from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.observed import believe
+from manycpu.pipeline.spec import exit_records
 from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.spec.observed import Observed
+from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import BareMetal
@@ -21,7 +28,7 @@ from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged
 
-__all__ = ["launch", "objects", "place", "present_handle", "status"]
+__all__ = ["launch", "objects", "place", "present_handle", "status", "working_folder"]
 
 
 def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHandle, bool]:
@@ -32,23 +39,31 @@ def launch(ctx: MachineContext, staged: Staged, built: Built) -> tuple[ProcessHa
     Raises:
         ForeignRunError: The run is another task's, which describes another training.
         LaunchError: There is no MPI, no host, or no supervisor.
+        UnseenError: Whether an attempt still runs cannot be seen from here.
     """
     with ctx.ledger.hold() as (entry, lock):
         join(ctx, entry, "train")
         present = present_handle(ctx, entry)
-        if present is not None and goes_on(attempt_status(ctx, present, entry), entry):
-            entry.handle = present
-            return present, True
+        if present is not None:
+            current = attempt_status(ctx, present, entry)
+            if current.state is RunState.UNKNOWN:
+                raise process.unseen_error(present, current.reason)
+            if goes_on(current, entry):
+                entry.handle = present
+                return present, True
         entry.attempt += 1
-        entry.attempts[entry.attempt] = attempt_of(ctx, staged, built)
-        entry.handle = None
+        described = attempt_of(ctx, staged, built)
+        entry.attempts[entry.attempt] = described.model_copy(update={"hosts": hosts.names(ctx)})
+        entry.handle = entry.export = None
         entry.verbs.pop("wait", None)  # it told of the attempt before
         ctx.ledger.save(entry)
         placement = place(ctx, staged, built, entry.attempt)
-        for folder in (placement.output, placement.checkpoints, placement.code):
+        beside = str(Path(placement.output).with_name(RETURNED))
+        for folder in (placement.output, beside, placement.checkpoints):
             hosts.make_folder(ctx, Path(folder))
+        hosts.copy_folder(ctx, Path(built.code) if built.code else None, Path(placement.code))
         handle = process.start(
-            LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)[-1],
+            _described(ctx, placement)[-1],
             Path(placement.attempt_directory),
             _job(ctx, entry.attempt),
             lock,
@@ -67,15 +82,28 @@ def status(
         handle: The attempt.
         entry: The ledger's entry.
         activity: What of its log was read already; None: begin with what is on disk.
-
-    Raises:
-        LaunchError: It was started on another machine.
     """
     process_state = process.observe(handle)  # before the log is read: an end comes after the last line
     observed = activity.read_new() if activity else ActivityLog(Path(handle.directory)).read_all()
     facts = {"cancelled": handle.attempt in entry.cancelled, "met": observed.met}
     status = LAUNCHERS[entry.described(handle.attempt).target["launch"]].state(process_state | facts)
+    if status.state is RunState.FAILED and _says_nothing(process_state["exit"]):
+        status = _by_records(handle, status, observed)
     return outcome(ctx, status, observed) if status.state is RunState.SUCCEEDED else status
+
+
+def _says_nothing(record: Mapping[str, Any] | None) -> bool:
+    """Whether a supervisor does not tell how the ranks ended: it was killed, or a budget was used up."""
+    return record is None or bool(record["reason"])
+
+
+def _by_records(handle: ProcessHandle, status: Status, observed: Observed) -> Status:
+    """Judge a failure by what its ranks recorded: work that all of them finished is a success."""
+    with suppress(OSError):
+        believe(observed, exit_records.finished_round(Path(handle.directory) / exit_records.FOLDER))
+    if not observed.finished:
+        return status
+    return Status(state=RunState.SUCCEEDED, reason=f"all ranks had finished before: {status.in_short}")
 
 
 def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
@@ -91,7 +119,23 @@ def objects(ctx: MachineContext) -> list[dict[str, Any]]:
     staged = Staged(data=ctx.run.data and "<data>", model=ctx.run.model and "<model>")
     _, arguments = program_of(ctx)
     built = Built(code=None, program=arguments, digest="")
-    return LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, place(ctx, staged, built, 1))
+    return _described(ctx, place(ctx, staged, built, 1))
+
+
+def _described(ctx: MachineContext, placement: Placement) -> list[dict[str, Any]]:
+    """Describe the launch; on this machine with the caches that its user has named."""
+    described = LAUNCHERS[ctx.target.launch].objects(ctx.run, ctx.target, placement)
+    if not isinstance(ctx.target, BareMetal):
+        described[-1]["env"] |= _caches_of_user(os.environ) | ctx.run.env
+    return described
+
+
+def _caches_of_user(environ: Mapping[str, str]) -> dict[str, str]:
+    """Select where Hugging Face's libraries find what was downloaded here before, and its user's token."""
+    home = environ.get("HF_HOME")
+    datasets = environ.get("HF_DATASETS_CACHE") or (home and str(Path(home) / "datasets"))
+    named = {"HF_HOME": home, "HF_DATASETS_CACHE": datasets}
+    return {name: value for name, value in named.items() if value}
 
 
 def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Placement:
@@ -105,7 +149,7 @@ def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Pl
         "name": ctx.name,
         "attempt": attempt,
         "python": sys.executable,
-        "code": built.code or str(ctx.directory / "work"),
+        "code": str(working_folder(folder)),
         "program": built.program,
         "data": staged.data,
         "model": staged.model,
@@ -123,6 +167,11 @@ def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Pl
     if ctx.target.launch == "mpirun":
         common["master_port"] = free_port()
     return Placement(**common)
+
+
+def working_folder(attempt: Path) -> Path:
+    """Name the folder in which the program of an attempt works: what it writes to ``..`` is its own too."""
+    return attempt / "work" / "code"
 
 
 def free_port() -> int:

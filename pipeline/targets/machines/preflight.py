@@ -12,6 +12,7 @@ from pathlib import Path
 from manycpu.pipeline.adapters import disk, hosts, mpi
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
+from manycpu.pipeline.spec.extras import install
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.targets import BareMetal, Local
 from manycpu.pipeline.targets.context import MachineContext
@@ -53,9 +54,7 @@ def _scale(ctx: MachineContext) -> Findings:
 
 def _torch(ctx: MachineContext) -> Findings:
     if isinstance(ctx.target, Local) and importlib.util.find_spec("torch") is None:
-        yield Finding(
-            "target.kind", "this environment has no torch", "Install it: pip install 'manycpu[train]'"
-        )
+        yield Finding("target.kind", "this environment has no torch", install("train"))
 
 
 def _xla(ctx: MachineContext) -> Findings:
@@ -116,6 +115,8 @@ def _directory(ctx: MachineContext) -> Findings:
 
 
 def _disk(ctx: MachineContext) -> Findings:
+    if ctx.target.stage == "in_place":
+        return
     data = [url for url in (ctx.run.data, ctx.run.model) if url and Path(url).exists()]
     try:
         needed = sum(item.size for url in data for item in Location.of(url, "run.data").items())

@@ -11,6 +11,7 @@ from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
 from manycpu.pipeline.targets import runs, verbs_of
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import MachineContext, RunContext
+from manycpu.pipeline.targets.machines.hosts import deliver
 from manycpu.pipeline.transfer import Manifest, Progress, Stored
 
 __all__ = ["bring"]
@@ -19,7 +20,7 @@ __all__ = ["bring"]
 def bring(
     ctx: MachineContext, source: Location, folder: Path, identity: str, progress: Progress = lambda *_: None
 ) -> Stored:
-    """Copy a source to a folder, or beside it (``-2``, ``-3``) where trainings use what is there.
+    """Copy a source to a folder, here and on the hosts, or beside it (``-2``, ``-3``) where trainings use it.
 
     Args:
         ctx: The run.
@@ -31,6 +32,8 @@ def bring(
     Raises:
         TransferError: A file changed while it was copied.
         OSError: The disk is full, or the source cannot be read.
+        LaunchError: A host cannot be reached.
+        StageError: What arrived on a host is not what was sent.
     """
     names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in count(1))
 
@@ -40,7 +43,9 @@ def bring(
     def bring_to(folder: Path) -> Stored | None:
         in_use = partial(_in_use, ctx.home, folder)
         with suppress(transfer.InUseError):
-            return transfer.fetch(source, folder, progress, read_only=True, in_use=in_use, is_same=is_same)
+            stored = transfer.fetch(source, folder, progress, read_only=True, in_use=in_use, is_same=is_same)
+            delivered = deliver(ctx, stored, in_use)
+            return stored._replace(reused=stored.reused and not delivered)
         return None
 
     return next(stored for name in names if (stored := bring_to(folder.with_name(name))))

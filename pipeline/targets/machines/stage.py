@@ -6,9 +6,9 @@ from pathlib import Path
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.credentials import without
-from manycpu.pipeline.spec.errors import StageError
+from manycpu.pipeline.spec.errors import BadInputError, LaunchError, StageError
 from manycpu.pipeline.targets.context import MachineContext
-from manycpu.pipeline.targets.machines.hosts import deliver
+from manycpu.pipeline.targets.machines.hosts import hosts_without
 from manycpu.pipeline.targets.machines.shared_folders import bring
 from manycpu.pipeline.targets.results import Copied
 
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 
 def stage(ctx: MachineContext, sources: Mapping[str, str], progress: Progress) -> dict[str, Copied]:
-    """Copy each source to the target's folder, named by its content.
+    """Copy each source to the target's folder, named by its content; or find it in its own place.
 
     Raises:
         StageError: The source changed, cannot be read, or the disk is full.
@@ -30,9 +30,13 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
     field = f"run.{name}"
     source = Location.of(url, field)
     try:
+        if ctx.target.stage == "in_place" and source.local is not None:
+            return _in_place(ctx, source.local, transfer.scan(source), field)
         identity = transfer.identity(source)
         folder = ctx.home / name / identity[: transfer.DIGITS]
         folder, manifest, reused = bring(ctx, source, folder, identity, progress)
+    except (BadInputError, LaunchError, StageError):  # of a host
+        raise
     except transfer.TransferError as error:
         fix = "Stage again when nothing writes to it"
         raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
@@ -40,8 +44,17 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         # Every protocol of fsspec has errors of its own.
         fix = f"See that it can be read and that {ctx.home} has room, or set target.directory; then run again"
         raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
-    delivered = deliver(ctx, folder)
-    return Copied(_path_on_node(source, folder), manifest.digest, reused and not delivered)
+    return Copied(_path_on_node(source, folder), manifest.digest, reused)
+
+
+def _in_place(ctx: MachineContext, path: Path, manifest: transfer.Manifest, field: str) -> Copied:
+    if lacking := hosts_without(ctx, path, manifest):
+        raise StageError(
+            f"{path} is not the same here and on {', '.join(lacking)}",
+            field=field,
+            fix="Share its folder with every host, or set target.stage to copy",
+        )
+    return Copied(str(path), manifest.digest, reused=True)
 
 
 def _path_on_node(source: Location, folder: Path) -> str:

@@ -2,8 +2,8 @@
 
 from manycpu.pipeline.targets.machines.build import build
 from manycpu.pipeline.targets.machines.cancel import cancel
-from manycpu.pipeline.targets.machines.cleanup import keep, owns, remove, remove_expired
-from manycpu.pipeline.targets.machines.export import export, may_have_model, model_of, strays
+from manycpu.pipeline.targets.machines.cleanup import keep, keep_results, owns, remove, remove_expired
+from manycpu.pipeline.targets.machines.export import export, may_have_model, model_of, read_returned, strays
 from manycpu.pipeline.targets.machines.launch import launch, objects, present_handle, status
 from manycpu.pipeline.targets.machines.preflight import findings
 from manycpu.pipeline.targets.machines.stage import stage
@@ -16,6 +16,7 @@ __all__ = [
     "export",
     "findings",
     "keep",
+    "keep_results",
     "launch",
     "may_have_model",
     "model_of",
@@ -24,6 +25,7 @@ __all__ = [
     "owns",
     "present_handle",
     "read_report",
+    "read_returned",
     "remove",
     "remove_expired",
     "seconds",

@@ -14,7 +14,7 @@ from manycpu.pipeline.spec.event_types import Event, ExitEvent, ProofEvent, deco
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.observed import Observed
-from manycpu.pipeline.spec.state import RankFailure, Status
+from manycpu.pipeline.spec.state import RankFailure, RunState, Status
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following import state_packing
 from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity
@@ -100,10 +100,17 @@ class AttemptState(BaseModel):
         return had_nodes
 
     @property
+    def succeeded(self) -> Status | None:
+        """The verdict where it is a success: it stays one, also where its job is deleted after that."""
+        verdict = self.verdict
+        return verdict if verdict is not None and verdict.state is RunState.SUCCEEDED else None
+
+    @property
     def activity(self) -> RankActivity:
         """What the budgets depend on."""
         met = self.observed.met and self.observed.met_last >= self.preempted
-        return RankActivity(met, self.spoke, self.began, paused=self.paused)
+        finished = self.spoke if self.observed.finished else 0.0
+        return RankActivity(met, self.spoke, self.began, paused=self.paused, finished=finished)
 
 
 class AttemptRecorder:

@@ -28,6 +28,8 @@ class RankActivity(NamedTuple):
     """Since when it is suspended, so that no time of its runs but that of who waits; 0 while it is not."""
     stood: float = 0.0
     """When it was last seen with its nodes, or suspended; 0 where nobody saw it so."""
+    finished: float = 0.0
+    """When the last rank of the last meeting reported its end, all of them good ones; 0 before."""
 
 
 class Budget(NamedTuple):

@@ -63,8 +63,8 @@ class Job(NamedTuple):
     """Of what there is too little, resources or quota; empty where something else is in the way."""
     underway: bool
     """Whether it has trained: a pod of it was made anew."""
-    committed: bool = False
-    """Whether it cannot give back any more: its launcher has begun, which would not be resumed."""
+    since: float = 0.0
+    """When it began to try: when it was made, or tried again; seconds since the epoch."""
     stuck: str = ""
     """A claim that its pods cannot mount, since another run's pods have it on another node."""
 
@@ -99,7 +99,6 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
     words = [text for pod in pods if (text := unschedulable(pod)) is not None]
     unmade = 0 < len(ranks) < need and now - min(births) > _REFUSING
     trying = not kind.suspended(job) and (placed < need or any(scheduled(pod) is None for pod in launchers))
-    launched = bool(launchers) or bool(note and note.resumed)
     begun = max(epoch(meta["creationTimestamp"]), note.resumed if note else 0.0)
     return Job(
         name=meta["name"],
@@ -119,7 +118,7 @@ def job_of(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject], now: floa
         trying=trying and (bool(pods) or now - begun < _BEGINNING),
         refused=trying and (bool(words) or unmade),
         short=("quota",) if unmade else _insufficient(words),
-        committed=kind.launcher and launched,
+        since=begun,
         underway=bool(births) and max(births) - min(births) > _AT_ONCE,
     )
 

@@ -108,6 +108,8 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
         yield Reason(f"the operator refuses the job: {event['message']}", fatal=True)
     if snapshot.given_back:
         yield Reason("it holds nothing until there is room for all of its ranks")
+        for event in list(_latest(snapshot, {"FailedScheduling"}, "Pod"))[-1:]:
+            yield Reason(f"no node when it last tried: {event['message']}")
         return
     if snapshot.suspended:
         queue = job["metadata"].get("labels", {}).get(QUEUE)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from typing import Any, Final, TypeVar
 
@@ -21,7 +22,7 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following import judgement
+from manycpu.pipeline.targets.kubernetes.following import exit_records, judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     TAIL,
     WIDTH,
@@ -52,6 +53,8 @@ _STEP: Final = 0.1  # seconds between looks whether they have
 _UNASKED: Final = 300.0  # seconds after which a budget ends the wait though nobody answers
 _SILENCE: Final = 3600.0  # seconds without a word of the job or its pods after which nobody waits any longer
 _RECORDED: Final = 600.0  # seconds in which how it ended must be recorded
+
+_READING: Final = ThreadPoolExecutor(4, thread_name_prefix="exits")  # other calls do not wait for volumes
 
 Result = TypeVar("Result")
 Tell = Callable[[list[RankLine]], Awaitable[None]]
@@ -157,7 +160,9 @@ class Follower:
     async def _pause(self, feeding: "asyncio.Task[None]") -> None:
         """Wait for a change, or until a budget, a note or the next look is due."""
         now = self._watch.now()
-        due = [budget.due for budget in budgets(self._ctx.run, self._snapshot, self._recorder.activity)[:1]]
+        activity = self._recorder.activity
+        due = [budget.due for budget in budgets(self._ctx.run, self._snapshot, activity)[:1]]
+        due += [judgement.settled(activity)] if activity.finished else []
         note = self._notes.due(self.status.reason)
         tick = _TURN if self._turn.waits else _TICK
         seconds = max(_STEP, min([now + tick, *due, *note]) - now)
@@ -237,7 +242,7 @@ class Follower:
 
     def _await_room(self, status: Status, now: float) -> Status:
         """Take the job's turn where it waits for room, and add to its reason what it waits for."""
-        self._launcher.look(began=bool(self._recorder.state.began))
+        self._launcher.look(began=bool(self._recorder.state.began or self._snapshot.note))
         lacking = self._turn.look(met=self._recorder.activity.met, now=now) or self._queue.look(now)
         return _with_reason(status, lacking)
 
@@ -277,6 +282,7 @@ class Follower:
         status = status if entry is None else judgement.concluded(entry, self._handle, status)
         if self._recorder.state.paused:  # how its ranks ended when it was suspended is not why it failed
             self._recorder.state.observed.forget_failure(before=self._watch.now())
+        status = await self._settle(status)
         if status.state is RunState.FAILED:
             await self._read_tail()
             status = judgement.complete(self._snapshot, self._recorder, status)
@@ -286,9 +292,24 @@ class Follower:
         if self._saving is not None:
             await self._saving
         await self._surely(self._recorder.write, self._recorder.fields())
-        if status.state is RunState.FAILED and judgement.to_be_ended(self._ctx.run, self._snapshot, status):
+        if judgement.to_be_ended(self._ctx.run, self._snapshot, status):
             await self._surely(self._delete, lacking="what still runs of it could not be deleted")
         return status
+
+    async def _settle(self, status: Status) -> Status:
+        """Judge an end by what the ranks recorded, where neither cluster nor logs can tell it all."""
+        observed, records = self._recorder.state.observed, list[dict[str, Any]]()
+        if exit_records.are_needed(status, self._snapshot, observed):
+            loop, attempt = asyncio.get_running_loop(), self._handle.attempt
+            try:
+                records = await loop.run_in_executor(_READING, exit_records.read, self._ctx, attempt)
+            except exit_records.UNREADABLE as error:
+                return exit_records.unread(status, error)
+        settled = exit_records.judged(status, self._snapshot, observed, records)
+        if settled.state is not status.state:
+            self._notes.say(f"it counts as a success: {settled.reason}")
+            await self._tell_notes()
+        return settled
 
     async def _read_tail(self) -> None:
         """Read the last lines of what failed first, where nobody follows its log."""

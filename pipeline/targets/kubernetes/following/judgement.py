@@ -15,13 +15,24 @@ from manycpu.pipeline.targets.kubernetes.following.diagnosis import Ending
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.pod_status import ended
 
-__all__ = ["complete", "concluded", "ended_at", "judge", "look", "note_ends", "to_be_ended"]
+__all__ = [
+    "complete",
+    "concluded",
+    "ended_at",
+    "ends",
+    "judge",
+    "look",
+    "note_ends",
+    "settled",
+    "to_be_ended",
+]
 
+_SETTLED = 30.0  # seconds that a job has to end once all of its ranks ended well: torchrun would wait 300
 _CRASHES = 3  # restarts that need no explanation: a peer that is late, say
 
 
 def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: float) -> Status:
-    """Derive a job's status; a time budget that is used up fails it.
+    """Derive a job's status; a time budget that is used up fails it, unless its ranks have finished.
 
     Args:
         run: The run.
@@ -32,20 +43,32 @@ def judge(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity, now: 
     status = look(run, snapshot, activity)
     if status.state.terminal:
         return status
+    if activity.finished:
+        return Status(state=RunState.SUCCEEDED) if now >= settled(activity) else status
     first = next(iter(budgets(run, snapshot, activity)), None)
     if first is None or now < first.due:
         return status
     reason = "\n".join(part for part in (first.message, diagnosis.explain(snapshot)) if part)
-    return Status(state=RunState.FAILED, reason=reason, budget=f"run.{first.field}")
+    return Status(state=RunState.FAILED, reason=reason, budget=f"run.{first.field}", by_itself=True)
+
+
+def settled(activity: RankActivity) -> float:
+    """Tell when a job counts as a success though it has not ended, in seconds since the epoch.
+
+    Its ranks have finished by then; what still runs waits for others that are gone.
+    """
+    return activity.finished + _SETTLED
 
 
 def look(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Status:
     """Derive a job's status from its operator, its pods and its ranks, without time budgets."""
     status = JOB_LAUNCHERS[snapshot.job_kind.launch].state(snapshot.job, snapshot.pods)
+    if status.state is RunState.FAILED:
+        return status.model_copy(update={"by_itself": _failed_by_itself(snapshot)})
     if status.state.terminal:
         return status
     if text := _hopeless(run, snapshot):
-        return Status(state=RunState.FAILED, reason=text)
+        return Status(state=RunState.FAILED, reason=text, by_itself=True)
     where = phase(run, snapshot, activity)
     if where == "running":
         lines = [status.reason, *diagnosis.crashes(snapshot), *diagnosis.losses(snapshot)]
@@ -54,12 +77,19 @@ def look(run: TrainingRun, snapshot: JobSnapshot, activity: RankActivity) -> Sta
     return Status(state=RunState.PENDING, reason=f"{where}: {why}" if why else where)
 
 
+def _failed_by_itself(snapshot: JobSnapshot) -> bool:
+    """Whether containers of a job that is there ended with exit codes, and none because it lost its node."""
+    return snapshot.job is not None and bool(diagnosis.endings(snapshot)) and not diagnosis.losses(snapshot)
+
+
 def to_be_ended(run: TrainingRun, snapshot: JobSnapshot, status: Status) -> bool:
-    """Whether a failed job has to be deleted: it was given up, or its pods would go on for nobody."""
+    """Whether a job has to be deleted: it was given up, or its pods would go on for nobody."""
     if snapshot.job is None:
         return False
+    if status.state is RunState.SUCCEEDED:
+        return not any(condition(snapshot.job, end) for end in snapshot.job_kind.ends)
     given_up = status.budget is not None or condition(snapshot.job, FAILED) is None
-    return given_up or (run.keep == "never" and any(not ended(pod) for pod in snapshot.pods))
+    return given_up or (run.keep in ("never", "results") and any(not ended(pod) for pod in snapshot.pods))
 
 
 def _hopeless(run: TrainingRun, snapshot: JobSnapshot) -> str:
@@ -103,15 +133,28 @@ def complete(snapshot: JobSnapshot, recorder: AttemptRecorder, status: Status) -
 
 
 def note_ends(snapshot: JobSnapshot, observed: Observed) -> None:
-    """Record exit codes that ranks could not report, from their containers where those are the ranks' own."""
+    """Record exit codes that ranks could not report, from their containers."""
+    codes = ends(snapshot, observed)
+    for rank in observed.ranks:
+        rank.exit_code = codes.get(rank.rank, rank.exit_code)
+
+
+def ends(snapshot: JobSnapshot, observed: Observed) -> dict[int, int]:
+    """Read how ranks ended that could not report it, from their containers where those are the ranks' own.
+
+    Returns:
+        Rank -> exit code.
+    """
     if snapshot.speaker == "launcher":
-        return  # the ranks' containers run sshd
+        return {}  # the ranks' containers run sshd
     began = int(observed.rounds[-1].get("began", 0)) if observed.rounds else 0
     last = {container.hostname: container.last for container in snapshot.ranks}
-    for rank in observed.ranks:
-        ended = last.get(rank.hostname or "") or {}
-        if rank.exit_code is None and ended and epoch(ended.get("finishedAt")) >= began:
-            rank.exit_code = diagnosis.exit_code(ended)
+    silent = {rank.rank: last.get(rank.hostname or "") for rank in observed.ranks if rank.exit_code is None}
+    return {
+        rank: diagnosis.exit_code(ended)
+        for rank, ended in silent.items()
+        if ended and epoch(ended.get("finishedAt")) >= began
+    }
 
 
 def _endings(snapshot: JobSnapshot, failure: RankFailure | None) -> list[str]:

@@ -35,7 +35,7 @@ class LauncherRelease:
         """Begin to release the launcher where the job was suspended, once for each time that it was.
 
         Args:
-            began: Whether the job ever had its nodes, so that it may have a launcher.
+            began: Whether the job ever had nodes, so that it may have a launcher.
         """
         snapshot = self._snapshot
         change = (snapshot.suspended, snapshot.went_on)

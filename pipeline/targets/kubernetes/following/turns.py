@@ -1,11 +1,13 @@
 """Whose turn it is, where several runs wait for room in one namespace. Pure.
 
-Each follower computes this alone, for its own job, from what all of them see. A job whose ranks cannot all be
-placed gives back what it holds, and tries again when others hold less; the oldest goes first, and keeps what
-it holds where nobody who waits could use it. What asks for at least as much as an older one that was refused
-is not tried: so those that are alike keep their order.
+Each follower computes this alone, for its own job, from what all of them see. A job whose ranks cannot all
+be placed gives back what it holds, and tries again when others hold less; the oldest goes first. Where nobody
+who waits could use what it holds it keeps that for a minute or two, and then leaves it for a moment to
+whoever waits in another namespace, whom nobody sees from here. What asks for at least as much as an older one
+that was refused is not tried: so those that are alike keep their order.
 """
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -28,6 +30,9 @@ class Decision(NamedTuple):
 
 
 STAY = Decision()
+_HOLD: Final = 90.0  # seconds, about, that a job holds in vain: others may wait for that in other namespaces
+_REST: Final = 30.0  # seconds, about, that it leaves them to take it
+_RAREST: Final = 6  # times as long as that, at most
 _PATIENCE: Final = 30.0  # seconds that a job may owe an act before nobody is thought to follow it
 
 
@@ -53,7 +58,7 @@ class Turns:
         if (owing := decision.owing) is None:
             return decision
         _, since = self._owing.setdefault(owing.uid, (_state(owing), now))
-        able = owing.trying and not owing.underway and not owing.committed
+        able = owing.trying and not owing.underway
         overdue = able and now - since >= _PATIENCE
         return Decision("give back", owing) if overdue else STAY
 
@@ -63,7 +68,7 @@ def _decide(mine: Job, others: Iterable[Job], holding: Holding, now: float) -> D
     counted = sorted((q for q in others if _contends(q, mine)), key=_age)
     if mine.given_back:
         return _given_back(mine, counted, holding, now)
-    return _trying(mine, counted, holding, now) if mine.refused and not mine.committed else STAY
+    return _trying(mine, counted, holding, now) if mine.refused else STAY
 
 
 def _trying(mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Decision:
@@ -72,7 +77,8 @@ def _trying(mine: Job, others: Sequence[Job], holding: Holding, now: float) -> D
     if holder := next((q for q in others if q.trying and q.refused and q.placed), None):
         return Decision(owing=holder)
     without = {run: count for run, count in holding.items() if run != mine.run}
-    if _candidate([mine, *others], without, now):
+    in_vain = mine.placed and mine.short and now - mine.since > _HOLD * _spread(mine)
+    if in_vain or _candidate([mine, *others], without, now):
         return Decision("give back", mine)
     return STAY
 
@@ -85,9 +91,9 @@ def _given_back(mine: Job, others: Sequence[Job], holding: Holding, now: float) 
     if first := next((q for q in older if q.trying), None):
         owes = first.refused and fits and not _covers(first, mine)
         return Decision(owing=first if owes else None)
-    if first := next((q for q in older if _may_fit(q, holding, now) and _may_try(q, older)), None):
+    if first := next((q for q in older if _may_fit(q, holding, now)), None):
         return Decision(owing=first)
-    if fits and _may_try(mine, older) and not any(_covers(q, mine) for q in older):
+    if fits and not any(_covers(q, mine) for q in older):
         return Decision("resume", mine)
     return STAY if any(q.trying for q in others) else _last(mine, others, holding, now)
 
@@ -98,8 +104,17 @@ def _last(mine: Job, others: Sequence[Job], holding: Holding, now: float) -> Dec
     following = _candidate(waiting, holding, now) or waiting[0]
     if following is not mine:
         return Decision(owing=following)
-    # A node is waited for with what is held already; a claim that another has mounted is not.
-    return STAY if mine.note is not None and mine.note.claim else Decision("resume", mine)
+    # A node is waited for with what is held already; a claim that another has mounted is not. Whoever waits
+    # in another namespace needs a moment to take what was given back.
+    rests = mine.note is not None and (mine.note.claim or now - mine.note.at < _REST * _spread(mine))
+    return STAY if rests else Decision("resume", mine)
+
+
+def _spread(job: Job) -> float:
+    """Spread what jobs of several namespaces do at a time, and make it rarer with each try; 0.5 at least."""
+    tries = job.note.tries if job.note else 0
+    chance = zlib.crc32(f"{job.uid}/{tries}".encode()) / 2**32
+    return (0.5 + chance) * min(tries + 1, _RAREST)
 
 
 def _contends(other: Job, mine: Job) -> bool:
@@ -118,14 +133,9 @@ def _candidate(waiting: Sequence[Job], holding: Holding, now: float) -> Job | No
         blocked = any(
             _covers(q, job) and not (q.given_back and _may_fit(q, holding, now)) for q in waiting[:number]
         )
-        if job.given_back and not job.kind.launcher and not blocked and _may_fit(job, holding, now):
+        if job.given_back and not blocked and _may_fit(job, holding, now):
             return job
     return None
-
-
-def _may_try(job: Job, older: Sequence[Job]) -> bool:
-    """Whether a job may try: one that cannot give back again only where none before it waits."""
-    return not job.kind.launcher or not any(q.age < job.age for q in older)
 
 
 def _covers(refused: Job, job: Job) -> bool:

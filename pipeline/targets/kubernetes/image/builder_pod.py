@@ -1,7 +1,8 @@
 """Build images in a pod without privileges, in a namespace of its own if need be.
 
 The context is a layer upon the builder's image, pushed as the code is; the pod pushes what it built. Owners
-do not reach into another namespace: there the ledger knows the pod and its Secret, and both are deleted here.
+do not reach into another namespace, and a ledger that is kept does not go: it knows the pod and its Secret,
+and both are deleted here.
 """
 
 import base64
@@ -133,22 +134,19 @@ def _image(ctx: "ClusterContext", image_build: Build, opened: Registries) -> str
 def _temporary_objects(
     ctx: "ClusterContext", cluster: Cluster, manifests: list[KubeObject]
 ) -> Iterator[None]:
-    """Create objects and delete them at the end; the ledger records those outside the run's namespace."""
+    """Create objects and delete them at the end; the ledger records them, for it may outlive them."""
     names = {f"{cluster.namespace}/{m['kind']}/{m['metadata']['name']}": m for m in manifests}
-    away = cluster.namespace != ctx.target.namespace
     try:
-        if away:
-            with ctx.ledger.update() as entry:
-                entry.elsewhere |= dict.fromkeys(names, "build")
+        with ctx.ledger.update() as entry:
+            entry.elsewhere |= dict.fromkeys(names, "build")
         for item in manifests:
             _replace(cluster, item)
         yield
     finally:
         gone = [name for name, item in reversed(names.items()) if _delete(cluster, item)]
-        if away:
-            with suppress(ClusterError, FileNotFoundError), ctx.ledger.update() as entry:
-                for name in gone:
-                    entry.elsewhere.pop(name, None)
+        with suppress(ClusterError, FileNotFoundError), ctx.ledger.update() as entry:
+            for name in gone:
+                entry.elsewhere.pop(name, None)
 
 
 def _replace(cluster: Cluster, item: KubeObject) -> None:

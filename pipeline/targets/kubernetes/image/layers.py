@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.launchers.pod_spec import UID
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import Layer
 from manycpu.pipeline.spec.placement import CODE, LIB
@@ -55,13 +56,15 @@ def library() -> Tree:
     files = (path for path in sorted(_PACKAGE.rglob("*")) if path.is_file())
     sources = (path for path in files if path.suffix != ".pyc")
     names = ((f"{LIB}/manycpu/pipeline/{path.relative_to(_PACKAGE).as_posix()}", path) for path in sources)
-    return tree(names, "manycpu", None)
+    # The program's working folder is there also where its code is in the image already.
+    return tree([*names, (f"{CODE}/", _PACKAGE)], "manycpu", None)
 
 
 def tree(files: Iterable[tuple[str, Path]], what: str, field: str | None) -> Tree:
     """Pack files under their names in an image, which are below ``/opt/manycpu``.
 
-    A name that ends with a slash is an empty folder.
+    A name that ends with a slash is an empty folder. The code belongs to the user of the pods: its folder is
+    where the program works.
 
     Raises:
         BuildError: A file cannot be read.
@@ -88,7 +91,7 @@ def _add_folders(tar: tarfile.TarFile, name: str, added: set[str]) -> None:
             added.add(path)
             info = tarfile.TarInfo(path)
             info.type, info.mode = tarfile.DIRTYPE, _EXECUTABLE
-            tar.addfile(info)
+            tar.addfile(_owned(info))
 
 
 def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
@@ -97,4 +100,10 @@ def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
         status = os.fstat(file.fileno())
         info.size = status.st_size
         info.mode = _EXECUTABLE if status.st_mode & 0o100 else _PLAIN
-        tar.addfile(info, file)
+        tar.addfile(_owned(info), file)
+
+
+def _owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    if f"/{info.name}/".startswith(f"{CODE}/"):
+        info.uid = info.gid = UID
+    return info

@@ -26,10 +26,11 @@ from manycpu.pipeline.spec.errors import (
     InvalidError,
 )
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
-from manycpu.pipeline.spec.naming import labels
+from manycpu.pipeline.spec.naming import labels, secret_name
 from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes import run_secret
 from manycpu.pipeline.targets.kubernetes.image import images
 from manycpu.pipeline.targets.kubernetes.pod_status import PodReason, containers, reasons
 from manycpu.pipeline.targets.kubernetes.volume import claims
@@ -57,7 +58,7 @@ def manifest(
         "name": CONTAINER,
         "image": image,
         "command": [*PROGRAM, "idle", str(IDLE)],
-        "env": env_list(_environment(run)),
+        "env": env_list(_environment(run), secret_name(ctx.name), optional=True),
         "envFrom": [{"secretRef": {"name": secret}} for secret in run.env_from],
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},
@@ -89,13 +90,22 @@ def _environment(run: TrainingRun) -> dict[str, str]:
 
 
 @contextmanager
-def helper(ctx: ClusterContext, verb: str, claim: str | None, progress: Progress) -> Iterator["Helper"]:
+def helper(
+    ctx: ClusterContext, verb: str, claim: str | None, progress: Progress, start_timeout: float | None = None
+) -> Iterator["Helper"]:
     """Run a helper pod for a verb; it is deleted at the end, however that comes.
+
+    Args:
+        ctx: The run.
+        verb: What it is for.
+        claim: What it mounts; None: nothing.
+        progress: Is told how many bytes are done, of how many.
+        start_timeout: Seconds that it has to start; None: the run's.
 
     Raises:
         ClusterError: The cluster refuses it.
     """
-    pod = Helper(ctx, verb, claim, progress)
+    pod = Helper(ctx, verb, claim, progress, start_timeout)
     pod.create()
     try:
         yield pod
@@ -106,7 +116,15 @@ def helper(ctx: ClusterContext, verb: str, claim: str | None, progress: Progress
 class Helper:
     """The helper pod of a verb, which is created again when it is lost."""
 
-    def __init__(self, ctx: ClusterContext, verb: str, claim: str | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        ctx: ClusterContext,
+        verb: str,
+        claim: str | None,
+        progress: Progress,
+        start_timeout: float | None = None,
+    ) -> None:
+        self._start_timeout = start_timeout or ctx.run.start_timeout
         self._ctx, self._cluster, self._progress = ctx, ctx.cluster, progress
         # The last word on a run is written when its ledger is gone.
         owners = ctx.ledger.owner() if ctx.ledger.exists() else []
@@ -118,6 +136,8 @@ class Helper:
 
     def create(self) -> None:
         """Begin to create the pod; one that an earlier try of the run left is used if it is alike."""
+        if self._owned:
+            run_secret.provide(self._ctx)
         self._cluster.create(self._manifest)
 
     def delete(self) -> None:
@@ -202,7 +222,7 @@ class Helper:
             BadInputError: A secret of ``run.env_from`` is not there.
             DeadlineError: It did not start within ``run.start_timeout``; with the reason.
         """
-        deadline, lacking = time.monotonic() + self._ctx.run.start_timeout, 0
+        deadline, lacking = time.monotonic() + self._start_timeout, 0
         while not (_runs(pod := self._get_or_recreate()) and self._is_alike(pod)):
             self._see_run()
             why = reasons(pod)

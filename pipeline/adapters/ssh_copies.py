@@ -1,0 +1,341 @@
+"""Copy folders to the hosts of a ``baremetal`` target, and back.
+
+- ``deliver(target, hosts, delivery, in_use)``: copies a folder to every host that does not have it yet.
+- ``collect(target, hosts, folder)``: brings what the hosts have in a folder to this machine.
+
+Runs share what is delivered. Each notes on the host what it uses, as a folder ``uses/<kind>/<name>`` in its
+own, and a folder that is used is neither replaced nor deleted. A lock beside the folder is held on the host
+while a use is noted, and while a folder is put in its place, never while anything is copied.
+"""
+
+import hashlib
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+from manycpu.pipeline.adapters import ssh
+from manycpu.pipeline.adapters.listing import below
+from manycpu.pipeline.adapters.storage import open_file
+from manycpu.pipeline.spec.errors import ExportError, StageError
+from manycpu.pipeline.spec.placement import Host
+from manycpu.pipeline.spec.targets import BareMetal
+from manycpu.pipeline.spec.words import first_of
+
+__all__ = ["Delivered", "Delivery", "collect", "deliver", "hosts_without"]
+
+_LOG: Final = logging.getLogger(__name__)
+_TRIES: Final = 5  # others may deliver the same folder, and be first
+_END_TIMEOUT: Final = 60.0  # seconds for a process whose output nobody reads any more
+
+_LOCK: Final = """
+mkdir -p "${FOLDER%/*}" || exit
+LOCK="${FOLDER%/*}/.${FOLDER##*/}.delivery.lock"
+# One that another user made can be locked by whoever may read it.
+if [ -e "$LOCK" ] && [ ! -w "$LOCK" ]; then exec 9<"$LOCK"; else exec 9>>"$LOCK"; fi
+flock -w 60 9 || { echo "its lock is held"; exit 1; }
+users() {
+  for use in "${RUN%/*}"/*/uses/"$USE"; do
+    user=${use%/uses/*}
+    [ "$user" = "$RUN" ] || [ ! -e "$use" ] || printf ' %s' "${user##*/}"
+  done
+}
+seen() { stat -c %d:%i "$FOLDER" 2>/dev/null; }
+"""
+_NOTE: Final = f"""{_LOCK}
+mkdir -p "$RUN/uses/$USE" || exit
+printf '%s' "$(seen)$(users)"
+"""
+_UNPACK: Final = """
+mkdir -p "$PARTIAL" && tar -C "$PARTIAL" -xf - || { rm -rf "$PARTIAL"; exit 1; }
+"""
+_PLACE: Final = f"""{_LOCK}
+if [ "$(seen)" = "$SEEN" ] && [ -z "$SEEN" -o -z "$(users)" ]; then
+  [ -z "$SEEN" ] || mv -T "$FOLDER" "$PARTIAL.before" || exit
+  mv -T "$PARTIAL" "$FOLDER" || exit
+  printf placed
+fi
+exec 9>&-
+rm -rf "$PARTIAL" "$PARTIAL.before" 2>/dev/null || true  # else it goes with the run
+"""
+# Records end with NUL, so that any name can be told; of a link, where it leads comes first.
+_LIST: Final = """
+cd "$FOLDER" && find "$LINKS" . -type f -exec sha256sum -z {} + &&
+find "$LINKS" . -type l -printf '->%l\\0%p\\0'
+"""
+# What links lead to is in their place, as in an export; of a link that leads nowhere there is a record.
+_AS_LINKS, _FOLLOWED = "-P", "-L"
+_PACK_OUTPUT: Final = "find -L . -type f -print0 | tar --null --no-recursion -h -T - -cf -"
+
+_LIST_IN_PLACE: Final = """
+[ -d "$PLACE" ] || { ONLY=${PLACE##*/}; PLACE=${PLACE%/*}; }
+cd "$PLACE" && find -L "./$ONLY" -type f -exec sha256sum -z {} +
+"""
+
+Listing = dict[str, str]
+"""Path of a file or link below a folder -> its sha256, or ``->`` and where it leads."""
+
+
+class Delivery(NamedTuple):
+    """What a run needs on every host."""
+
+    folder: Path
+    """Here as on the hosts: ``<home>/<kind>/<name>``."""
+    files: Mapping[str, str]
+    """Path of each file below it -> its sha256; a path that ends with a slash is an empty folder."""
+    run: Path
+    """The run's own folder, ``<home>/runs/<run>``, which its clean-up deletes on every host."""
+
+    @property
+    def expected(self) -> Listing:
+        """The listing of a host that has it."""
+        return _expected(self.files)
+
+    @property
+    def names(self) -> dict[str, str | Path]:
+        """The variables of the scripts."""
+        use = f"{self.folder.parent.name}/{self.folder.name}"
+        return {"FOLDER": self.folder, "RUN": self.run, "USE": use}
+
+
+class Delivered(NamedTuple):
+    """What became of a delivery."""
+
+    copied: list[str]
+    """Hosts that it was copied to; the others had it."""
+    in_use: list[str]
+    """Hosts that have something else under its name, which is in use; and who uses it."""
+
+
+def deliver(
+    target: BareMetal, hosts: Sequence[Host], delivery: Delivery, in_use: Callable[[], bool]
+) -> Delivered:
+    """Copy a folder to every host that does not have it yet, and note there that a run uses it.
+
+    A host has it when all its files are there with the same sha256: in a shared folder, or by an earlier
+    copy. What else is there, such as bytecode, is no difference. What differs is replaced, unless it is used.
+
+    Args:
+        target: The hosts.
+        hosts: Those of them that need it.
+        delivery: The folder.
+        in_use: Tells whether a run of this machine trains on the folder.
+
+    Raises:
+        StageError: A copy failed, or is not what was sent; nothing half done is left under the name.
+        LaunchError: A host cannot be reached.
+    """
+    folder, expected = delivery.folder, delivery.expected
+
+    def bring(host: Host) -> Delivered:
+        for _ in range(_TRIES):
+            noted = ssh.script_or_raise(target, host, _NOTE, delivery.names)
+            identity, *users = noted.split(" ")
+            there = _listing(target, host, folder) if identity else None
+            if there is not None and all(there.get(path) == sha256 for path, sha256 in expected.items()):
+                _warn_of_others(host, folder, there.keys() - expected.keys())
+                return Delivered([], [])
+            if identity and (users or in_use()):
+                return Delivered([], [f"{host.name} ({', '.join(users) or 'a run of this machine'})"])
+            if _send(target, host, delivery, identity):
+                return Delivered([host.name], [])
+        raise StageError(f"others change {folder} on host {host.name} all the time", field="target.directory")
+
+    delivered = ssh.at_all(hosts, bring)
+    return Delivered(
+        [name for each in delivered for name in each.copied], [n for d in delivered for n in d.in_use]
+    )
+
+
+def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
+    """Copy to a folder of this call's own, and rename that; False where others changed what was seen."""
+    partial = delivery.run / "deliveries" / uuid.uuid4().hex
+    unpack = f"PARTIAL={shlex.quote(str(partial))}{_UNPACK}"
+    with tempfile.NamedTemporaryFile() as listed:
+        listed.writelines(b"./%s\0" % os.fsencode(path) for path in delivery.files)
+        listed.flush()
+        pack = ["tar", "-C", str(delivery.folder), "--null", "--no-recursion", "-T", listed.name, "-cf", "-"]
+        _stream(pack, ssh.command(target, host, ["sh", "-c", unpack]), host.name)
+    if _listing(target, host, partial) != delivery.expected:
+        raise StageError(f"what arrived of {delivery.folder} on host {host.name} is not what was sent")
+    placed = ssh.script_or_raise(target, host, _PLACE, delivery.names | {"PARTIAL": partial, "SEEN": seen})
+    return placed == "placed"
+
+
+def _warn_of_others(host: Host, folder: Path, names: Iterable[str]) -> None:
+    others = [name for name in names if "__pycache__" not in name and not name.endswith(".pyc")]
+    if others:
+        _LOG.warning("%s on host %s also has %s, which is none of it", folder, host.name, first_of(others))
+
+
+def hosts_without(
+    target: BareMetal, hosts: Sequence[Host], place: Path, files: Mapping[str, str]
+) -> list[str]:
+    """Name the hosts on which a file or folder, what links lead to included, is not the same as here.
+
+    Raises:
+        LaunchError: A host cannot be reached.
+    """
+    expected = _expected(files)
+
+    def differs(host: Host) -> bool:
+        done = ssh.script(target, host, _LIST_IN_PLACE, {"PLACE": place, "ONLY": ""}, ssh.COPY_TIMEOUT)
+        return bool(done.code) or _parsed(done.out) != expected
+
+    return [host.name for host, lacks in zip(hosts, ssh.at_all(hosts, differs), strict=True) if lacks]
+
+
+def _expected(files: Mapping[str, str]) -> Listing:
+    """Make the listing of a host that has files; a name that is not UTF-8 is spelled as it is read there."""
+    there = {path: sha256 for path, sha256 in files.items() if not path.endswith("/")}
+    return {os.fsencode(path).decode(errors="replace"): sha256 for path, sha256 in there.items()}
+
+
+def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
+    """Copy a folder's files from the hosts to the same folder here; returns the names of those hosts.
+
+    What a link leads to is copied in its place: it may lead to what only its host has. Nothing is deleted
+    on a host, and nothing is brought where two have different files of one name.
+
+    Raises:
+        ExportError: Two hosts have different files of one name, or a host has no such folder.
+        StageError: A copy failed, or is not what was sent.
+        LaunchError: A host cannot be reached.
+    """
+    all_listings = dict(
+        zip(hosts, ssh.at_all(hosts, lambda host: _listing(target, host, folder, _FOLLOWED)), strict=True)
+    )
+    for host, listing in all_listings.items():
+        if listing is None:
+            what = f"host {host.name} has no folder {folder}, or not all of it can be read there"
+            raise ExportError(what, field="run.output")
+        _drop_broken_links(host, folder, listing)
+    local = _local_listing(folder)
+    listings = {host: listing for host, listing in all_listings.items() if listing}
+    _refuse_conflicts(
+        {"this machine": local} | {f"host {h.name}": each for h, each in listings.items()}, folder
+    )
+    brought = []
+    for host, listing in listings.items():
+        if missing := listing.keys() - local.keys():
+            _bring(target, host, folder, listing, missing)
+            local |= listing
+            brought.append(host.name)
+    return brought
+
+
+def _drop_broken_links(host: Host, folder: Path, listing: Listing) -> None:
+    for path in [path for path, content in listing.items() if content.startswith("->")]:
+        del listing[path]
+        _LOG.warning("%s in %s on host %s leads nowhere, and is left out", path, folder, host.name)
+
+
+def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
+    first_seen: dict[str, tuple[str, str]] = {}
+    for machine, listing in listings.items():
+        for path, content in listing.items():
+            first, other = first_seen.setdefault(path, (machine, content))
+            if other != content:
+                raise ExportError(
+                    f"{first} and {machine} have different files {path}, each in {folder}, where all is kept",
+                    field="run.output",
+                    fix="Have one rank alone write it, or put the rank into its name; or rename it on one "
+                    "host, and run again with the same run id",
+                )
+
+
+def _bring(target: BareMetal, host: Host, folder: Path, listing: Listing, missing: Iterable[str]) -> None:
+    """Copy a folder of a host, and move the files that are missing here to their place."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    pack = f"printf {shlex.quote(ssh.BEGIN)} && cd {shlex.quote(str(folder))} && {_PACK_OUTPUT}"
+    _stream(
+        ssh.command(target, host, ["sh", "-c", pack]),
+        ["tar", "-C", str(partial), "-xf", "-"],
+        host.name,
+        behind=ssh.BEGIN.encode(),
+    )
+    if _local_listing(partial) != listing:
+        raise StageError(f"what arrived of {folder} from host {host.name} is not what was sent")
+    for path in missing:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (partial / path).rename(folder / path)
+    shutil.rmtree(partial)
+
+
+def _local_listing(folder: Path) -> Listing:
+    """List a folder of this machine as :func:`collect` does on hosts, without links that lead nowhere."""
+    files = [item.path for item in below(str(folder), lambda *_: None) if not item.is_folder]
+    return {path: _sha256(folder / path) for path in files}
+
+
+def _sha256(path: Path) -> str:
+    with open_file(str(path)) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _listing(target: BareMetal, host: Host, folder: Path, links: str = _AS_LINKS) -> Listing | None:
+    """List a folder on a host; None where there is none."""
+    done = ssh.script(target, host, _LIST, {"FOLDER": folder, "LINKS": links}, ssh.COPY_TIMEOUT)
+    return None if done.code else _parsed(done.out)
+
+
+def _parsed(printed: str) -> Listing:
+    records, listing = iter(printed.split("\0")[:-1]), Listing()
+    for record in records:
+        content, path = (record, next(records)) if record.startswith("->") else record.split("  ", 1)
+        listing[path.removeprefix("./")] = content
+    return listing
+
+
+def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") -> None:
+    """Pipe one command's output, from behind a marker on, into another command."""
+    with (
+        tempfile.TemporaryFile() as stderr,
+        subprocess.Popen(source, bufsize=0, stdout=subprocess.PIPE, stderr=stderr) as sender,
+    ):
+        assert sender.stdout is not None  # noqa: S101 - for the type checker
+        clock = threading.Timer(ssh.COPY_TIMEOUT, sender.kill)
+        clock.start()
+        try:
+            _skip(sender.stdout, behind)
+            done = subprocess.run(
+                sink, check=False, stdin=sender.stdout, capture_output=True, timeout=ssh.COPY_TIMEOUT
+            )
+        except subprocess.TimeoutExpired as error:
+            sender.kill()
+            raise StageError(
+                f"copying to or from host {host} took longer than {ssh.COPY_TIMEOUT:g} s"
+            ) from error
+        finally:
+            clock.cancel()
+            sender.stdout.close()
+        code = _exit_code(sender)
+        stderr.seek(0)
+        text = (stderr.read() + done.stderr).decode(errors="replace").strip()[-500:]
+    if code or done.returncode:
+        raise StageError(f"copying to or from host {host} failed: {text}")
+
+
+def _skip(stream: IO[bytes], marker: bytes) -> None:
+    """Read a stream to the end of a marker, and no byte further; to its end where there is no marker."""
+    tail = b""
+    while not tail.endswith(marker) and (byte := stream.read(1)):
+        tail = (tail + byte)[-len(marker) :]
+
+
+def _exit_code(sender: "subprocess.Popen[bytes]") -> int:
+    """Wait for a process whose output nobody reads any more; kill it where it does not end."""
+    try:
+        return sender.wait(_END_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        sender.kill()
+        return sender.wait()

@@ -1,0 +1,69 @@
+"""Exit records: how each rank ended, as files beside the output, to be read without its log.
+
+The parent of a rank writes ``MEETING/RANK.json``: the code, and as lines of a log the events by which its end
+is judged. A round whose ranks have all ended with 0 is finished: nothing of it is done once more.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["FOLDER", "finished_round", "write"]
+
+FOLDER: Final = "exits"
+"""Name of their folder in an attempt's."""
+_FIELDS: Final = {"meeting", "rank", "host", "world_size", "code", "time", "lines"}
+
+
+def write(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write the record of a rank, whole or not at all.
+
+    Args:
+        folder: The folder of an attempt's records.
+        record: ``meeting``, ``rank``, ``host``, ``world_size``, ``code``, ``time`` and ``lines``.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = folder / str(record["meeting"]) / f"{record['rank']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    with partial.open("w") as file:
+        file.write(json.dumps(record))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def finished_round(folder: Path) -> list[dict[str, Any]]:
+    """Read the records of the last round that all of its ranks finished, by rank; empty where none is seen.
+
+    Raises:
+        OSError: The folder is there and cannot be read.
+    """
+    rounds = [_records(each) for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
+    return max(filter(_is_finished, rounds), key=_ended, default=[])
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    return sorted(_read(folder), key=lambda record: int(record["rank"]))
+
+
+def _read(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in folder.glob("*.json"):
+        with suppress(FileNotFoundError, ValueError):  # of a disk that was full: not a record
+            record = json.loads(path.read_text())
+            if isinstance(record, dict) and record.keys() >= _FIELDS:
+                yield record
+
+
+def _is_finished(records: list[dict[str, Any]]) -> bool:
+    whole = bool(records) and [record["rank"] for record in records] == [*range(records[0]["world_size"])]
+    return whole and all(record["code"] == 0 for record in records)
+
+
+def _ended(records: list[dict[str, Any]]) -> float:
+    return max(float(record["time"]) for record in records)

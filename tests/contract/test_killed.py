@@ -1,0 +1,108 @@
+"""A command that is killed at a write: the same run goes on, trains no second time and leaves nothing."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from manycpu.pipeline.run_report import Report
+
+pytestmark = pytest.mark.usefixtures("home", "light_torch", "no_process_left")
+Script = Callable[..., str]
+KILLED_AT = Path(__file__).parents[1] / "scripts" / "killed_at.py"
+TRAINS = """
+import os, sys
+open(sys.argv[1], "a").write("trained\\n")
+open(os.environ["MANYCPU_OUTPUT"] + "/model.txt", "w").write("the model")
+"""
+
+
+class Command:
+    """`manycpu run` of one run id, as often as it is typed."""
+
+    def __init__(self, tmp_path: Path, script: Script) -> None:
+        self.folder, self.out, self.history = tmp_path, tmp_path / "out", tmp_path / "history"
+        self.words = ["run", "--program", script(TRAINS), "--args", json.dumps([str(self.history)])]
+        self.words += ["--output", str(self.out), "--nproc-per-node", "1", "--run-id", "x"]
+
+    def type(self, *before: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, *(before or ("-m", "manycpu.pipeline.cli")), *self.words]
+        return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+
+    def killed(self, pattern: str, count: int) -> None:
+        done = self.type(str(KILLED_AT), pattern, str(count))
+        assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+
+    def finishes_after(self, home: Path, pattern: str, count: int) -> None:
+        """Kill it at a write, type it again, and see that all is done."""
+        self.killed(pattern, count)
+        again = self.type()
+        assert again.returncode == 0, again.stdout + again.stderr
+        self.is_done(home)
+
+    def is_done(self, home: Path) -> None:
+        """See that the model of one training is there, its report is green, and nothing is left."""
+        assert self.history.read_text() == "trained\n"
+        assert (self.out / "model.txt").read_text() == "the model"
+        report = Report.model_validate_json((self.out / "report.json").read_text())
+        assert (report.state, report.verbs["cleanup"].result) == ("succeeded", "done")
+        assert list((home / "runs").iterdir()) == []
+        assert sorted(path.name for path in self.out.iterdir()) == OUTPUT
+
+
+OUTPUT = ["manifest.json", "model.txt", "report.html", "report.json"]
+
+
+@pytest.fixture
+def command(tmp_path: Path, script: Script) -> Command:
+    return Command(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        (r"os.rename \S*/train-\w+ \S*\.removed", 1),
+        (r"os.remove (ledger|lease)\.json", 1),
+        (r"os.rmdir \S*/\.train-\w+\.removed", 1),
+        (r"os.remove \S*\.lock", 1),
+    ],
+    ids=["renames the run", "deletes files", "deletes the folder", "deletes the lock"],
+)
+def test_killed_while_it_cleans_up_the_same_run_trains_no_second_time(
+    command: Command, home: Path, pattern: str, count: int
+) -> None:
+    command.finishes_after(home, pattern, count)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        (r"open \S*/out/\.?report\.json", 1),
+        (r"open \S*/out/\.?report\.json", 2),
+        (r"open \S*/out/\.?report\.json", 3),
+        (r"open \S*/out/\.?report\.html", 1),
+        (r"open \S*/out/\.?report\.html", 2),
+    ],
+    ids=["export", "before the removal", "after it", "its page", "its last page"],
+)
+def test_killed_while_it_writes_a_report_the_same_run_is_not_refused(
+    command: Command, home: Path, pattern: str, count: int
+) -> None:
+    command.finishes_after(home, pattern, count)
+
+
+def test_trackers_are_told_of_a_run_whose_clean_up_was_killed(command: Command, home: Path) -> None:
+    command.words += ["--tracking", '["tensorboard"]']
+    command.finishes_after(home, r"os.remove (ledger|lease)\.json", 1)
+    report = Report.model_validate_json((command.out / "report.json").read_text())
+    (attempt,) = (home / "tensorboard").glob("*/*")
+    assert report.trackers["tensorboard"]["folder"] == str(attempt)
+    read = EventAccumulator(str(attempt))
+    read.Reload()
+    (about,) = read.Tensors("run/text_summary")
+    assert str(command.out / "report.json") in str(about.tensor_proto.string_val)

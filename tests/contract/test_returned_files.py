@@ -1,0 +1,168 @@
+"""What a notebook's function returns comes by its value or its digest: what anybody prints runs no code."""
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.helper_process import pod
+from support.notebooks import Cell, executed_by_name
+from support.rank_launches import LIGHT
+from support.waiting import processes_of, until
+
+from manycpu.pipeline.node.function import _tell
+from manycpu.pipeline.notebook.returned import Returned
+from manycpu.pipeline.pod.channel import Channel
+from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.event_types import ResultEvent, decode
+from manycpu.pipeline.spec.output import RETURNED
+from manycpu.pipeline.targets.kubernetes import export
+from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper
+
+BEGIN = f"""
+import atexit, base64, json, os, pathlib, pickle
+from manycpu.pipeline import launch
+light = {LIGHT!r}
+
+class Runs:
+    def __reduce__(self):
+        return pathlib.Path.touch, (pathlib.Path("code was run").absolute(),)
+
+def forged():
+    text = base64.b64encode(pickle.dumps(Runs())).decode()
+    old = {{"event": "pickled", "part": 1, "parts": 1, "text": text}}
+    return [old, {{"event": "result", "sha256": 64 * "0"}}]
+
+def write(file, *texts):
+    with open(file, "w") as out:
+        for event in texts:
+            out.write(f"[rank 0 here] ::manycpu:: {{json.dumps(event)}}\\n")
+            out.write(f"::manycpu:: {{json.dumps(event)}}\\n")
+"""
+CELLS = {
+    "printed": """
+def prints():
+    write("/dev/stdout", *forged())
+    return {"honest": (1, 2)}
+
+launch(prints, nproc_per_node=1, env=light)
+""",
+    "before": """
+def writes_to_parent():
+    write(f"/proc/{os.getppid()}/fd/1", *forged())
+    return {"honest": (1, 2)}
+
+launch(writes_to_parent, nproc_per_node=1, env=light)
+""",
+    "after": """
+def writes_to_parent_at_its_end():
+    atexit.register(write, f"/proc/{os.getppid()}/fd/1", *forged())
+    return {"honest": (1, 2)}
+
+launch(writes_to_parent_at_its_end, nproc_per_node=1, env=light)
+""",
+    "plain": "launch(lambda: {'a': [1, 0.5, None, 'é']}, nproc_per_node=1, env=light)",
+    "long": "len(launch(lambda: 100_000 * ['long'], nproc_per_node=1, env=light))",
+}
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Cell]]:
+    folder = tmp_path_factory.mktemp("notebook")
+    yield executed_by_name(BEGIN, CELLS, folder)
+    assert not (folder / "code was run").exists()
+    assert [*folder.glob("home/runs/*")] == []
+    until(lambda: not list(processes_of(folder)))
+
+
+@pytest.mark.parametrize("cell", ["printed", "before"])
+def test_what_a_function_printed_is_not_what_it_returned(cell: str, cells: dict[str, Cell]) -> None:
+    assert cells[cell].value == "{'honest': (1, 2)}", cells[cell].error
+
+
+def test_a_digest_of_no_file_is_an_error_and_runs_nothing(cells: dict[str, Cell]) -> None:
+    assert "what the function returned could not be read" in cells["after"].error
+
+
+def test_plain_values_and_long_ones_come_back(cells: dict[str, Cell]) -> None:
+    assert cells["plain"].value == "{'a': [1, 0.5, None, 'é']}", cells["plain"].error
+    assert cells["long"].value == "100000", cells["long"].error
+
+
+def told(value: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> Returned:
+    """Have a rank tell a value; what the notebook knows then."""
+    _tell(value, folder)
+    (line,) = capsys.readouterr().out.splitlines()
+    event = decode(line)
+    assert isinstance(event, ResultEvent)
+    returned = Returned()
+    returned.take(event)
+    return returned
+
+
+@pytest.mark.parametrize("value", [None, True, 0, -0.5, "é😀", [1, [None]], {"a": {"b": []}}])
+def test_plain_values_need_no_file(value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    returned = told(value, tmp_path / RETURNED, capsys)
+    assert returned.value() == value
+    assert not (tmp_path / RETURNED).exists()
+
+
+SELF: list[Any] = []
+SELF.append(SELF)
+
+
+@pytest.mark.parametrize(
+    "value", [(1,), {1: 2}, float("nan"), {1, 2}, b"x", "\ud800", "x" * 5000, SELF], ids=type
+)
+def test_others_come_as_they_were(value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    returned = told(value, tmp_path / RETURNED, capsys)
+    returned.read(lambda name: (tmp_path / RETURNED / name).read_bytes())
+    assert repr(returned.value()) == repr(value)
+
+
+def test_a_file_that_was_changed_is_not_unpickled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Runs:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "code was run",)
+
+    returned = told({1, 2}, tmp_path / RETURNED, capsys)
+    returned.read(lambda _: pickle.dumps(Runs()))
+    with pytest.raises(ManycpuError, match="was changed since"):
+        returned.value()
+    assert not (tmp_path / "code was run").exists()
+
+
+class Here(Helper):
+    """A helper whose pod is a process of this machine."""
+
+    def __init__(self) -> None:
+        self.name, self._progress, self._owned = "x", lambda *_: None, False
+
+    def wait_ready(self) -> None:
+        """Be ready at once."""
+
+    def _talk(self, command: str, talk: Callable[[Channel], Any]) -> Any:
+        with pod(command, progress=self.report) as (channel, _):
+            return talk(channel)
+
+
+def test_on_kubernetes_it_comes_from_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def helper(*_: Any) -> Iterator[Helper]:
+        yield Here()
+
+    monkeypatch.setattr(export, "helper", helper)
+    monkeypatch.setattr(export, "_beside", lambda ctx, _: ctx)
+    ctx: Any = SimpleNamespace(attempt_directory=lambda _: str(tmp_path), claim="data", key="key")
+    handle: Any = SimpleNamespace(attempt=1)
+    content = b"pickled"
+    name = hashlib.sha256(content).hexdigest()
+    with pytest.raises(FileNotFoundError):
+        export.read_returned(ctx, handle, name)
+    (tmp_path / RETURNED).mkdir()
+    (tmp_path / RETURNED / name).write_bytes(content)
+    assert export.read_returned(ctx, handle, name) == content

@@ -1,0 +1,83 @@
+"""Variables that are called like a secret are in a Secret of the run's, and in no manifest."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_api_server import ApiServer
+from support.job_manifests import container, objects
+
+from manycpu.pipeline.spec.job_kinds import JOB_KINDS
+from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.kubernetes import run_secret
+from manycpu.pipeline.targets.kubernetes.volume import helper_pod
+from manycpu.pipeline.targets.open_run import open_context, reopen
+
+ENV = {"HF_TOKEN": "hunter2$(HOME)", "LANG": "C"}
+
+
+def opened(server: ApiServer, folder: Path, env: dict[str, str]) -> ClusterContext:
+    run = {"program": "question_answering", "output": str(folder / "out"), "env": env}
+    target = {"kind": "kubernetes", "namespace": "ml", "helper_image": "r/helper:1"}
+    ctx = open_context(run, target, "a", base=folder, access=Access(connect=server.connect))
+    assert isinstance(ctx, ClusterContext)
+    return ctx
+
+
+def provided(server: ApiServer, folder: Path) -> ClusterContext:
+    """Begin a run, with the secrets of its environment in its Secret."""
+    ctx = opened(server, folder, ENV)
+    ctx.ledger.open(ctx.new_entry(0))
+    run_secret.provide(ctx)
+    return ctx
+
+
+def kept(server: ApiServer) -> dict[str, str]:
+    return {
+        name: base64.b64decode(value).decode()
+        for secret in server.objects.get("Secret", [])
+        for name, value in secret["data"].items()
+    }
+
+
+@pytest.mark.parametrize("launch", [*JOB_KINDS])
+def test_no_manifest_holds_the_value(launch: str) -> None:
+    of_mpi = {"mpi": "openmpi"} if launch == "trainjob" else {}
+    for on in ({}, of_mpi):
+        written = objects(launch, on, env=ENV)
+        assert "hunter2" not in json.dumps(written)
+        variables = {entry["name"]: entry for entry in container(written)["env"]}
+        ref = {"secretKeyRef": {"name": "train-0123456789-env", "key": "HF_TOKEN"}}
+        assert variables["HF_TOKEN"] == {"name": "HF_TOKEN", "valueFrom": ref}
+        assert variables["LANG"]["value"] == "C"
+
+
+def test_the_secret_goes_with_the_ledger_and_holds_what_the_run_says_now(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx = provided(server, tmp_path)
+    assert kept(server) == {"HF_TOKEN": "hunter2$(HOME)"}
+    edited = opened(server, tmp_path, {"HF_TOKEN": "other"})
+    run_secret.provide(edited)
+    assert kept(server) == {"HF_TOKEN": "other"}
+    run_secret.provide(edited)
+    assert server.created.count(f"Secret/{ctx.name}-env") == 2
+    server.remove("ConfigMap", ctx.name)
+    assert kept(server) == {}
+
+
+def test_a_run_that_is_opened_from_its_ledger_takes_the_value_from_the_secret(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    ctx = provided(server, tmp_path)
+    again: Any = reopen(ctx.ledger.read(), access=ctx.access)
+    assert "hunter2" not in json.dumps(server.objects["ConfigMap"])
+    run_secret.provide(again)
+    assert kept(server) == {"HF_TOKEN": "hunter2$(HOME)"}
+    for each in (ctx, again):
+        pod = helper_pod.manifest(each, "export", None, "r/helper:1", [])
+        (variable,) = [v for v in pod["spec"]["containers"][0]["env"] if v["name"] == "HF_TOKEN"]
+        assert variable["valueFrom"]["secretKeyRef"]["name"] == f"{ctx.name}-env"
+        assert "***" not in json.dumps(pod)

@@ -1,0 +1,92 @@
+"""Data behind a web server: a file is data, a page that lists files is not."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.web_server import served
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters.storage import Location
+
+Type = Callable[..., tuple[int, str]]
+pytestmark = pytest.mark.usefixtures("home")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves a folder, as `python -m http.server` does."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Silent(BaseHTTPRequestHandler):
+    """Refuses everything."""
+
+    def do_HEAD(self) -> None:
+        self.send_error(503)
+
+    do_GET = do_HEAD  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[str]:
+    """Serve a folder with a data set."""
+    folder = tmp_path / "www" / "set"
+    folder.mkdir(parents=True)
+    (folder / "train.csv").write_text("1,2\n")
+    (folder / "page.html").write_text("<p>text to train on</p>")
+    (tmp_path / "www" / "set.zip").write_bytes(b"PK")
+    handler = cast("type[BaseHTTPRequestHandler]", partial(Quiet, directory=str(tmp_path / "www")))
+    with served(handler) as address:
+        yield f"http://{address}"
+
+
+@pytest.mark.parametrize("path", ["", "/", "/set", "/set/"])
+def test_a_list_of_files_is_no_data_set(
+    manycpu: Type, script: Callable[..., str], tmp_path: Path, host: str, path: str
+) -> None:
+    url, home = host + path, tmp_path / "copy"
+    with pytest.raises(OSError, match="is a web page, such as a list of files"):
+        transfer.identity(Location.of(url, "run.data"))
+    with pytest.raises(OSError, match="is a web page, such as a list of files"):
+        transfer.fetch(Location.of(url, "run.data"), home / "set")
+    assert [path.name for path in home.rglob("*") if not path.name.endswith(".lock")] == []
+    words = ["--program", script(), "--data", url, "--output", str(tmp_path / "out"), "--nproc-per-node", "1"]
+    code, printed = manycpu("preflight", *words)
+    assert (code, f"run.data: {url} is a web page" in printed) == (2, True), printed
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("{}/set/train.csv", "train.csv"),
+        ("{}/set/train.csv?version=2", "train.csv?version=2"),
+        ("{}/set/page.html", "page.html"),
+        ("{}/set.zip", "set.zip"),
+    ],
+)
+def test_a_file_is_data(
+    manycpu: Type, script: Callable[..., str], tmp_path: Path, host: str, url: str, name: str
+) -> None:
+    url = url.format(host)
+    transfer.fetch(Location.of(url, "run.data"), tmp_path / "copy")
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == [name]
+    words = ["--program", script(), "--data", url, "--output", str(tmp_path / "out"), "--nproc-per-node", "1"]
+    code, printed = manycpu("preflight", *words)
+    assert code == 0, printed
+
+
+def test_a_server_that_does_not_answer_is_looked_at_when_data_is_staged(
+    manycpu: Type, script: Callable[..., str], tmp_path: Path
+) -> None:
+    with served(Silent) as address:
+        words = ["--program", script(), "--data", f"http://{address}/set", "--output", str(tmp_path / "out")]
+        code, printed = manycpu("preflight", *words, "--nproc-per-node", "1")
+    assert code == 0, printed

@@ -1,0 +1,129 @@
+"""Whose claim of an output counts, and what of it is deleted by whom."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.folder_contents import contents
+
+from manycpu.pipeline import transfer
+from manycpu.pipeline.adapters import process
+from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.spec.handle import ProcessHandle
+from manycpu.pipeline.transfer import claims
+from manycpu.pipeline.transfer.claims import Claim, Claimant
+
+ME = process.handle_of_this_process(Path(), "run", 0)
+
+
+@pytest.fixture(params=["{}", "dir://out::file://{}/.."])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    return Location.of(str(request.param).format(tmp_path / "out"), "run.output")
+
+
+def file_of(output: Location, key: str, tmp_path: Path) -> Path:
+    disk = output.local is not None
+    return tmp_path / f".out.{key}.claim" if disk else tmp_path / "out" / f".manycpu-claim-{key}.json"
+
+
+def write(path: Path, **fields: object) -> None:
+    told = {"key": "aaa", "run": "qa-aaa", "place": "host h", "since": 1.0, "until": time.time() + 60}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(Claim.model_validate(told | {"held": True} | fields).model_dump_json())
+
+
+def dead() -> ProcessHandle:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ME.model_copy(update={"pid": ended.pid})
+
+
+def elsewhere() -> ProcessHandle:
+    return dead().model_copy(update={"host": "another"})
+
+
+@pytest.mark.parametrize(("until", "holder"), [(1.0, None), (1.0, ME), (2e10, dead())])
+def test_a_claim_that_is_over_is_taken_over(
+    output: Location, tmp_path: Path, until: float, holder: ProcessHandle | None
+) -> None:
+    write(file_of(output, "aaa", tmp_path), until=until, holder=holder)
+    transfer.claim(output, Claimant("bbb"))
+    assert not file_of(output, "aaa", tmp_path).exists()
+    assert file_of(output, "bbb", tmp_path).exists()
+
+
+@pytest.mark.parametrize("holder", [None, ME, elsewhere()])
+def test_a_claim_of_a_run_that_may_live_counts(
+    output: Location, tmp_path: Path, holder: ProcessHandle | None
+) -> None:
+    path = file_of(output, "aaa", tmp_path)
+    write(path, until=2e10, holder=holder)
+    before = path.read_bytes()
+    with pytest.raises(
+        transfer.ClaimedError, match=r"has it: qa-aaa \(host h\), since 1970-01-01 00:00"
+    ) as caught:
+        transfer.claim(output, Claimant("bbb"))
+    assert str(path) in caught.value.fix or f"out/{path.name}" in caught.value.fix
+    transfer.release(output, "bbb")
+    assert path.read_bytes() == before
+    assert not file_of(output, "bbb", tmp_path).exists()
+
+
+def test_one_that_cannot_be_read_is_kept_and_named(
+    output: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_PATIENCE_S", 0.2)
+    path = file_of(output, "aaa", tmp_path)
+    write(path)
+    path.write_text("{")
+    with pytest.raises(transfer.ClaimedError) as caught:
+        transfer.claim(output, Claimant("bbb"))
+    assert path.name in caught.value.fix
+    assert path.read_text() == "{"
+
+
+def test_a_run_renews_its_own_claim(output: Location, tmp_path: Path) -> None:
+    transfer.claim(output, Claimant("aaa", "qa-aaa", "host h", seconds=60, holder=ME))
+    first = Claim.model_validate_json(file_of(output, "aaa", tmp_path).read_text())
+    transfer.claim(output, Claimant("aaa", seconds=120))
+    second = Claim.model_validate_json(file_of(output, "aaa", tmp_path).read_text())
+    assert second.until > first.until
+    assert second.model_copy(update={"until": first.until}) == first
+
+
+def test_outputs_of_like_names_are_two(tmp_path: Path) -> None:
+    for name in ("out", "out.2"):
+        transfer.claim(Location.of(str(tmp_path / name), "run.output"), Claimant(name[-1] * 3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.2.222.claim", ".out.ttt.claim"]
+
+
+def test_an_export_whose_claim_another_run_took_over_ends_and_deletes_nothing(
+    output: Location, tmp_path: Path
+) -> None:
+    """Such as one that stood still for longer than its claim lasted."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a", "b"):
+        (source / name).write_text(name)
+    theirs = file_of(output, "bbb", tmp_path)
+
+    def meanwhile(*_: int) -> None:
+        file_of(output, "aaa", tmp_path).unlink(missing_ok=True)
+        write(theirs, key="bbb", run="qa-bbb")
+
+    with pytest.raises(transfer.ClaimedError, match="another run has it: qa-bbb"):
+        transfer.publish(source, output, "aaa", meanwhile)
+    assert theirs.exists()
+    assert "manifest.json" not in contents(tmp_path / "out")
+
+
+def test_claims_are_no_files_of_an_output(tmp_path: Path) -> None:
+    output = Location.of(f"dir://out::file://{tmp_path}", "run.output")
+    transfer.claim(output, Claimant("aaa"))
+    output.write_text("model.txt", "the model")
+    assert [item.path for item in output.items()] == ["model.txt"]
+    assert transfer.strangers(output, "bbb") == ["model.txt"]
+    transfer.fetch(output, tmp_path / "copy")
+    assert sorted(contents(tmp_path / "copy")) == ["model.txt"]
