@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cluster.command import wait_for
+from cluster.command import PATIENCE, wait_for
 from cluster.settings import PROJECT
 from kubernetes import client, config, utils
 from kubernetes.client import ApiClient, ApiException
 from kubernetes.stream import stream
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 from urllib3.exceptions import HTTPError
 
 ACCOUNT = "manycpu"
 TOKEN_SECONDS = 3600
 LOG_LINES = 100
 EXEC_SECONDS = 60
+BUSY_SECONDS = 6
+BUSY = frozenset({429, 500, 503})  # nothing was created
 # What the account may do: in its namespace, and in one where images are built.
 RIGHTS = PROJECT / "pipeline" / "targets" / "kubernetes" / "rights.yaml"
 BUILD_RIGHTS = PROJECT / "pipeline" / "targets" / "kubernetes" / "build_rights.yaml"
@@ -62,7 +65,19 @@ class Space:
         return replace(self, user=self.admin)
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Create an object of any kind that the account may create."""
+        """Create an object of any kind that the account may create.
+
+        A webhook that does not answer in time refuses it: a busy machine is given another minute.
+        """
+        retrying = Retrying(
+            retry=retry_if_exception(lambda error: isinstance(error, ApiException) and error.status in BUSY),
+            stop=stop_after_delay(PATIENCE * BUSY_SECONDS),
+            wait=wait_fixed(0.5),
+            reraise=True,
+        )
+        return retrying(self._create, manifest)
+
+    def _create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         if job := JOBS.get(manifest["kind"]):
             group, version, plural = job
             return dict(
