@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline.spec.events import RankLine
     from manycpu.pipeline.spec.handle import JobHandle
     from manycpu.pipeline.spec.state import Status
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext
     from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder
     from manycpu.pipeline.targets.kubernetes.following.follower import Follower
     from manycpu.pipeline.targets.kubernetes.following.object_store import ObjectStore
@@ -191,12 +191,12 @@ class JobTrigger(FollowingTrigger, BaseEventTrigger):
 
     def _context(self) -> ClusterContext:
         from manycpu.pipeline.ledger.configmap import ConfigMapLedger
-        from manycpu.pipeline.targets.context import Access
+        from manycpu.pipeline.targets.kubernetes.context import sharing
         from manycpu.pipeline.targets.open_run import reopen
 
         cluster, handle = self._cluster(), self._handle()
         entry = ConfigMapLedger(cluster, handle.run).read()
-        context: Any = reopen(entry, access=Access(cluster=cluster), attempt=handle.attempt)
+        context: Any = reopen(entry, access=sharing(cluster), attempt=handle.attempt)
         return context  # type: ignore[no-any-return]
 
     def _cluster(self) -> Cluster:

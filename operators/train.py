@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.xcom_arg import XComArg
 
+    from manycpu.operators.base_trigger import FollowingTrigger
     from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.state import Status
@@ -107,10 +108,8 @@ class TrainOperator(RunOperator):
 
     def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:  # noqa: ARG002 - others use it
         """Go on after a training that succeeded; returns the task's result, the attempt's handle."""
-        from manycpu.pipeline.targets import verbs_of
-
         if ctx.run.output is not None:
-            folder = verbs_of(ctx).model_of(ctx, handle)
+            folder = ctx.driver.model_of(ctx, handle)
             self.log.info("the model is in %s: ExportModelOperator brings it to run.output", folder)
         return handle.model_dump(mode="json")
 
@@ -213,8 +212,8 @@ class TrainOperator(RunOperator):
         watch.close()
         tell(watch.look()[0], *listeners)
         now, remaining = time.time(), self._remaining_time(context)
-        kind = JobTrigger if watch.handle.kind == "job" else TrainingTrigger
-        trigger = kind(
+        triggers: dict[str, type[FollowingTrigger]] = {"job": JobTrigger}  # which share a watch
+        trigger = triggers.get(watch.handle.kind, TrainingTrigger)(
             handle=watch.handle.model_dump(mode="json"),
             cursor=watch.cursor,
             by=_canceller(context),

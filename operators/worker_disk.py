@@ -48,9 +48,9 @@ def _first() -> str:
 
 def _folders(ctx: RunContext) -> dict[str, Path]:
     from manycpu.pipeline.adapters.storage import is_remote
-    from manycpu.pipeline.targets.context import MachineContext
 
-    folders = {"target.directory": ctx.home} if isinstance(ctx, MachineContext) else {}
+    home = ctx.driver.home(ctx)
+    folders = {"target.directory": home} if home else {}
     # With run.output null the report reaches the next task by itself.
     if ctx.run.output is not None and not is_remote(ctx.run.output) and ctx.output.local:
         folders["run.output"] = ctx.output.local

@@ -179,10 +179,11 @@ def _kubectl_create(cluster: Any, space: Any, ctx: Any, built: Any, folder: Path
 async def _follow(meter: _triggerer.Meter, config: dict[str, Any]) -> None:
     """Submit the job and follow it: this is the triggerer, and before that the worker."""
     from manycpu.pipeline.targets.kubernetes import launch
+    from manycpu.pipeline.targets.kubernetes.context import cluster_of
     from manycpu.pipeline.targets.results import Staged
 
     ctx, built = _context(config)
-    ctx.cluster  # noqa: B018 - connected, as the worker is
+    cluster = cluster_of(ctx)  # connected, as the worker is
     began = time.monotonic()
     ctx.ledger.open(ctx.new_entry(time.time()))
     handle, _ = launch.launch(ctx, Staged(), built)
@@ -193,8 +194,8 @@ async def _follow(meter: _triggerer.Meter, config: dict[str, Any]) -> None:
     _triggerer.say("met")
     await triggerer.join()
     turns = sorted(meter.turns)
-    ledger = await asyncio.to_thread(ctx.cluster.get, "ConfigMap", ctx.name)
-    job = await asyncio.to_thread(ctx.cluster.get, "PyTorchJob", handle.name)
+    ledger = await asyncio.to_thread(cluster.get, "ConfigMap", ctx.name)
+    job = await asyncio.to_thread(cluster.get, "PyTorchJob", handle.name)
     figures = {
         "turn of the event loop: p99": round(1e3 * statistics.quantiles(turns, n=100)[98], 2),
         "turn of the event loop: longest": round(1e3 * turns[-1], 1),

@@ -21,7 +21,6 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets import runs
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.program_code import main_file
 from manycpu.pipeline.verbs import all_verbs, launch, preflight
 
@@ -103,12 +102,8 @@ def render(file: Path | None, run_id: str | None, **values: Any) -> None:
 def image(file: Path | None, archive: Path, **values: Any) -> None:
     """Write the training image as an OCI archive, for nodes without a registry; print its name."""
     ctx = options.open_run(file, values, "image")
-    if not isinstance(ctx, ClusterContext):
-        raise BadInputError("only Kubernetes has images", field="target.kind")
-    from manycpu.pipeline.targets.kubernetes.image.image_archive import save
-
     with display.Display(Console(stderr=True)):
-        name = save(ctx, archive)
+        name = ctx.driver.save_image(ctx, archive)
     click.echo(name)
 
 

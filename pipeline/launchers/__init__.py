@@ -20,7 +20,7 @@ from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import Status
-from manycpu.pipeline.spec.targets import Kubernetes, Target
+from manycpu.pipeline.spec.targets import TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = ["JOB_LAUNCHERS", "LAUNCHERS", "JobLauncher", "Launcher", "ProcessLauncher", "refusals"]
@@ -73,19 +73,18 @@ _INSTEAD: Final = {"elastic": "Give one number."}
 """A field that is not to be left out, since its default is another run -> what to do."""
 
 
-def refusals(run: TrainingRun, target: Target) -> list[Finding]:
+def refusals(run: TrainingRun, target: TargetFields) -> list[Finding]:
     """List the fields that were set and that the target's launch kind cannot express."""
     launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
-    alone = isinstance(target, Kubernetes) and target.has_launcher
     return [
         Finding(named, f"{target.launch!r} cannot do this: {why}", _INSTEAD.get(field, f"Leave {named} out."))
-        for field, why in {**launcher.UNSUPPORTED, **({} if alone else _OF_A_LAUNCHER)}.items()
+        for field, why in {**launcher.UNSUPPORTED, **({} if target.has_launcher else _OF_A_LAUNCHER)}.items()
         for named, is_set in [_find(run, target, field)]
         if is_set
     ]
 
 
-def _find(run: TrainingRun, target: Target, field: str) -> tuple[str, bool]:
+def _find(run: TrainingRun, target: TargetFields, field: str) -> tuple[str, bool]:
     """Name a field in full, and tell whether it was set to something of its own."""
     if field == "elastic":
         return "run.nnodes", run.elastic

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from manycpu.pipeline.launchers.pod_spec import TPU, TPU_LABELS
 from manycpu.pipeline.spec import program
 from manycpu.pipeline.spec.errors import Finding
-from manycpu.pipeline.spec.targets import Kubernetes, Target
+from manycpu.pipeline.spec.targets import Kubernetes, TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = ["device_refusals"]
 
 
-def device_refusals(run: TrainingRun, target: Target) -> Iterator[Finding]:
+def device_refusals(run: TrainingRun, target: TargetFields) -> Iterator[Finding]:
     """Yield the fields that contradict ``run.device``."""
     if run.downcast_bf16 and (run.device, run.dtype) != ("xla", "bf16"):
         message = f"it is for device xla with dtype bf16, and this is {run.device} with {run.dtype}"
@@ -33,7 +33,7 @@ def _of_xla(run: TrainingRun) -> Iterator[Finding]:
         yield Finding("run.program", message, "Give a script that trains by Accelerate, or run.device cpu")
 
 
-def _of_nodes(target: Target) -> Iterator[Finding]:
+def _of_nodes(target: TargetFields) -> Iterator[Finding]:
     if not isinstance(target, Kubernetes):
         return
     if missing := [label for label in TPU_LABELS if label not in target.node_selector]:

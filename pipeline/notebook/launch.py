@@ -22,7 +22,6 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.targets import KINDS, BareMetal, Kubernetes, Local, Target
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import absolute, open_context
 from manycpu.pipeline.targets.runs import find
@@ -87,7 +86,7 @@ def launch(
         )
         ctx = replace(find(ctx) if run_id else ctx, needs=versions())
         data = ctx.run.data if ctx.run.data and "://" not in ctx.run.data else None
-        same_machine = isinstance(ctx.target, Local)
+        same_machine = ctx.target.is_this_machine
         call = travel.Call(function, args)
         payload.write(Path(folder), call, base=here, data=data, same_machine=same_machine)
         with shown() as display:
@@ -168,7 +167,7 @@ def _returned(ctx: RunContext, display: Shown) -> Any:
 
 
 def _read_returned(ctx: RunContext, display: Shown, handle: Handle) -> None:
-    display.returned.read(partial(verbs_of(ctx).read_returned, ctx, handle))
+    display.returned.read(partial(ctx.driver.read_returned, ctx, handle))
 
 
 def _with_traceback(error: TrainingFailedError, display: Shown) -> TrainingFailedError:

@@ -31,6 +31,11 @@ class ProcessHandle(BaseModel):
     directory: str
     """The attempt's folder, with its log and, once it ended, its exit record."""
 
+    @property
+    def began(self) -> float:
+        """Seconds since the epoch at which the attempt was started."""
+        return self.start_time
+
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
 
@@ -54,6 +59,11 @@ class JobHandle(BaseModel):
     """Seconds since the epoch, by the API server's clock."""
     connection: str | None = None
     """How the cluster is reached: ``target.connection``."""
+
+    @property
+    def began(self) -> float:
+        """Seconds since the epoch at which the attempt was started."""
+        return self.created
 
     def __str__(self) -> str:
         return f"{self.launch} {self.namespace}/{self.name}"

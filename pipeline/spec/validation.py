@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from manycpu.pipeline.spec import patterns
 from manycpu.pipeline.spec.credentials import HIDDEN, is_secret, redacted_options
 from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error
-from manycpu.pipeline.spec.targets import KINDS, BareMetal, Kubernetes, Local, Target
+from manycpu.pipeline.spec.targets import KINDS, Target, TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = ["read_run", "read_target"]
@@ -44,13 +44,13 @@ def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
     raise as_error(findings)
 
 
-def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
+def read_target(fields: Mapping[str, Any] | TargetFields | None) -> TargetFields:
     """Validate the fields of a target; none at all is this machine.
 
     Raises:
         BadInputError: Every field that is wrong, with what to do.
     """
-    if isinstance(fields, (Local, BareMetal, Kubernetes)):
+    if isinstance(fields, TargetFields):
         return fields
     if not isinstance(fields, Mapping | None):
         raise _no_fields("target", fields)

@@ -15,7 +15,6 @@ from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.tracking import Ending, Place, Tracked
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.tracking.patience import failure
@@ -69,7 +68,7 @@ def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
         trackers = as_started(ctx, entry, handle.attempt).run.tracking
         if not trackers or entry.attempt != handle.attempt:
             return
-        observed = verbs_of(ctx).observed_of(ctx, handle)
+        observed = ctx.driver.observed_of(ctx, handle)
         report = run_report.draft(entry, observed, status.state, status.reason)
         ending = ending_of(report, time.time())
         for line in _untold(ctx, trackers, tracked(entry, handle.attempt), ending, {}):

@@ -101,7 +101,7 @@ def _started(entry: Entry, attempt: int) -> float:
     handle = entry.handle
     if handle is None or handle.attempt != attempt:
         return entry.created
-    return handle.start_time if handle.kind == "process" else handle.created
+    return handle.began
 
 
 def _stem(program: str) -> str:

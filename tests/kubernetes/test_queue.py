@@ -18,8 +18,8 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.kueue import PRIORITY
 from manycpu.pipeline.spec.kueue import QUEUE as QUEUE_LABEL
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.kubernetes.context import is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.launch import status
 from manycpu.pipeline.targets.open_run import open_context
 
@@ -147,7 +147,7 @@ def findings(target: Fields, tmp_path: Path) -> list[Finding]:
     ctx = open_context(
         {"program": "question_answering", "output": str(tmp_path / "out")}, target, "t", base=tmp_path
     )
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     return [finding for finding in preflight.findings(ctx) if finding.field.startswith("target.queue")]
 
 

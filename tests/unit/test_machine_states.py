@@ -13,7 +13,7 @@ from manycpu.pipeline.spec.exit_records import FOLDER, write
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.context import MachineContext, attempt_directory, is_on_machines
 from manycpu.pipeline.targets.machines.stage import stage
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
@@ -26,9 +26,9 @@ def attempt(script: Callable[..., str], home: Path, tmp_path: Path) -> tuple[Mac
     assert home
     fields = {"program": script(), "output": str(tmp_path / "out"), "nproc_per_node": 2}
     ctx = open_context(fields, None, "a", base=tmp_path)
-    assert isinstance(ctx, MachineContext)
+    assert is_on_machines(ctx)
     ctx.ledger.open(ctx.new_entry(time.time()))
-    folder = ctx.attempt_directory(1)
+    folder = attempt_directory(ctx, 1)
     folder.mkdir(parents=True)
     handle = process.handle_of_this_process(folder, ctx.name, 1)
     with ctx.ledger.update() as entry:

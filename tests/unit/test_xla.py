@@ -22,7 +22,7 @@ from manycpu.pipeline.spec.targets import Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.spec.xla import model_advice
-from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.context import is_on_machines
 from manycpu.pipeline.targets.machines.preflight import findings
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
@@ -46,7 +46,7 @@ def test_one_process_drives_all_devices_and_there_are_eight_unless_said(
 
 def test_a_machine_with_fewer_cores_than_devices_is_enough(tmp_path: Any) -> None:
     ctx = open_context({**OUTPUT, "device": "xla", "nproc_per_node": 1000}, None, "test", base=tmp_path)
-    assert isinstance(ctx, MachineContext)
+    assert is_on_machines(ctx)
     assert ctx.run.nproc_per_node == 1000
     assert [found.field for found in findings(ctx) if found.fatal] == ["run.device"]  # no torch_xla here
 

@@ -18,7 +18,7 @@ from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 __all__ = ["STAGES", "TIMEOUT", "Build", "LastLines", "Recipe", "Stage", "log", "recipe"]
 

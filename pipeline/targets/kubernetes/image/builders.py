@@ -13,7 +13,7 @@ from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 __all__ = ["ACCESS", "CERTIFICATE", "CONTEXT", "PODS", "WORKERS", "InPod", "OnWorker", "Place", "access"]
 
