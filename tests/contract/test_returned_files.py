@@ -20,6 +20,7 @@ from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent, decode
 from manycpu.pipeline.spec.output import RETURNED
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes import export
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper
 
@@ -157,12 +158,14 @@ def test_on_kubernetes_it_comes_from_the_volume(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(export, "helper", helper)
     monkeypatch.setattr(export, "_beside", lambda ctx, _: ctx)
-    ctx: Any = SimpleNamespace(attempt_directory=lambda _: str(tmp_path), claim="data", key="key")
+    target = Kubernetes(claim="data", mount_path=str(tmp_path))
+    ctx: Any = SimpleNamespace(target=target, name="qa", key="key")
     handle: Any = SimpleNamespace(attempt=1)
     content = b"pickled"
     name = hashlib.sha256(content).hexdigest()
     with pytest.raises(FileNotFoundError):
         export.read_returned(ctx, handle, name)
-    (tmp_path / RETURNED).mkdir()
-    (tmp_path / RETURNED / name).write_bytes(content)
+    returned = tmp_path / "manycpu/runs/qa/attempts/1" / RETURNED
+    returned.mkdir(parents=True)
+    (returned / name).write_bytes(content)
     assert export.read_returned(ctx, handle, name) == content
