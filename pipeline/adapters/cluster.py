@@ -20,9 +20,8 @@ from kubernetes import client, config
 from kubernetes.utils import parse_quantity
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
-from manycpu.pipeline.adapters.api_resources import resource_of
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, NotFoundError
-from manycpu.pipeline.spec.job_kinds import TRAINJOB
+from manycpu.pipeline.spec.job_kinds import TRAINJOB, resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = ["Cluster", "Connect", "amount", "connect"]

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 
-from manycpu.pipeline.adapters.api_resources import resource_of
 from manycpu.pipeline.adapters.cluster import Connect
 from manycpu.pipeline.adapters.cluster_stream import ClusterStream, Lines
 from manycpu.pipeline.spec.errors import ClusterError, InvalidError, NotFoundError
+from manycpu.pipeline.spec.job_kinds import resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = ["FAILURES", "Backoff", "Changes", "ClusterWatch", "LogPart", "NoLogError", "shared"]

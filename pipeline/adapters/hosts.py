@@ -1,6 +1,7 @@
 """Inspect the hosts of a ``baremetal`` target with one ssh command on each, and judge them here."""
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.adapters import ssh
-from manycpu.pipeline.spec import hostfile
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, ManycpuError
 from manycpu.pipeline.spec.kernel import interface_of
 from manycpu.pipeline.spec.placement import Host, Mpi
@@ -17,7 +17,64 @@ from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.words import public
 
-__all__ = ["check", "chosen", "placement", "python_of"]
+__all__ = ["check", "chosen", "parse_hostfile", "placement", "python_of"]
+
+_HOSTFILE_FIELD = "target.hostfile"
+_HOSTFILE_SHAPE = "Write a host on each line: `name`, `name:processes` or `name slots=processes`"
+# A name must not begin with a dash: ssh would read it as an option.
+_HOSTFILE_LINE = re.compile(
+    r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])"
+    r"(?::(?P<count>\S*)|(?P<words>(?:\s+\S+=\S*)*))"
+)
+_HOSTFILE_WORDS = {"slots", "max_slots", "max-slots"}
+
+
+def parse_hostfile(text: str) -> tuple[Host, ...]:
+    """Read a hostfile of any of the three MPIs; IPv6 addresses stand in brackets.
+
+    Raises:
+        BadInputError: A line cannot be read, a host is named twice, or there is none.
+    """
+    hosts: dict[str, Host] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        host = _parse_host(words, number)
+        if host.name in hosts:
+            raise BadInputError(
+                f"line {number} names the host {host.name!r} a second time",
+                field=_HOSTFILE_FIELD,
+                fix="Name each host once; run.nproc_per_node says how many processes it gets",
+            )
+        hosts[host.name] = host
+    if not hosts:
+        raise BadInputError("the file names no host", field=_HOSTFILE_FIELD, fix=_HOSTFILE_SHAPE)
+    return tuple(hosts.values())
+
+
+def _parse_host(words: str, number: int) -> Host:
+    match = _HOSTFILE_LINE.fullmatch(words)
+    if match is None:
+        raise BadInputError(
+            f"line {number} cannot be read: {words!r}", field=_HOSTFILE_FIELD, fix=_HOSTFILE_SHAPE
+        )
+    settings = dict(setting.split("=", 1) for setting in (match["words"] or "").split())
+    if unknown := settings.keys() - _HOSTFILE_WORDS:
+        raise BadInputError(
+            f"line {number} says {min(unknown)!r}, which nobody reads",
+            field=_HOSTFILE_FIELD,
+            fix=_HOSTFILE_SHAPE,
+        )
+    count = match["count"] if match["count"] is not None else settings.get("slots")
+    if count is not None and not re.fullmatch(r"[1-9][0-9]{0,5}", count):
+        raise BadInputError(
+            f"line {number} gives the host {match['name']!r} {count!r} processes",
+            field=_HOSTFILE_FIELD,
+            fix=_HOSTFILE_SHAPE,
+        )
+    return Host(match["name"].strip("[]"), int(count) if count else None)
+
 
 _TIMEOUT: Final = 60.0
 
@@ -58,7 +115,7 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
         BadInputError: The file cannot be read, or has too few hosts, or slots.
     """
     try:
-        hosts = hostfile.parse(Path(target.hostfile).read_text())
+        hosts = parse_hostfile(Path(target.hostfile).read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadInputError(

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from manycpu.pipeline.launchers import mpirun, pods
 from manycpu.pipeline.launchers.pod_spec import HOME, literal
-from manycpu.pipeline.spec import quantity
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Host, Mpi, Placement
 from manycpu.pipeline.spec.targets import DEFAULT_MPI, BareMetal, Family, Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.words import format_cores
 
 __all__ = ["HOSTFILE", "KEYS", "PORT", "await_workers", "launcher", "worker"]
 
@@ -169,7 +169,7 @@ def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
     memory = asked.launcher_memory or (asked.memory and f"{_MEMORY + _MEMORY_OF_NODE * run.nodes[1]}Mi")
     built = pods.resources(cpu, memory)
     if cpu:
-        built["limits"]["cpu"] = quantity.of_cores(_BURST * cpu)
+        built["limits"]["cpu"] = format_cores(_BURST * cpu)
     return built
 
 

@@ -19,15 +19,15 @@ from manycpu.pipeline.launchers.pod_spec import (
     security,
     unprivileged,
 )
-from manycpu.pipeline.spec import cpu_plan, node_spec, quantity
+from manycpu.pipeline.spec import cpu_plan, node_spec
 from manycpu.pipeline.spec.cpu_request import CpuRequest
-from manycpu.pipeline.spec.job_kinds import Role
+from manycpu.pipeline.spec.job_kinds import PRIORITY_LABEL, QUEUE_LABEL, Role
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.kueue import PRIORITY, QUEUE
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.placement import LIB, Placement
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.words import format_cores, half_of_memory
 
 __all__ = [
     "USER",
@@ -55,7 +55,7 @@ FILES: Final = "files"  # a volume of small files that come from the pod's own a
 
 def metadata(target: Kubernetes, placement: Placement) -> KubeObject:
     """Build name, labels and owner of a job."""
-    queue = {QUEUE: target.queue, PRIORITY: target.queue_priority}
+    queue = {QUEUE_LABEL: target.queue, PRIORITY_LABEL: target.queue_priority}
     fields: KubeObject = {
         "name": placement.job,
         "namespace": target.namespace,
@@ -122,7 +122,7 @@ def rank_resources(run: TrainingRun) -> KubeObject:
 
 def resources(cpu: float | None, memory: str | None, tpus: int = 0) -> KubeObject:
     """Build limits equal to requests, so that the pod is of the class Guaranteed."""
-    amounts = {"cpu": quantity.of_cores(cpu) if cpu else None, "memory": memory}
+    amounts = {"cpu": format_cores(cpu) if cpu else None, "memory": memory}
     amounts |= {TPU: str(tpus) if tpus else None}
     present = {name: amount for name, amount in amounts.items() if amount}
     return {"requests": present, "limits": dict(present)} if present else {}
@@ -214,7 +214,7 @@ def _with_volumes(
 
     What was staged is mounted once more, to be read only: later runs use it too.
     """
-    shm = {"medium": "Memory"} | ({"sizeLimit": quantity.half(memory)} if memory else {})
+    shm = {"medium": "Memory"} | ({"sizeLimit": half_of_memory(memory)} if memory else {})
     volumes = [
         {"name": "volume", "persistentVolumeClaim": {"claimName": placement.claim}},
         {"name": "shm", "emptyDir": shm},

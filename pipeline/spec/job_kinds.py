@@ -1,6 +1,7 @@
-"""The kinds of Kubernetes job that train: the facts of each stand here, and nowhere else.
+"""The kinds of Kubernetes object that a run may have in its namespace, and where the API serves them.
 
-A record here and a file in ``launchers/``, which writes the manifest, are a launch kind.
+The facts of each kind of job stand here, and nowhere else: a record here and a file in ``launchers/``, which
+writes the manifest, are a launch kind.
 """
 
 from collections.abc import Mapping
@@ -11,15 +12,23 @@ from typing import Any, Final, Literal, NamedTuple
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = [
+    "CORE_KINDS",
     "FAILED",
     "JOB_KINDS",
+    "JOB_UID_LABEL",
+    "LOCAL_QUEUE",
     "MPIJOB",
+    "PRIORITY_LABEL",
     "PYTORCHJOB",
+    "QUEUE_LABEL",
     "TRAINING_RUNTIME",
     "TRAINJOB",
+    "VISIBILITY",
+    "WORKLOAD",
     "ApiResource",
     "JobKind",
     "Role",
+    "resource_of",
     "resources",
 ]
 
@@ -139,3 +148,44 @@ def resources() -> Mapping[str, ApiResource]:
     jobs = [kind.resource for kind in JOB_KINDS.values()]
     companions = [resource for kind in JOB_KINDS.values() for resource in kind.companions]
     return {resource.kind: resource for resource in [*jobs, *companions]}
+
+
+_KUEUE: Final = "kueue.x-k8s.io"
+QUEUE_LABEL: Final = f"{_KUEUE}/queue-name"
+"""Label of a job with the queue that admits it."""
+PRIORITY_LABEL: Final = f"{_KUEUE}/priority-class"
+"""Label of a job with its WorkloadPriorityClass."""
+JOB_UID_LABEL: Final = f"{_KUEUE}/job-uid"
+"""Label of a workload with the job that it stands for."""
+# Without a version: Kueue drops its own after a few releases, so the cluster names the one it prefers.
+WORKLOAD: Final = ApiResource("Workload", _KUEUE, "", "workloads")
+LOCAL_QUEUE: Final = ApiResource("LocalQueue", _KUEUE, "", "localqueues")
+VISIBILITY: Final = ApiResource("PendingWorkloadsSummary", f"visibility.{_KUEUE}", "", "localqueues")
+"""Who waits in a queue, in order: each queue has it as ``pendingworkloads``."""
+
+
+CORE_KINDS: Final = {
+    "ConfigMap": "configmaps",
+    "Event": "events",
+    "LimitRange": "limitranges",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "Pod": "pods",
+    "ResourceQuota": "resourcequotas",
+    "Secret": "secrets",
+    "Service": "services",
+    "ServiceAccount": "serviceaccounts",
+}
+"""What a run may have in its namespace besides jobs and their companions: kind -> plural."""
+_JOB: Final = ApiResource("Job", "batch", "v1", "jobs")
+_OTHER_KINDS: Final = {resource.kind: resource for resource in (_JOB, LOCAL_QUEUE, VISIBILITY, WORKLOAD)}
+
+
+def resource_of(kind: str) -> ApiResource:
+    """Look up where the API serves a kind of object that a run may have in its namespace.
+
+    >>> resource_of("Pod").path, resource_of("MPIJob").path
+    ('/api/v1', '/apis/kubeflow.org/v2beta1')
+    """
+    if kind in CORE_KINDS:
+        return ApiResource(kind, "", "v1", CORE_KINDS[kind])
+    return {**resources(), **_OTHER_KINDS}[kind]

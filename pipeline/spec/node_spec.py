@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from manycpu.pipeline.spec import quantity
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Cpu, Machine, numbers
+from manycpu.pipeline.spec.words import parse_memory
 
 __all__ = ["EXAMPLE", "WORDS", "describe"]
 
@@ -45,8 +45,8 @@ WORDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "cpus": (numbers, "logical processors that may be used, such as 0-3,8; default: all"),
     "limit": (_time, "the limit of a pod or cgroup, in processors: 2.5 or 2500m"),
     "request": (_time, "what the pod requests, in the same way"),
-    "memory": (quantity.read, "memory, such as 512Gi"),
-    "shm": (quantity.read, "size of /dev/shm"),
+    "memory": (parse_memory, "memory, such as 512Gi"),
+    "shm": (parse_memory, "size of /dev/shm"),
     "bf16": (_yes, "whether the processor computes in bf16: yes or no"),
 }
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticKnownError
 
-from manycpu.pipeline.spec import patterns
-from manycpu.pipeline.spec.form import passable, section, words
+from manycpu.pipeline.spec.form import AMOUNT_PATTERN, FOLDER_PATTERN, NAME_PATTERN, passable, section, words
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, TRAINJOB
 
 __all__ = [
@@ -133,7 +132,7 @@ class Kubernetes(BaseModel):
     )
     namespace: str = Field(
         "default",
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         max_length=63,
         description="Namespace of everything that the run creates.",
         examples=["ml"],
@@ -153,7 +152,7 @@ class Kubernetes(BaseModel):
     )
     claim: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="PersistentVolumeClaim for data, checkpoints and models; default: one made for the run, "
         "and deleted with it.",
         examples=["training-data"],
@@ -161,7 +160,7 @@ class Kubernetes(BaseModel):
     )
     claim_size: str = Field(
         "20Gi",
-        pattern=patterns.AMOUNT,
+        pattern=AMOUNT_PATTERN,
         description="Size of a claim that is made for the run.",
         json_schema_extra=section("Volume"),
     )
@@ -177,7 +176,7 @@ class Kubernetes(BaseModel):
     )
     mount_path: str = Field(
         "/tmp/pvc-mount",  # noqa: S108 - inside a pod, where nobody else is
-        pattern=patterns.FOLDER,
+        pattern=FOLDER_PATTERN,
         description="Where the claim is mounted in every pod.",
         json_schema_extra=section("Volume"),
     )
@@ -231,7 +230,7 @@ class Kubernetes(BaseModel):
     )
     build_namespace: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Namespace of builder pods, which need Pod Security level baseline (`pod`) or privileged "
         "(`buildkit`); default: the run's.",
         json_schema_extra=section("Image"),
@@ -243,7 +242,7 @@ class Kubernetes(BaseModel):
     )
     pull_secret: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Secret of type kubernetes.io/dockerconfigjson for the registry.",
         json_schema_extra=section("Image"),
     )
@@ -275,13 +274,13 @@ class Kubernetes(BaseModel):
     )
     queue: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Kueue's LocalQueue that admits the job.",
         json_schema_extra=section("Nodes"),
     )
     queue_priority: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Kueue's WorkloadPriorityClass of the job in its queue; default: that of priority_class.",
         json_schema_extra=section("Nodes"),
     )
@@ -304,7 +303,7 @@ class Kubernetes(BaseModel):
     )
     runtime: str = Field(
         DEFAULT_RUNTIME,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="The runtime of a trainjob: a ClusterTrainingRuntime by name, or `own` for one that is "
         "made for the run and deleted with it.",
         examples=["own"],

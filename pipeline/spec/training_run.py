@@ -14,11 +14,12 @@ from pydantic import (
     model_validator,
 )
 
-from manycpu.pipeline.spec import patterns, quantity, xla
+from manycpu.pipeline.spec import xla
 from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.credentials import redacted_options
-from manycpu.pipeline.spec.form import null, passable, section, words
+from manycpu.pipeline.spec.form import AMOUNT_PATTERN, LABEL_PATTERN, null, passable, section, words
 from manycpu.pipeline.spec.tracking import TrackerName, model_name
+from manycpu.pipeline.spec.words import parse_memory
 
 __all__ = ["Resources", "TrainingRun"]
 
@@ -37,7 +38,7 @@ class Resources(BaseModel):
     )
     memory: str | None = Field(
         None,
-        pattern=patterns.AMOUNT,
+        pattern=AMOUNT_PATTERN,
         description="Memory of each node, as a Kubernetes quantity.",
         examples=["8Gi"],
     )
@@ -50,7 +51,7 @@ class Resources(BaseModel):
     )
     launcher_memory: str | None = Field(
         None,
-        pattern=patterns.AMOUNT,
+        pattern=AMOUNT_PATTERN,
         description="Memory of the pod of mpirun. Default: 256Mi, and 16Mi for each node, where `memory` is "
         "given.",
         examples=["512Mi"],
@@ -184,7 +185,7 @@ class TrainingRun(BaseModel):
     )
     job_name: str | None = Field(
         None,
-        pattern=patterns.LABEL,
+        pattern=LABEL_PATTERN,
         max_length=29,
         description="Readable beginning of every name the run makes; default: from the program.",
         examples=["weekly-qa"],
@@ -329,7 +330,7 @@ class TrainingRun(BaseModel):
             processes=self.processes if "nproc_per_node" in self.model_fields_set else None,
             subprocesses=self.subprocesses,
             cpus=self.resources.cpu,
-            memory=quantity.read(memory) if memory else None,
+            memory=parse_memory(memory) if memory else None,
             dtype=self.dtype,
             backend=self.backend,
             env=self.env,

@@ -13,8 +13,15 @@ from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.pod_spec import TPU
 from manycpu.pipeline.launchers.ranks import rank_template
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS, MPIJOB, TRAINJOB, JobKind
-from manycpu.pipeline.spec.kueue import LOCAL_QUEUE, QUEUE, VISIBILITY
+from manycpu.pipeline.spec.job_kinds import (
+    JOB_KINDS,
+    LOCAL_QUEUE,
+    MPIJOB,
+    QUEUE_LABEL,
+    TRAINJOB,
+    VISIBILITY,
+    JobKind,
+)
 from manycpu.pipeline.spec.targets import OWN_RUNTIME, Kubernetes
 from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
@@ -139,7 +146,7 @@ def _runtime(ctx: ClusterContext) -> Findings:
             f"Name a ClusterTrainingRuntime that the cluster has, or set it to {OWN_RUNTIME!r}",
         )
         return
-    if queue := answer["metadata"].get("labels", {}).get(QUEUE):  # Kueue's default one
+    if queue := answer["metadata"].get("labels", {}).get(QUEUE_LABEL):  # Kueue's default one
         text = f"Kueue puts each TrainJob of namespace {ctx.target.namespace} into LocalQueue {queue!r}"
         yield Finding("target.queue", text, f"Set it to {queue}: the run then has a runtime of its own")
 

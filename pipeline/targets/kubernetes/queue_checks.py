@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from manycpu.pipeline.spec.errors import Finding, ForbiddenError, NotFoundError
+from manycpu.pipeline.spec.job_kinds import LOCAL_QUEUE
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.kueue import LOCAL_QUEUE
 from manycpu.pipeline.targets.context import ClusterContext
 
 __all__ = ["check_queue"]

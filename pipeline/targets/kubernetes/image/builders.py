@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from manycpu.pipeline.adapters import docker
-from manycpu.pipeline.spec import dockerfile
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.image import Reference
+from manycpu.pipeline.spec.image import Reference, needs_buildkit
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
@@ -149,7 +148,7 @@ def _docker(build: Build, place: Place) -> Commands:
 
 
 def _check_docker(recipe: Recipe) -> None:
-    if dockerfile.needs_buildkit(recipe.text) and not docker.has_buildkit():
+    if needs_buildkit(recipe.text) and not docker.has_buildkit():
         raise BadInputError(
             "the Dockerfile needs BuildKit, and docker on this machine builds without it",
             field="target.builder",
