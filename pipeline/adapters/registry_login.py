@@ -1,4 +1,4 @@
-"""Find the login for a registry: one that was given, docker's own file, or a pull secret."""
+"""Find the login for a registry, and read docker's settings on this machine: logins and its builder."""
 
 import base64
 import json
@@ -11,7 +11,15 @@ from typing import Any, Final
 from manycpu.pipeline.adapters import commands
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 
-__all__ = ["Login", "docker_config", "docker_folder", "from_config", "from_secret"]
+__all__ = [
+    "Login",
+    "docker_config",
+    "docker_folder",
+    "from_config",
+    "from_secret",
+    "has_buildkit",
+    "write_docker_settings",
+]
 
 _DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _HELPER_SECONDS: Final = 30
@@ -140,3 +148,42 @@ def _unreadable(file: Path, why: str) -> BadInputError:
         field="target.registry_connection",
         fix="Give the path of a config.json as `docker login` writes it",
     )
+
+
+_FALSE: Final = ("0", "f", "false")
+_BUILDX_TIMEOUT_S: Final = 60
+
+
+def has_buildkit() -> bool:
+    """Whether docker builds with BuildKit, which $DOCKER_BUILDKIT may forbid.
+
+    Raises:
+        LaunchError: There is no docker.
+    """
+    if os.environ.get("DOCKER_BUILDKIT", "").lower() in _FALSE:
+        return False
+    # Asked for BuildKit, a docker that needs its component buildx and has none ends before anything else.
+    environ = {**os.environ, "DOCKER_BUILDKIT": "1"}
+    return commands.run(["docker", "build", "--help"], timeout=_BUILDX_TIMEOUT_S, env=environ).code == 0
+
+
+def write_docker_settings(folder: Path, auths: Mapping[str, Any]) -> None:
+    """Write a folder for $DOCKER_CONFIG: the user's settings, contexts and plugins, with other logins.
+
+    Args:
+        folder: The folder; there is none yet.
+        auths: Logins as in config.json. They win over the user's own, and over credential helpers.
+
+    Raises:
+        BadInputError: The user's config.json cannot be read.
+    """
+    folder.mkdir()
+    theirs = docker_folder()
+    for entry in theirs.iterdir() if theirs.is_dir() else ():
+        (folder / entry.name).symlink_to(entry.resolve())
+    config = docker_config()
+    no_helper = dict.fromkeys(auths, "")
+    config["auths"] = {**config.get("auths", {}), **auths}
+    config["credHelpers"] = {**config.get("credHelpers", {}), **no_helper}
+    (folder / "config.json").unlink(missing_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))

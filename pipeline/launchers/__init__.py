@@ -9,13 +9,14 @@ A launcher is a module with pure functions, and the fields that it cannot expres
   range of nodes -> why this launch kind refuses it, so that nothing is dropped in silence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from pydantic import BaseModel
 
 from manycpu.pipeline.launchers import mpijob, mpirun, processes, pytorchjob, torchrun, trainjob
-from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.launchers.pod_spec import TPU, TPU_LABELS, Ranks
+from manycpu.pipeline.spec import program
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
@@ -23,7 +24,15 @@ from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.targets import Kubernetes, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["JOB_LAUNCHERS", "LAUNCHERS", "JobLauncher", "Launcher", "ProcessLauncher", "refusals"]
+__all__ = [
+    "JOB_LAUNCHERS",
+    "LAUNCHERS",
+    "JobLauncher",
+    "Launcher",
+    "ProcessLauncher",
+    "device_refusals",
+    "refusals",
+]
 
 
 class Launcher(Protocol):
@@ -100,3 +109,27 @@ def _is_set(model: BaseModel, field: str) -> bool:
     if inner:
         return getattr(value, inner) is not None
     return bool(value != type(model).model_fields[name].get_default(call_default_factory=True))
+
+
+def device_refusals(run: TrainingRun, target: Target) -> Iterator[Finding]:
+    """Yield a finding for each field that contradicts ``run.device``, for every launch kind alike."""
+    if run.downcast_bf16 and (run.device, run.dtype) != ("xla", "bf16"):
+        message = f"it is for device xla with dtype bf16, and this is {run.device} with {run.dtype}"
+        yield Finding("run.downcast_bf16", message, "Set run.device to 'xla' and run.dtype to 'bf16'")
+    if run.device != "xla":
+        return
+    if run.backend is not None:
+        message = f"{run.backend!r} was asked for, and among its devices XLA has collectives of its own"
+        yield Finding("run.backend", message, "Leave run.backend out")
+    if run.nodes != (1, 1):
+        message = f"{run.nnodes} nodes were asked for, and device xla divides batches among those of one node"
+        yield Finding("run.nnodes", message, "Set run.nnodes to 1; run.nproc_per_node is the devices")
+    if program.parse(run.program).kind == "recipe":
+        message = f"the recipe {run.program} trains on CPUs alone"
+        yield Finding("run.program", message, "Give a script that trains by Accelerate, or run.device cpu")
+    if not isinstance(target, Kubernetes):
+        return
+    if missing := [label for label in TPU_LABELS if label not in target.node_selector]:
+        message = f"pods that ask for {TPU} must say which TPUs, and {' and '.join(missing)} are missing"
+        shown = ", ".join(f"{label}: {TPU_LABELS[label]}" for label in missing)
+        yield Finding("target.node_selector", message, f"Add them, for example: {shown}")

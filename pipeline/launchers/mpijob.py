@@ -6,8 +6,9 @@ The operator writes the hostfile and the keys. What is in the pods is in ``mpi_p
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from manycpu.pipeline.launchers import conditions, mpi_pods, pods
-from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.launchers import mpi_pods, pods
+from manycpu.pipeline.launchers.pod_spec import Ranks
+from manycpu.pipeline.launchers.states import job_state
 from manycpu.pipeline.spec.job_kinds import MPIJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
@@ -66,7 +67,7 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa: ARG001
     """Read the run's state. mpirun ends after all ranks: workers that still run are sshd alone."""
-    return conditions.state(MPIJOB, job)
+    return job_state(MPIJOB, job)
 
 
 def ranks(job: KubeObject) -> Ranks | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.launchers.environment import environment, node_command
-from manycpu.pipeline.launchers.supervised import state
+from manycpu.pipeline.launchers.states import process_state as state
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import BareMetal, Local

@@ -1,7 +1,7 @@
-"""What all pods of ours share: no API token, no privileges, and the nodes and the registry of the target."""
+"""What all pods of ours share, such as no API token and no privileges; and what a job's ranks need."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.spec.credentials import is_secret
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -12,13 +12,15 @@ __all__ = [
     "TPU",
     "TPU_LABELS",
     "UID",
+    "Ranks",
     "env_list",
+    "find_rank_template",
     "literal",
     "node_selector",
     "on_nodes",
     "one_off_pod",
     "pod_spec",
-    "security",
+    "security_context",
     "unprivileged",
 ]
 
@@ -30,7 +32,7 @@ TPU_LABELS: Final = {
     "cloud.google.com/gke-tpu-topology": "2x4",
 }
 """Label by which GKE places pods that ask for TPUs -> an example of its value."""
-_GRACE: Final = 5  # seconds: such a pod has nothing to finish
+_GRACE_S: Final = 5  # seconds: such a pod has nothing to finish
 
 
 def pod_spec(container: KubeObject, volumes: list[KubeObject], **fields: Any) -> KubeObject:
@@ -50,7 +52,7 @@ def one_off_pod(metadata: KubeObject, spec: KubeObject, seconds: int) -> KubeObj
     ends = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": seconds,
-        "terminationGracePeriodSeconds": _GRACE,
+        "terminationGracePeriodSeconds": _GRACE_S,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | ends}
 
@@ -60,7 +62,7 @@ def unprivileged() -> KubeObject:
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def security() -> KubeObject:
+def security_context() -> KubeObject:
     """Whom a pod's processes and its volumes belong to."""
     return {
         "runAsNonRoot": True,
@@ -113,3 +115,31 @@ def env_list(
 def literal(text: str) -> str:
     """Write a text so that Kubernetes expands nothing in it."""
     return text.replace("$", "$$")
+
+
+class Ranks(NamedTuple):
+    """What the ranks of a job need."""
+
+    nodes: int
+    """Pods without which it cannot begin."""
+    pod: KubeObject
+    """The spec of each."""
+
+
+def find_rank_template(objects: Iterable[KubeObject]) -> KubeObject:
+    """Find the template of a rank's pod among what a launcher describes, by its label."""
+    return next(template for template in _inside(objects) if _is_rank(template))
+
+
+def _inside(node: Any) -> Iterator[Any]:
+    yield node
+    inner = node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ()
+    for part in inner:
+        yield from _inside(part)
+
+
+def _is_rank(node: Any) -> bool:
+    match node:
+        case {"metadata": {"labels": {"manycpu/role": "rank"}}, "spec": _}:
+            return True
+    return False

@@ -16,7 +16,7 @@ from manycpu.pipeline.launchers.pod_spec import (
     env_list,
     on_nodes,
     pod_spec,
-    security,
+    security_context,
     unprivileged,
 )
 from manycpu.pipeline.spec import cpu_plan, node_spec
@@ -182,7 +182,7 @@ def template(
     ]
     container = container | {"volumeMounts": mounts}
     nodes = on_nodes(target, ranks=role == "rank")
-    spec = pod_spec(container, [_files_volume(files)], securityContext=security(), **nodes)
+    spec = pod_spec(container, [_files_volume(files)], securityContext=security_context(), **nodes)
     named = labels(placement.name, attempt=str(placement.attempt), verb="launch", role=role)
     annotations = {f"manycpu/{_key(path)}": content for path, content in files.items()}
     return {

@@ -8,8 +8,9 @@ job a success while Workers still write.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from manycpu.pipeline.launchers import conditions, pods, torchrun_pods
-from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.launchers import pods, torchrun_pods
+from manycpu.pipeline.launchers.pod_spec import Ranks
+from manycpu.pipeline.launchers.states import completion_time, job_state
 from manycpu.pipeline.spec.job_kinds import PYTORCHJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
@@ -60,10 +61,10 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
 
     A job with a rendezvous is called a success when the first pod is; the others may still write, or fail.
     """
-    status = conditions.state(PYTORCHJOB, job)
+    status = job_state(PYTORCHJOB, job)
     if job is None or status.state is not RunState.SUCCEEDED:
         return status
-    ended = conditions.completed(job)
+    ended = completion_time(job)
     if working := _names(pod for pod in pods if _works(pod, ended)):
         return Status(state=RunState.RUNNING, reason=f"waiting for {working} to end")
     failed = _names(pod for pod in pods if _failed(pod))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from manycpu.pipeline.launchers.environment import environment, node_command
-from manycpu.pipeline.launchers.supervised import state
+from manycpu.pipeline.launchers.states import process_state as state
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun

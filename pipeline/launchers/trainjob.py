@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from manycpu.pipeline.launchers import conditions, mpi_pods, mpirun, pods, torchrun_pods
-from manycpu.pipeline.launchers.pod_spec import literal
-from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.launchers import mpi_pods, mpirun, pods, torchrun_pods
+from manycpu.pipeline.launchers.pod_spec import Ranks, literal
+from manycpu.pipeline.launchers.states import job_state
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.job_kinds import TRAINING_RUNTIME, TRAINJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -72,7 +72,7 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
     Runtimes of the cluster mostly begin ranks that failed anew, and Trainer a job that failed whose JobSet is
     gone: where a run is to begin once, its first failure is the end. Those of a suspended job are none.
     """
-    status = conditions.state(TRAINJOB, job)
+    status = job_state(TRAINJOB, job)
     if job is None or status.state.terminal or TRAINJOB.suspended(job) or not _begins_once(job):
         return status
     failed = sorted(pod["metadata"]["name"] for pod in pods if _has_failed(pod))

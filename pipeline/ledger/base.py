@@ -1,26 +1,104 @@
-"""The interface of every ledger, and what all of them do alike."""
+"""The interface of every ledger, and the lease of a run: the run lives while somebody renews it.
+
+On Kubernetes the lease is annotations of the ledger, so that a list of ledgers shows the leases of all runs.
+"""
 
 import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
+from pydantic import BaseModel
+
+from manycpu.pipeline.adapters import process
 from manycpu.pipeline.ledger.entry import Entry, VerbRecord
-from manycpu.pipeline.ledger.lease import LENGTH, RENEW_EVERY, Lease
 from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.errors import ForeignRunError, ManycpuError, RunGoneError, UnseenError
+from manycpu.pipeline.spec.handle import ProcessHandle
 
-__all__ = ["Ledger", "pause"]
+__all__ = [
+    "LEASE_S",
+    "REMOVED_ANNOTATION",
+    "RENEW_INTERVAL_S",
+    "Lease",
+    "Ledger",
+    "from_annotations",
+    "pause",
+    "to_annotations",
+]
 
-_JOIN = 5.0  # seconds that a renewal may still be under way when the work is done
+LEASE_S: Final = 86_400.0  # seconds: longer than a retry, a worker or a triggerer is away
+RENEW_INTERVAL_S: Final = 600.0  # seconds, give or take half: 1,000 waiting runs write twice a second
+_UNTIL, _ENDED, _KEPT, _HOLDER = (f"manycpu/{name}" for name in ("kept-until", "ended", "kept", "holder"))
+REMOVED_ANNOTATION: Final = "manycpu/removed"
+"""Somebody removes the run, because its time is over."""
+
+
+class Lease(BaseModel):
+    """Until when a run is left alone, and who holds it."""
+
+    until: float | None = None
+    """Seconds since the epoch; None: for ever, as far as others are concerned."""
+    ended: bool = False
+    """Nobody works on the run any more."""
+    kept: bool = False
+    """The run was cleaned up, and what it made is kept until then."""
+    holder: ProcessHandle | None = None
+    """The process that does all of the run, whose death frees the lease; None: many work on it in turn."""
+
+    def held(self, now: float) -> bool:
+        """Whether somebody works on the run, or is about to; ``now`` in seconds since the epoch."""
+        if self.ended or self.until is None or self.until <= now:
+            return False
+        return self.holder is None or process.is_alive(self.holder) is not False
+
+    def held_by_another(self, now: float) -> bool | None:
+        """Whether another process runs all verbs of the run; None: whether it lives is unknown here."""
+        if self.holder is None or not self.held(now) or process.is_this_process(self.holder):
+            return False
+        return process.is_alive(self.holder)
+
+    def over(self, now: float) -> bool:
+        """Whether the lease has ended, so that others may remove the run."""
+        return self.until is not None and self.until <= now
+
+
+def from_annotations(meta: Mapping[str, Any]) -> Lease:
+    """Read the lease from a ledger's metadata; what nobody of ours wrote is ignored."""
+    annotations = meta.get("annotations") or {}
+    try:
+        holder = annotations.get(_HOLDER)
+        return Lease(
+            until=annotations.get(_UNTIL),
+            ended=_ENDED in annotations,
+            kept=_KEPT in annotations,
+            holder=ProcessHandle.model_validate_json(holder) if holder else None,
+        )
+    except ValueError:
+        return Lease()
+
+
+def to_annotations(**fields: Any) -> dict[str, str | None]:
+    """Write fields of a lease as annotations; None takes one away."""
+    lease = Lease(**fields)
+    annotations = {
+        "until": (_UNTIL, None if lease.until is None else f"{lease.until:.0f}"),
+        "ended": (_ENDED, "true" if lease.ended else None),
+        "kept": (_KEPT, "true" if lease.kept else None),
+        "holder": (_HOLDER, lease.holder.model_dump_json() if lease.holder else None),
+    }
+    return dict(annotations[name] for name in fields)
+
+
+_JOIN_TIMEOUT_S = 5.0  # seconds that a renewal may still be under way when the work is done
 
 
 def pause() -> float:
     """Choose the seconds until the next renewal, at random: the renewals of many runs are spread."""
-    return random.uniform(0.5, 1.5) * RENEW_EVERY  # noqa: S311 - spreads load
+    return random.uniform(0.5, 1.5) * RENEW_INTERVAL_S  # noqa: S311 - spreads load
 
 
 class Ledger(ABC):
@@ -66,7 +144,7 @@ class Ledger(ABC):
         """Read the clock that leases go by, in seconds since the epoch."""
         return time.time()
 
-    def renew(self, seconds: float = LENGTH) -> None:
+    def renew(self, seconds: float = LEASE_S) -> None:
         """Renew the lease for so many seconds from now.
 
         Raises:
@@ -94,7 +172,7 @@ class Ledger(ABC):
         self.change_lease(until=until, ended=True, kept=True, holder=None)
 
     @contextmanager
-    def kept_alive(self, seconds: float = LENGTH) -> Iterator[None]:
+    def kept_alive(self, seconds: float = LEASE_S) -> Iterator[None]:
         """Renew the lease for as long as the block works on the run, by so many seconds each time.
 
         Raises:
@@ -108,7 +186,7 @@ class Ledger(ABC):
             yield
         finally:
             ended.set()
-            renewal.join(_JOIN)
+            renewal.join(_JOIN_TIMEOUT_S)
 
     def _renew(self, ended: threading.Event, seconds: float) -> None:
         while not ended.wait(pause()):
@@ -116,7 +194,7 @@ class Ledger(ABC):
                 _renew_or_skip(self.renew, seconds)
 
     @contextmanager
-    def timed(self, verb: str, lease: float = LENGTH) -> Iterator[VerbRecord]:
+    def timed(self, verb: str, lease: float = LEASE_S) -> Iterator[VerbRecord]:
         """Hold the lease, and record a verb's result and seconds, which add up over the tries of a run."""
         record, started = VerbRecord(seconds=0, result="done"), time.monotonic()
         try:

@@ -11,9 +11,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster
-from manycpu.pipeline.ledger.base import Ledger
+from manycpu.pipeline.ledger.base import (
+    LEASE_S,
+    REMOVED_ANNOTATION,
+    Lease,
+    Ledger,
+    from_annotations,
+    to_annotations,
+)
 from manycpu.pipeline.ledger.entry import Entry
-from manycpu.pipeline.ledger.lease import LENGTH, REMOVED, Lease, from_annotations, to_annotations
 from manycpu.pipeline.spec.errors import (
     ClusterError,
     ConflictError,
@@ -62,7 +68,7 @@ class ConfigMapLedger(Ledger):
             "metadata": {
                 "name": self.name,
                 "labels": labels(self.name) | _LEDGER | {_KEY: entry.key},
-                "annotations": to_annotations(until=self.now() + LENGTH),
+                "annotations": to_annotations(until=self.now() + LEASE_S),
             },
             "data": _data(entry),
         }
@@ -86,7 +92,7 @@ class ConfigMapLedger(Ledger):
             if configmap.get("data") == manifest["data"]:
                 return configmap
             meta = {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}
-            taken_up = to_annotations(until=self.now() + LENGTH, ended=False, kept=False, holder=None)
+            taken_up = to_annotations(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
             return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": taken_up}})
         except (NotFoundError, ConflictError):
             return None
@@ -117,7 +123,7 @@ class ConfigMapLedger(Ledger):
         """Change fields of the lease; the others stay as they are."""
         self._change({"metadata": {"annotations": to_annotations(**fields)}})
 
-    def renew(self, seconds: float = LENGTH) -> None:
+    def renew(self, seconds: float = LEASE_S) -> None:
         """Renew the lease for so many seconds from now."""
         renewed = to_annotations(until=self.now() + seconds, ended=False, kept=False)
         self._change({"metadata": {"annotations": renewed}}, deadline=_QUICK)
@@ -168,7 +174,7 @@ class ConfigMapLedger(Ledger):
     @property
     def is_taken(self) -> bool:
         """Whether somebody has begun to remove the run, because its lease was over."""
-        return REMOVED in (self._meta.get("annotations") or {})
+        return REMOVED_ANNOTATION in (self._meta.get("annotations") or {})
 
     def take(self, now: float) -> bool:
         """Mark a run as being removed; False where its lease is not over, or somebody has just changed it."""
@@ -176,7 +182,7 @@ class ConfigMapLedger(Ledger):
             return False
         meta = {key: self._meta[key] for key in ("uid", "resourceVersion")}
         try:
-            self._change({"metadata": meta | {"annotations": {REMOVED: "true"}}})
+            self._change({"metadata": meta | {"annotations": {REMOVED_ANNOTATION: "true"}}})
         except (RunGoneError, ConflictError):
             return False
         return True
@@ -259,7 +265,7 @@ def _is_over(configmap: KubeObject, now: float) -> bool:
 
 
 def _is_leaving(configmap: KubeObject) -> bool:
-    removed = REMOVED in (configmap["metadata"].get("annotations") or {})
+    removed = REMOVED_ANNOTATION in (configmap["metadata"].get("annotations") or {})
     return removed or is_being_deleted(configmap)
 
 

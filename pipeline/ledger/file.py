@@ -9,9 +9,8 @@ from typing import Any
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.lock import locked
-from manycpu.pipeline.ledger.base import Ledger
+from manycpu.pipeline.ledger.base import LEASE_S, Lease, Ledger
 from manycpu.pipeline.ledger.entry import Entry
-from manycpu.pipeline.ledger.lease import LENGTH, Lease
 from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 
@@ -39,7 +38,7 @@ class FileLedger(Ledger):
             if not self._file.exists():
                 self.save(entry)
             self.refuse_second()
-            self._write_lease(until=self.now() + LENGTH, ended=False, kept=False, holder=None)
+            self._write_lease(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
         return self.read()
 
     def refuse_second(self) -> None:

@@ -15,18 +15,20 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO, Final, Protocol
 
 from manycpu.pipeline.pod.channel import Content, Reader, Writer
 
-__all__ = ["PATIENCE", "PORT", "Streams", "accept", "choose", "connect", "offer"]
+__all__ = ["ANSWER_TIMEOUT_S", "PORT", "Streams", "accept", "choose", "connect", "make_identity", "offer"]
 
 PORT: Final = 23457
 """Where a pod listens; another where this one is taken."""
 CONNECT: Final = 3.0  # seconds until a connection is there
 HANDSHAKE: Final = 5.0  # seconds until both ends know each other
-PATIENCE: Final = 60.0  # seconds in which the other end of an exec says its next word
+ANSWER_TIMEOUT_S: Final = 60.0  # seconds in which the other end of an exec says its next word
+_VALID: Final = timedelta(days=8)  # before and after now: longer than a helper pod lives, whatever the clocks
 _STRANGERS: Final = 256  # connections that may be about to prove who they are
 _SIZE: Final = struct.Struct(">I")
 _ACCEPTED: Final = b"k"
@@ -76,6 +78,32 @@ class Streams:
         """Release the sockets, when no thread uses them any more."""
         self._reading.close()
         self._writing.close()
+
+
+def make_identity(name: str) -> bytes:
+    """Make a key (P-256) and a self-signed certificate for one conversation with a helper pod, both in PEM.
+
+    Args:
+        name: The certificate's common name, which is never compared.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])]), datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - _VALID)
+        .not_valid_after(now + _VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    unencrypted = serialization.NoEncryption()
+    encoding, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(encoding, pkcs8, unencrypted) + certificate.public_bytes(encoding)
 
 
 class _Exec(Reader, Writer, Protocol):
@@ -250,9 +278,9 @@ def _set_up(connection: ssl.SSLSocket) -> None:
 
 def _await(stream: BinaryIO) -> None:
     """Wait for bytes of a stream of which nothing is buffered: a worker may be gone without a word."""
-    ready, _, _ = select.select([stream], [], [], PATIENCE)
+    ready, _, _ = select.select([stream], [], [], ANSWER_TIMEOUT_S)
     if not ready:
-        raise ConnectionResetError(f"no word of the worker for {PATIENCE:g} s")
+        raise ConnectionResetError(f"no word of the worker for {ANSWER_TIMEOUT_S:g} s")
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from manycpu.pipeline.adapters.storage import Location, is_remote
 from manycpu.pipeline.ledger import Entry, Ledger
+from manycpu.pipeline.ledger.base import LEASE_S
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.ledger.lease import LENGTH
 from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.naming import run_key
@@ -87,7 +87,7 @@ class RunContext(ABC):
     @property
     def waiting_lease(self) -> float:
         """Seconds that a run is let be from its launch on: by then its training has ended."""
-        return LENGTH + self.run.longest
+        return LEASE_S + self.run.longest
 
     @property
     def destination(self) -> str:

@@ -23,10 +23,10 @@ from manycpu.pipeline.transfer.manifest import (
     TransferError,
     file_of,
     read_lines,
+    verify,
     write_lines,
 )
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy, drop
-from manycpu.pipeline.transfer.verify import verify
 
 __all__ = ["InUseError", "Lock", "Stored", "discard", "fetch", "staged", "store", "strays"]
 

@@ -1,14 +1,16 @@
-"""The manifest of a folder: every file with its size and sha256."""
+"""The manifest of a folder, every file with its size and sha256: read, write, hash and verify it."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manycpu.pipeline.adapters.listing import Rows, leads_out
-from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.adapters.listing import Item, Rows, below, item_of, leads_out
+from manycpu.pipeline.adapters.storage import Block, Location, Reading, blocks
 from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.output import MANIFEST
 
@@ -16,13 +18,16 @@ __all__ = [
     "DIGITS",
     "MANIFEST",
     "File",
+    "Hashing",
     "Manifest",
     "Progress",
     "Tick",
     "TransferError",
+    "Verdict",
     "identity",
     "read_lines",
     "scan",
+    "verify",
     "write_lines",
 ]
 
@@ -200,3 +205,123 @@ def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | Non
         digest.update(f"{', ' if number else ''}{described}".encode())
     digest.update(b"]")
     return digest.hexdigest()
+
+
+class Hashing:
+    """A source that hashes while it reads: each file once, and all of it.
+
+    Of a file whose beginning is at the other end already, that too is read and hashed, and not given.
+
+    Args:
+        folder: The folder.
+        tick: Is called while it is listed and read, also where nothing is given.
+    """
+
+    tells_sha256 = True
+
+    def __init__(self, folder: Location, tick: Tick = lambda: None) -> None:
+        self._folder, self._tick = folder, tick
+
+    def items(self) -> Rows[Item]:
+        """List every file; its version is its modification time."""
+        return self._folder.items(self._tick)
+
+    def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
+        """Read each file from its start offset.
+
+        Raises:
+            TransferError: It is not what was listed.
+        """
+        for item, start in zip(items, starts, strict=True):
+            self._tick()
+            digest = hashlib.sha256()
+            yield Reading(self._blocks(item, start, digest), digest.hexdigest)
+
+    def _blocks(self, item: Item, start: int, digest: Any) -> Iterator[Block]:
+        if item.is_folder:
+            return
+        with self._folder.open(item.path) as file:
+            for block in blocks(file):
+                self._tick()
+                digest.update(block)
+                if not start:
+                    yield block
+                    continue
+                rest = memoryview(block)[start:]
+                start -= len(block) - len(rest)
+                if rest:
+                    yield rest
+            if item_of(item.path, os.fstat(file.fileno())) != item:
+                raise TransferError(f"{item.path} was written to after it had been listed")
+
+
+class Verdict(NamedTuple):
+    """The result of a verification."""
+
+    fault: str | None
+    """The first file that is missing or changed; None where all is well."""
+    read: int
+    """How many files had to be read for that."""
+
+
+def verify(
+    folder: Path, manifest: Manifest, written: "array[int] | None", tick: Tick, *, keep: bool = False
+) -> Verdict:
+    """Compare a folder with its manifest by size and modification time, and where these differ by content.
+
+    What the manifest does not name is deleted, links among it: it is none of what was copied.
+
+    Args:
+        folder: Where; nothing in it is a link.
+        manifest: What should be there.
+        written: When each file was written to, in nanoseconds; None: not known, all is read.
+        tick: Is called while it goes on.
+        keep: Whether what the manifest does not name is a fault, and not deleted.
+    """
+    walk, read = _Walk(folder, keep=keep), 0
+    for number, file in enumerate(manifest.files):
+        tick()
+        item = walk.up_to(file.path)
+        if item is None:
+            return Verdict(f"{file.path!r} is missing", read)
+        if item.size != file.size:
+            return Verdict(f"{file.path!r} has {item.size} bytes, and had {file.size}", read)
+        if item.is_folder or (written is not None and item.version == str(written[number])):
+            continue
+        read += 1
+        if not _same_content(folder, item, file, tick):
+            return Verdict(f"{file.path!r} has other content", read)
+    walk.up_to(None)
+    return Verdict(f"{walk.unlisted[0]!r} is none of it" if walk.unlisted else None, read)
+
+
+def _same_content(folder: Path, item: Item, file: File, tick: Tick) -> bool:
+    return Location.of(f"file://{folder}", "run.data").sha256(item, tick) == file.sha256
+
+
+class _Walk:
+    """Walks the files of a folder by path; files that are passed over are deleted, or listed."""
+
+    def __init__(self, folder: Path, *, keep: bool) -> None:
+        self._folder, self._keep = folder, keep
+        self.unlisted: list[str] = []
+        self._rest: Iterator[Item] = below(str(folder), lambda path, _: self._delete(path), follow=False)
+        self._next = next(self._rest, None)
+
+    def up_to(self, path: str | None) -> Item | None:
+        """Advance to a path, or to the end; None where there is no such file."""
+        while self._next is not None and (path is None or self._next.path < path):
+            self._delete(self._next.path)
+            self._next = next(self._rest, None)
+        item = self._next
+        if item is None or item.path != path:
+            return None
+        self._next = next(self._rest, None)
+        return item
+
+    def _delete(self, path: str) -> None:
+        if self._keep:
+            self.unlisted.append(path)
+            return
+        full_path = f"{self._folder}/{path}"
+        os.rmdir(full_path) if path.endswith("/") else os.unlink(full_path)  # noqa: PTH106, PTH108 - as listed

@@ -2,30 +2,30 @@
 
 import errno
 import hashlib
+import json
 import os
 import re
 import uuid
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import Item, Rows
-from manycpu.pipeline.adapters.storage import Block, Reading, open_file
-from manycpu.pipeline.transfer.journal import Journal
-from manycpu.pipeline.transfer.manifest import DIGITS, File, Manifest, Progress, Tick, TransferError
-from manycpu.pipeline.transfer.verify import verify
+from manycpu.pipeline.adapters.storage import Block, Location, Reading, open_file
+from manycpu.pipeline.transfer.manifest import DIGITS, File, Manifest, Progress, Tick, TransferError, verify
 
-__all__ = ["Copied", "Source", "TakenOverError", "copy", "drop"]
+__all__ = ["Copied", "Journal", "Source", "TakenOverError", "copy", "drop"]
 
 _STRETCH: Final = 8 << 20  # bytes that may wait for the disk, and to be read back
 _BLOCK: Final = 1 << 18  # bytes that are read back at once: what a core's cache holds
 _LARGE: Final = 1 << 20  # bytes from which on a file is worth trying to be cloned
 _TOKEN: Final = 8  # digits
 _PLAIN, _EXECUTABLE = 0o666, 0o777  # less the umask
+_JOURNAL: Final = "~manycpu.journal"  # after most names: what is no part of a copy is deleted in their order
 
 
 class TakenOverError(TransferError):
@@ -55,6 +55,63 @@ class Source(Protocol):
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
         """Read each file from its byte on; each is read to its end before the next is asked for."""
+
+
+class Journal:
+    """A line for each stretch of a file that was copied, in a file beside them that goes where they go.
+
+    After a crash a file may have its length, and holes: it is gone on with after what still is what was
+    copied. So nothing has to be on the disk before its line is.
+
+    Args:
+        folder: The partial folder.
+        items: The files that are copied.
+    """
+
+    def __init__(self, folder: Path, items: Iterable[Item]) -> None:
+        self._copy = Location.of(f"file://{folder}", "run.data")
+        self._path = folder / _journal_name(items)
+        self._copied = _read_journal(self._path)
+        self._file = self._path.open("a", buffering=1)
+
+    def __enter__(self) -> Self:
+        self._file.write("\n")  # the last line may be half of one
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        self._file.close()
+        if failed is None:
+            self._path.unlink(missing_ok=True)
+
+    def note(self, path: str, size: int, sha256: str) -> None:
+        """Write down the sha256 of a file's first bytes, or of all of them."""
+        self._file.write(json.dumps([path, size, sha256]) + "\n")
+
+    def start(self, item: Item, tick: Tick) -> int:
+        """Return how many bytes of a file that is there are what was copied: they are read."""
+        size, sha256 = self._copied.get(item.path, (0, ""))
+        return size if size and self._copy.hashed(item, size, tick) == (size, sha256) else 0
+
+
+def _journal_name(items: Iterable[Item]) -> str:
+    """Find a name that none of the files has, and no folder of theirs."""
+    taken = {top for item in items if (top := item.path.split("/", 1)[0]).endswith(_JOURNAL)}
+    name = _JOURNAL
+    while name in taken:
+        name = f"~{name}"
+    return name
+
+
+def _read_journal(path: Path) -> dict[str, tuple[int, str]]:
+    if not path.exists():
+        return {}
+    copied: dict[str, tuple[int, str]] = {}
+    with path.open(errors="replace") as lines:
+        for line in lines:
+            with suppress(ValueError, TypeError):  # half a line, or what a crash left in its place
+                name, size, sha256 = json.loads(line)
+                copied[name] = int(size), sha256
+    return copied
 
 
 def copy(source: Source, stem: Path, progress: Progress, tick: Tick) -> Copied:

@@ -10,8 +10,7 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.output import REPORT, manifest_name, programs_report
 from manycpu.pipeline.transfer.claims import claimed
 from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse, signed, strangers
-from manycpu.pipeline.transfer.hashing import Hashing
-from manycpu.pipeline.transfer.manifest import File, Manifest, Progress, Tick, TransferError, scan
+from manycpu.pipeline.transfer.manifest import File, Hashing, Manifest, Progress, Tick, TransferError, scan
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy
 
 __all__ = ["publish", "save", "written"]

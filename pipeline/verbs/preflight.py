@@ -12,8 +12,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location, is_remote, protocols
-from manycpu.pipeline.launchers import refusals
-from manycpu.pipeline.launchers.device import device_refusals
+from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.spec import cpu_plan, image_folder, program, squad

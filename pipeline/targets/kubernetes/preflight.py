@@ -10,8 +10,7 @@ import yaml
 
 from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
-from manycpu.pipeline.launchers.pod_spec import TPU
-from manycpu.pipeline.launchers.ranks import rank_template
+from manycpu.pipeline.launchers.pod_spec import TPU, find_rank_template
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
 from manycpu.pipeline.spec.job_kinds import (
     JOB_KINDS,
@@ -259,7 +258,7 @@ def _nodes(ctx: ClusterContext) -> list[dict[str, Any]]:
 def _admission(ctx: ClusterContext) -> Findings:
     """Create a rank's pod, as a dry run: Pod Security, quota, limits, account and priority class speak up."""
     written = objects(ctx)
-    template, needed = rank_template(written), JOB_LAUNCHERS[ctx.target.launch].ranks(written[-1])
+    template, needed = find_rank_template(written), JOB_LAUNCHERS[ctx.target.launch].ranks(written[-1])
     template["spec"] = template["spec"] | (needed.pod if needed else {})
     template["metadata"]["name"] = f"{ctx.name}-preflight"
     template["spec"]["restartPolicy"] = "Never"
