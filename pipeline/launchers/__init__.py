@@ -1,12 +1,12 @@
-"""Launchers: how a run becomes something running, one file for each launch kind and one line here.
+"""Launchers describe what to run: one file for each launch kind, and one line here.
 
-A launcher is a module with pure functions, and the fields that it cannot express:
+A launcher is a module of pure functions, with the fields that it refuses:
 
 - ``objects(run, target, placement) -> list``: what to create or run, the job last.
-- ``state(...) -> Status``: what the target says of it.
-- ``ranks(job) -> Ranks``, of jobs: what the ranks need.
-- ``UNSUPPORTED``: field of the run, or one of the target with ``target.`` before it, or ``elastic`` for a
-  range of nodes -> why this launch kind refuses it, so that nothing is dropped in silence.
+- ``state(...) -> Status``: the state of a job or a process.
+- ``ranks(job) -> Ranks``, for jobs: what the ranks need.
+- ``UNSUPPORTED``: field of the run, or ``target.`` and a field of the target, or ``elastic`` for a range of
+  nodes -> why this launch kind refuses it. So no field is ignored silently.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,31 +36,31 @@ __all__ = [
 
 
 class Launcher(Protocol):
-    """What every module of this package offers."""
+    """The interface of every launcher module."""
 
     @property
     def UNSUPPORTED(self) -> Mapping[str, str]:  # noqa: N802 - a constant of the module
-        """Name the fields that it refuses, with the reason."""
+        """Field that the launcher refuses -> why."""
 
     def objects(self, run: TrainingRun, target: Any, placement: Placement) -> list[dict[str, Any]]:
-        """Describe what to create or run; the job, or the command, is the last."""
+        """Describe what to create or run; the job, or the command, comes last."""
 
 
 class ProcessLauncher(Launcher, Protocol):
     """Starts a command on machines."""
 
     def state(self, observed: Mapping[str, Any]) -> Status:
-        """Read the run's state off what was observed of the supervised process."""
+        """Derive the run's state from observations of the supervised process."""
 
 
 class JobLauncher(Launcher, Protocol):
     """Creates a job on Kubernetes; its facts are in ``spec/job_kinds.py``."""
 
     def state(self, job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
-        """Read whether a job has ended, and how; of one that goes on, what its operator says of it."""
+        """Derive the run's state from a job and its pods."""
 
     def ranks(self, job: KubeObject) -> Ranks | None:
-        """Read off a job what its ranks need; None where it is none of ours."""
+        """Read from a job what its ranks need; None: manycpu did not create it."""
 
 
 LAUNCHERS: Final[dict[str, ProcessLauncher]] = {
@@ -75,11 +75,11 @@ JOB_LAUNCHERS: Final[dict[str, JobLauncher]] = {
 }
 
 
-_OF_A_LAUNCHER: Final = dict.fromkeys(
+_NO_LAUNCHER_POD: Final = dict.fromkeys(
     ("resources.launcher_cpu", "resources.launcher_memory"), "mpirun has no pod of its own"
 )
-_INSTEAD: Final = {"elastic": "Give one number."}
-"""A field that is not to be left out, since its default is another run -> what to do."""
+_FIXES: Final = {"elastic": "Give one number."}
+"""Field that cannot simply be left out, since its default is another run -> what to do."""
 
 
 def refusals(run: TrainingRun, target: Target) -> list[Finding]:
@@ -87,15 +87,15 @@ def refusals(run: TrainingRun, target: Target) -> list[Finding]:
     launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
     alone = isinstance(target, Kubernetes) and target.has_launcher
     return [
-        Finding(named, f"{target.launch!r} cannot do this: {why}", _INSTEAD.get(field, f"Leave {named} out."))
-        for field, why in {**launcher.UNSUPPORTED, **({} if alone else _OF_A_LAUNCHER)}.items()
+        Finding(named, f"{target.launch!r} cannot do this: {why}", _FIXES.get(field, f"Leave {named} out."))
+        for field, why in {**launcher.UNSUPPORTED, **({} if alone else _NO_LAUNCHER_POD)}.items()
         for named, is_set in [_find(run, target, field)]
         if is_set
     ]
 
 
 def _find(run: TrainingRun, target: Target, field: str) -> tuple[str, bool]:
-    """Name a field in full, and tell whether it was set to something of its own."""
+    """Return a field's full name, and whether its value differs from the default."""
     if field == "elastic":
         return "run.nnodes", run.elastic
     if field.startswith("target."):

@@ -1,4 +1,4 @@
-"""Processes of this machine: a parent that imports no torch starts the ranks, and ends them together."""
+"""Processes on this machine: a parent that imports no torch starts the ranks, and ends them together."""
 
 from typing import Any
 

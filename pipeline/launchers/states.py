@@ -11,14 +11,15 @@ __all__ = ["completion_time", "job_state", "process_state"]
 
 
 def job_state(kind: JobKind, job: KubeObject | None) -> Status:
-    """Derive a job's state from its conditions; of one that has succeeded, its pods may differ.
+    """Derive a job's state from its conditions, for every kind of job.
 
     Args:
         kind: Its kind.
-        job: As the API shows it; None: there is none any more.
+        job: The job; None: it was deleted.
     """
     if job is None:
         return Status(state=RunState.FAILED, reason=f"its {kind.kind} is gone: somebody deleted it")
+    # A condition is true only with the status "True": former ones stay in the list.
     holds = {
         condition["type"]: condition
         for condition in (job.get("status") or {}).get("conditions") or ()
@@ -35,7 +36,7 @@ def job_state(kind: JobKind, job: KubeObject | None) -> Status:
 
 
 def completion_time(job: KubeObject) -> str | None:
-    """Read when a job ended, as the API writes times; None where it does not say."""
+    """Read when a job ended, as the API writes times; None: unknown."""
     return (job.get("status") or {}).get("completionTime")
 
 
@@ -48,29 +49,25 @@ _STARTING = Status(state=RunState.PENDING, reason="starting")
 
 
 def process_state(observed: Mapping[str, Any]) -> Status:
-    """Derive the state from what was observed of a supervised process.
+    """Derive a run's state from a supervised process, for every launch kind of machines.
 
     Args:
         observed: ``alive`` (whether the supervisor lives; None: unknown), ``unseen`` (why that is unknown),
-            ``met`` (all ranks have), ``exit`` (the supervisor's exit record, or None) and ``cancelled``.
+            ``met`` (whether all ranks have met), ``exit`` (its exit record, or None) and ``cancelled``.
     """
     record = observed["exit"]
     if record is None:
-        return _without_record(observed)
+        if observed["alive"] is None:
+            return Status(state=RunState.UNKNOWN, reason=observed["unseen"])
+        if not observed["alive"]:
+            gone = "its supervisor is gone without an exit record: killed, or the machine restarted"
+            return Status(state=RunState.FAILED, reason=gone)
+        return Status(state=RunState.RUNNING) if observed["met"] else _STARTING
     if observed["cancelled"] or record["reason"] == "cancelled":
         return Status(state=RunState.CANCELLED, reason=record["reason"])
-    if record["reason"]:
-        return Status(state=RunState.FAILED, reason=record["reason"], by_itself=True)
-    if record["code"] != 0:
+    reason = record["reason"]
+    if not reason and record["code"] != 0:
         reason = f"the launcher ended with {describe_exit(record['code'])}"
+    if reason:
         return Status(state=RunState.FAILED, reason=reason, by_itself=True)
     return Status(state=RunState.SUCCEEDED)
-
-
-def _without_record(observed: Mapping[str, Any]) -> Status:
-    if observed["alive"] is None:
-        return Status(state=RunState.UNKNOWN, reason=observed["unseen"])
-    if not observed["alive"]:
-        gone = "its supervisor is gone without an exit record: killed, or the machine restarted"
-        return Status(state=RunState.FAILED, reason=gone)
-    return Status(state=RunState.RUNNING) if observed["met"] else _STARTING

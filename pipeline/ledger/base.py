@@ -1,4 +1,4 @@
-"""The interface of every ledger, and the lease of a run: the run lives while somebody renews it.
+"""The interface of every ledger, and the lease of a run: the run lives while its lease is renewed.
 
 On Kubernetes the lease is annotations of the ledger, so that a list of ledgers shows the leases of all runs.
 """
@@ -30,33 +30,33 @@ __all__ = [
     "to_annotations",
 ]
 
-LEASE_S: Final = 86_400.0  # seconds: longer than a retry, a worker or a triggerer is away
-RENEW_INTERVAL_S: Final = 600.0  # seconds, give or take half: 1,000 waiting runs write twice a second
+LEASE_S: Final = 86_400.0  # longer than a retry, a worker or a triggerer is away
+RENEW_INTERVAL_S: Final = 600.0  # give or take half: 1,000 waiting runs write twice a second
 _UNTIL, _ENDED, _KEPT, _HOLDER = (f"manycpu/{name}" for name in ("kept-until", "ended", "kept", "holder"))
 REMOVED_ANNOTATION: Final = "manycpu/removed"
-"""Somebody removes the run, because its time is over."""
+"""Annotation: the run is being removed, because its lease is over."""
 
 
 class Lease(BaseModel):
     """Until when a run is left alone, and who holds it."""
 
     until: float | None = None
-    """Seconds since the epoch; None: for ever, as far as others are concerned."""
+    """Seconds since the epoch; None: for ever."""
     ended: bool = False
-    """Nobody works on the run any more."""
+    """No process works on the run any more."""
     kept: bool = False
-    """The run was cleaned up, and what it made is kept until then."""
+    """The run was cleaned up, and its results are kept until then."""
     holder: ProcessHandle | None = None
-    """The process that does all of the run, whose death frees the lease; None: many work on it in turn."""
+    """The process that does all of the run, whose death frees the lease; None: several work in turn."""
 
     def held(self, now: float) -> bool:
-        """Whether somebody works on the run, or is about to; ``now`` in seconds since the epoch."""
+        """Whether a process works on the run, or is about to; ``now`` in seconds since the epoch."""
         if self.ended or self.until is None or self.until <= now:
             return False
         return self.holder is None or process.is_alive(self.holder) is not False
 
     def held_by_another(self, now: float) -> bool | None:
-        """Whether another process runs all verbs of the run; None: whether it lives is unknown here."""
+        """Whether another process runs all verbs of the run; None: it cannot be seen from here."""
         if self.holder is None or not self.held(now) or process.is_this_process(self.holder):
             return False
         return process.is_alive(self.holder)
@@ -67,7 +67,7 @@ class Lease(BaseModel):
 
 
 def from_annotations(meta: Mapping[str, Any]) -> Lease:
-    """Read the lease from a ledger's metadata; what nobody of ours wrote is ignored."""
+    """Read the lease from a ledger's metadata; annotations that manycpu did not write are ignored."""
     annotations = meta.get("annotations") or {}
     try:
         holder = annotations.get(_HOLDER)
@@ -82,7 +82,7 @@ def from_annotations(meta: Mapping[str, Any]) -> Lease:
 
 
 def to_annotations(**fields: Any) -> dict[str, str | None]:
-    """Write fields of a lease as annotations; None takes one away."""
+    """Write fields of a lease as annotations; None removes one."""
     lease = Lease(**fields)
     annotations = {
         "until": (_UNTIL, None if lease.until is None else f"{lease.until:.0f}"),
@@ -93,11 +93,11 @@ def to_annotations(**fields: Any) -> dict[str, str | None]:
     return dict(annotations[name] for name in fields)
 
 
-_JOIN_TIMEOUT_S = 5.0  # seconds that a renewal may still be under way when the work is done
+_JOIN_TIMEOUT_S = 5.0  # for a renewal that is under way when the work is done
 
 
 def pause() -> float:
-    """Choose the seconds until the next renewal, at random: the renewals of many runs are spread."""
+    """Choose the seconds until the next renewal, with jitter that spreads the renewals of many runs."""
     return random.uniform(0.5, 1.5) * RENEW_INTERVAL_S  # noqa: S311 - spreads load
 
 
@@ -122,7 +122,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def update(self) -> AbstractContextManager[Entry]:
-        """Change the entry: what the block changes is recorded at its end."""
+        """Change the entry in a ``with`` block; its changes are recorded at the end."""
 
     @abstractmethod
     def lease(self) -> Lease:
@@ -141,14 +141,14 @@ class Ledger(ABC):
         """
 
     def now(self) -> float:
-        """Read the clock that leases go by, in seconds since the epoch."""
+        """Read the clock of leases, in seconds since the epoch."""
         return time.time()
 
     def renew(self, seconds: float = LEASE_S) -> None:
         """Renew the lease for so many seconds from now.
 
         Raises:
-            RunGoneError: The run was taken away.
+            RunGoneError: The run was deleted.
         """
         self.change_lease(until=self.now() + seconds, ended=False, kept=False)
 
@@ -156,7 +156,7 @@ class Ledger(ABC):
         """Raise if another process of this machine runs all verbs of this run: both would clean up.
 
         Raises:
-            ForeignRunError: One does; nothing of the run was touched.
+            ForeignRunError: Another process does; nothing of the run was changed.
         """
         lease = self.lease()
         if lease.holder is not None and lease.held_by_another(self.now()):
@@ -176,7 +176,7 @@ class Ledger(ABC):
         """Renew the lease for as long as the block works on the run, by so many seconds each time.
 
         Raises:
-            RunGoneError: The run was taken away before the block began.
+            RunGoneError: The run was deleted before the block began.
         """
         _renew_or_skip(self.renew, seconds)
         ended = threading.Event()
@@ -190,7 +190,7 @@ class Ledger(ABC):
 
     def _renew(self, ended: threading.Event, seconds: float) -> None:
         while not ended.wait(pause()):
-            with suppress(RunGoneError):  # whoever works on it will notice
+            with suppress(RunGoneError):  # the block's own calls fail then
                 _renew_or_skip(self.renew, seconds)
 
     @contextmanager
@@ -201,11 +201,11 @@ class Ledger(ABC):
             with self.kept_alive(lease):
                 yield record
         except (ForeignRunError, UnseenError):
-            raise  # the run is another's, and continues
+            raise  # the run belongs to another process, and continues
         except BaseException as error:
             record.result, record.error = "failed", redacted(str(error)) or type(error).__name__
             record.seconds = time.monotonic() - started
-            with suppress(OSError, ManycpuError):  # a full disk, perhaps: the error itself says more
+            with suppress(OSError, ManycpuError):  # such as a full disk: the first error says more
                 self._add(verb, record)
             raise
         record.seconds = time.monotonic() - started
@@ -222,7 +222,7 @@ class Ledger(ABC):
 
 
 def _renew_or_skip(renew: Callable[[float], None], seconds: float) -> None:
-    """Renew the lease; a failure waits for the next renewal: a lease is far longer than their interval."""
+    """Renew the lease; after a failure, the next renewal is early enough."""
     try:
         renew(seconds)
     except RunGoneError:

@@ -82,19 +82,19 @@ class Sizes(NamedTuple):
         return processes if self.subprocesses == 1 else f"{processes} x {self.subprocesses} subprocesses"
 
 
-_CONTAINERS_SHM: Final = 64 << 20  # what container runtimes give by themselves
+_CONTAINER_SHM: Final = 64 << 20  # the default of container runtimes
 
 
 def cpu_warnings(
     machine: Machine, request: CpuRequest, sizes: Sizes, preload: Sequence[str]
 ) -> Iterator[str]:
-    """Yield a warning for each mistake in what a run asks of a node.
+    """Yield a warning for each common mistake with the cores and the memory of a node, with what to do.
 
     Args:
         machine: What the node grants.
-        request: What the run wants of it.
-        sizes: How the node is divided.
-        preload: What would be preloaded if the user had set nothing.
+        request: What the run asks of it.
+        sizes: How the node's cores are divided.
+        preload: The libraries that would be preloaded if the user had set none.
     """
     yield from _excess(machine, request)
     yield from _shape(machine, sizes)
@@ -141,7 +141,7 @@ def _shape(machine: Machine, sizes: Sizes) -> Iterator[str]:
             f"a process of {sizes.fair} threads spans {machine.sockets} sockets, and reads a part of its "
             f"memory across the link between them; set run.nproc_per_node to {machine.sockets}, or a multiple"
         )
-    if machine.shm is not None and machine.shm <= _CONTAINERS_SHM and sizes.processes > 1:
+    if machine.shm is not None and machine.shm <= _CONTAINER_SHM and sizes.processes > 1:
         yield (
             f"the shared memory at /dev/shm has {format_bytes(machine.shm)}, as in any container: "
             "ranks and data loaders that exchange tensors there die of SIGBUS; mount a memory-backed volume "

@@ -28,15 +28,15 @@ def words(value: object) -> object:
 
 
 def null(value: object) -> object:
-    """Read the word null: the trigger form and the command line have nothing but text."""
+    """Read the word null as None: the trigger form and the command line have only text."""
     return None if value == "null" else value
 
 
 def passable(value: Any) -> Any:
-    """Return a value that processes can be given.
+    """Return a value unchanged if it can be passed to a process.
 
     Raises:
-        ValueError: There is a NUL character in it.
+        ValueError: It has a NUL character.
     """
     if any("\0" in text for text in _texts(value)):
         raise ValueError("a NUL character can stand in no path, no argument and no environment")
@@ -52,12 +52,12 @@ def _texts(value: object) -> Iterator[str]:
 
 
 AMOUNT_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
-"""Of memory or storage, as Kubernetes writes it."""
+"""An amount of memory or storage, as Kubernetes writes it."""
 FOLDER_PATTERN: Final = r"^/.*[^/]$"
 LABEL_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
-"""What names of runs begin with."""
+"""The beginning of a run's name."""
 NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
-"""Of an object of Kubernetes."""
+"""Name of an object of Kubernetes."""
 PATTERN_HINTS: Final = {
     AMOUNT_PATTERN: "an amount is needed, such as 8Gi or 500M",
     FOLDER_PATTERN: "an absolute path is needed, with no slash at its end",

@@ -67,7 +67,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """What tells it from others of its repository: the digest where there is one."""
+        """The digest where there is one, else the tag."""
         return self.digest or self.tag or "latest"
 
     def at(self, version: str) -> "Reference":
@@ -96,7 +96,7 @@ class Layer:
 
 
 class Change(NamedTuple):
-    """A change to an image: layers that are put upon it, and what they set."""
+    """A change to an image: layers to add, and the settings to change."""
 
     layers: Sequence[Layer]
     env: Mapping[str, str]
@@ -106,7 +106,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Image:
-    """A manifest and its config, as the very bytes that their digests are of."""
+    """A manifest and its config, as the exact bytes that their digests are of."""
 
     manifest_bytes: bytes
     config_bytes: bytes
@@ -142,7 +142,7 @@ class Image:
     @property
     def env(self) -> dict[str, str]:
         """The environment."""
-        return _mapping(self.settings.get("Env"))
+        return dict(entry.partition("=")[::2] for entry in self.settings.get("Env") or ())
 
     @property
     def layers(self) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ class Image:
         return self.config.get("os", "linux"), self.config.get("architecture", "")
 
     def changed(self, change: Change) -> "Image":
-        """Return the image with layers put upon it; the change's PYTHONPATH and PATH go before its own."""
+        """Return the image with layers added; the change's PYTHONPATH and PATH come before the image's."""
         config = self.config
         config["rootfs"]["diff_ids"] += [layer.diff_id for layer in change.layers]
         if "history" in config:
@@ -164,7 +164,11 @@ class Image:
         config_bytes = _canonical(config)
         manifest = self.manifest
         manifest["config"] |= {"digest": sha256(config_bytes), "size": len(config_bytes)}
-        manifest["layers"] += [self._descriptor(layer) for layer in change.layers]
+        media_type = _GZIPPED[self.media_type]
+        manifest["layers"] += [
+            {"mediaType": media_type, "digest": layer.digest, "size": len(layer.content)}
+            for layer in change.layers
+        ]
         return Image(_canonical(manifest), config_bytes, self.media_type)
 
     def _settings(self, change: Change) -> dict[str, Any]:
@@ -174,13 +178,6 @@ class Image:
         if change.working_folder is not None:
             settings["WorkingDir"] = change.working_folder
         return settings
-
-    def _descriptor(self, layer: Layer) -> dict[str, Any]:
-        return {
-            "mediaType": _GZIPPED[self.media_type],
-            "digest": layer.digest,
-            "size": len(layer.content),
-        }
 
 
 def choose(index: Mapping[str, Any], name: str) -> str:
@@ -229,10 +226,6 @@ def _environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[s
             rest = [part for part in before.get(name, "").split(":") if part and part != change[name]]
             after[name] = ":".join([change[name], *rest])
     return after
-
-
-def _mapping(env: Sequence[str] | None) -> dict[str, str]:
-    return dict(entry.partition("=")[::2] for entry in env or ())
 
 
 def _canonical(value: object) -> bytes:

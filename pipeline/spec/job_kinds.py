@@ -43,9 +43,9 @@ class ApiResource(NamedTuple):
 
     kind: str
     group: str
-    """Empty for what Kubernetes has had from the beginning, such as pods."""
+    """Empty: the core group, such as for pods."""
     version: str
-    """Empty where it is the one that the cluster prefers."""
+    """Empty: the version that the cluster prefers."""
     plural: str
 
     @property
@@ -65,19 +65,19 @@ class JobKind:
 
     resource: ApiResource
     operator: str
-    """Which of Kubeflow's operators runs it, for people."""
+    """Name of the Kubeflow operator that runs it, for people."""
     succeeded: str = "Succeeded"
     """The condition that holds when it has succeeded."""
     suspend: tuple[str, ...] = ("spec", "runPolicy", "suspend")
     """Path of the field that suspends it."""
     launcher: bool = False
-    """Whether a pod of its own starts the ranks, passes on their lines, and ends as the worst of them.
+    """Whether a separate pod starts the ranks, passes on their lines, and ends as the worst of them.
 
     The ranks' pods then run no more than sshd, and a launcher that has begun is not suspended: the operator
     does not resume it.
     """
     companions: tuple[ApiResource, ...] = ()
-    """What is created before the job, such as the runtime that it refers to. It goes with the run."""
+    """Objects that are created before the job, such as its runtime, and deleted with the run."""
 
     @property
     def kind(self) -> str:
@@ -96,11 +96,11 @@ class JobKind:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The conditions of which one holds when it has ended."""
+        """The conditions of its end: one of them is true once it has ended."""
         return self.succeeded, FAILED
 
     def suspended(self, job: KubeObject) -> bool:
-        """Whether a job is to wait.
+        """Whether a job is suspended.
 
         >>> MPIJOB.suspended({"spec": {"runPolicy": {"suspend": True}}}), MPIJOB.suspended({"spec": {}})
         (True, False)
@@ -111,7 +111,7 @@ class JobKind:
         return bool(value)
 
     def with_suspend(self, suspend: bool) -> KubeObject:
-        """Build the part of a job that suspends it, or lets it go on.
+        """Build the patch that suspends or resumes a job.
 
         >>> MPIJOB.with_suspend(True)
         {'spec': {'runPolicy': {'suspend': True}}}
@@ -161,7 +161,7 @@ JOB_UID_LABEL: Final = f"{_KUEUE}/job-uid"
 WORKLOAD: Final = ApiResource("Workload", _KUEUE, "", "workloads")
 LOCAL_QUEUE: Final = ApiResource("LocalQueue", _KUEUE, "", "localqueues")
 VISIBILITY: Final = ApiResource("PendingWorkloadsSummary", f"visibility.{_KUEUE}", "", "localqueues")
-"""Who waits in a queue, in order: each queue has it as ``pendingworkloads``."""
+"""The workloads that wait in a queue, in order: ``pendingworkloads`` of the queue."""
 
 
 CORE_KINDS: Final = {

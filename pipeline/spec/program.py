@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 __all__ = ["AUTO", "RECIPES", "Program", "copy_files", "files_of", "imports_of", "parse"]
 
 AUTO: Final = "auto"
-"""What ``run.code`` is where the project around the program is to be found."""
+"""Value of ``run.code`` that means: find the project around the program."""
 RECIPES = {
     "hogwild": "manycpu.pipeline.recipes.hogwild",
     "image_classification": "manycpu.pipeline.recipes.image_classification",
@@ -42,25 +42,22 @@ def parse(program: str) -> Program:
 
 
 def files_of(root: Path, name: str) -> Iterator[Path]:
-    """List the files of a top-level module in a folder: its one, or those of its package."""
+    """List the files of a top-level module in a folder: its one file, or those of its package."""
     if (root / f"{name}.py").is_file():
         yield root / f"{name}.py"
     elif (root / name).is_dir():
-        yield from (file for file in (root / name).rglob("*") if _is_of_package(file))
-
-
-def _is_of_package(file: Path) -> bool:
-    """Whether a file goes with a package: its code, and in a package proper what lies beside it."""
-    if not file.is_file() or file.suffix == ".pyc":
-        return False
-    return file.suffix == ".py" or (file.parent / "__init__.py").is_file()
+        for file in (root / name).rglob("*"):
+            # Beside the code also data files, if their folder is a package with an __init__.py.
+            is_part = file.suffix == ".py" or (file.parent / "__init__.py").is_file()
+            if is_part and file.is_file() and file.suffix != ".pyc":
+                yield file
 
 
 def imports_of(file: Path) -> Iterator[str]:
     """List the top-level modules that a file imports; none of a file that is no Python."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # as it would be for whoever imports it
+    except (SyntaxError, ValueError):  # importing it would fail as well
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Where to train: a closed union, told apart by ``kind``."""
+"""Where to train: a closed union with the discriminator ``kind``."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
@@ -33,9 +33,9 @@ _MPI = "The mpirun to use: Intel MPI, Open MPI or MPICH; default: impi-rt beside
 Family = Literal["intel", "openmpi", "mpich"]
 """An implementation of MPI."""
 DEFAULT_MPI: Final[Family] = "intel"
-"""That of an mpijob which names none."""
+"""The MPI of an mpijob that names none."""
 DEFAULT_RUNTIME: Final = "torch-distributed"
-"""Runtime of a TrainJob that names none: Trainer comes with it."""
+"""Runtime of a TrainJob that names none: it comes with Trainer."""
 OWN_RUNTIME: Final = "own"
 """Runtime of a TrainJob that is made for its run."""
 
@@ -175,7 +175,7 @@ class Kubernetes(BaseModel):
         json_schema_extra=section("Volume"),
     )
     mount_path: str = Field(
-        "/tmp/pvc-mount",  # noqa: S108 - inside a pod, where nobody else is
+        "/tmp/pvc-mount",  # noqa: S108 - inside a pod, with one user
         pattern=FOLDER_PATTERN,
         description="Where the claim is mounted in every pod.",
         json_schema_extra=section("Volume"),
@@ -328,7 +328,7 @@ class Kubernetes(BaseModel):
 
     @property
     def home(self) -> str:
-        """What manycpu has on the volume, as the pods see it."""
+        """Manycpu's folder on the volume, as the pods see it."""
         return f"{self.mount_path}/manycpu"
 
 

@@ -25,7 +25,7 @@ __all__ = ["Resources", "TrainingRun"]
 
 Backend = Literal["ccl", "gloo", "mpi"]
 Seconds = Annotated[int, Field(ge=1, le=10**11)]  # 3,000 years: what times can be computed with
-_SPARE = 3600  # seconds in which whoever waits for a training ends it itself, and says why
+_SPARE_S = 3600  # in which a waiting process ends the training itself, and records why
 
 
 class Resources(BaseModel):
@@ -309,7 +309,7 @@ class TrainingRun(BaseModel):
 
     @property
     def elastic(self) -> bool:
-        """Whether the number of nodes may change while the run goes on."""
+        """Whether the number of nodes may change during the run."""
         return isinstance(self.nnodes, str)
 
     @property
@@ -319,8 +319,8 @@ class TrainingRun(BaseModel):
 
     @property
     def longest(self) -> int:
-        """Seconds after which an attempt has surely ended: its time budgets, and an hour to spare."""
-        return self.queue_timeout + self.start_timeout + self.run_timeout + _SPARE
+        """Seconds after which an attempt has certainly ended: its time budgets, and an hour to spare."""
+        return self.queue_timeout + self.start_timeout + self.run_timeout + _SPARE_S
 
     @property
     def cpu_request(self) -> CpuRequest:

@@ -31,7 +31,7 @@ _TRUE: Final = {"1", "on", "t", "true", "y", "yes"}
 
 
 def public(version: str) -> str:
-    """Leave out what tells builds of a version apart.
+    """Remove the local part of a version, which distinguishes builds.
 
     >>> public("2.15.0+cpu")
     '2.15.0'
@@ -49,7 +49,7 @@ def is_true(text: str) -> bool:
 
 
 def first_of(names: Sequence[str]) -> str:
-    """Name the first of some things, and how many more there are.
+    """Write the first of some names, and how many more there are.
 
     >>> first_of(["a.txt"]), first_of(["a.txt", "b", "c"])
     ('a.txt', 'a.txt (and 2 more)')
@@ -65,7 +65,7 @@ def parse_memory(text: str) -> int:
     """Parse an amount of memory, in bytes.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is no such amount.
     """
     if not re.match(AMOUNT_PATTERN, text):
         raise ValueError(f"{text!r} is no amount of memory, such as 512Gi")
