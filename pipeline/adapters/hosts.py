@@ -1,4 +1,4 @@
-"""Inspect the hosts of a ``baremetal`` target with one ssh command on each, and judge them here."""
+"""Read the hostfile of a ``baremetal`` target, and check its hosts with one ssh command on each."""
 
 import json
 import re
@@ -21,7 +21,7 @@ __all__ = ["check", "chosen", "parse_hostfile", "placement", "python_of"]
 
 _HOSTFILE_FIELD = "target.hostfile"
 _HOSTFILE_SHAPE = "Write a host on each line: `name`, `name:processes` or `name slots=processes`"
-# A name must not begin with a dash: ssh would read it as an option.
+# A name must not begin with a dash, which ssh would read as an option.
 _HOSTFILE_LINE = re.compile(
     r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])"
     r"(?::(?P<count>\S*)|(?P<words>(?:\s+\S+=\S*)*))"
@@ -30,7 +30,10 @@ _HOSTFILE_WORDS = {"slots", "max_slots", "max-slots"}
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
-    """Read a hostfile of any of the three MPIs; IPv6 addresses stand in brackets.
+    r"""Parse a hostfile of any of the three MPIs; IPv6 addresses are in brackets.
+
+    >>> parse_hostfile("node-a\nnode-b:2  # big\n")
+    (Host(name='node-a', slots=None), Host(name='node-b', slots=2))
 
     Raises:
         BadInputError: A line cannot be read, a host is named twice, or there is none.
@@ -76,9 +79,9 @@ def _parse_host(words: str, number: int) -> Host:
     return Host(match["name"].strip("[]"), int(count) if count else None)
 
 
-_TIMEOUT: Final = 60.0
+_TIMEOUT_S: Final = 60.0
 
-# Runs on the host, by its own Python, read from stdin: nothing of ours needs to be there to say so.
+# Runs on the host, by its own Python, from stdin: so it works on hosts without manycpu, and reports that.
 _PROBE: Final = """
 import importlib.metadata, json, os, pathlib, socket, sys
 
@@ -143,19 +146,19 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
 def check(
     target: BareMetal, run: TrainingRun, mpi: Mpi | None, needs: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Inspect Python, manycpu, torch, cores and MPI of every host: what is wrong, and what to do.
+    """Check Python, manycpu, torch, cores and MPI of every host.
 
     Args:
         target: The hosts.
         run: The run.
         mpi: The MPI that starts the ranks.
-        needs: Versions that the hosts must have, by name.
+        needs: Package -> version that the hosts must have.
     """
     try:
         hosts = chosen(target, run)
     except BadInputError as error:
         return [_finding(error)]
-    results = ssh.at_all(hosts, lambda host: _look(target, host, mpi))
+    results = ssh.at_all(hosts, lambda host: _inspect(target, host, mpi))
     problems = [result for result in results if isinstance(result, Finding)]
     inspected = [result for result in results if isinstance(result, _Inspected)]
     problems += [finding for each in inspected for finding in _check_host(target, run, each)]
@@ -191,7 +194,7 @@ def python_of(target: BareMetal) -> str:
     return target.python or sys.executable
 
 
-def _look(target: BareMetal, host: Host, mpi: Mpi | None) -> _Inspected | Finding:
+def _inspect(target: BareMetal, host: Host, mpi: Mpi | None) -> _Inspected | Finding:
     try:
         return _Inspected(host, _probe(target, host, [mpi.mpirun] if mpi else []))
     except ManycpuError as error:
@@ -199,9 +202,9 @@ def _look(target: BareMetal, host: Host, mpi: Mpi | None) -> _Inspected | Findin
 
 
 def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any]:
-    """Ask a host's Python for its versions, cores and files."""
+    """Read versions, cores and missing files of a host, by its Python."""
     python = python_of(target)
-    done = ssh.run(target, host, [python, "-", *files], timeout=_TIMEOUT, input=_PROBE.encode())
+    done = ssh.run(target, host, [python, "-", *files], timeout=_TIMEOUT_S, input=_PROBE.encode())
     answer = next((line for line in done.out.splitlines() if line.startswith("::probe::")), None)
     if answer is None:
         raise LaunchError(
@@ -263,7 +266,7 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
 
 
 def _compare_with_needs(inspected: Sequence[_Inspected], needs: Mapping[str, str]) -> Iterator[Finding]:
-    """Compare what the hosts have with what travels to them."""
+    """Compare the hosts' packages with those of the notebook whose function is sent to them."""
     for name, needed in needs.items():
         found = {public(each.facts[name.lower()] or ""): each.host.name for each in inspected}
         for other, host in found.items():
