@@ -25,7 +25,7 @@ from bench._measure import rounds
 from manycpu.pipeline.adapters import cluster_exec
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client, direct
-from manycpu.pipeline.pod.identity import make
+from manycpu.pipeline.pod.direct import make_identity
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 from manycpu.pipeline.targets.open_run import open_context
@@ -211,7 +211,7 @@ def _turn(
 def _bare(ctx: ClusterContext, pod: helper_pod.Helper) -> float:
     """Time one stream of TLS to the pod, as the product opens it, of which nothing is made."""
     running = cluster_exec.start(cluster_of(ctx), pod.name, helper_pod.CONTAINER, ["python3", "-c", SINK])
-    identity = make("bench")
+    identity = make_identity("bench")
     port = direct.offer(running, identity)
     address = (cluster_of(ctx).get("Pod", pod.name) or {})["status"]["podIP"]
     streams = direct.connect(address, port, identity)

@@ -31,7 +31,7 @@ from manycpu.operators.source_names import (
     words_of,
 )
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.module_files import copy_files
+from manycpu.pipeline.spec.program import copy_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

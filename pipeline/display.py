@@ -27,7 +27,7 @@ from manycpu.pipeline.spec.event_types import (
     readable,
 )
 from manycpu.pipeline.spec.events import RankLine
-from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.observed import Series
 from manycpu.pipeline.spec.tracking import place_in_words
 from manycpu.pipeline.terminal_curve import draw, spark
 

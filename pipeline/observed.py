@@ -22,8 +22,7 @@ from manycpu.pipeline.spec.event_types import (
     decode,
 )
 from manycpu.pipeline.spec.events import RETURN_LIMIT, RankLine, is_shallow, split
-from manycpu.pipeline.spec.observed import Observed, Pace, Progress, Rank
-from manycpu.pipeline.spec.series import FIRST, Series, values_of
+from manycpu.pipeline.spec.observed import FIRST_METRICS, Observed, Pace, Progress, Rank, Series, values_of
 from manycpu.pipeline.spec.state import RankFailure
 
 __all__ = ["Observer", "believe", "observe"]
@@ -31,7 +30,7 @@ __all__ = ["Observer", "believe", "observe"]
 _LAST_LINES = 20
 _LINE = 2000  # characters of each
 _WARNINGS, _METRICS, _SERIES = 200, 1000, 100  # different ones that are kept
-_ALWAYS: Final = (*FIRST, "step_seconds")  # have a curve, however many others came before
+_ALWAYS: Final = (*FIRST_METRICS, "step_seconds")  # have a curve, however many others came before
 _PROGRESS: Final = ("epoch", "loss", "grad_norm", "learning_rate", "samples_per_second")  # are metrics, too
 
 

@@ -10,9 +10,8 @@ from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec.credentials import redacted_description, redacted_fields, without
-from manycpu.pipeline.spec.observed import Observed, Progress, Rank
+from manycpu.pipeline.spec.observed import FIRST_METRICS, SERIES_LIMIT, Observed, Progress, Rank, Series
 from manycpu.pipeline.spec.output import REPORT
-from manycpu.pipeline.spec.series import FIRST, LIMIT, Series
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import Place
 
@@ -134,8 +133,10 @@ def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
 
 def _fitting(series: Mapping[str, Series], room: int) -> dict[str, Any]:
     """Thin curves until they fit, at last only the first of them."""
-    names = sorted(series, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-    points = LIMIT
+    names = sorted(
+        series, key=lambda name: FIRST_METRICS.index(name) if name in FIRST_METRICS else len(FIRST_METRICS)
+    )
+    points = SERIES_LIMIT
     while names:
         curves = {name: series[name].thinned(points).model_dump(mode="json") for name in names}
         if (size := _size(curves)) <= room:
@@ -148,7 +149,7 @@ def _fitting(series: Mapping[str, Series], room: int) -> dict[str, Any]:
 
 def _by_importance(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Put what people look at first first: the last are left out first."""
-    return {name: metrics[name] for name in FIRST if name in metrics} | dict(metrics)
+    return {name: metrics[name] for name in FIRST_METRICS if name in metrics} | dict(metrics)
 
 
 def _cut(value: Any, text: int, items: int) -> Any:

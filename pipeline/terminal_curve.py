@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Final
 
-from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.observed import Series
 
 __all__ = ["draw", "spark"]
 

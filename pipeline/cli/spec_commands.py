@@ -15,7 +15,7 @@ from rich.table import Table
 from manycpu.pipeline import display
 from manycpu.pipeline.cli import options
 from manycpu.pipeline.render import as_yaml
-from manycpu.pipeline.spec import cpu_plan, node_spec, started_processes
+from manycpu.pipeline.spec import cpu_plan, node_spec
 from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
@@ -23,6 +23,7 @@ from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.program_code import main_file
 from manycpu.pipeline.verbs import all_verbs, launch, preflight
+from manycpu.pipeline.verbs.source_checks import process_findings
 
 __all__ = ["COMMANDS"]
 
@@ -80,7 +81,7 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
         click.echo(f"warning: {warning}")
     if path := main_file(requested, file.parent if file else Path.cwd()):
         source = path.read_text(errors="replace")
-        found = started_processes.findings(source, path.name, requested.subprocesses, node_plan.threads)
+        found = process_findings(source, path.name, requested.subprocesses, node_plan.threads)
         for finding in found:
             click.echo(f"warning: {finding}")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.node.rank_environment import Rank
-from manycpu.pipeline.spec import pinning, quantity
-from manycpu.pipeline.spec.cpu_plan import CpuPlan
+from manycpu.pipeline.spec.cpu_plan import CpuPlan, pinned
+from manycpu.pipeline.spec.words import counted
 
 __all__ = ["Share", "folder_of_user", "held", "take"]
 
@@ -108,10 +108,10 @@ def _beside(others: list[dict[str, Any]], plan: CpuPlan) -> Share:
     each = max(1, int(plan.cores // plan.processes))
     left = len({cpu.core for cpu in free})
     if left >= plan.processes * each:
-        pins = pinning.places(free, plan.processes, each)
+        pins = pinned(free, plan.processes, each)
         return Share(tuple(tuple(cpu.number for cpu in pin) for pin in pins))
     runs = sorted({used[cpu.number] for cpu in plan.machine.cpus if cpu.number in used})
-    needed = quantity.counted(plan.processes * each, "core")
+    needed = counted(plan.processes * each, "core")
     return Share(
         (),
         f"the ranks are not pinned to cores: they need {needed}, and {', '.join(runs)}, which runs on this "

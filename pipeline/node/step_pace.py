@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from manycpu.pipeline.node.emit import say
-from manycpu.pipeline.spec.pace import EVERY, samples_of_a_step
+from manycpu.pipeline.spec.events import PACE_INTERVAL_S, samples_per_step
 
 __all__ = ["StepPace", "watch"]
 
@@ -62,7 +62,7 @@ class StepPace:
             self._told = now
         self._steps += 1
         self._last = now
-        if now - self._told >= EVERY:
+        if now - self._told >= PACE_INTERVAL_S:
             self.tell()
 
     def tell(self) -> None:
@@ -73,7 +73,7 @@ class StepPace:
         self._seconds.clear()
         self._told = self._clock()
         fields: dict[str, Any] = {"step": self._steps, "step_seconds": round(seconds, 6)}
-        if seconds and (samples := samples_of_a_step()):
+        if seconds and (samples := samples_per_step()):
             fields["samples_per_second"] = round(samples / seconds, 3)
         if (waited := _waited()) is not None:
             fields["wait_seconds"] = round(waited, 6)

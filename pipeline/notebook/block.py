@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.event_types import MetricsEvent, ProgressEvent
-from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.observed import Series
 
 __all__ = ["Block", "curve"]
 

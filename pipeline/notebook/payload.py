@@ -14,7 +14,7 @@ from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
 from manycpu.pipeline.notebook import travel
 from manycpu.pipeline.notebook.pickling import dumps, named_only
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.module_files import copy_files
+from manycpu.pipeline.spec.program import copy_files
 
 __all__ = ["check_call", "paths_of_here", "script_of", "write"]
 

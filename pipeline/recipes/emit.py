@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from manycpu.pipeline.spec.hardware import bf16_warning, flags
+from manycpu.pipeline.spec.machine import bf16_warning, processor_flags
 
 __all__ = ["bf16_notes", "say"]
 
@@ -18,5 +18,5 @@ def say(message: str) -> None:
 
 def bf16_notes(env: Mapping[str, str], *, bf16: bool) -> list[str]:
     """Explain what bf16 costs here, where an option asked for it: of the run's own dtype the CPU plan has."""
-    warning = bf16_warning(flags()) if bf16 and env.get("MANYCPU_DTYPE") != "bf16" else None
+    warning = bf16_warning(processor_flags()) if bf16 and env.get("MANYCPU_DTYPE") != "bf16" else None
     return [warning] if warning else []

@@ -21,7 +21,7 @@ from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes import ipex
 from manycpu.pipeline.recipes.arguments import option
 from manycpu.pipeline.recipes.pace import Pace
-from manycpu.pipeline.spec.pace import takes
+from manycpu.pipeline.spec.events import set_samples_per_step
 
 __all__ = ["CpuTrainer", "CpuTrainingOptions", "usable"]
 
@@ -121,7 +121,7 @@ class ProgressCallback(TrainerCallback):
         """Record where the training begins: after a resume that is not step 0."""
         del control, kwargs
         self._pace, self._trains = Pace(state.global_step), True
-        takes(args.train_batch_size * args.gradient_accumulation_steps)
+        set_samples_per_step(args.train_batch_size * args.gradient_accumulation_steps)
 
     def on_log(
         self,

@@ -4,15 +4,21 @@ Pure; knows no torch, so that launchers and ``manycpu plan`` use it too.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from manycpu.pipeline.spec import cpu_warnings, pinning, quantity
-from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, CpuRequest, Sizes
+from manycpu.pipeline.spec.cpu_request import (
+    AFFINITY_VARIABLES,
+    THREAD_VARIABLES,
+    CpuRequest,
+    Sizes,
+    cpu_warnings,
+)
 from manycpu.pipeline.spec.machine import Cpu, Machine
+from manycpu.pipeline.spec.words import counted, format_bytes
 
-__all__ = ["CpuPlan", "Row", "plan", "shm_of"]
+__all__ = ["CpuPlan", "Row", "pinned", "plan", "processor_ranges", "shm_of"]
 
 _ALLOCATORS: Final = ("tcmalloc", "jemalloc")
 
@@ -57,7 +63,7 @@ def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
     request = request or CpuRequest()
     sizes = _sizes(machine, request)
     unpinned = _why_not_pinned(machine, request, sizes)
-    pins = () if unpinned else pinning.places(machine.cpus, sizes.processes, sizes.cores_each)
+    pins = () if unpinned else pinned(machine.cpus, sizes.processes, sizes.cores_each)
     preload = () if "LD_PRELOAD" in request.env else _preload(machine)
     memory = request.memory or machine.memory
     return CpuPlan(
@@ -69,11 +75,10 @@ def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
         preload=preload,
         shm=shm_of(memory) if memory else None,
         env={name: str(sizes.threads) for name in THREAD_VARIABLES if name not in request.env},
-        warnings=tuple(cpu_warnings.warnings(machine, request, sizes, _preload(machine))),
+        warnings=tuple(cpu_warnings(machine, request, sizes, _preload(machine))),
         rows=(
             *_rows_of_machine(machine, request, sizes),
-            *_rows_of_processes(request, sizes),
-            _row_of_pins(pins, unpinned),
+            *_rows_of_processes(request, sizes, pins, unpinned),
             *_rows_of_environment(machine, request, sizes),
         ),
     )
@@ -129,7 +134,7 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
     )
     yield Row(
         "topology",
-        f"{quantity.counted(machine.sockets, 'socket')}, {quantity.counted(machine.nodes, 'NUMA node')}",
+        f"{counted(machine.sockets, 'socket')}, {counted(machine.nodes, 'NUMA node')}",
         smt,
     )
     lost = sizes.cores - sizes.computing * sizes.fair
@@ -142,17 +147,19 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
     yield Row("cores", f"{sizes.cores:g}", why + rest)
     if memory := request.memory or machine.memory:
         why = "run.resources.memory" if request.memory else "the lesser of the node's and the cgroup's limit"
-        yield Row("memory", quantity.shown(memory), why)
+        yield Row("memory", format_bytes(memory), why)
         yield Row(
             "shared memory",
-            quantity.shown(shm_of(memory)),
+            format_bytes(shm_of(memory)),
             "the size of /dev/shm: half of the memory, of which it is part",
         )
 
 
-def _rows_of_processes(request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
+def _rows_of_processes(
+    request: CpuRequest, sizes: Sizes, pins: tuple[tuple[Cpu, ...], ...], unpinned: str | None
+) -> Iterator[Row]:
     computing = f"{sizes}" if sizes.subprocesses == 1 else f"({sizes})"
-    share = f"floor({quantity.counted(sizes.cores, 'core')} / {computing}), at least 1"
+    share = f"floor({counted(sizes.cores, 'core')} / {computing}), at least 1"
     yield Row(
         "processes",
         str(sizes.processes),
@@ -161,21 +168,25 @@ def _rows_of_processes(request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
     if sizes.subprocesses > 1:
         yield Row("subprocesses", str(sizes.subprocesses), "run.subprocesses: of each process, on its cores")
     yield Row("threads", str(sizes.threads), "run.env" if sizes.threads != sizes.fair else share)
-
-
-def _row_of_pins(pins: tuple[tuple[Cpu, ...], ...], unpinned: str | None) -> Row:
     if unpinned:
-        return Row("pinning", "none", unpinned)
-    listed = "; ".join(f"rank {rank}: {pinning.shown(pin)}" for rank, pin in enumerate(pins))
-    whole = pinning.one_node_each(pins)
+        yield Row("pinning", "none", unpinned)
+        return
+    listed = "; ".join(f"rank {rank}: {processor_ranges(pin)}" for rank, pin in enumerate(pins))
+    whole = all(len({cpu.node for cpu in pin}) == 1 for pin in pins)
     why = "each rank within one NUMA node" if whole else "a rank needs more cores than a NUMA node has"
-    return Row("pinning", listed, why)
+    yield Row("pinning", listed, why)
 
 
 def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
     if request.backend == "ccl":
         yield Row("oneCCL workers", "none", "one thread of each process drives oneCCL, and sleeps between")
-    yield _row_of_preload(machine, request)
+    if "LD_PRELOAD" in request.env:
+        yield Row("preload", request.env["LD_PRELOAD"], "run.env")
+    elif machine.libraries is None:
+        yield Row("preload", "", "tcmalloc or jemalloc, and libiomp5, where the node has them")
+    else:
+        found = ", ".join(_preload(machine))
+        yield Row("preload", found or "none", "an allocator and OpenMP, where they are installed")
     ours = [name for name in THREAD_VARIABLES if name not in request.env]
     if ours:
         yield Row(", ".join(ours), str(sizes.threads), "threads")
@@ -184,10 +195,46 @@ def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) ->
             yield Row(name, request.env[name], "run.env")
 
 
-def _row_of_preload(machine: Machine, request: CpuRequest) -> Row:
-    if "LD_PRELOAD" in request.env:
-        return Row("preload", request.env["LD_PRELOAD"], "run.env")
-    if machine.libraries is None:
-        return Row("preload", "", "tcmalloc or jemalloc, and libiomp5, where the node has them")
-    libraries = _preload(machine)
-    return Row("preload", ", ".join(libraries) or "none", "an allocator and OpenMP, where they are installed")
+def pinned(cpus: Sequence[Cpu], processes: int, threads: int) -> tuple[tuple[Cpu, ...], ...]:
+    """Give each process ``threads`` cores of its own, with all their hyper-threads.
+
+    A process gets the first NUMA node that has as many cores left, and the first cores of all that are left
+    where none has. Cores that are left over in the end serve the data loaders and collectives of the
+    processes on their NUMA node.
+
+    Args:
+        cpus: What there is, in order; at least ``processes * threads`` cores.
+        processes: How many processes there are.
+        threads: Cores of each.
+    """
+    free = list(dict.fromkeys((cpu.node, cpu.core) for cpu in cpus))
+    own = []
+    for _ in range(processes):
+        taken = _fitting(free, threads)
+        free = [core for core in free if core not in taken]
+        own.append(taken)
+    pins = []
+    for taken in own:
+        nodes = {node for node, _ in taken}
+        cores = {core for _, core in taken} | {core for node, core in free if node in nodes}
+        pins.append(tuple(cpu for cpu in cpus if cpu.core in cores))
+    return tuple(pins)
+
+
+def processor_ranges(cpus: Iterable[Cpu]) -> str:
+    """Write processors as the kernel does: 0, 1, 2, 5 is ``0-2,5``."""
+    ranges: list[list[int]] = []
+    for number in sorted(cpu.number for cpu in cpus):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def _fitting(free: list[tuple[int, int]], threads: int) -> list[tuple[int, int]]:
+    for node in dict.fromkeys(node for node, _ in free):
+        cores = [core for core in free if core[0] == node]
+        if len(cores) >= threads:
+            return cores[:threads]
+    return free[:threads]

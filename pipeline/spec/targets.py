@@ -1,4 +1,4 @@
-"""Where to train: a closed union, told apart by ``kind``."""
+"""Where to train: a closed union with the discriminator ``kind``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticKnownError
 
-from manycpu.pipeline.spec import cpu_plan, patterns
+from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.credentials import redacted_description
-from manycpu.pipeline.spec.form import passable, section, words
+from manycpu.pipeline.spec.form import AMOUNT_PATTERN, FOLDER_PATTERN, NAME_PATTERN, passable, section, words
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, TRAINJOB
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -39,9 +39,9 @@ _MPI = "The mpirun to use: Intel MPI, Open MPI or MPICH; default: impi-rt beside
 Family = Literal["intel", "openmpi", "mpich"]
 """An implementation of MPI."""
 DEFAULT_MPI: Final[Family] = "intel"
-"""That of an mpijob which names none."""
+"""The MPI of an mpijob that names none."""
 DEFAULT_RUNTIME: Final = "torch-distributed"
-"""Runtime of a TrainJob that names none: Trainer comes with it."""
+"""Runtime of a TrainJob that names none: it comes with Trainer."""
 OWN_RUNTIME: Final = "own"
 """Runtime of a TrainJob that is made for its run."""
 
@@ -187,7 +187,7 @@ class Kubernetes(TargetFields):
     )
     namespace: str = Field(
         "default",
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         max_length=63,
         description="Namespace of everything that the run creates.",
         examples=["ml"],
@@ -207,7 +207,7 @@ class Kubernetes(TargetFields):
     )
     claim: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="PersistentVolumeClaim for data, checkpoints and models; default: one made for the run, "
         "and deleted with it.",
         examples=["training-data"],
@@ -215,7 +215,7 @@ class Kubernetes(TargetFields):
     )
     claim_size: str = Field(
         "20Gi",
-        pattern=patterns.AMOUNT,
+        pattern=AMOUNT_PATTERN,
         description="Size of a claim that is made for the run.",
         json_schema_extra=section("Volume"),
     )
@@ -230,8 +230,8 @@ class Kubernetes(TargetFields):
         json_schema_extra=section("Volume"),
     )
     mount_path: str = Field(
-        "/tmp/pvc-mount",  # noqa: S108 - inside a pod, where nobody else is
-        pattern=patterns.FOLDER,
+        "/tmp/pvc-mount",  # noqa: S108 - inside a pod, with one user
+        pattern=FOLDER_PATTERN,
         description="Where the claim is mounted in every pod.",
         json_schema_extra=section("Volume"),
     )
@@ -285,7 +285,7 @@ class Kubernetes(TargetFields):
     )
     build_namespace: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Namespace of builder pods, which need Pod Security level baseline (`pod`) or privileged "
         "(`buildkit`); default: the run's.",
         json_schema_extra=section("Image"),
@@ -297,7 +297,7 @@ class Kubernetes(TargetFields):
     )
     pull_secret: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Secret of type kubernetes.io/dockerconfigjson for the registry.",
         json_schema_extra=section("Image"),
     )
@@ -329,13 +329,13 @@ class Kubernetes(TargetFields):
     )
     queue: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Kueue's LocalQueue that admits the job.",
         json_schema_extra=section("Nodes"),
     )
     queue_priority: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Kueue's WorkloadPriorityClass of the job in its queue; default: that of priority_class.",
         json_schema_extra=section("Nodes"),
     )
@@ -358,7 +358,7 @@ class Kubernetes(TargetFields):
     )
     runtime: str = Field(
         DEFAULT_RUNTIME,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="The runtime of a trainjob: a ClusterTrainingRuntime by name, or `own` for one that is "
         "made for the run and deleted with it.",
         examples=["own"],
@@ -396,7 +396,7 @@ class Kubernetes(TargetFields):
 
     @property
     def home(self) -> str:
-        """What manycpu has on the volume, as the pods see it."""
+        """Manycpu's folder on the volume, as the pods see it."""
         return f"{self.mount_path}/manycpu"
 
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from manycpu.pipeline.spec import patterns
 from manycpu.pipeline.spec.credentials import HIDDEN, is_secret, redacted_options
 from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error
+from manycpu.pipeline.spec.form import PATTERN_HINTS
 from manycpu.pipeline.spec.targets import KINDS, Target, TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun
 
@@ -92,7 +92,7 @@ def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Fi
 
 def _message(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "string_pattern_mismatch":
-        return patterns.WORDS[problem["ctx"]["pattern"]]
+        return PATTERN_HINTS[problem["ctx"]["pattern"]]
     return _IN_YAML.get(problem["type"]) or str(problem["msg"]).removeprefix("Value error, ")
 
 

@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import Entry, Ledger
-from manycpu.pipeline.ledger.lease import LENGTH
+from manycpu.pipeline.ledger.base import LEASE_S
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.naming import run_key
 from manycpu.pipeline.spec.targets import TargetFields
@@ -99,8 +99,8 @@ class RunContext(Generic[Target_co, Ledger_co]):
 
     @property
     def waiting_lease(self) -> float:
-        """Seconds that a run's lease lasts from its launch on: by then its training has ended."""
-        return LENGTH + self.run.longest
+        """Seconds that the run's lease lasts from its launch on: by then its training has ended."""
+        return LEASE_S + self.run.longest
 
     @property
     def destination(self) -> str:

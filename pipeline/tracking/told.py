@@ -9,7 +9,7 @@ from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.event_types import Event
-from manycpu.pipeline.spec.series import Series, is_finite, values_of
+from manycpu.pipeline.spec.observed import Series, is_finite, values_of
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import Ending, Point, Tracked
 

@@ -12,20 +12,19 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location, is_remote, protocols
-from manycpu.pipeline.launchers import refusals
-from manycpu.pipeline.launchers.device import device_refusals
+from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
 from manycpu.pipeline.run_report import REPORT
-from manycpu.pipeline.spec import cpu_plan, image_folder, program, squad, started_processes
+from manycpu.pipeline.spec import cpu_plan, image_folder, program, squad
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.machine import Machine
-from manycpu.pipeline.spec.written_files import relative_writes
 from manycpu.pipeline.targets import program_imports
 from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
 from manycpu.pipeline.targets.output import not_empty, occupied
 from manycpu.pipeline.targets.program_code import code_of, installed, main_file, module_root, program_of
 from manycpu.pipeline.tracking import trackers
+from manycpu.pipeline.verbs.source_checks import process_findings, relative_writes
 
 __all__ = ["preflight"]
 
@@ -132,7 +131,7 @@ def _started_processes(ctx: RunContext) -> Findings:
     here = ctx.target.is_this_machine
     threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if here else None
     source = path.read_text(errors="replace")
-    yield from started_processes.findings(source, path.name, ctx.run.subprocesses, threads)
+    yield from process_findings(source, path.name, ctx.run.subprocesses, threads)
 
 
 def _imports(ctx: RunContext) -> Findings:

@@ -15,8 +15,7 @@ from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.events import RankLine
-from manycpu.pipeline.spec.kueue import PRIORITY
-from manycpu.pipeline.spec.kueue import QUEUE as QUEUE_LABEL
+from manycpu.pipeline.spec.job_kinds import PRIORITY_LABEL, QUEUE_LABEL
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.kubernetes import preflight
 from manycpu.pipeline.targets.kubernetes.context import is_on_kubernetes
@@ -132,7 +131,7 @@ class Preempting(Silent):
 def test_a_run_that_is_preempted_goes_on_from_its_checkpoint(
     kind: str, target: Fields, a_run: MakeRun, start: Callable[..., Looker]
 ) -> None:
-    listener = Preempting(lambda: start("urgent", 8, **{PRIORITY: HIGH}))
+    listener = Preempting(lambda: start("urgent", 8, **{PRIORITY_LABEL: HIGH}))
     where = target | KINDS[kind] | {"queue": QUEUE}
     report = train(a_run(goes_on(2), stall_timeout=60), where, run_id="goes-on", listener=listener)
     assert (report.state, report.attempts) == ("succeeded", 1)

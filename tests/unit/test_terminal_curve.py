@@ -2,7 +2,7 @@
 
 import pytest
 
-from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.observed import Series
 from manycpu.pipeline.terminal_curve import draw, spark
 
 

@@ -21,8 +21,8 @@ from manycpu.pipeline.notebook.returned import Returned
 from manycpu.pipeline.notebook.travel import Call
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent, decode
+from manycpu.pipeline.spec.observed import Series
 from manycpu.pipeline.spec.output import RETURNED
-from manycpu.pipeline.spec.series import Series
 
 CELL = """
 import os

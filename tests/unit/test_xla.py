@@ -8,7 +8,7 @@ import pytest
 from support.golden import differences, golden
 from support.job_manifests import container, objects, place, pod, run, target, variables
 
-from manycpu.pipeline.launchers.device import device_refusals
+from manycpu.pipeline.launchers import device_refusals
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.launchers.pod_spec import TPU_LABELS
 from manycpu.pipeline.node import device_environment

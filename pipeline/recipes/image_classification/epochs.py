@@ -15,7 +15,7 @@ from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.recipes.image_classification import model as models
 from manycpu.pipeline.recipes.image_classification.options import Options
 from manycpu.pipeline.recipes.pace import Pace
-from manycpu.pipeline.spec.pace import takes
+from manycpu.pipeline.spec.events import set_samples_per_step
 
 __all__ = ["Epochs"]
 
@@ -67,7 +67,7 @@ class Epochs:
     def train(self) -> dict[str, float]:
         """Train the epochs that are left; return the accuracy in percent, and the loss, of the evaluation."""
         self._pace = Pace(self.step)
-        takes(self._images.batch_size)
+        set_samples_per_step(self._images.batch_size)
         results: dict[str, float] = {}
         for epoch in range(self.step // len(self._train_loader), self._images.num_epochs):
             self._epoch(epoch)

@@ -6,7 +6,7 @@ from typing import Any
 
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.extras import install
-from manycpu.pipeline.spec.hardware import bf16_warning, flags
+from manycpu.pipeline.spec.machine import bf16_warning, processor_flags
 
 __all__ = ["ARGS", "DATA", "demo_run"]
 
@@ -49,7 +49,7 @@ def demo_run(output: str) -> dict[str, Any]:
         "output": output,
         "nnodes": 1,
         "nproc_per_node": 2,
-        "dtype": "fp32" if bf16_warning(flags()) else "bf16",
+        "dtype": "fp32" if bf16_warning(processor_flags()) else "bf16",
     }
 
 

@@ -10,11 +10,17 @@ import yaml
 
 from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
-from manycpu.pipeline.launchers.pod_spec import TPU
-from manycpu.pipeline.launchers.ranks import rank_template
+from manycpu.pipeline.launchers.pod_spec import TPU, find_rank_template
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS, MPIJOB, TRAINJOB, JobKind
-from manycpu.pipeline.spec.kueue import LOCAL_QUEUE, QUEUE, VISIBILITY
+from manycpu.pipeline.spec.job_kinds import (
+    JOB_KINDS,
+    LOCAL_QUEUE,
+    MPIJOB,
+    QUEUE_LABEL,
+    TRAINJOB,
+    VISIBILITY,
+    JobKind,
+)
 from manycpu.pipeline.spec.targets import OWN_RUNTIME, Kubernetes
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
@@ -139,7 +145,7 @@ def _runtime(ctx: ClusterContext) -> Findings:
             f"Name a ClusterTrainingRuntime that the cluster has, or set it to {OWN_RUNTIME!r}",
         )
         return
-    if queue := answer["metadata"].get("labels", {}).get(QUEUE):  # Kueue's default one
+    if queue := answer["metadata"].get("labels", {}).get(QUEUE_LABEL):  # Kueue's default one
         text = f"Kueue puts each TrainJob of namespace {ctx.target.namespace} into LocalQueue {queue!r}"
         yield Finding("target.queue", text, f"Set it to {queue}: the run then has a runtime of its own")
 
@@ -252,7 +258,7 @@ def _nodes(ctx: ClusterContext) -> list[dict[str, Any]]:
 def _admission(ctx: ClusterContext) -> Findings:
     """Create a rank's pod, as a dry run: Pod Security, quota, limits, account and priority class speak up."""
     written = objects(ctx)
-    template, needed = rank_template(written), JOB_LAUNCHERS[ctx.target.launch].ranks(written[-1])
+    template, needed = find_rank_template(written), JOB_LAUNCHERS[ctx.target.launch].ranks(written[-1])
     template["spec"] = template["spec"] | (needed.pod if needed else {})
     template["metadata"]["name"] = f"{ctx.name}-preflight"
     template["spec"]["restartPolicy"] = "Never"

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from manycpu.pipeline.spec.errors import Finding, ForbiddenError, NotFoundError
+from manycpu.pipeline.spec.job_kinds import LOCAL_QUEUE
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.kueue import LOCAL_QUEUE
 from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["check_queue"]

@@ -13,7 +13,7 @@ from manycpu.pipeline.launchers.pod_spec import (
     on_nodes,
     one_off_pod,
     pod_spec,
-    security,
+    security_context,
     unprivileged,
 )
 from manycpu.pipeline.pod import client
@@ -71,7 +71,7 @@ def manifest(
         container["imagePullPolicy"] = target.pull_policy
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
     # On the training's nodes: a volume that is bound to its first pod's node must be in reach of them.
-    spec = pod_spec(container, volumes, securityContext=security(), **on_nodes(target))
+    spec = pod_spec(container, volumes, securityContext=security_context(), **on_nodes(target))
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     named = {
         "name": f"{ctx.name}-{verb}",
