@@ -73,8 +73,8 @@ def test_the_first_step_is_not_timed_and_the_end_tells_the_rest(told: Told, batc
     pace = StepPace(clock)
     _train(pace, clock, 1, 60.0, optimizer)
     _train(pace, clock, 4, 0.25, optimizer)
-    pace.tell()
-    pace.tell()
+    pace.report()
+    pace.report()
     (event,) = told()
     assert (event["step"], event["step_seconds"], event["samples_per_second"]) == (5, 0.25, 64.0)
 
@@ -85,7 +85,7 @@ def test_a_second_optimizer_makes_no_steps_of_its_own(told: Told) -> None:
     for _ in range(5):
         _train(pace, clock, 1, 1.0, first)
         _train(pace, clock, 1, 1.0, second)
-    pace.tell()
+    pace.report()
     assert told()[0]["step"] == 5
     assert told() == []
 
@@ -95,7 +95,7 @@ def test_another_optimizer_goes_on_where_the_first_is_gone(told: Told) -> None:
     pace = StepPace(clock)
     _train(pace, clock, 2, 1.0, _optimizer())
     _train(pace, clock, 2, 1.0, _optimizer())
-    pace.tell()
+    pace.report()
     assert told()[0]["step"] == 4
 
 
@@ -106,7 +106,7 @@ def test_what_is_done_between_and_after_steps_is_none_of_theirs(told: Told) -> N
     _train(pace, clock, 1, 600.0, optimizer)
     _train(pace, clock, 10, 0.25, optimizer)
     clock.now += 60.0
-    pace.tell()
+    pace.report()
     assert [event["step_seconds"] for event in told()] == [0.25, 0.25]
 
 
@@ -115,7 +115,7 @@ def test_another_optimizer_goes_on_where_the_first_makes_no_more_steps(told: Tol
     pace = StepPace(clock)
     _train(pace, clock, 3, 0.1, head)
     _train(pace, clock, 60, 0.1, body)
-    pace.tell()
+    pace.report()
     assert told()[0]["step"] > 50
 
 
@@ -125,7 +125,7 @@ def test_a_child_of_the_rank_tells_nothing(told: Told) -> None:
     _train(pace, clock, 3, 1.0, optimizer)
     child = os.fork()
     if not child:
-        pace.tell()
+        pace.report()
         os._exit(0)
     os.waitpid(child, 0)
     assert told() == []
