@@ -15,7 +15,6 @@ from support import ccl_requirements
 from manycpu.pipeline.recipes.image_classification import generate, images
 from manycpu.pipeline.recipes.image_classification.__main__ import main
 from manycpu.pipeline.recipes.image_classification.options import parse
-from manycpu.pipeline.spec import image_folder
 from manycpu.pipeline.spec.event_types import decode
 from manycpu.pipeline.spec.events import split
 
@@ -113,9 +112,7 @@ def test_the_model_that_timm_reads_has_exactly_the_accuracy_that_the_ranks_told(
     from manycpu.pipeline.recipes.image_classification.classify import Classifier
 
     options = parse(OPTIONS, env).images
-    evaluated = images.split(
-        image_folder.read(env["MANYCPU_DATA"], options.label_pattern), options.seed
-    ).evaluation
+    evaluated = images.split(images.read(env["MANYCPU_DATA"], options.label_pattern), options.seed).evaluation
     guesses = Classifier(folder / "output").classify(evaluated.files)
     right = sum(guess.name == file.name[0] for guess, file in zip(guesses, evaluated.files, strict=True))
     assert results(folder / "output")["accuracy"] == round(100 * right / len(guesses), 2)

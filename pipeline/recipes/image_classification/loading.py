@@ -1,4 +1,4 @@
-"""Load images in batches: how each is cropped, and by how many processes of a rank."""
+"""Load images in batches: how each is cropped, and how many processes of a rank load them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +13,14 @@ from torchvision.transforms import (  # type: ignore[import-untyped]
     ToTensor,
 )
 
-from manycpu.pipeline.recipes.image_classification.images import Split
+from manycpu.pipeline.recipes.image_classification.images import Labelled, Split
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions
-from manycpu.pipeline.spec.image_folder import Labelled
 
 __all__ = ["for_evaluation", "loaders", "threads", "workers"]
 
-
-_MOST = 4
+_MAX_WORKERS = 4
 """Processes that load images, as Accelerate's tutorial has it."""
-_THREADS_FOR_EACH = 4
+_THREADS_PER_WORKER = 4
 """Threads of a rank for each of these processes; with fewer the rank loads images itself."""
 
 
@@ -31,7 +29,7 @@ class Images(Dataset[dict[str, Any]]):
 
     Args:
         images: Which ones.
-        transform: What makes a tensor of an image.
+        transform: Makes a tensor of an image.
     """
 
     def __init__(self, images: Labelled, transform: Any) -> None:
@@ -46,12 +44,12 @@ class Images(Dataset[dict[str, Any]]):
 
 
 def for_evaluation(size: int) -> Any:
-    """Return what makes a tensor of an image, always the same."""
+    """Return the transform of an image for evaluation, which is not random."""
     return Compose([Resize((size, size)), ToTensor()])
 
 
 def loaders(split: Split, options: ImageOptions, workers: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Make the loaders of training, which crops by chance, and of evaluation, by batches twice as large."""
+    """Make the loaders: for training with random crops, for evaluation with batches twice as large."""
     size, batch = options.image_size, options.batch_size
     crop = Compose([RandomResizedCrop(size, scale=(0.5, 1.0)), ToTensor()])
     train, evaluation = Images(split.train, crop), Images(split.evaluation, for_evaluation(size))
@@ -62,7 +60,7 @@ def loaders(split: Split, options: ImageOptions, workers: int) -> tuple[DataLoad
 
 
 def threads(env: Mapping[str, str]) -> int:
-    """Return the threads that the CPU plan gives to this rank, or that torch takes by itself."""
+    """Return the threads that the CPU plan gives to this rank, or else torch's default."""
     return int(env.get("MANYCPU_THREADS") or torch.get_num_threads())
 
 
@@ -74,4 +72,4 @@ def workers(asked: int | None, threads: int) -> int:
     >>> [workers(4, threads) for threads in (1, 3, 4, 16)]
     [0, 2, 3, 4]
     """
-    return min(threads // _THREADS_FOR_EACH, _MOST) if asked is None else min(asked, threads - 1)
+    return min(threads // _THREADS_PER_WORKER, _MAX_WORKERS) if asked is None else min(asked, threads - 1)

@@ -1,7 +1,7 @@
 """The model: created by timm, its body frozen, and written in the form that timm reads."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
         model = timm.create_model(
             source.name, pretrained=options.pretrained, pretrained_cfg_overlay=overlay, num_classes=classes
         )
-    except Exception as error:  # a library of downloads has errors of its own kind
+    except Exception as error:  # libraries that download raise errors of many kinds
         raise BadInputError(
             f"the model {source.name!r} cannot be loaded: {error}",
             field="run.model" if env.get("MANYCPU_MODEL") else "run.args",
@@ -56,7 +56,7 @@ def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
 
 
 def freeze(model: Any) -> None:
-    """Have the head alone be trained.
+    """Freeze the model but for its head.
 
     Raises:
         BadInputError: The model has no head.
@@ -68,7 +68,7 @@ def freeze(model: Any) -> None:
 
 
 def check_size(model: Any, size: int) -> None:
-    """See that the model takes images of this height and width.
+    """Check that the model takes images of this height and width.
 
     Raises:
         BadInputError: It does not.
@@ -126,7 +126,8 @@ def _folder(folder: Path) -> Source:
 
 
 def _weights(staged: Path) -> Path:
-    found = [staged] if staged.is_file() else sorted(_weight_files(staged))
+    in_folder = [] if staged.is_file() else [path for path in staged.iterdir() if path.suffix in _WEIGHTS]
+    found = [staged] if staged.is_file() else sorted(in_folder)
     if len(found) != 1:
         raise BadInputError(
             f"{staged} has {len(found)} files with weights ({', '.join(_WEIGHTS)}); one is needed",
@@ -134,10 +135,6 @@ def _weights(staged: Path) -> Path:
             fix="Name a folder with the weights of the model that --model names, or leave run.model out",
         )
     return found[0]
-
-
-def _weight_files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if path.suffix in _WEIGHTS)
 
 
 def _check_name(name: str) -> None:

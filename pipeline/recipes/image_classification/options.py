@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.arguments import option
+from manycpu.pipeline.recipes.image_classification.images import LABEL_PATTERN
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.image_folder import LABEL_PATTERN
 
 __all__ = ["ImageOptions", "Options", "parse"]
 
@@ -61,7 +61,7 @@ class ImageOptions:
     )
     checkpoints_total_limit: int = option(2, "Checkpoints to keep, the newest ones.")
     resume_from_checkpoint: str | None = option(
-        None, "Checkpoint to go on from; default: the newest of this run, else run.resume_from."
+        None, "Checkpoint to resume from; default: the newest of this run, else run.resume_from."
     )
 
 
@@ -74,7 +74,7 @@ class Options(NamedTuple):
     save_every: int | Literal["epoch"] | None
     """Steps between two checkpoints."""
     notes: tuple[str, ...] = ()
-    """What was read otherwise than it was written, or will not do what it seems to."""
+    """Notes on options that were read in another way than they are written, or have no effect."""
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
@@ -96,7 +96,10 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         parser.error(f"--lr {images.lr:g} is no learning rate: it must be greater than 0")
     folders = arguments.folders(images.output_dir, env)
     every = _save_every(images.checkpointing_steps)
-    return Options(images, folders.output, folders.checkpoints, every, (*folders.notes, *_notes(images)))
+    notes = list(folders.notes)
+    if not images.pretrained and not images.unfreeze:
+        notes.append("the body has random weights and is frozen: only --unfreeze has it learn")
+    return Options(images, folders.output, folders.checkpoints, every, tuple(notes))
 
 
 def _defaults(env: Mapping[str, str]) -> dict[str, Any]:
@@ -117,9 +120,3 @@ def _save_every(text: str) -> int | Literal["epoch"] | None:
         field="run.args",
         fix="Give one of them",
     )
-
-
-def _notes(images: ImageOptions) -> tuple[str, ...]:
-    if images.pretrained or images.unfreeze:
-        return ()
-    return ("the body has random weights and is frozen: only --unfreeze has it learn",)

@@ -17,15 +17,13 @@ from accelerate.utils import (
 )
 
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.recipes.emit import bf16_notes, say
+from manycpu.pipeline.recipes.checkpoints import resume_point
 from manycpu.pipeline.recipes.image_classification import images, loading, model
 from manycpu.pipeline.recipes.image_classification.epochs import Epochs
-from manycpu.pipeline.recipes.image_classification.images import Split
+from manycpu.pipeline.recipes.image_classification.images import Labelled, Split
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions, Options
-from manycpu.pipeline.recipes.resuming import resume_point
-from manycpu.pipeline.spec import image_folder
+from manycpu.pipeline.recipes.reporting import bf16_notes, say
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.image_folder import Labelled
 
 __all__ = ["run"]
 
@@ -42,16 +40,23 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     chosen = options.images
     for note in (*options.notes, *bf16_notes(env, bf16=chosen.mixed_precision == "bf16")):
         say(note)
-    labelled = image_folder.read(chosen.data_dir, chosen.label_pattern)
+    labelled = images.read(chosen.data_dir, chosen.label_pattern)
     accelerator = _accelerator(chosen)
     split = _checked(labelled, chosen, accelerator)
     set_seed(chosen.seed)
-    with accelerator.local_main_process_first():  # it fetches what the others find
+    with accelerator.local_main_process_first():  # it downloads what the others then find in the cache
         network = _network(chosen, len(labelled.classes), env)
     epochs = Epochs(options, accelerator, network, loading.loaders(split, chosen, _workers(chosen, env)))
     began = time.monotonic()
     resumed = epochs.resume(resume_point(options.checkpoints, chosen.resume_from_checkpoint, env))
-    results = {**epochs.train(), **_speed(epochs, resumed, time.monotonic() - began)}
+    evaluated, seconds = epochs.train(), time.monotonic() - began
+    results = {
+        **evaluated,
+        "train_steps": epochs.step,
+        "train_runtime": round(seconds, 4),
+        "train_samples_per_second": round((epochs.step - resumed) * epochs.batch / seconds, 3),
+        **({"resumed_from_step": resumed} if resumed else {}),
+    }
     metrics(results)
     if accelerator.is_main_process:
         _write(network, options, labelled.classes, results)
@@ -64,7 +69,7 @@ def _accelerator(options: ImageOptions) -> Accelerator:
         cpu=True,
         mixed_precision=options.mixed_precision,
         dynamo_backend="inductor" if options.torch_compile else "no",
-        # The order of an epoch follows from the seed and its number: a training that goes on has the same.
+        # Then the order of an epoch depends on the seed and its number only: a resumed training has the same.
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
         kwargs_handlers=[
             DistributedDataParallelKwargs(
@@ -76,7 +81,7 @@ def _accelerator(options: ImageOptions) -> Accelerator:
 
 
 def _checked(labelled: Labelled, options: ImageOptions, accelerator: Accelerator) -> Split:
-    """Split the images, and see that they can be read: each rank looks at its part of them."""
+    """Split the images, and check that they can be read, each rank a part of them."""
     split = images.split(labelled, options.seed)
     images.check_sizes(split, options.batch_size, accelerator.num_processes)
     own = labelled.files[accelerator.process_index :: accelerator.num_processes]
@@ -107,16 +112,6 @@ def _workers(options: ImageOptions, env: Mapping[str, str]) -> int:
     torch.set_num_threads(threads - workers)
     say(f"each rank has {threads} threads: {workers} to load images, {threads - workers} to compute")
     return workers
-
-
-def _speed(epochs: Epochs, resumed: int, seconds: float) -> dict[str, Any]:
-    trained = (epochs.step - resumed) * epochs.batch
-    return {
-        "train_steps": epochs.step,
-        "train_runtime": round(seconds, 4),
-        "train_samples_per_second": round(trained / seconds, 3),
-        **({"resumed_from_step": resumed} if resumed else {}),
-    }
 
 
 def _write(network: Any, options: Options, classes: tuple[str, ...], results: dict[str, Any]) -> None:

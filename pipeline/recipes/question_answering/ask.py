@@ -1,6 +1,6 @@
 """Ask a trained model: ``python -m manycpu.pipeline.recipes.question_answering.ask MODEL QUESTION CONTEXT``.
 
-transformers 5 has no pipeline for question answering any more; this is what it did.
+transformers 5 has no pipeline for question answering any more; this module replaces it.
 """
 
 import sys
