@@ -33,9 +33,7 @@ _HELPER_GRACE_S: Final = 2.0  # that processes of a script that has ended have t
 _MAX_NAMED: Final = 10  # processes that are named in a warning
 _MAX_BAR_INTERVAL_S: Final = 30.0  # between states of a progress bar that does not end its line
 _BLOCK_BYTES: Final = 1 << 16
-_MAX_BLOCKS: Final = (
-    64  # read at once: more than a pipe holds, and still bounded for a script that never pauses
-)
+_MAX_BLOCKS: Final = 64  # read at once: more than a pipe holds; bounded, because a script may never pause
 # Events of the run as a whole get no rank's prefix: a rank that waits to start has not written anything yet.
 _OF_THE_RUN: Final = events.encode("start").removesuffix("}").encode()
 _MARK: Final = events.PREFIX.encode()
@@ -252,9 +250,9 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _abort_hydra(code: int) -> None:
-    """Have Hydra (Intel MPI, MPICH) end the other ranks, which it does by itself for MPI programs only.
+    """Have Hydra (Intel MPI, MPICH) end the other ranks: without this, it does so for MPI programs only.
 
-    This is one line of the PMI protocol, on the descriptor that Hydra gives to every rank.
+    Writes one line of the PMI protocol to the descriptor that Hydra gives to every rank.
     """
     with contextlib.suppress(OSError, ValueError, KeyError):
         os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)

@@ -18,10 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from manycpu.pipeline.node.emit import say
-from manycpu.pipeline.spec.pace import EVERY, samples_of_a_step
 
-__all__ = ["StepPace", "watch"]
+__all__ = ["StepPace", "set_samples_per_step", "watch"]
 
+_REPORT_INTERVAL_S: Final = 10.0  # at least
+_SAMPLES: Final[list[int]] = []  # of a step; empty or 0: not known
 _WAIT_TIMES: Final = ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time")  # in nanoseconds
 _NANOSECONDS: Final = 1e9  # in a second
 _MODELS: Final[list[weakref.ref[Any]]] = []
@@ -63,7 +64,7 @@ class StepPace:
             self._reported = now
         self._steps += 1
         self._last = now
-        if now - self._reported >= EVERY:
+        if now - self._reported >= _REPORT_INTERVAL_S:
             self.report()
 
     def report(self) -> None:
@@ -74,12 +75,17 @@ class StepPace:
         self._seconds.clear()
         self._reported = self._clock()
         fields: dict[str, Any] = {"step": self._steps, "step_seconds": round(seconds, 6)}
-        if seconds and (samples := samples_of_a_step()):
+        if seconds and (samples := next(iter(_SAMPLES), 0)):
             fields["samples_per_second"] = round(samples / seconds, 3)
         if (waited := _read_wait_seconds()) is not None:
             fields["wait_seconds"] = round(waited, 6)
         with suppress(OSError):  # a log that nothing reads any more must not end the training
             say("pace", **fields)
+
+
+def set_samples_per_step(samples: int) -> None:
+    """Set how many samples this rank takes in each step of its optimizer; 0: not known."""
+    _SAMPLES[:] = [samples]
 
 
 def watch() -> StepPace:

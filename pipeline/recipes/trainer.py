@@ -19,9 +19,9 @@ from transformers import (
 )
 
 from manycpu.pipeline.node.metrics import metrics
+from manycpu.pipeline.node.step_pace import set_samples_per_step
 from manycpu.pipeline.recipes.arguments import option
 from manycpu.pipeline.recipes.reporting import Pace, say
-from manycpu.pipeline.spec.pace import takes
 
 __all__ = ["CpuTrainer", "CpuTrainingOptions", "misfit", "usable", "why_no_ipex"]
 
@@ -151,7 +151,7 @@ class ProgressCallback(TrainerCallback):
         """Note the step at which the training begins: after a resume it is not 0."""
         del control, kwargs
         self._pace, self._trains = Pace(state.global_step), True
-        takes(args.train_batch_size * args.gradient_accumulation_steps)
+        set_samples_per_step(args.train_batch_size * args.gradient_accumulation_steps)
 
     def on_log(
         self,

@@ -10,7 +10,6 @@ import torch
 
 from manycpu.pipeline.node import step_pace
 from manycpu.pipeline.node.step_pace import StepPace
-from manycpu.pipeline.spec import pace as said
 from manycpu.pipeline.spec.events import PREFIX
 
 Told = Callable[[], list[dict[str, Any]]]
@@ -38,12 +37,12 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 def nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the models and the batch of other tests in this process: they are none of these steps'."""
     monkeypatch.setattr(step_pace, "_MODELS", [])
-    monkeypatch.setattr(said, "_SAMPLES", [])
+    monkeypatch.setattr(step_pace, "_SAMPLES", [])
 
 
 @pytest.fixture
 def batch(nothing_of_others: None) -> None:  # noqa: ARG001
-    said.takes(16)
+    step_pace.set_samples_per_step(16)
 
 
 def _optimizer() -> torch.optim.Optimizer:

@@ -81,7 +81,7 @@ def settings(  # noqa: PLR0913 - everything that they depend on
 
 
 def is_intel_mpi(rank: Rank, environ: Mapping[str, str]) -> bool:
-    """Whether Intel's mpirun started this rank: MPICH's sets the same ranks, but no I_MPI_ variables."""
+    """Whether Intel's mpirun started this rank: MPICH's sets the same variables, but none with I_MPI_."""
     return rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ)
 
 

@@ -75,7 +75,10 @@ def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | Non
     offer = store.get(_OFFER).decode().split("\n")
     if offer[0] == _host():
         try:
-            memory, answer = _opened(Path(offer[1]), offer[2]), _YES
+            place = Path(offer[1])
+            if str(place.readlink()) != offer[2]:  # no other memory has that name: open nothing else
+                raise FileNotFoundError(f"{place} is not {offer[2]}")
+            memory, answer = os.open(place, os.O_RDWR | os.O_CLOEXEC), _YES
             _reserve(memory, rank * part, part)
         except OSError as error:
             answer = str(error)
@@ -105,13 +108,6 @@ def _host() -> str:
     if boot is None or namespace is None:
         return f"{socket.gethostname()} {os.getpid()}"
     return f"{socket.gethostname()} {boot} {namespace}"
-
-
-def _opened(place: Path, target: str) -> int:
-    # No other memory has that name: a different file at that path must not be opened.
-    if str(place.readlink()) != target:
-        raise FileNotFoundError(f"{place} is not {target}")
-    return os.open(place, os.O_RDWR | os.O_CLOEXEC)
 
 
 def _reserve(memory: int, start: int, size: int) -> None:

@@ -58,7 +58,9 @@ def _serve(store: Store, size: int, deadline: float, address: str) -> Peers:
     with socket.create_server((address, 0), family=family, backlog=size) as server:
         store.set(_KEY, f"{address} {server.getsockname()[1]} {token} {_name()}")
         while len(came) < size - 1:
-            server.settimeout(_seconds_left(deadline, f"{_missing(came, size)} of the group did not come"))
+            missing = [str(other) for other in range(1, size) if other not in came]
+            who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+            server.settimeout(_seconds_left(deadline, f"{who} of the group did not come"))
             try:
                 link, _ = server.accept()
                 rank, name = _greeting(link, token, deadline)
@@ -70,11 +72,6 @@ def _serve(store: Store, size: int, deadline: float, address: str) -> Peers:
             came[rank] = (link, name)
     ordered = [came[rank] for rank in sorted(came)]
     return Peers([link for link, _ in ordered], [name for _, name in ordered], token)
-
-
-def _missing(came: dict[int, tuple[socket.socket, str]], size: int) -> str:
-    missing = [str(rank) for rank in range(1, size) if rank not in came]
-    return f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
 
 
 def _seconds_left(deadline: float, why: str) -> float:

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -170,30 +170,22 @@ def _steps(chosen: Options, count: int, ranks: int) -> int:
     return int(steps)
 
 
-class _Score(NamedTuple):
-    loss: float
-    right: int
-
-
 @torch.no_grad()
 def _test(job: Job, tested: Images, size: int) -> dict[str, Any]:
     job.model.eval()
-    scores = [_score(job, tested, indices) for indices in torch.split(torch.arange(len(tested)), size)]
-    right = sum(score.right for score in scores)
+    loss, right = 0.0, 0
+    for indices in torch.split(torch.arange(len(tested)), size):
+        pixels, labels = tested.batch(indices, *job.scale)
+        scores = job.model(pixels)
+        loss += float(F.nll_loss(scores, labels, reduction="sum"))
+        right += int((scores.argmax(1) == labels).sum())
     say(f"test: {right} of {len(tested)} images are recognised")
     return {
         "accuracy": right / len(tested),
         "pixel_mean": job.scale[0],
         "pixel_std": job.scale[1],
-        "test_loss": sum(score.loss for score in scores) / len(tested),
+        "test_loss": loss / len(tested),
     }
-
-
-def _score(job: Job, tested: Images, indices: torch.Tensor) -> _Score:
-    pixels, labels = tested.batch(indices, *job.scale)
-    scores = job.model(pixels)
-    loss = F.nll_loss(scores, labels, reduction="sum")
-    return _Score(float(loss), int((scores.argmax(1) == labels).sum()))
 
 
 def _write(model: nn.Module, results: dict[str, Any], chosen: Options, env: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ import timm
 import torch
 from PIL import Image
 
-from manycpu.pipeline.recipes.image_classification import loading, model
+from manycpu.pipeline.recipes.image_classification import model
 
 __all__ = ["Classifier", "Guess"]
 
@@ -35,7 +35,7 @@ class Classifier:
         self._model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         described: Any = self._model.pretrained_cfg
         self._classes: list[str] = described["label_names"]
-        self._transform = loading.for_evaluation(described["input_size"][-1])
+        self._transform = model.evaluation_transform(described["input_size"][-1])
         self._mean, self._std = model.normalization(self._model)
 
     def classify(self, images: Sequence[str | Path]) -> list[Guess]:

@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import OneCycleLR
 
 from manycpu.pipeline.node.metrics import metrics
+from manycpu.pipeline.node.step_pace import set_samples_per_step
 from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.recipes.image_classification import model as models
 from manycpu.pipeline.recipes.image_classification.options import Options
 from manycpu.pipeline.recipes.reporting import Pace
-from manycpu.pipeline.spec.pace import takes
 
 __all__ = ["Epochs"]
 
@@ -68,7 +68,7 @@ class Epochs:
     def train(self) -> dict[str, float]:
         """Train the epochs that are left; returns the evaluation's accuracy in percent, and its loss."""
         self._pace = Pace(self.step)
-        takes(self._images.batch_size)
+        set_samples_per_step(self._images.batch_size)
         results: dict[str, float] = {}
         for epoch in range(self.step // len(self._train_loader), self._images.num_epochs):
             self._epoch(epoch)

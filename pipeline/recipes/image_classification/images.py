@@ -56,7 +56,11 @@ def read(folder: str | Path | None, pattern: str) -> Labelled:
         raise BadInputError("there are no images", field="run.data", fix=fix)
     root = Path(folder)
     files = sorted(path for path in root.iterdir() if _is_image(path)) if root.is_dir() else []
-    named = list(_by_name(files, pattern)) if files else list(_by_folder(root))
+    if files:
+        named = list(_by_name(files, pattern))
+    else:
+        classed = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+        named = [(path, each.name) for each in classed for path in sorted(each.rglob("*")) if _is_image(path)]
     if not named:
         raise BadInputError(
             f"there is no image in {root}, nor in a folder of it",
@@ -129,12 +133,6 @@ def _by_name(files: Sequence[Path], pattern: str) -> Iterator[tuple[Path, str]]:
                 fix="Give --label_pattern with a group for the class, or use one folder per class",
             )
         yield file, match[1]
-
-
-def _by_folder(root: Path) -> Iterator[tuple[Path, str]]:
-    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    for folder in folders:
-        yield from ((path, folder.name) for path in sorted(folder.rglob("*")) if _is_image(path))
 
 
 def _fault(file: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""The model: created by timm, its body frozen, and written in the form that timm reads."""
+"""The model: created by timm, its body frozen, its input, and written in the form that timm reads."""
 
 import difflib
 from collections.abc import Mapping
@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import timm
 import torch
 from timm.models import save_for_hf
+from torchvision.transforms import Compose, Resize, ToTensor  # type: ignore[import-untyped]
 
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["check_size", "create", "freeze", "normalization", "write"]
+__all__ = ["check_size", "create", "evaluation_transform", "freeze", "normalization", "write"]
 
 _DEFAULT = "resnet50d"
 _WEIGHTS = (".safetensors", ".bin", ".pth")
@@ -88,6 +89,11 @@ def normalization(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and standard deviation of each channel, as the model was trained with."""
     mean, std = (torch.tensor(model.pretrained_cfg[name])[None, :, None, None] for name in ("mean", "std"))
     return mean, std
+
+
+def evaluation_transform(size: int) -> Any:
+    """Return the transform that makes a tensor of an image for evaluation, without randomness."""
+    return Compose([Resize((size, size)), ToTensor()])
 
 
 def write(model: Any, folder: Path, classes: tuple[str, ...], size: int) -> None:

@@ -89,7 +89,10 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """
     kinds: list[Any] = [ImageOptions]
     parser = arguments.Parser(kinds)
-    parser.set_defaults(**_defaults(env))
+    named = {"data_dir": env.get("MANYCPU_DATA"), "output_dir": env.get("MANYCPU_OUTPUT")}
+    parser.set_defaults(**{name: value for name, value in named.items() if value})
+    if env.get("MANYCPU_DTYPE") == "bf16":
+        parser.set_defaults(mixed_precision="bf16")
     (images,) = parser.read(arguments.words(argv))
     arguments.check_least(images, _LEAST)
     if images.lr <= 0:
@@ -100,12 +103,6 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     if not images.pretrained and not images.unfreeze:
         notes.append("the body has random weights and is frozen: only --unfreeze has it learn")
     return Options(images, folders.output, folders.checkpoints, every, tuple(notes))
-
-
-def _defaults(env: Mapping[str, str]) -> dict[str, Any]:
-    named = {"data_dir": env.get("MANYCPU_DATA"), "output_dir": env.get("MANYCPU_OUTPUT")}
-    precision = {"mixed_precision": "bf16"} if env.get("MANYCPU_DTYPE") == "bf16" else {}
-    return {name: value for name, value in named.items() if value} | precision
 
 
 def _save_every(text: str) -> int | Literal["epoch"] | None:

@@ -15,17 +15,25 @@ from accelerate.utils import (
     gather_object,
     set_seed,
 )
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import Compose, RandomResizedCrop, ToTensor  # type: ignore[import-untyped]
 
 from manycpu.pipeline.node.metrics import metrics
 from manycpu.pipeline.recipes.checkpoints import resume_point
-from manycpu.pipeline.recipes.image_classification import images, loading, model
+from manycpu.pipeline.recipes.image_classification import images, model
 from manycpu.pipeline.recipes.image_classification.epochs import Epochs
 from manycpu.pipeline.recipes.image_classification.images import Labelled, Split
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions, Options
 from manycpu.pipeline.recipes.reporting import bf16_notes, say
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["run"]
+__all__ = ["loader_processes", "run"]
+
+_MAX_WORKERS = 4
+"""Processes that load images, as in Accelerate's tutorial."""
+_THREADS_PER_WORKER = 4
+"""Threads of a rank for each of these processes; with fewer the rank loads images itself."""
 
 
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
@@ -46,7 +54,7 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     set_seed(chosen.seed)
     with accelerator.local_main_process_first():  # it downloads what the others then find in the cache
         network = _network(chosen, len(labelled.classes), env)
-    epochs = Epochs(options, accelerator, network, loading.loaders(split, chosen, _workers(chosen, env)))
+    epochs = Epochs(options, accelerator, network, _loaders(split, chosen, _share_threads(chosen, env)))
     began = time.monotonic()
     resumed = epochs.resume(resume_point(options.checkpoints, chosen.resume_from_checkpoint, env))
     evaluated, seconds = epochs.train(), time.monotonic() - began
@@ -106,12 +114,57 @@ def _network(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any
     return network
 
 
-def _workers(options: ImageOptions, env: Mapping[str, str]) -> int:
-    threads = loading.threads(env)
-    workers = loading.workers(options.num_workers, threads)
+def _share_threads(options: ImageOptions, env: Mapping[str, str]) -> int:
+    """Share the rank's threads between loading and computing; returns the number of processes that load."""
+    threads = int(env.get("MANYCPU_THREADS") or torch.get_num_threads())
+    workers = loader_processes(options.num_workers, threads)
     torch.set_num_threads(threads - workers)
     say(f"each rank has {threads} threads: {workers} to load images, {threads - workers} to compute")
     return workers
+
+
+def loader_processes(asked: int | None, threads: int) -> int:
+    """Choose how many processes load images; each replaces one of the rank's threads (docs/speed.md).
+
+    >>> [loader_processes(None, threads) for threads in (1, 3, 4, 16, 56)]
+    [0, 0, 1, 4, 4]
+    >>> [loader_processes(4, threads) for threads in (1, 3, 4, 16)]
+    [0, 2, 3, 4]
+    """
+    return min(threads // _THREADS_PER_WORKER, _MAX_WORKERS) if asked is None else min(asked, threads - 1)
+
+
+class _ImageDataset(Dataset[dict[str, Any]]):
+    """Images as tensors, and their classes.
+
+    Args:
+        images: Which ones.
+        transform: Makes a tensor of an image.
+    """
+
+    def __init__(self, images: Labelled, transform: Any) -> None:
+        self._images, self._transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self._images.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with Image.open(self._images.files[index]) as image:
+            return {"image": self._transform(image.convert("RGB")), "label": self._images.labels[index]}
+
+
+def _loaders(split: Split, options: ImageOptions, workers: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Make the loaders: for training with random crops, for evaluation with batches twice as large."""
+    size, batch = options.image_size, options.batch_size
+    crop = Compose([RandomResizedCrop(size, scale=(0.5, 1.0)), ToTensor()])
+    train, evaluation = (
+        _ImageDataset(split.train, crop),
+        _ImageDataset(split.evaluation, model.evaluation_transform(size)),
+    )
+    return (
+        DataLoader(train, batch_size=batch, shuffle=True, num_workers=workers),
+        DataLoader(evaluation, batch_size=2 * batch, num_workers=workers),
+    )
 
 
 def _write(network: Any, options: Options, classes: tuple[str, ...], results: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from manycpu.pipeline.recipes.question_answering.checkpoint import positions
 from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
-from manycpu.pipeline.recipes.question_answering.postprocess import Answer, Limits, answers
+from manycpu.pipeline.recipes.question_answering.scoring import Answer, Limits, answers
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["Reader"]

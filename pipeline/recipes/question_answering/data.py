@@ -53,7 +53,11 @@ def read(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict
         "validation": data.max_eval_samples,
         "test": data.max_predict_samples,
     }
-    return {split: _cut(_checked(split, table, data), limits[split]) for split, table in tables.items()}
+    checked = {split: _checked(split, table, data) for split, table in tables.items()}
+    return {
+        split: table if (limit := limits[split]) is None else table.select(range(min(limit, len(table))))
+        for split, table in checked.items()
+    }
 
 
 def _hub(model: ModelOptions, data: DataOptions) -> dict[str, Dataset]:
@@ -137,7 +141,3 @@ def _checked(split: str, table: Dataset, data: DataOptions) -> Dataset:
                 fix="For data of SQuAD v2.0 add --version_2_with_negative to run.args",
             )
     return table
-
-
-def _cut(table: Dataset, limit: int | None) -> Dataset:
-    return table if limit is None else table.select(range(min(limit, len(table))))

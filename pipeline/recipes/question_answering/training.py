@@ -17,8 +17,7 @@ from manycpu.pipeline.recipes.checkpoints import resume_point
 from manycpu.pipeline.recipes.question_answering import checkpoint, data
 from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, Options
-from manycpu.pipeline.recipes.question_answering.postprocess import Limits
-from manycpu.pipeline.recipes.question_answering.scoring import Scorer
+from manycpu.pipeline.recipes.question_answering.scoring import Limits, Scorer
 from manycpu.pipeline.recipes.reporting import bf16_notes, say
 from manycpu.pipeline.recipes.trainer import CpuTrainer
 from manycpu.pipeline.spec.errors import BadInputError
