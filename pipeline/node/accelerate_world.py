@@ -92,6 +92,6 @@ def check(program: str, world_size: int) -> None:
     raise NodeExit(
         EXIT_NOT_TOGETHER,
         f"{program} ended with a state of Accelerate for a world of {size}, although {world_size} ranks met: "
-        "each of them trained alone. Accelerate's first object decides, and must be told of CPUs: begin with "
+        "each of them trained alone. Accelerate's first object decides: begin with "
         "Accelerator(cpu=True) or PartialState(cpu=True), and leave ACCELERATE_USE_CPU out of run.env.",
     )

@@ -61,7 +61,7 @@ def require(backend: str) -> None:
         NodeExit: 88, with the reason.
     """
     if why := lacking(backend):
-        raise NodeExit(EXIT_BACKEND, f"run.backend: {backend!r} cannot be had: {why}.")
+        raise NodeExit(EXIT_BACKEND, f"run.backend: {backend!r} is not available: {why}.")
 
 
 def awaited(backend: str | None) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_FINISHED: Final = "all ranks had finished before some of them were lost: the program is not run once more"
+_FINISHED: Final = "all ranks had finished before some of them were lost: the program does not run again"
 
 
 class _Start:

@@ -112,7 +112,7 @@ class RequestedWorld(NamedTuple):
         if low <= rank.world_size <= high and rank.world_size % self.processes == 0:
             return
         if rank.launcher == "none":
-            why = "No launcher that is known set its rank: an mpirun of another MPI, or none at all?"
+            why = "No known launcher has set its rank: an mpirun of another MPI, or none at all?"
         elif rank.world_size == 1:
             why = "Each process is alone: two MPIs that do not match, or an mpirun that ran one process?"
         else:
@@ -155,7 +155,7 @@ class RequestedWorld(NamedTuple):
         ranks = sorted(record["rank"] for record in records)
         worlds = sorted({record["world_size"] for record in records})
         if worlds != [len(records)]:
-            yield f"the ranks speak of worlds of {worlds}, and {len(records)} of them met"
+            yield f"the ranks report worlds of {worlds}, and {len(records)} of them met"
         if ranks != list(range(len(records))):
             yield f"the ranks that met are {ranks}"
         backends = sorted({str(record["backend"]) for record in records})

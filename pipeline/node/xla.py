@@ -22,8 +22,9 @@ __all__ = ["Compiled", "Devices", "Steps", "take"]
 
 Shapes = tuple[tuple[int, ...], ...]
 _MISSING: Final = (
-    "run.device: 'xla' cannot be had: this environment has no torch_xla. Install requirements/xla-torch.txt "
-    "and requirements/xla.txt, and on TPUs 'torch_xla[tpu]' of the same version: docs/xla.md"
+    "run.device: 'xla' is not available: this environment has no torch_xla. Install "
+    "requirements/xla-torch.txt and requirements/xla.txt, and on TPUs 'torch_xla[tpu]' of the same version: "
+    "docs/xla.md"
 )
 _MAX_WARNINGS: Final = 5  # about new shapes
 _NARROWER: Final = {torch.float32: torch.bfloat16, torch.float64: torch.float32}
@@ -111,7 +112,7 @@ class Steps:
             for each in (shapes, self._usual)
         )
         warn(
-            f"a batch of another size had XLA compile again ({compiled}): its tensors are {own}, "
+            f"a batch of another size made XLA compile again ({compiled}): its tensors are {own}, "
             f"and those of the first batch {usual}. Give all batches one size, also the "
             "evaluation's: drop_last=True for the last one, and padding to one length"
         )

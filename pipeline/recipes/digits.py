@@ -70,7 +70,7 @@ def evaluate(model: str, data: str) -> dict[str, float]:
     rows = _read(data)
     seen = set(Path(model, _SEEN).read_text().split())
     if known := sum(_digest(row) in seen for row in rows):
-        raise ValueError(f"the model has seen {known} of the {len(rows)} rows that it is to be judged by")
+        raise ValueError(f"the model has seen {known} of the {len(rows)} rows to evaluate it on")
     images, labels = _labelled(rows[dist.get_rank() :: dist.get_world_size()])
     right = (_load(model)(images).argmax(1) == labels).sum()
     dist.all_reduce(right)

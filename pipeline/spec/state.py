@@ -73,7 +73,7 @@ EXIT_CODES = {
     EXIT_NOT_TOGETHER: "each rank trained alone, without torch.distributed or as a world of Accelerate by "
     "itself, or divided no batch among its devices",
     EXIT_PROOF: "proof of scale failed: the ranks that met, or their devices, are not those asked for",
-    EXIT_BACKEND: "the collective backend or the device could not be had",
+    EXIT_BACKEND: "the collective backend or the device was not available",
     EXIT_RETURNED: "what the function returned cannot be passed on",
 }
 

@@ -154,7 +154,7 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(env: dict[str, str], folder: 
             ("--model", "test_vit3", "--no_pretrained", "--image_size", "32"),
             "no images of 32 x 32.*--image_size 160",
         ),
-        (("--model", "{folder}"), r"run\.model: .* has no config\.json that tells which model of timm it is"),
+        (("--model", "{folder}"), r"run\.model: .* has no config\.json that names its model of timm"),
         (("--model", "test_resnet"), r"'test_resnet' cannot be loaded: .*--no_pretrained --unfreeze"),
     ],
 )

@@ -61,8 +61,8 @@ def test_a_fifth_is_split_off_the_same_for_everyone_who_has_the_seed(tmp_path: P
     [
         ([], LABEL_PATTERN, "there is no image in"),
         (["notes.txt"], LABEL_PATTERN, "there is no image in"),
-        (["a_1.jpg", "b_2.png"], LABEL_PATTERN, r"'b_2\.png' tells no class by the pattern \^\(\.\*\)_"),
-        (["_1.jpg", "b_2.jpg"], LABEL_PATTERN, r"'_1\.jpg' tells no class"),
+        (["a_1.jpg", "b_2.png"], LABEL_PATTERN, r"'b_2\.png' has no class by the pattern \^\(\.\*\)_"),
+        (["_1.jpg", "b_2.jpg"], LABEL_PATTERN, r"'_1\.jpg' has no class"),
         (["a_1.jpg", "a_2.jpg"], LABEL_PATTERN, "all images in .* are of one class, 'a'"),
         (["a/1.jpg", "a/2.jpg"], LABEL_PATTERN, "all images in .* are of one class, 'a'"),
         (["a_1.jpg"], "(", r"--label_pattern \(: missing \), unterminated subpattern"),

@@ -37,7 +37,7 @@ def test_several_alone_side_by_side() -> None:
     with pytest.raises(NodeExit) as refusal:
         want().check_world(ALONE)
     assert "2 nodes with 2 processes each were asked for" in refusal.value.message
-    assert "No launcher that is known" in refusal.value.message
+    assert "No known launcher has set its rank" in refusal.value.message
 
 
 def test_outside_of_a_run_nothing_in_particular_is_asked_for() -> None:

@@ -218,7 +218,7 @@ def test_a_batch_of_another_size_is_warned_of_once_where_it_compiles(
     (_, (event, message)) = said(capsys)
     assert event == "warning"
     assert message.startswith(
-        "a batch of another size had XLA compile again (1 compilation, 3.6 s): its tensors are 5x4 and 5, "
+        "a batch of another size made XLA compile again (1 compilation, 3.6 s): its tensors are 5x4 and 5, "
         "and those of the first batch 16x4 and 16."
     )
 

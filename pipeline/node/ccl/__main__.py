@@ -12,7 +12,7 @@ def main() -> int:
     try:
         version = build.load().version()
     except UnavailableError as error:
-        sys.stderr.write(f"manycpu: ccl cannot be had: {error.args[0]}\n")
+        sys.stderr.write(f"manycpu: ccl is not available: {error.args[0]}\n")
         return EXIT_BACKEND
     sys.stdout.write(f"{build.built()} (oneCCL {'.'.join(map(str, version))})\n")
     return 0

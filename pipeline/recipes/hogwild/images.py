@@ -114,7 +114,9 @@ def read(path: Path) -> Array:
     dimensions = _DIMENSIONS["images" if "images" in path.name else "labels"]
     head = 4 + 4 * dimensions
     if content[:4] != _MAGIC + bytes([dimensions]) or len(content) < head:
-        raise _unreadable(path, f"is no IDX file of bytes with {dimensions} dimensions: it begins otherwise")
+        raise _unreadable(
+            path, f"is no IDX file of bytes with {dimensions} dimensions: its header is different"
+        )
     shape = struct.unpack(f">{dimensions}I", content[4:head])
     if len(content) != head + math.prod(shape):
         sizes = " x ".join(map(str, shape))

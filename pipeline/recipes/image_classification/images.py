@@ -128,7 +128,7 @@ def _by_name(files: Sequence[Path], pattern: str) -> Iterator[tuple[Path, str]]:
         match = compiled.search(file.name)
         if match is None or not match[1]:
             raise BadInputError(
-                f"the name {file.name!r} tells no class by the pattern {pattern}",
+                f"the name {file.name!r} has no class by the pattern {pattern}",
                 field="run.data",
                 fix="Give --label_pattern with a group for the class, or use one folder per class",
             )

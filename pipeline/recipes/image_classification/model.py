@@ -124,9 +124,9 @@ def _source(name: str | None, staged: str | None) -> Source:
 def _folder(folder: Path) -> Source:
     if not (folder / "config.json").is_file():
         raise BadInputError(
-            f"{folder} has no config.json that tells which model of timm it is",
+            f"{folder} has no config.json that names its model of timm",
             field="run.model",
-            fix="Tell by --model NAME in run.args which one its weights are of",
+            fix="Name the model of its weights by --model NAME in run.args",
         )
     return Source(f"local-dir:{folder}")
 

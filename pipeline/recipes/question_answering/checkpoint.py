@@ -81,7 +81,7 @@ def _override(config: PretrainedConfig, changes: str | None) -> None:
 def _usable(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
     if not tokenizer.is_fast:
         raise BadInputError(
-            f"the tokenizer of {name!r} is not a fast one: it cannot tell where in the text a token stands",
+            f"the tokenizer of {name!r} is not a fast one: it does not report its tokens' places in the text",
             field="run.model",
             fix="Choose a checkpoint with tokenizer.json",
         )
