@@ -39,7 +39,7 @@ def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
         env: Environment; MANYCPU_MODEL is the folder of run.model.
 
     Raises:
-        BadInputError: timm has no such model, or its weights cannot be had.
+        BadInputError: timm has no such model, or its weights are not available.
     """
     source = _source(options.model, env.get("MANYCPU_MODEL"))
     overlay = {"file": str(source.weights)} if source.weights and options.pretrained else None

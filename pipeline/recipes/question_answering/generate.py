@@ -149,7 +149,7 @@ def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
 
 
 def _plan(rng: random.Random) -> list[tuple[Subject, list[str]]]:
-    """Choose subjects and their facts, until no two facts are of the same kind."""
+    """Choose subjects and their facts, until at least two of the facts are of the same kind."""
     count, sizes = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
     fact_count = _pick(rng, sizes)
     while True:
