@@ -93,10 +93,9 @@ def _error_file_of(rank: int, path: str) -> str:
 
 
 def _wait(ranks: dict[int, int]) -> tuple[int, int | None]:
-    """Wait for all ranks; ends the others once one has failed, or when this process gets an ending signal.
+    """Wait for all ranks; end the others once one has failed, or when this process gets an ending signal.
 
-    Returns:
-        The exit code, as a shell writes it, and the rank that failed first; None where no rank did.
+    The exit code is as a shell writes it, the rank the one that failed first; None where no rank did.
     """
     first: tuple[int, int | None] | None = None
     deadline = None

@@ -116,11 +116,7 @@ def _take_devices(requested: world.RequestedWorld, start: _Start) -> "Devices | 
 
 
 def _check(program: script.Program, rank: world.Rank, world_size: int, devices: "Devices | None") -> None:
-    """Check that a program that succeeded worked with the other ranks, and on all devices.
-
-    Raises:
-        NodeExit: 86, it did not.
-    """
+    """Check that a program that succeeded worked with the other ranks, and on all devices."""
     if devices is not None:
         devices.check(program.name)
     if rank.world_size == 1:
@@ -156,11 +152,7 @@ def _plan_cpus(rank: world.Rank) -> cpu_plan.CpuPlan:
 
 
 def _open_meeting_point(rank: world.Rank) -> socket.socket | None:
-    """Check that there is a meeting point; a process alone in its world opens one, and returns its socket.
-
-    Raises:
-        NodeExit: 87, several ranks have no meeting point.
-    """
+    """Check that there is a meeting point; a process alone in its world opens one, and returns its socket."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if os.environ.get(name) in (None, "", "0")]
     if not missing:
         return None

@@ -114,8 +114,8 @@ def _check_shared_memory(trained: Images) -> None:
 class _Log:
     """Prints what the processes report, and counts the averages."""
 
-    def __init__(self, chosen: Options, steps: int) -> None:
-        self._every, self._total = chosen.log_interval, steps * chosen.epochs
+    def __init__(self, steps: int) -> None:
+        self._total = steps
         self.last: dict[int, float] = {}
         self.averages = 0
 
@@ -139,7 +139,7 @@ def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
             dist.init_process_group()
         workers.ready()
         steps = _steps(chosen, len(jobs[0].images), ranks)
-        log = _Log(chosen, steps)
+        log = _Log(steps * chosen.epochs)
         models = [job.model for job in jobs]
 
         def meet() -> None:

@@ -96,11 +96,7 @@ class Workers:
         return _Worker(index, process, ours, job.tensors)
 
     def _reports(self) -> Iterator[tuple[_Worker, Report]]:
-        """Yield what they report, until all have ended.
-
-        Raises:
-            DiedError: One of them ended before it was done.
-        """
+        """Yield what the processes report, until all have ended."""
         queues: dict[Any, _Worker] = {worker.queue: worker for worker in self._workers}
         ends: dict[Any, _Worker] = {worker.process.sentinel: worker for worker in self._workers}
         done: set[int] = set()

@@ -135,12 +135,7 @@ def loader_processes(asked: int | None, threads: int) -> int:
 
 
 class _ImageDataset(Dataset[dict[str, Any]]):
-    """Images as tensors, and their classes.
-
-    Args:
-        images: Which ones.
-        transform: Makes a tensor of an image.
-    """
+    """Images as tensors, made by a transform, and the numbers of their classes."""
 
     def __init__(self, images: Labelled, transform: Any) -> None:
         self._images, self._transform = images, transform

@@ -96,11 +96,7 @@ def _prepare(
     tokenizer: PreTrainedTokenizerBase,
     positions: int | None,
 ) -> dict[str, Prepared]:
-    """Make the features of every split, through the cache of ``datasets``.
-
-    Raises:
-        BadInputError: The lengths do not fit together, or a training split has no answer within reach.
-    """
+    """Make the features of every split, through the cache of ``datasets``."""
     length = usable_length(options.max_seq_length, tokenizer, positions)
     if length < options.max_seq_length:
         say(f"--max_seq_length {options.max_seq_length} is more than the model takes: {length} is used")
