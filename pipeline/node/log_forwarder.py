@@ -62,11 +62,11 @@ def forward_logs(child: int, stream: int, signature: str, rank: int, host: str) 
     kernel.adopt_orphans()  # what the script leaves running becomes a child of this process, which ends it
     wake = _wake_on_signals(child)
     writer = _Writer(events.join(rank, host, "").encode(), signature.encode())
-    left = list[str]()
+    warnings = list[str]()
     try:
         status = _serve(child, stream, writer, wake, launcher)
         if status == 0:  # a script that failed is expected to leave processes
-            left = _left_running(stream, writer, killer)
+            warnings = _warn_of_left(stream, writer, killer)
     except OrphanedError:
         status = _end(child)
     leftovers.end(child)
@@ -77,7 +77,7 @@ def forward_logs(child: int, stream: int, signature: str, rank: int, host: str) 
     where = {"host": host} | ({} if name == host else {"hostname": name})  # a host may have several pods
     writer.record.write(code, rank=rank, **where)  # before the last lines, which may wait for a reader
     with contextlib.suppress(OrphanedError):
-        writer.finish(*_warning(left), events.encode("exit", code=code, rank=rank, **where))
+        writer.finish(*warnings, events.encode("exit", code=code, rank=rank, **where))
     if code:
         _abort_hydra(code if code > 0 else 128 - code)
     _exit_like(code)
@@ -207,22 +207,19 @@ def _reap(child: int) -> int | None:
     return None
 
 
-def _left_running(stream: int, writer: _Writer, killer: int) -> list[str]:
-    """Name the processes that the script left running, after two seconds in which they may end."""
+def _warn_of_left(stream: int, writer: _Writer, killer: int) -> list[str]:
+    """Return the warning about processes that the script left running, such as an upload that hangs.
+
+    Processes that end by themselves within two seconds are left out.
+    """
     deadline = time.monotonic() + _HELPER_GRACE_S
-    while (names := leftovers.names(but=killer)) and time.monotonic() < deadline:
+    while (left := leftovers.names(but=killer)) and time.monotonic() < deadline:
         time.sleep(0.05)
         with contextlib.suppress(OrphanedError):
             writer.read(stream)  # so that none of them hangs because the pipe is full
-    return names
-
-
-def _warning(left: list[str]) -> list[str]:
-    """Write a warning that processes were left running: a service of the script, or an upload that hangs."""
     if not left:
         return []
-    which = "1 process" if len(left) == 1 else f"{len(left)} processes"
-    was = "was" if len(left) == 1 else "were"
+    which, was = ("1 process", "was") if len(left) == 1 else (f"{len(left)} processes", "were")
     names = ", ".join([*left[:_MAX_NAMED], *(["…"] if len(left) > _MAX_NAMED else [])])
     message = f"{which} that the script left running {was} ended: {names}"
     return [events.encode("warning", message=message)]
