@@ -88,10 +88,7 @@ def refusals(run: TrainingRun, target: TargetFields) -> list[Finding]:
     refused = {**launcher.UNSUPPORTED, **({} if target.has_launcher else _NO_LAUNCHER_POD)}
     return [
         Finding(named, f"{target.launch!r} cannot do this: {why}", _FIXES.get(field, f"Leave {named} out."))
-        for field, why in {
-            **launcher.UNSUPPORTED,
-            **({} if target.has_launcher else _NO_LAUNCHER_POD),
-        }.items()
+        for field, why in refused.items()
         for named, is_set in [_find(run, target, field)]
         if is_set
     ]

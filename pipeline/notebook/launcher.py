@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from manycpu.pipeline.node.environment_check import meet
+from manycpu.pipeline.node.function import meet
 from manycpu.pipeline.notebook import payload
 from manycpu.pipeline.notebook.launch import AnyTarget, launch
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError

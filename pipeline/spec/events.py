@@ -15,11 +15,10 @@ import json
 import math
 import os
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = [
     "LINE_LIMIT",
-    "PACE_INTERVAL_S",
     "PREFIX",
     "RESERVED",
     "RETURN_LIMIT",
@@ -30,8 +29,6 @@ __all__ = [
     "join",
     "missing_lines",
     "new_signature",
-    "samples_per_step",
-    "set_samples_per_step",
     "split",
 ]
 
@@ -42,14 +39,11 @@ RESERVED = frozenset(
     | {"pickled"}  # which notebooks of older versions unpickle
 )
 """Events on which decisions depend: only manycpu itself reports them. A program may print all others."""
-PACE_INTERVAL_S: Final = 10.0
-"""Seconds between two ``pace`` events of a rank."""
 RETURN_LIMIT = 32 << 10
 """Bytes of JSON that a function's arguments, and its return value, may take: both are kept in databases."""
 _DEPTH = 32  # levels of lists and mappings; libraries that serialize them again take few more
 _SECRET_BYTES = 8
 _LONGEST = LINE_LIMIT - len("\n") - len("-") - 2 * _SECRET_BYTES
-_SAMPLES_PER_STEP: Final[list[int]] = []  # one number, or none: what the program says of its steps
 _RANK = re.compile(r"\[rank ([0-9]{1,9}) (\S+)\] ?(.*)", re.DOTALL)
 
 
@@ -119,13 +113,3 @@ def split(line: str) -> RankLine:
     if match is None:
         return RankLine(None, None, line.rstrip("\r\n"))
     return RankLine(int(match[1]), match[2], match[3])
-
-
-def set_samples_per_step(samples: int) -> None:
-    """Note how many samples this rank takes in each step of its optimizer; 0: unknown."""
-    _SAMPLES_PER_STEP[:] = [samples]
-
-
-def samples_per_step() -> int | None:
-    """Return how many samples this rank takes in each step; None: unknown."""
-    return next(iter(_SAMPLES_PER_STEP), 0) or None

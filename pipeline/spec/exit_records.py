@@ -1,7 +1,7 @@
-"""Exit records: how each rank ended, as files beside the output, to be read without its log.
+"""Exit records: how each rank ended, as files beside the output, readable without its log; and exit codes.
 
-The parent of a rank writes ``MEETING/RANK.json``: the exit code, and as log lines the events that decide the
-end of the run. A round whose ranks have all ended with 0 is finished, and is not run again.
+The parent of a rank writes ``MEETING/RANK.json``: the exit code, and as lines of a log the events that decide
+how its end is judged. A round whose ranks have all ended with 0 is finished: no part of it runs again.
 """
 
 import json
@@ -12,7 +12,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["FOLDER", "finished_round", "write"]
+__all__ = [
+    "EXIT_BACKEND",
+    "EXIT_NOT_TOGETHER",
+    "EXIT_PROOF",
+    "EXIT_RETURNED",
+    "FOLDER",
+    "finished_round",
+    "write",
+]
+
+# What a rank exits with when manycpu refuses to go on; spec/state.py describes each in words.
+EXIT_NOT_TOGETHER: Final = 86
+EXIT_PROOF: Final = 87
+EXIT_BACKEND: Final = 88
+EXIT_RETURNED: Final = 89
 
 FOLDER: Final = "exits"
 """Name of their folder in an attempt's."""

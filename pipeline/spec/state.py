@@ -4,6 +4,8 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
+from manycpu.pipeline.spec.exit_records import EXIT_BACKEND, EXIT_NOT_TOGETHER, EXIT_PROOF, EXIT_RETURNED
+
 __all__ = ["RankFailure", "RunState", "Status"]
 
 _SHORT_CHARACTERS = 500
@@ -68,11 +70,11 @@ class Status(BaseModel):
 
 # Exit codes of manycpu's own training processes.
 EXIT_CODES = {
-    86: "each rank trained alone, without torch.distributed or as a world of Accelerate by itself, or "
-    "divided no batch among its devices",
-    87: "proof of scale failed: the ranks that met, or their devices, are not those asked for",
-    88: "the collective backend or the device could not be had",
-    89: "what the function returned cannot be passed on",
+    EXIT_NOT_TOGETHER: "each rank trained alone, without torch.distributed or as a world of Accelerate by "
+    "itself, or divided no batch among its devices",
+    EXIT_PROOF: "proof of scale failed: the ranks that met, or their devices, are not those asked for",
+    EXIT_BACKEND: "the collective backend or the device was not available",
+    EXIT_RETURNED: "what the function returned cannot be passed on",
 }
 
 

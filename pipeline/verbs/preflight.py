@@ -14,8 +14,10 @@ from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location, is_remote, protocols
 from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
+from manycpu.pipeline.recipes.image_classification import images
+from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.run_report import REPORT
-from manycpu.pipeline.spec import cpu_plan, image_folder, program, squad
+from manycpu.pipeline.spec import cpu_plan, program
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.machine import Machine
@@ -224,7 +226,7 @@ def _images(ctx: RunContext) -> Findings:
     if run.program != "image_classification" or told or run.data is None or not Path(run.data).exists():
         return
     try:
-        image_folder.read(run.data, image_folder.LABEL_PATTERN)
+        images.read(run.data, images.LABEL_PATTERN)
     except BadInputError as error:
         yield Finding("run.data", error.message, error.fix or "")
 

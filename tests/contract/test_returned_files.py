@@ -14,7 +14,7 @@ from support.notebooks import Cell, executed_by_name
 from support.rank_launches import LIGHT
 from support.waiting import processes_of, until
 
-from manycpu.pipeline.node.function import _tell
+from manycpu.pipeline.node.function import _report
 from manycpu.pipeline.notebook.returned import Returned
 from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.spec.errors import ManycpuError
@@ -96,7 +96,7 @@ def test_plain_values_and_long_ones_come_back(cells: dict[str, Cell]) -> None:
 
 def told(value: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> Returned:
     """Have a rank tell a value; what the notebook knows then."""
-    _tell(value, folder)
+    _report(value, folder)
     (line,) = capsys.readouterr().out.splitlines()
     event = decode(line)
     assert isinstance(event, ResultEvent)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manycpu.pipeline.recipes.question_answering import demo, generate
-from manycpu.pipeline.spec import squad
+from manycpu.pipeline.recipes.question_answering import demo, generate, squad
 from manycpu.pipeline.spec.machine import bf16_warning, processor_flags
 from manycpu.pipeline.spec.training_run import TrainingRun
 
@@ -124,9 +123,7 @@ def test_the_demo_is_a_run() -> None:
 def test_names_are_given_once_and_years_again_only_after_all() -> None:
     import random
 
-    from manycpu.pipeline.recipes.question_answering.names import Names
-
-    names = Names(random.Random(1), set(), range(1500, 1510))  # noqa: S311 - no secret
+    names = generate.Names(random.Random(1), set(), range(1500, 1510))  # noqa: S311 - no secret
     words = [names.draw("name") for _ in range(500)]
     assert len(set(words)) == len(words)
     assert not any(first == second for first, second in pairwise(words))

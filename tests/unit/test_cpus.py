@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.killable_programs import Program
 
-from manycpu.pipeline.node import cpus, shared_cores
-from manycpu.pipeline.node.rank_environment import Rank
+from manycpu.pipeline.node import cpus
+from manycpu.pipeline.node.world import Rank
 from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.node_spec import describe
@@ -20,14 +20,14 @@ from manycpu.pipeline.spec.node_spec import describe
 HOLDER = """
 import json, signal, sys
 from pathlib import Path
-from manycpu.pipeline.node import shared_cores
-from manycpu.pipeline.node.rank_environment import Rank
+from manycpu.pipeline.node import cpus
+from manycpu.pipeline.node.world import Rank
 from manycpu.pipeline.spec import cpu_plan
 from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.node_spec import describe
 folder, run, node = sys.argv[1:]
 plan = cpu_plan.plan(describe(node), CpuRequest(processes=2))
-share = shared_cores.take(plan, Rank(0, 2, 0, 2, "env"), {"MANYCPU_RUN": run}, Path(folder))
+share = cpus.take(plan, Rank(0, 2, 0, 2, "env"), {"MANYCPU_RUN": run}, Path(folder))
 print(json.dumps(share.pins), flush=True)
 signal.pause()
 """
@@ -36,17 +36,17 @@ signal.pause()
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "manycpu" / "cores"
-    while shared_cores.held:
-        os.close(shared_cores.held.pop())
+    while cpus.held:
+        os.close(cpus.held.pop())
 
 
 def planned(node: str) -> cpu_plan.CpuPlan:
     return cpu_plan.plan(describe(node), CpuRequest(processes=2))
 
 
-def take(folder: Path, run: str, node: str = "cores=4", local_rank: int = 0) -> shared_cores.Share:
+def take(folder: Path, run: str, node: str = "cores=4", local_rank: int = 0) -> cpus.Share:
     rank = Rank(local_rank, 2, local_rank, 2, "env")
-    return shared_cores.take(planned(node), rank, {"MANYCPU_RUN": run}, folder)
+    return cpus.take(planned(node), rank, {"MANYCPU_RUN": run}, folder)
 
 
 def test_a_run_alone_is_pinned_as_planned(folder: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_run_moves_to_cores_that_are_free(folder: Path) -> None:
     """The plan alone would begin with the first core."""
     assert take(folder, "a", "cores=8,cpus=0-1").pins == ((0,), (1,))
     plan = replace(planned("cores=8"), cores=4)
-    share = shared_cores.take(plan, Rank(0, 2, 0, 2, "env"), {"MANYCPU_RUN": "b"}, folder)
+    share = cpus.take(plan, Rank(0, 2, 0, 2, "env"), {"MANYCPU_RUN": "b"}, folder)
     assert [pin[:2] for pin in share.pins] == [(2, 3), (4, 5)]
 
 
@@ -77,7 +77,7 @@ def test_where_the_cores_are_too_few_no_rank_is_pinned_and_the_reason_is_said(fo
 def test_all_ranks_of_a_run_are_pinned_or_none(folder: Path) -> None:
     """Also where another run ended after its first rank had asked."""
     take(folder, "a")
-    other = shared_cores.held.pop()
+    other = cpus.held.pop()
     assert take(folder, "b").pins == ()
     os.close(other)
     assert take(folder, "b", local_rank=1).pins == ()
@@ -91,14 +91,14 @@ def test_a_run_that_was_killed_gives_its_cores_back(folder: Path) -> None:
         assert holder.stdout is not None
         assert json.loads(holder.stdout.readline()) == [[0, 1], [2, 3]]
         assert take(folder, "b").pins == ()
-    os.close(shared_cores.held.pop())
+    os.close(cpus.held.pop())
     assert take(folder, "c").pins == ((0, 1), (2, 3))
     assert len(list(folder.glob("*.json"))) == 1
 
 
 def test_where_nothing_can_be_shared_out_no_rank_is_pinned_and_the_reason_is_said(tmp_path: Path) -> None:
     """A folder that others may write to, as anybody can make it in /tmp."""
-    folder = shared_cores.folder_of_user({"TMPDIR": str(tmp_path)})
+    folder = cpus.folder_of_user({"TMPDIR": str(tmp_path)})
     folder.parent.mkdir()
     folder.parent.chmod(0o777)
     before = os.sched_getaffinity(0)

@@ -1,7 +1,7 @@
-"""Read files in SQuAD's format: which file is which split, what is wrong with them, their questions.
+"""Read files in SQuAD's format: find the files of each split, check them, and read their questions.
 
-Read with the standard library alone, so that preflight can look before anything is started. Two layouts are
-known: the official one (``data[].paragraphs[].qas[]``) and flat records (``data[]`` with ``context``,
+Imports the standard library alone, so that preflight can check the data before a run starts. Two layouts are
+supported: the official one (``data[].paragraphs[].qas[]``) and flat records (``data[]`` with ``context``,
 ``question`` and ``answers``), as Hugging Face's example scripts take them.
 
 Source: Rajpurkar et al. 2016, https://rajpurkar.github.io/SQuAD-explorer/
@@ -34,8 +34,8 @@ class Question(NamedTuple):
     starts: tuple[int, ...] = ()
 
 
-class _Malformed(Exception):  # noqa: N818 - never leaves this file
-    """A part of a file that cannot be read: its path in the document, and why."""
+class _Malformed(Exception):  # noqa: N818 - is caught in this file
+    """A part of a file cannot be read; the message has its path in the document, and why."""
 
 
 def splits(path: str | Path) -> dict[str, list[Path]]:
