@@ -1,4 +1,4 @@
-"""Commands for a run that a file and options describe: run, preflight, plan, render and image."""
+"""The commands run, preflight, plan, render and image, for a run that a file and options describe."""
 
 import signal
 import sys
@@ -8,13 +8,13 @@ from types import FrameType
 from typing import Any
 
 import click
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from manycpu.pipeline import display
 from manycpu.pipeline.cli import options
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import cpu_plan, node_spec, started_processes
 from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError
@@ -25,7 +25,7 @@ from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.program_code import main_file
 from manycpu.pipeline.verbs import all_verbs, launch, preflight
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "as_yaml"]
 
 
 @options.command()
@@ -37,7 +37,7 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     FILE is YAML with `run` and `target`; options win over it. With --accelerate-config, SCRIPT is what to
     run, without an output unless --output names one, and what follows it is its own.
     """
-    # The run outlives whatever shows it; so do libraries that print.
+    # A closed terminal ends neither the run nor a library that prints.
     sys.stdout, sys.stderr = display.lossy(sys.stdout), display.lossy(sys.stderr)
     has_run_id, run_id = bool(run_id), run_id or all_verbs.new_run_id()
     ctx = options.open_run(file, values, run_id)
@@ -110,6 +110,25 @@ def image(file: Path | None, archive: Path, **values: Any) -> None:
     with display.Display(Console(stderr=True)):
         name = save(ctx, archive)
     click.echo(name)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - repeated parts are written in full
+        return True
+
+
+# Small files are written line by line.
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
+def as_yaml(*manifests: Any) -> str:
+    """Write Kubernetes objects as YAML documents, for people and for ``kubectl create -f``."""
+    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=110)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the shape of a signal handler

@@ -69,9 +69,7 @@ def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
 
     A tracker that does not receive it receives it at the end of the run.
     """
-    with suppress(
-        ManycpuError
-    ):  # unreadable ledger or events: the end of the run sends it again
+    with suppress(ManycpuError):  # unreadable ledger or events: the end of the run sends it again
         entry = ctx.ledger.read()
         trackers = as_started(ctx, entry, handle.attempt).run.tracking
         if not trackers or entry.attempt != handle.attempt:
