@@ -44,7 +44,7 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     ctx = runs.find(ctx) if has_run_id else ctx
     console = Console()
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
     with display.Display(console) as shown:
         all_verbs.run_all(ctx, shown)
 
@@ -67,7 +67,7 @@ def preflight_(file: Path | None, **values: Any) -> None:
 def plan(file: Path | None, node: str | None, **values: Any) -> None:
     """Show the CPU plan of a node: processes, threads, cores and memory, and why.
 
-    Of this machine or of the one that --node describes; for the run of FILE, or for any.
+    The node is this machine or the one that --node describes; the run is that of FILE, or any.
     """
     machine = node_spec.describe(node) if node else Machine.observe()
     run_fields = options.fields_of(file, values)["run"]
@@ -90,7 +90,7 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
 @options.fields
 @options.run_id
 def render(file: Path | None, run_id: str | None, **values: Any) -> None:
-    """Print what would be run, as YAML; what is secret is shown as ***."""
+    """Print what would be run, as YAML; secrets are shown as ***."""
     ctx = options.open_run(file, values, run_id or "render")
     shown = redacted_description(ctx.run.model_dump(include={"env", "args"}))
     ctx = replace(ctx, run=ctx.run.model_copy(update=shown))
@@ -131,7 +131,7 @@ def as_yaml(*manifests: Any) -> str:
     return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=110)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the shape of a signal handler
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler
     raise KeyboardInterrupt
 
 
