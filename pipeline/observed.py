@@ -90,7 +90,25 @@ class Observer:
 
     @_reduce.register
     def _on_proof(self, event: ProofEvent, _: int | None, time: float) -> bool:
-        _meet(self.observed, event, time)
+        rank = Rank(
+            rank=event.rank,
+            host=event.host,
+            cpus=event.cpus,
+            threads=event.threads,
+            hostname=event.hostname,
+            devices=event.devices,
+        )
+        existing = _find_meeting(self.observed, event, time)
+        if existing is not None and rank.rank in existing["ranks"]:
+            return True  # the log is read again
+        self.observed.backend_reason = event.backend_reason or self.observed.backend_reason
+        meeting = existing or _new_meeting(self.observed, event, time)
+        meeting["ranks"].append(rank.rank)
+        if rank.host not in meeting["hosts"]:
+            meeting["hosts"].append(rank.host)
+        if meeting is self.observed.rounds[-1]:
+            bisect.insort(self.observed.ranks, rank, key=attrgetter("rank"))
+            _end_finished(self.observed)
         return True
 
     @_reduce.register
@@ -127,7 +145,16 @@ class Observer:
 
     @_reduce.register
     def _on_returned(self, event: ReturnedEvent, rank: int | None, _: float) -> bool:
-        return rank == 0 and _note_returned(self.observed, event)
+        # Parts of a value; lines may be read again.
+        parts = [*(self.observed.parts if event.part > 1 else []), event.text]
+        if rank != 0 or len(parts) != event.part or sum(map(len, parts)) > RETURN_LIMIT:
+            return False
+        if event.part != event.parts:
+            self.observed.parts = parts
+            return False
+        self.observed.parts = []
+        self.observed.returned, self.observed.has_returned = _from_json("".join(parts)), True
+        return True
 
     @_reduce.register
     def _on_warning(self, event: WarningEvent, *_: object) -> bool:
@@ -151,32 +178,21 @@ class Observer:
     @_reduce.register
     def _on_exit(self, event: ExitEvent, rank: int | None, time: float) -> bool:
         rank = rank if event.rank is None else event.rank
-        if rank is not None:
-            _note_end(self.observed, rank, event, time)
-            _note_failure(self.observed, rank, event, time, self.tails)
+        if rank is None:
+            return True
+        for known in _ranks_of(self.observed, rank):
+            meeting = self.observed.rounds[-1]
+            same_host = known.host == event.host and event.hostname in (None, known.hostname)
+            same_meeting = event.meeting is not None and event.meeting == meeting.get("meeting")
+            if same_meeting or (event.meeting is None and same_host and time >= _began(meeting)):
+                known.exit_code = event.code
+        # The first failure is the cause: the launcher ends the other ranks because of it.
+        is_first = self.observed.failure is None or self.observed.failed_at > time
+        if event.code != 0 and is_first:
+            lines = tuple(self.tails.get(rank, ()))
+            failure = RankFailure(rank=rank, host=event.host, exit_code=event.code, last_lines=lines)
+            self.observed.failure, self.observed.failed_at = failure, time
         return True
-
-
-def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
-    rank = Rank(
-        rank=event.rank,
-        host=event.host,
-        cpus=event.cpus,
-        threads=event.threads,
-        hostname=event.hostname,
-        devices=event.devices,
-    )
-    existing = _find_meeting(observed, event, time)
-    if existing is not None and rank.rank in existing["ranks"]:
-        return  # the log is read again
-    observed.backend_reason = event.backend_reason or observed.backend_reason
-    meeting = existing or _new_meeting(observed, event, time)
-    meeting["ranks"].append(rank.rank)
-    if rank.host not in meeting["hosts"]:
-        meeting["hosts"].append(rank.host)
-    if meeting is observed.rounds[-1]:
-        bisect.insort(observed.ranks, rank, key=attrgetter("rank"))
-        _end_finished(observed)
 
 
 def _end_finished(observed: Observed) -> None:
@@ -251,20 +267,6 @@ def _add_points(observed: Observed, event: Event, rank: int | None, time: float)
             _warn(observed, f"of the metrics, the first {_MAX_CURVES} names have curves")
 
 
-def _note_returned(observed: Observed, event: ReturnedEvent) -> bool:
-    """Add a part of what was returned; return whether it is complete. Lines may be read again."""
-    before = observed.parts if event.part > 1 else []
-    parts = [*before, event.text]
-    if len(parts) != event.part or sum(map(len, parts)) > RETURN_LIMIT:
-        return False
-    if event.part != event.parts:
-        observed.parts = parts
-        return False
-    observed.parts = []
-    observed.returned, observed.has_returned = _from_json("".join(parts)), True
-    return True
-
-
 def _from_json(text: str) -> Any:
     """Parse a returned value; None if it is no JSON, or nested too deeply."""
     try:
@@ -278,28 +280,6 @@ def _from_json(text: str) -> Any:
 def _warn(observed: Observed, message: str) -> None:
     if message not in observed.warnings and len(observed.warnings) < _MAX_WARNINGS:
         observed.warnings.append(message)
-
-
-def _note_failure(
-    observed: Observed, rank: int, event: ExitEvent, time: float, tails: Mapping[int, list[str]]
-) -> None:
-    # The first failure is the cause: the launcher ends the other ranks because of it.
-    earlier = observed.failure is not None and observed.failed_at <= time
-    if event.code == 0 or earlier:
-        return
-    lines = tuple(tails.get(rank, ()))
-    observed.failure = RankFailure(rank=rank, host=event.host, exit_code=event.code, last_lines=lines)
-    observed.failed_at = time
-
-
-def _note_end(observed: Observed, number: int, event: ExitEvent, time: float) -> None:
-    """Record the exit code of a rank of the last meeting, not of a rank of an earlier meeting."""
-    for rank in _ranks_of(observed, number):
-        meeting = observed.rounds[-1]
-        same = rank.host == event.host and event.hostname in (None, rank.hostname)
-        named = event.meeting is not None and event.meeting == meeting.get("meeting")
-        if named or (event.meeting is None and same and time >= _began(meeting)):
-            rank.exit_code = event.code
 
 
 def _ranks_of(observed: Observed, number: int | None) -> list[Rank]:
