@@ -90,7 +90,7 @@ def _whole(path: str, fields: dict[str, Any]) -> Report:
         return Report.model_validate(fields)
     except ValidationError as error:
         wrong = ", ".join(dict.fromkeys(str(each["loc"][0]) for each in error.errors()))
-        fix = "--html shows what it has"
+        fix = "--html shows the fields that it has"
         raise BadInputError(f"{redacted(path)} is not a whole report: see {wrong}", fix=fix) from error
 
 
@@ -103,7 +103,7 @@ def _beside(path: str) -> Path:
 
 
 def _write(file: Path, text: str) -> Path:
-    """Write a page; replace only a file that is such a page."""
+    """Write a page and return its path; an existing file is replaced only if it is such a page."""
     try:
         if file.exists() and not is_page(file.read_text(errors="replace")):
             raise BadInputError(f"{file} exists, and is no page of a report", fix="Give another FILE")

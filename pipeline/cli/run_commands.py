@@ -32,7 +32,7 @@ Location = dict[str, str | None]
 
 
 def _require_name(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:  # noqa: ARG001
-    """Refuse an empty NAME, such as a variable that is not set: it is the beginning of every name."""
+    """Refuse an empty NAME, as of a variable that is not set: every name begins with it."""
     if name is not None and not name.strip():
         raise BadInputError("NAME is empty", fix="Give a run's name: `manycpu status` lists them")
     return name
@@ -56,10 +56,12 @@ def status(name: str | None, **location: str | None) -> None:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
         table.add_row(entry.name, state, str(entry.attempt), began, *([] if name else [reason]))
     if not table.rows:
-        click.echo(f"no run in {_place(location)}; what a run leaves beside its model is its report.json")
+        click.echo(
+            f"no run in {_place(location)}; a run that has ended leaves its report.json beside its model"
+        )
         return
     Console().print(table)
-    if name and reason:  # of one run, there is room for all of it
+    if name and reason:  # a single run has room for the whole reason
         click.echo(reason)
 
 
@@ -173,14 +175,14 @@ def _newest(location: Location) -> RunContext:
     """Find the run that began last, and print its name."""
     found = _runs(location)
     if not found:
-        fix = "`manycpu report` shows the last that ended"
+        fix = "`manycpu report` shows the run that ended last"
         raise BadInputError(f"there is no run in {_place(location)}", fix=fix)
     click.echo(f"run {found[-1].name}", err=True)
     return found[-1]
 
 
 def _find(name: str, location: Location) -> RunContext:
-    """Find a run by its name or the beginning of it, for commands that change nothing."""
+    """Find a run by its name or the beginning of it, for commands that only read."""
     matching = [ctx for ctx in _runs(location) if ctx.name.startswith(name)]
     named = [ctx for ctx in matching if ctx.name == name] or matching
     if len(named) != 1:
@@ -197,6 +199,7 @@ def _named(name: str, location: Location) -> RunContext:
 
 
 def _unknown(name: str, location: Location, problem: str) -> BadInputError:
+    """Return the error for a name that is no run's, or that several runs begin with."""
     names = [ctx.name for ctx in _runs(location)]
     if meant := [each for each in names if each.startswith(name)]:
         return BadInputError(
@@ -224,13 +227,16 @@ def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
 
 
 def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
+    """Return why `clean` must not remove a run; an empty text if it may."""
     lease, now = ctx.ledger.lease(), ctx.ledger.now()
     entry = ctx.ledger.read()
     handle = launch.present_handle(ctx, entry)
     current = attempt_status(ctx, handle, entry) if handle else None
     if current and current.state is RunState.UNKNOWN:
         gone = f"manycpu cancel {ctx.name} --gone"
-        return f"whether it runs is unknown: {current.reason}; `{gone}` says that this place is gone for good"
+        return (
+            f"whether it runs is unknown: {current.reason}; `{gone}` records that this place is gone for good"
+        )
     running = current is not None and not current.state.terminal
     if lease.held(now) or (running and not lease.over(now)):
         return f"a process works on it; `manycpu cancel {ctx.name}` ends that"

@@ -51,9 +51,9 @@ def launch(
     Args:
         function: The function; defined in a cell, in a script, or in a module beside it.
         args: Its arguments.
-        target: A Target, its fields, a kind of target by name, or the path of a run file: the call's fields
-            win over those in ``run``, and its program, data, model and output are not used. None: this
-            machine.
+        target: A Target, its fields, a kind of target by name, or the path of a run file. Of the file's
+            ``run``, program, code, args, data, model and output are not used, and the call's fields win over
+            the others. None: this machine.
         run_id: Identifies this run: the same again replaces its output. None: a new one.
         fields: Fields of :class:`manycpu.pipeline.TrainingRun` but ``program`` and ``args``. Without
             ``output``, a model that the function writes is not kept.
