@@ -28,6 +28,8 @@ _UNUSED_DEFAULTS: Final[Mapping[str, object]] = {
     "log_line_prefix_template": None,
 }
 """Accelerate's arguments for its rendezvous, with its defaults: a run connects its processes itself."""
+_NOT_TRIED_OUT: Final = ("run_id", "data", "model", "output", "checkpoints", "resume_from")
+"""Fields that belong to the training, and not to the run that connects its ranks before it."""
 _DTYPES: Final = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
 
 
@@ -109,9 +111,7 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     payload.check_call(function, args)
     call = partial(launch, target=target)
     if is_true(os.environ.get(_DEBUG_VARIABLE, "")):
-        _try_out(
-            call, {name: value for name, value in run.items() if name not in ("data", "model", "output")}
-        )
+        _try_out(call, {name: value for name, value in run.items() if name not in _NOT_TRIED_OUT})
     return call(function, *args, **run)
 
 
