@@ -20,8 +20,8 @@ from support import builder_image
 
 from bench._cluster import namespace, target
 from bench._measure import by_turns, ratio, rounds, spread
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.build import build

@@ -155,8 +155,8 @@ def _context(config: dict[str, Any]) -> tuple[Any, Any]:
 
 def _kubectl_create(cluster: Any, space: Any, ctx: Any, built: Any, folder: Path) -> float:
     """Create the same manifest with kubectl, suspended and under another name, and delete it."""
+    from manycpu.pipeline.cli.spec_commands import as_yaml
     from manycpu.pipeline.launchers import JOB_LAUNCHERS
-    from manycpu.pipeline.render import as_yaml
     from manycpu.pipeline.targets.kubernetes import launch
     from manycpu.pipeline.targets.results import Staged
 

@@ -197,7 +197,7 @@ def promote(
             reached is no finite number.
     """
     from manycpu.pipeline.spec.errors import ManycpuError
-    from manycpu.pipeline.tracking.in_use import tell_champion
+    from manycpu.pipeline.tracking.ending import tell_champion
 
     best, *champions = contenders
     if fault := _fault(best) or _fault({"accuracy": accuracy}):

@@ -151,8 +151,8 @@ def _finish(ctx: RunContext) -> Report | None:
 
 def _tell_trackers(ctx: RunContext, entry: Entry, written: Report) -> None:
     """Tell trackers how the run ended, and have its report say where they have it, or what they lack."""
-    told = tell_end(ctx, entry, written, report_path(ctx))
-    written.trackers, written.warnings = told.places, [*written.warnings, *told.warnings]
+    delivered = tell_end(ctx, entry, written, report_path(ctx))
+    written.trackers, written.warnings = delivered.places, [*written.warnings, *delivered.warnings]
 
 
 def _remove(ctx: RunContext, written: Report) -> str:

@@ -565,7 +565,7 @@ def test_clean_leaves_alone_what_somebody_works_on_whatever_its_step(
         for name in ([], [staging.name]):
             code, printed = manycpu("clean", *name, "--yes")
             assert code == 0
-            assert f"run {staging.name} is left alone: somebody works on it" in printed
+            assert f"run {staging.name} is left alone: a process works on it" in printed
             assert "nothing to remove" in printed
     assert "left alone" in manycpu("clean", "--yes")[1]  # its next step is to come
     assert staging.ledger.exists()

@@ -24,7 +24,7 @@ from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import tell
-from manycpu.pipeline.notebook.shown import Shown
+from manycpu.pipeline.notebook.cell import CellDisplay
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import DeadlineError, ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent
@@ -421,7 +421,7 @@ def test_a_recorded_log_runs_no_code_in_a_notebook(server: ApiServer, tmp_path: 
     healthy(server)
     server.logs[WORKER] += said(HOUR - 4, "result", value="honest")
     server.logs[WORKER] += said(HOUR - 3, "pickled", part=1, parts=1, text=base64.b64encode(code).decode())
-    display = Shown(None)
+    display = CellDisplay(None)
     watching = JobWatch(Following(server, tmp_path).ctx, handle(), None)
     ends(server)
     seen = Status(state=RunState.PENDING)

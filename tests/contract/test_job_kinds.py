@@ -14,8 +14,8 @@ from support.helper_process import helper_here
 from support.third_kind import FITJOB, operate, register
 from support.waiting import until
 
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, refusals
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 from manycpu.pipeline.spec.exit_records import FOLDER, write

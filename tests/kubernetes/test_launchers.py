@@ -13,8 +13,8 @@ from cluster.space import Space
 from support.cluster_runs import fields_of
 
 from manycpu.pipeline.cli import cli
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.event_types import ProofEvent, decode
 from manycpu.pipeline.targets.kubernetes import launch

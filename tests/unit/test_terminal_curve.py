@@ -2,8 +2,8 @@
 
 import pytest
 
+from manycpu.pipeline.display import draw, spark
 from manycpu.pipeline.spec.observed import Series
-from manycpu.pipeline.terminal_curve import draw, spark
 
 
 def curve(*values: float) -> Series:

@@ -18,9 +18,9 @@ from support.job_manifests import (
     target,
 )
 
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import refusals, trainjob
 from manycpu.pipeline.launchers.pod_spec import find_rank_template
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
