@@ -1,7 +1,7 @@
 """Who hears what the ranks of an attempt write, on every target and in every way of waiting.
 
 A listener is given to whatever waits: :func:`manycpu.pipeline.verbs.wait.wait`, or TrainOperator and its
-triggers (``operators/task_log.py``). It hears each line and each event once, in the order in which a rank
+triggers (``operators/following.py``). It hears each line and each event once, in the order in which a rank
 wrote them, also where a trigger goes on from where a worker has come to; whoever attaches to an attempt anew
 hears it from its beginning. On Kubernetes at most 1,000
 ordinary lines a second are passed on, and as many events of progress.
