@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, Context, XComArg
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowFailException
 
 from manycpu.operators.access import access_of, mask_secrets
 from manycpu.operators.link import TrainingLink
@@ -23,11 +25,7 @@ from manycpu.pipeline.spec.errors import BadInputError, CancelledError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from airflow.sdk import Context
-    from airflow.sdk.definitions.xcom_arg import XComArg
-
-    from manycpu.pipeline.spec.targets import Target
-    from manycpu.pipeline.spec.training_run import TrainingRun
+    from manycpu.pipeline import Target, TrainingRun
     from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["RunOperator", "airflow_instance", "demand_instance", "explained", "plain", "require_begun"]
@@ -150,8 +148,6 @@ def airflow_instance() -> str:
     The option ``[manycpu] instance``; else ``[api] base_url`` if that is no loopback address; else
     Airflow's home.
     """
-    from airflow.sdk.configuration import conf
-
     url = conf.get("api", "base_url", fallback="") or ""
     shared = url if url and not any(host in url for host in _LOOPBACK) else ""
     home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
@@ -180,8 +176,6 @@ def demand_instance(target: Any) -> None:
     Raises:
         BadInputError: Neither ``[manycpu] instance`` nor a public ``[api] base_url`` is set.
     """
-    from airflow.sdk.configuration import conf
-
     shared = isinstance(target, dict) and target.get("kind", "local") != "local"
     instance = conf.get("manycpu", "instance", fallback="") or _is_public(
         conf.get("api", "base_url", fallback="")
@@ -216,8 +210,6 @@ def explained() -> Iterator[None]:
     Raises:
         AirflowFailException: Bad input, or a run that a person cancelled; with its field and what to do.
     """
-    from airflow.sdk.exceptions import AirflowFailException
-
     try:
         yield
     except (BadInputError, CancelledError) as error:

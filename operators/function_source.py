@@ -197,10 +197,23 @@ class _Pieces:
         """Replace calls in a definition by the values that they gave; ranks would evaluate them again."""
         if isinstance(piece, ast.FunctionDef | ast.AsyncFunctionDef):
             self._settle_defaults(piece, value)
-        elif isinstance(piece, ast.ClassDef):
-            members = vars(value) if isinstance(value, type) else {}
-            for one in piece.body:
-                self._settle_member(piece.name, one, members)
+        if not isinstance(piece, ast.ClassDef):
+            return
+        members = vars(value) if isinstance(value, type) else {}
+        for one in piece.body:
+            is_text = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+            if isinstance(one, Definition):
+                self._settle(one, members.get(one.name))
+            elif not isinstance(one, _CLASS_STATEMENTS) and not is_text:
+                what = f"has a statement in it that defines nothing (line {one.lineno})"
+                raise self._refusal(piece.name, what, "Write each of its attributes down once")
+            elif isinstance(one, ast.Assign | ast.AnnAssign) and one.value and evaluated(one.value):
+                target = one.targets[0] if isinstance(one, ast.Assign) else one.target
+                member = members.get(target.id) if isinstance(target, ast.Name) else None
+                if member is None or self._describes_a_field(one.value):
+                    continue
+                if (written := literal(member)) is not None:
+                    one.value = ast.copy_location(written, one.value)
 
     def _settle_defaults(self, piece: ast.FunctionDef | ast.AsyncFunctionDef, value: Any) -> None:
         function = inspect.unwrap(value) if callable(value := getattr(value, "__func__", value)) else None
@@ -219,22 +232,6 @@ class _Pieces:
         last = positional[len(positional) - len(arguments.defaults) :]
         arguments.defaults = [*map(settled, last, arguments.defaults)]
         arguments.kw_defaults = [*map(settled, arguments.kwonlyargs, arguments.kw_defaults)]
-
-    def _settle_member(self, kind: str, one: ast.stmt, members: Any) -> None:
-        if isinstance(one, Definition):
-            self._settle(one, members.get(one.name))
-            return
-        is_text = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
-        if not isinstance(one, _CLASS_STATEMENTS) and not is_text:
-            fix = "Write each of its attributes down once"
-            raise self._refusal(kind, f"has a statement in it that defines nothing (line {one.lineno})", fix)
-        if not isinstance(one, ast.Assign | ast.AnnAssign) or one.value is None or not evaluated(one.value):
-            return
-        target = one.targets[0] if isinstance(one, ast.Assign) else one.target
-        value = members.get(target.id) if isinstance(target, ast.Name) else None
-        if value is not None and not self._describes_a_field(one.value):
-            written = literal(value)
-            one.value = one.value if written is None else ast.copy_location(written, one.value)
 
     def _describes_a_field(self, value: ast.expr) -> bool:
         """Whether an expression calls a library for data classes, such as ``field()`` of dataclasses."""

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow.sdk.configuration import conf
+
 from manycpu.pipeline.spec.credentials import HIDDEN
 
 if TYPE_CHECKING:
@@ -114,8 +116,6 @@ def keep_refusal(error: BaseException, place: Mapping[str, Any], log: Any) -> No
 
 def _configured_interval() -> float:
     """Read the seconds between two documents; 0: none is written."""
-    from airflow.sdk.configuration import conf
-
     try:
         return max(0.0, float(conf.get("manycpu", "live_seconds", fallback=_DEFAULT_INTERVAL_S) or 0))
     except ValueError:

@@ -22,11 +22,9 @@ from manycpu.operators.train import TrainOperator
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow.sdk import Asset
-    from airflow.sdk.definitions.xcom_arg import XComArg
+    from airflow.sdk import Asset, XComArg
 
-    from manycpu.pipeline.spec.targets import Target
-    from manycpu.pipeline.spec.training_run import TrainingRun
+    from manycpu.pipeline import Target, TrainingRun
 
 __all__ = ["TrainingPipeline", "training_pipeline"]
 

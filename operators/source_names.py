@@ -35,33 +35,32 @@ def bindings(tree: ast.Module) -> dict[str, list[ast.stmt]]:
     """Map each name that a file binds to the top-level statements that bind it, also in ``if`` or ``try``."""
     bound: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
-        for name in dict.fromkeys(_bound_by(statement)):
+        if isinstance(statement, Definition):
+            names = [statement.name]
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names = [name_of(alias) for alias in statement.names]
+        else:
+            table = symtable.symtable(ast.unparse(statement), "<piece>", "exec")
+            names = _own_names(table)
+        for name in dict.fromkeys(names):
             bound.setdefault(name, []).append(statement)
     return bound
 
 
-def _bound_by(statement: ast.stmt) -> Iterator[str]:
-    if isinstance(statement, Definition):
-        yield statement.name
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from map(name_of, statement.names)
-    else:
-        table = symtable.symtable(ast.unparse(statement), "<piece>", "exec")
-        symbols = (table.lookup(name) for name in table.get_identifiers())
-        yield from (one.get_name() for one in symbols if one.is_assigned() or one.is_imported())
+def _own_names(table: symtable.SymbolTable) -> list[str]:
+    return [one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported()]
 
 
 def globals_of(pieces: list[ast.stmt]) -> list[str]:
     """List the names that statements use but do not define."""
     top = symtable.symtable("\n".join(map(ast.unparse, pieces)), "<piece>", "exec")
-    own = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
     used = {
         symbol.get_name()
         for table in _tables(top)
         for symbol in table.get_symbols()
         if symbol.is_global() and (symbol.is_referenced() or symbol.is_declared_global())
     }
-    return sorted(used - own)
+    return sorted(used.difference(_own_names(top)))
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

@@ -16,8 +16,7 @@ from manycpu.pipeline.spec.errors import ManycpuError, raise_findings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow.sdk import Asset, Context
-    from airflow.sdk.definitions.xcom_arg import XComArg
+    from airflow.sdk import Asset, Context, XComArg
 
     from manycpu.pipeline.run_report import Report
     from manycpu.pipeline.targets.context import RunContext

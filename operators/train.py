@@ -8,6 +8,9 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow.sdk import timezone
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
+
 from manycpu.operators import following
 from manycpu.operators.base import RunOperator, explained, require_begun
 from manycpu.operators.following import ENDED_BY_A_PERSON, PRESUMED_DEAD, DeferralTimer, place_of, state_of
@@ -17,14 +20,12 @@ from manycpu.pipeline.spec.errors import CancelledError, TrainingFailedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from airflow.sdk import Context
-    from airflow.sdk.definitions.xcom_arg import XComArg
+    from airflow.sdk import Context, XComArg
 
+    from manycpu.pipeline import Target, TrainingRun
     from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.state import Status
-    from manycpu.pipeline.spec.targets import Target
-    from manycpu.pipeline.spec.training_run import TrainingRun
     from manycpu.pipeline.targets import Watch
     from manycpu.pipeline.targets.context import RunContext
 
@@ -93,8 +94,6 @@ class TrainOperator(RunOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Resume after the trigger's event."""
-        from airflow.sdk.exceptions import AirflowTaskTimeout
-
         from manycpu.pipeline.spec.handle import read_handle
         from manycpu.pipeline.spec.state import Status
         from manycpu.pipeline.verbs.wait import conclude
@@ -162,8 +161,6 @@ class TrainOperator(RunOperator):
 
     def _watch_in_worker(self, context: Context, ctx: RunContext, handle: Handle) -> Status:
         """Follow the training in this worker: to its end, or for the first seconds only."""
-        from airflow.sdk.exceptions import AirflowTaskTimeout
-
         from manycpu.pipeline.listeners import Guarded, flush, tell
         from manycpu.pipeline.targets.outcome import outcome
         from manycpu.pipeline.verbs.cancel import cancel
@@ -194,8 +191,6 @@ class TrainOperator(RunOperator):
 
     def _handle_signal(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> None:
         """End the training if a person ended the task; raise too if only this process is to end."""
-        from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
         from manycpu.pipeline.listeners import tell
         from manycpu.pipeline.verbs.cancel import cancel
 
@@ -210,8 +205,6 @@ class TrainOperator(RunOperator):
             )
 
     def _defer(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> NoReturn:
-        from airflow.sdk import timezone
-
         from manycpu.operators.job_trigger import JobTrigger
         from manycpu.operators.triggers import TrainingTrigger
         from manycpu.pipeline.listeners import tell
@@ -238,8 +231,6 @@ class TrainOperator(RunOperator):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
     def _conclude(self, context: Context, ctx: RunContext, handle: Handle, status: Status) -> Any:
-        from airflow.sdk.exceptions import AirflowFailException
-
         from manycpu.pipeline.verbs.wait import conclude, observed_of
 
         try:

@@ -19,9 +19,9 @@ from manycpu.operators.following import ENDED_FOR_GOOD, state_of
 from manycpu.operators.live import Live
 from manycpu.operators.steps import clean_up_and_log
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.listeners import Guarded, flush, tell
+from manycpu.pipeline.listeners import Guarded, RankListener, flush, tell
 from manycpu.pipeline.spec.errors import ManycpuError
-from manycpu.pipeline.spec.handle import read_handle
+from manycpu.pipeline.spec.handle import Handle, read_handle
 from manycpu.pipeline.spec.naming import run_key
 from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.targets.outcome import outcome
@@ -31,9 +31,7 @@ from manycpu.pipeline.verbs.wait import POLL, watch
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.events import RankLine
-    from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.observed import Observed
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets import Watch

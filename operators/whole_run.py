@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset
+from airflow.sdk import Asset, Context
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from manycpu.operators.following import ENDED_FOR_GOOD, PRESUMED_DEAD, place_of, state_of
@@ -16,8 +16,6 @@ from manycpu.pipeline.spec.errors import BadInputError, ForeignRunError, Manycpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from airflow.sdk import Context
 
     from manycpu.pipeline.run_report import Report
     from manycpu.pipeline.spec.handle import Handle

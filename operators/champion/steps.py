@@ -168,10 +168,16 @@ def compare(
         Whether the candidate is ``better`` by more than the threshold, its ``accuracy``, and the comparison
         as text: ``says`` as sentences, ``body`` as Markdown with tables and links.
     """
+    tried = []
+    for one in _several(candidates):
+        tab = tab_of(dag_run.dag_id, dag_run.run_id, one["training"], one["map_index"])
+        accuracy = None if _fault(one) else one["accuracy"]
+        chosen = one.get("path") == contenders[0]["path"]
+        tried.append(words.Tried(rate=one["rate"], accuracy=accuracy, page=url_of(tab), chosen=chosen))
     comparison = words.Comparison(
         contenders=contenders,
         scores=[one["accuracy"] for one in judged],
-        candidates=[_tried(one, contenders[0]["path"], dag_run) for one in _several(candidates)],
+        candidates=tried,
         threshold=params["threshold"],
     )
     _LOG.info(comparison.text)
@@ -252,17 +258,6 @@ def conclude(ti: Any = None) -> Fields:
 def _several(results: Iterable[Fields] | Fields) -> list[Fields]:
     """Return the results of a mapped group as a list: Airflow gives a single one without a list."""
     return [dict(results)] if isinstance(results, dict) else list(results)
-
-
-def _tried(candidate: Fields, chosen: str, dag_run: Any) -> words.Tried:
-    """Return what the comparison shows of a candidate, as :func:`describe` returned it."""
-    tab = tab_of(dag_run.dag_id, dag_run.run_id, candidate["training"], candidate["map_index"])
-    return words.Tried(
-        rate=candidate["rate"],
-        accuracy=None if _fault(candidate) else candidate["accuracy"],
-        page=url_of(tab),
-        chosen=candidate.get("path") == chosen,
-    )
 
 
 def _fault(candidate: Fields) -> str | None:

@@ -67,30 +67,27 @@ class Comparison:
         """The text as Markdown, with a table of the two models and one of all candidates."""
         page = next((one.page for one in self.candidates if one.chosen), None)
         link = [f"[The candidate's training]({page})"] if page else []
-        return "\n\n".join([self.text, self._contenders(), *link, self._sweep()]) + "\n"
-
-    def _contenders(self) -> str:
         rows = [
             [f"{_METRIC} on digits that neither saw", *_percents(self.scores)],
             ["learning rate", *(f"{one['rate']:g}" for one in self.contenders)],
             ["trained on version", *(Path(one["data"]).name for one in self.contenders)],
             ["sha256", *(f"`{one['sha256'][:12]}`" for one in self.contenders)],
         ]
-        return _table(["", "candidate", "champion"], [[*row, "none yet"][:3] for row in rows])
-
-    def _sweep(self) -> str:
-        """Return the table of the candidates, the best first."""
-        found = sorted(self.candidates, key=lambda one: math.inf if one.accuracy is None else -one.accuracy)
-        reached = iter(_percents([one.accuracy for one in found if one.accuracy is not None]))
+        contenders = _table(["", "candidate", "champion"], [[*row, "none yet"][:3] for row in rows])
+        best_first = sorted(
+            self.candidates, key=lambda one: math.inf if one.accuracy is None else -one.accuracy
+        )
+        reached = iter(_percents([one.accuracy for one in best_first if one.accuracy is not None]))
         rows = [
             [
                 f"[{one.rate:g}]({one.page})",
                 "failed" if one.accuracy is None else next(reached),
                 "the candidate" if one.chosen else "",
             ]
-            for one in found
+            for one in best_first
         ]
-        return _table(["learning rate", f"{_METRIC} on digits to choose by", ""], rows)
+        sweep = _table(["learning rate", f"{_METRIC} on digits to choose by", ""], rows)
+        return "\n\n".join([self.text, contenders, *link, sweep]) + "\n"
 
 
 def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None) -> str:
