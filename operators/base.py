@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from manycpu.pipeline import Target, TrainingRun
     from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["RunOperator", "airflow_instance", "demand_instance", "explained", "plain", "require_begun"]
+__all__ = ["RunOperator", "airflow_instance", "demand_instance", "explained", "fields_of", "require_begun"]
 
 _LOOPBACK = ("://localhost", "://127.0.0.1", "://0.0.0.0", "://[::1]")
 # Endings of host names that are known within one network only.
@@ -63,8 +63,8 @@ class RunOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.training = training
-        self.run = plain(run)
-        self.target = plain(target)
+        self.run = fields_of(run)
+        self.target = fields_of(target)
 
     def pre_execute(self, context: Any) -> None:
         """Store the link to the training's page before the task runs: Airflow stores it only at the end."""
@@ -109,7 +109,7 @@ class RunOperator(BaseOperator):
         dag = {"dag_id": instance.dag_id, "run_id": instance.run_id}
         return find(replace(ctx, task=task, dag=dag, key=key, name=name or ctx.name))
 
-    def transferred(self) -> Callable[[int, int], None]:
+    def transfer_logger(self) -> Callable[[int, int], None]:
         """Return a callback that logs every tenth of a transfer."""
         logged = 0
 
@@ -133,7 +133,7 @@ class RunOperator(BaseOperator):
         return run, target if self.target is None else self.target
 
 
-def plain(model: Any) -> Any:
+def fields_of(model: Any) -> Any:
     """Turn a model into the dictionary of the fields that were set; other values stay as they are."""
     if not hasattr(model, "model_dump"):
         return model

@@ -17,7 +17,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, _TaskDecorator
 from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
-from manycpu.operators.base import RunOperator, plain
+from manycpu.operators.base import RunOperator, fields_of
 from manycpu.operators.function_source import function_module
 from manycpu.operators.whole_run import RETRY_DELAY, WholeRunOperator
 from manycpu.pipeline.spec.errors import BadInputError
@@ -74,7 +74,7 @@ class FunctionOperator(DecoratedOperator, WholeRunOperator):
         **kwargs: Any,
     ) -> None:
         call = _Call(python_callable, tuple(op_args or ()), dict(op_kwargs or {}), dict(run or {}))
-        _check(call, plain(target))
+        _check(call, fields_of(target))
         super().__init__(
             python_callable=python_callable,
             op_args=call.args,
@@ -154,7 +154,8 @@ class _Call:
             raise BadInputError(what, field=field, fix=fix)
         try:
             text = json.dumps(
-                {"arguments": arguments, "places": places}, default=partial(_plain, templates=templates)
+                {"arguments": arguments, "places": places},
+                default=partial(_json_default, templates=templates),
             )
         except (TypeError, ValueError) as error:
             fix = f"Give numbers, texts, lists and mappings. {_USE_A_FILE}"
@@ -177,7 +178,7 @@ class FunctionTask(_TaskDecorator[Any, Any, FunctionOperator]):
         # Checked now: Airflow makes the operators of a mapped task only when it runs.
         given = dict(self.kwargs.get("op_kwargs") or {})
         call = _Call(self.function, (), given, self.kwargs["run"])
-        _check(call, plain(self.kwargs.get("target")))
+        _check(call, fields_of(self.kwargs.get("target")))
         task: Any = super()._expand(expand_input, strict=strict)
         for name, value in (("retries", 1), ("retry_delay", RETRY_DELAY)):
             task.operator.partial_kwargs.setdefault(name, value)  # the operator's own defaults
@@ -222,7 +223,7 @@ def manycpu_task(
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split options into fields of the run and arguments of the operator; unknown ones count as fields."""
     own = {name for name in options if name in _OPERATOR_OPTIONS or name.startswith("_")}
-    run = {name: plain(value) for name, value in options.items() if name not in own}
+    run = {name: fields_of(value) for name, value in options.items() if name not in own}
     return run, {name: options[name] for name in own}
 
 
@@ -267,7 +268,7 @@ def _non_text_key(value: Any) -> tuple[Any] | None:
     return None
 
 
-def _plain(value: Any, *, templates: bool) -> Any:
+def _json_default(value: Any, *, templates: bool) -> Any:
     """Convert values that JSON does not know: paths, results of expanded tasks, and templates to None."""
     if templates and hasattr(value, "resolve"):
         return None

@@ -32,7 +32,7 @@ def difference(name: str, now: Any, written: Any, names: Collection[str]) -> str
         names: The names that occur in the source. Private attributes with other names belong to libraries,
             and are not compared.
     """
-    return _Comparison(names).of(name, now, written)
+    return _Comparison(names).compare(name, now, written)
 
 
 class _Comparison:
@@ -40,12 +40,12 @@ class _Comparison:
         self._names = names
         self._seen: dict[tuple[int, int], Any] = {}
 
-    def of(self, path: str, now: Any, written: Any) -> str | None:
+    def compare(self, path: str, now: Any, written: Any) -> str | None:
         pair = id(now), id(written)
         if now is written or pair in self._seen or len(self._seen) > _MAX_PAIRS:
             return None
         self._seen[pair] = now, written  # kept alive, so that no other object takes their ids
-        if type(now) is not type(written) and self.of("", type(now), type(written)) is not None:
+        if type(now) is not type(written) and self.compare("", type(now), type(written)) is not None:
             return _difference_text(path, now, written)
         mine, others = self._parts(now), self._parts(written)
         if mine is None or others is None or _is_equal(now, written):
@@ -58,7 +58,7 @@ class _Comparison:
             return _difference_text(path + first, mine.get(first, _MISSING), others.get(first, _MISSING))
         if [*mine] != [*others]:
             return f"{path} has another order"
-        found = (self.of(path + each, value, others[each]) for each, value in mine.items())
+        found = (self.compare(path + each, value, others[each]) for each, value in mine.items())
         return next(filter(None, found), None)
 
     def _parts(self, item: Any) -> dict[str, Any] | None:  # noqa: PLR0911 - one for each kind

@@ -60,7 +60,7 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
     Returns:
         0 when the DAG run and every verb succeeded.
     """
-    local_airflow.enter(home, AIRFLOW__LOGGING__JSON_LOGS="True")
+    local_airflow.configure(home, AIRFLOW__LOGGING__JSON_LOGS="True")
     log = home / "demo.log"
     print_plain(console, f"Airflow in {home}; its output is in {log}")
     try:

@@ -20,15 +20,15 @@ from manycpu.operators.definition_check import difference
 from manycpu.operators.source_names import (
     Definition,
     bindings,
-    evaluated,
     globals_of,
     is_constant,
     is_future,
     line_of_change,
     line_of_patch,
-    literal,
+    literal_of,
+    may_vary,
     name_of,
-    words_of,
+    names_in,
 )
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.module_files import copy_files
@@ -92,12 +92,12 @@ def function_module(function: Callable[..., Any], foreign: Collection[str] = ())
     node.decorator_list = []
     pieces = _Pieces(function, tree, node)
     body = [*(one for one in tree.body if is_future(one)), *pieces.imports, *pieces.others, node]
-    _compare(function, pieces, body)
+    _check_unchanged(function, pieces, body)
     source = "\n\n".join(map(ast.unparse, body)) + "\n\n" + _CALL.format(name=node.name)
     return FunctionModule(source, Path(function.__code__.co_filename), frozenset(pieces.modules))
 
 
-def _compare(function: Callable[..., Any], pieces: _Pieces, body: list[ast.stmt]) -> None:
+def _check_unchanged(function: Callable[..., Any], pieces: _Pieces, body: list[ast.stmt]) -> None:
     """Execute the definitions a second time, and compare the results with what the function uses.
 
     Raises:
@@ -112,11 +112,11 @@ def _compare(function: Callable[..., Any], pieces: _Pieces, body: list[ast.stmt]
     except Exception as error:
         what = f"what it uses of its file cannot be defined a second time ({type(error).__name__}: {error})"
         raise _refusal(function, what, "Define that inside the function") from error
-    words = words_of(module)
+    names = names_in(module)
     own = function.__name__
     now = {name: function.__globals__[name] for name in pieces.defined if name in function.__globals__}
     for name, value in (now | {own: function}).items():
-        if found := difference(name, value, again[name], words):
+        if found := difference(name, value, again[name], names):
             if name == own:
                 raise _refusal(function, f"it is changed after its definition ({found})", fix)
             what = f"it uses `{name}`, which is changed after its definition ({found})"
@@ -171,7 +171,7 @@ class _Pieces:
         self.modules: set[str] = set()
         self._taken: dict[str, list[ast.stmt]] = {node.name: []}
         self._future = [one for one in tree.body if is_future(one)]
-        self._take(node, function)
+        self._add_used_by(node, function)
         found = {id(one): one for ones in self._taken.values() for one in ones}.values()
         ordered = sorted(found, key=lambda one: (one.lineno, one.col_offset, ast.unparse(one)))
         self.imports = [one for one in ordered if isinstance(one, ast.Import | ast.ImportFrom)]
@@ -180,9 +180,9 @@ class _Pieces:
             name for name, ones in self._taken.items() if {*map(id, ones)} & {*map(id, self.others)}
         ]
 
-    def _take(self, piece: ast.stmt, value: Any = None) -> None:
+    def _add_used_by(self, piece: ast.stmt, value: Any = None) -> None:
         """Add the statements that a statement uses, and those that they use in turn."""
-        self._settle(piece, value)
+        self._write_values(piece, value)
         for one in ast.walk(piece):
             if isinstance(one, ast.Import | ast.ImportFrom):
                 for alias in one.names:
@@ -191,38 +191,38 @@ class _Pieces:
             if name not in self._taken and (name in self._bound or name not in _BUILTIN_NAMES):
                 self._taken[name] = self._definitions(name)
                 for one in self._taken[name]:
-                    self._take(one, self._function.__globals__.get(name))
+                    self._add_used_by(one, self._function.__globals__.get(name))
 
-    def _settle(self, piece: ast.stmt, value: Any) -> None:
+    def _write_values(self, piece: ast.stmt, value: Any) -> None:
         """Replace calls in a definition by the values that they gave; ranks would evaluate them again."""
         if isinstance(piece, ast.FunctionDef | ast.AsyncFunctionDef):
-            self._settle_defaults(piece, value)
+            self._write_default_values(piece, value)
         if not isinstance(piece, ast.ClassDef):
             return
         members = vars(value) if isinstance(value, type) else {}
         for one in piece.body:
             is_text = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
             if isinstance(one, Definition):
-                self._settle(one, members.get(one.name))
+                self._write_values(one, members.get(one.name))
             elif not isinstance(one, _CLASS_STATEMENTS) and not is_text:
                 what = f"has a statement in it that defines nothing (line {one.lineno})"
                 raise self._refusal(piece.name, what, "Write each of its attributes down once")
-            elif isinstance(one, ast.Assign | ast.AnnAssign) and one.value and evaluated(one.value):
+            elif isinstance(one, ast.Assign | ast.AnnAssign) and one.value and may_vary(one.value):
                 target = one.targets[0] if isinstance(one, ast.Assign) else one.target
                 member = members.get(target.id) if isinstance(target, ast.Name) else None
                 if member is None or self._describes_a_field(one.value):
                     continue
-                if (written := literal(member)) is not None:
+                if (written := literal_of(member)) is not None:
                     one.value = ast.copy_location(written, one.value)
 
-    def _settle_defaults(self, piece: ast.FunctionDef | ast.AsyncFunctionDef, value: Any) -> None:
+    def _write_default_values(self, piece: ast.FunctionDef | ast.AsyncFunctionDef, value: Any) -> None:
         function = inspect.unwrap(value) if callable(value := getattr(value, "__func__", value)) else None
         known = inspect.signature(function).parameters if inspect.isfunction(function) else {}
 
-        def settled(argument: ast.arg, default: Any) -> Any:
-            if default is None or not evaluated(default):
+        def with_value(argument: ast.arg, default: Any) -> Any:
+            if default is None or not may_vary(default):
                 return default
-            if argument.arg in known and (written := literal(known[argument.arg].default)):
+            if argument.arg in known and (written := literal_of(known[argument.arg].default)):
                 return ast.copy_location(written, default)
             what = f"has a default for `{argument.arg}` that is made when the DAG file is read"
             raise self._refusal(piece.name, what, "Have None there, and make it inside the function")
@@ -230,8 +230,8 @@ class _Pieces:
         arguments = piece.args
         positional = [*arguments.posonlyargs, *arguments.args]
         last = positional[len(positional) - len(arguments.defaults) :]
-        arguments.defaults = [*map(settled, last, arguments.defaults)]
-        arguments.kw_defaults = [*map(settled, arguments.kwonlyargs, arguments.kw_defaults)]
+        arguments.defaults = [*map(with_value, last, arguments.defaults)]
+        arguments.kw_defaults = [*map(with_value, arguments.kwonlyargs, arguments.kw_defaults)]
 
     def _describes_a_field(self, value: ast.expr) -> bool:
         """Whether an expression calls a library for data classes, such as ``field()`` of dataclasses."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["DAGS", "enter", "home", "instance", "print_plain", "settings"]
+__all__ = ["DAGS", "configure", "home", "instance", "print_plain", "settings"]
 
 DAGS = Path(__file__).resolve().parents[1] / "dags"
 
@@ -23,7 +23,7 @@ def home() -> Path:
     return Path(os.environ.get("AIRFLOW_HOME") or ".airflow").absolute()
 
 
-def enter(home: Path, port: int = 8080, **more: str) -> None:
+def configure(home: Path, port: int = 8080, **more: str) -> None:
     """Configure this process and its children for the embedded Airflow; variables already set win."""
     home.mkdir(parents=True, exist_ok=True)
     variables = settings(home, port) | {"AIRFLOW__MANYCPU__INSTANCE": instance(home)} | more

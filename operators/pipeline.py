@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from airflow.sdk import TaskGroup
 
-from manycpu.operators.base import plain
+from manycpu.operators.base import fields_of
 from manycpu.operators.steps import (
     BuildImageOperator,
     CleanupOperator,
@@ -65,7 +65,11 @@ def training_pipeline(
     """
     common = {"retries": 2, "retry_delay": _RETRY_DELAY, **(default_args or {})}
     with (group := TrainingPipeline(group_id, default_args=common)):  # type: ignore[arg-type]
-        shared: dict[str, Any] = {"training": group.group_id, "run": plain(run), "target": plain(target)}
+        shared: dict[str, Any] = {
+            "training": group.group_id,
+            "run": fields_of(run),
+            "target": fields_of(target),
+        }
         prepare = PrepareOperator(task_id="prepare", **shared)
         stage = StageDatasetOperator(task_id="stage", **shared)
         build = BuildImageOperator(task_id="build", **shared)

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Definition",
     "bindings",
-    "evaluated",
     "globals_of",
     "is_constant",
     "is_future",
     "line_of_change",
     "line_of_patch",
-    "literal",
+    "literal_of",
+    "may_vary",
     "name_of",
-    "words_of",
+    "names_in",
 ]
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -139,7 +139,7 @@ def name_of(alias: ast.alias) -> str:
     return alias.asname or alias.name.partition(".")[0]
 
 
-def evaluated(value: ast.expr) -> bool:
+def may_vary(value: ast.expr) -> bool:
     """Whether an expression may have another value each time: it has a call, or an item of an attribute."""
     match value:
         case ast.Lambda():
@@ -148,10 +148,10 @@ def evaluated(value: ast.expr) -> bool:
             return True
         case ast.GeneratorExp() | ast.Subscript(value=ast.Attribute()):
             return True
-    return any(evaluated(part) for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
+    return any(may_vary(part) for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
 
 
-def literal(value: Any) -> ast.expr | None:
+def literal_of(value: Any) -> ast.expr | None:
     """Return a value as an expression; None if it is not made of numbers, texts, lists and the like."""
     try:
         text = repr(value)
@@ -161,7 +161,7 @@ def literal(value: Any) -> ast.expr | None:
     return ast.parse(text, mode="eval").body if type(same) is type(value) and same == value else None
 
 
-def words_of(tree: ast.AST) -> set[str]:
+def names_in(tree: ast.AST) -> set[str]:
     """Return all names that occur in source: of variables, attributes, definitions and arguments."""
     fields = ("id", "attr", "name", "arg")
     found = (getattr(node, field, None) for node in ast.walk(tree) for field in fields)

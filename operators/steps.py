@@ -29,8 +29,8 @@ __all__ = [
     "PrepareOperator",
     "ReportOperator",
     "StageDatasetOperator",
-    "begin",
     "clean_up_and_log",
+    "prepare_run",
     "set_asset_extra",
 ]
 
@@ -48,7 +48,7 @@ class PrepareOperator(RunOperator):
         """
         try:
             with explained():
-                begin(self.open(context), self.executor, self.log)
+                prepare_run(self.open(context), self.executor, self.log)
         except AirflowFailException as error:
             keep_refusal(error, place_of(context), self.log)
             raise
@@ -67,7 +67,7 @@ class StageDatasetOperator(RunOperator):
         from manycpu.pipeline.verbs.stage import stage
 
         with explained():
-            staged = stage(require_begun(self.open(context)), self.transferred())
+            staged = stage(require_begun(self.open(context)), self.transfer_logger())
         for name, digest in staged.digests.items():
             self.log.info("%s: %s, manifest sha256 %s", name, getattr(staged, name), digest)
         return staged.model_dump(mode="json")
@@ -127,7 +127,7 @@ class ExportModelOperator(RunOperator):
 
         with explained():
             handle = read_handle(self.handle)
-            exported = export(require_begun(self.open(context, handle.run)), handle, self.transferred())
+            exported = export(require_begun(self.open(context, handle.run)), handle, self.transfer_logger())
         if exported.path is None:
             self.log.info("run.output is null: there is no model to export")
         else:
@@ -234,7 +234,7 @@ class ReportOperator(RunOperator):
         return [(task, states.get(name + suffix)) for name, task in mine.items()]
 
 
-def begin(ctx: RunContext, executor: str | None, log: Any) -> None:
+def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
     """Run preflight, log its warnings, and begin the ledger.
 
     Args:

@@ -154,7 +154,7 @@ class TrainOperator(RunOperator):
         staged = Staged.model_validate(self.staged or {})
         built = None if self.built is None else Built.model_validate(self.built)
         if fresh or self.staged is None or staged.origin not in ("", staged_from(ctx)):
-            staged = stage(ctx, self.transferred())
+            staged = stage(ctx, self.transfer_logger())
         if fresh or built is None or built.origin not in ("", built_from(ctx)):
             built = build(ctx)
         return staged, built

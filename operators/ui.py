@@ -43,7 +43,7 @@ def main() -> int:
         port = int(text)
     else:
         port = free_port(_DEFAULT_PORT)
-    local_airflow.enter(home, port)
+    local_airflow.configure(home, port)
     return asyncio.run(_serve(home, port, Console()))
 
 

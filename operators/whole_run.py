@@ -10,7 +10,7 @@ from airflow.sdk import Asset, Context
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from manycpu.operators.following import ENDED_FOR_GOOD, PRESUMED_DEAD, place_of, state_of
-from manycpu.operators.steps import begin, clean_up_and_log, set_asset_extra
+from manycpu.operators.steps import clean_up_and_log, prepare_run, set_asset_extra
 from manycpu.operators.train import TrainOperator
 from manycpu.pipeline.spec.errors import BadInputError, ForeignRunError, ManycpuError
 
@@ -78,7 +78,7 @@ class WholeRunOperator(TrainOperator):
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
         """Prepare, unless an earlier try did; then stage and build."""
         if not ctx.ledger.exists():
-            begin(ctx, self.executor, self.log)
+            prepare_run(ctx, self.executor, self.log)
         return super().staged_and_built(ctx)
 
     def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:
@@ -86,7 +86,7 @@ class WholeRunOperator(TrainOperator):
         from manycpu.pipeline.verbs.export import export
         from manycpu.pipeline.verbs.wait import observed_of
 
-        exported = export(ctx, handle, self.transferred())
+        exported = export(ctx, handle, self.transfer_logger())
         observed = observed_of(ctx, handle)
         self._conclude_run(context, ctx)
         if not observed.has_returned:
