@@ -182,8 +182,7 @@ def demand_instance(target: Any) -> None:
     )
     if shared and not instance:
         raise BadInputError(
-            "nothing tells this Airflow from others that train there: one with the same DAG would take over "
-            "its jobs",
+            "this Airflow has no unique name: another one with the same DAG would take over its jobs",
             field="[manycpu] instance",
             fix="Set AIRFLOW__MANYCPU__INSTANCE to a name that no other Airflow has, the same on every "
             "worker; or [api] base_url to its public address",

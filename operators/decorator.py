@@ -33,9 +33,9 @@ __all__ = ["FunctionOperator", "manycpu_task"]
 
 PLACES: Final = ("data", "model", "output", "checkpoints")
 """Parameters of a function that are fields of the run: the function gets their paths on its node."""
-_OPERATOR_OPTIONS: Final = {*inspect.signature(BaseOperator).parameters, "target", "deferrable"} - {
-    "resources"
-}
+_OPERATOR_OPTIONS: Final = (
+    {*inspect.signature(BaseOperator).parameters, "target", "deferrable"} - {"resources"}  # a field of runs
+)
 _USE_A_FILE: Final = "For more than that, write a file and give its path as `data`"
 _TEMPLATE: Final = re.compile(r"{{|{%|{#")
 _BRACE_IN_TEXT: Final = re.compile(r"\{(?=\s*\w)")  # in JSON; the brace of a mapping precedes a quote
@@ -237,7 +237,7 @@ def _check(call: _Call, target: Any) -> None:
 
     function_module(call.function, KNOWN_CONTEXT_KEYS)
     if wrong := [name for name in ("program", "code", "args") if name in call.run]:
-        fix = "Leave it out; what the function is called with are its arguments"
+        fix = "Leave it out; the arguments of the call are those of the program"
         raise BadInputError("the function is the program", field=f"run.{wrong[0]}", fix=fix)
     if isinstance(target, str) and not _has_templates(target):
         fix = f"Write it as {{'kind': {target!r}, ...}}, or as Kubernetes(...), which names its fields"

@@ -131,7 +131,7 @@ def _conclude(console: Console, output: str, code: int, log: Path) -> int:
     written = run_report.parse(Location.of(output, "run.output").read_text(run_report.REPORT))
     if written is None:
         _clean_up_runs()
-        print_plain(console, f"the DAG run ended before there was a report; see {log}")
+        print_plain(console, f"the DAG run ended without a report; see {log}")
         return code or 1
     display.summary(console, written, f"{output}/{run_report.REPORT}")
     return code

@@ -47,12 +47,8 @@ if __name__ == "__main__":
     call({name})
 """
 _BUILTIN_NAMES: Final = frozenset(dir(builtins)) | {"__name__"}
-_FIELD_LIBRARIES: Final = {
-    "attr",
-    "attrs",
-    "dataclasses",
-    "pydantic",
-}  # their calls describe fields of classes
+# Libraries whose calls describe fields of classes.
+_FIELD_LIBRARIES: Final = {"attr", "attrs", "dataclasses", "pydantic"}
 _INSTALL_FOLDERS: Final = {"dist-packages", "site-packages"}
 _CLASS_STATEMENTS: Final = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign),
@@ -105,7 +101,7 @@ def _check_unchanged(function: Callable[..., Any], pieces: _Pieces, body: list[a
     """
     module = ast.fix_missing_locations(ast.Module(body, type_ignores=[]))
     again: dict[str, Any] = {"__name__": function.__module__}
-    fix = f"Write it down as it is to be, in one place, or {_ARGUMENT}"
+    fix = f"Define it once, with its final value, or {_ARGUMENT}"
     try:
         # With the file's name and lines: code of other lines compares as different.
         exec(compile(module, function.__code__.co_filename, "exec", dont_inherit=True), again)  # noqa: S102 - the DAG file's own code
@@ -130,7 +126,7 @@ def _demand_plain(function: Callable[..., Any], foreign: Collection[str]) -> Non
     if function.__name__ == "<lambda>":
         raise _refusal(function, "a lambda has no source of its own", "Write it as a function with `def`")
     if hasattr(function, "__wrapped__"):
-        fix = "Have @task.manycpu be the last one above `def`, and call the other one inside"
+        fix = "Put @task.manycpu directly above `def`, and apply the other decorator inside the function"
         raise _refusal(function, "another decorator has wrapped it", fix)
     if names := function.__code__.co_freevars:
         fix = f"Move that to the top of the file, or {_ARGUMENT}"
@@ -139,10 +135,12 @@ def _demand_plain(function: Callable[..., Any], foreign: Collection[str]) -> Non
     if function.__code__.co_flags & (
         inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     ):
-        raise _refusal(function, "it is a generator or async: a call would not run it", "Let it return")
+        raise _refusal(
+            function, "it is a generator or async: a call would not run it", "Write a plain function"
+        )
     for name, parameter in inspect.signature(function).parameters.items():
         if name in foreign and parameter.default in (parameter.empty, None):
-            fix = f'Call it otherwise, and give it as a template, such as day="{{{{ {name} }}}}"'
+            fix = f'Rename the parameter, and pass a template to it, such as day="{{{{ {name} }}}}"'
             raise _refusal(function, f"ranks know nothing of Airflow's context, such as `{name}`", fix)
 
 
@@ -152,14 +150,14 @@ def _parsed(function: Callable[..., Any]) -> tuple[ast.Module, ast.FunctionDef]:
         lines, _ = inspect.findsource(function)
         tree = ast.parse("".join(lines))
     except (OSError, SyntaxError) as error:
-        fix = "Write it into a file: what was made by exec or typed at a prompt has none"
+        fix = "Write it into a file: code from exec or from a prompt has no source"
         raise _refusal(function, f"its source cannot be read ({error})", fix) from error
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == function.__name__:
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             if first == function.__code__.co_firstlineno:
                 return tree, node
-    raise _refusal(function, "its source is not where Python says", "Give it a name of its own")
+    raise _refusal(function, "its source is not where Python says", "Give it a unique name")
 
 
 class _Pieces:
@@ -169,15 +167,15 @@ class _Pieces:
         self._function, self._bound, self._tree = function, bindings(tree), tree
         self._file = Path(function.__code__.co_filename)
         self.modules: set[str] = set()
-        self._taken: dict[str, list[ast.stmt]] = {node.name: []}
+        self._used: dict[str, list[ast.stmt]] = {node.name: []}
         self._future = [one for one in tree.body if is_future(one)]
         self._add_used_by(node, function)
-        found = {id(one): one for ones in self._taken.values() for one in ones}.values()
+        found = {id(one): one for ones in self._used.values() for one in ones}.values()
         ordered = sorted(found, key=lambda one: (one.lineno, one.col_offset, ast.unparse(one)))
         self.imports = [one for one in ordered if isinstance(one, ast.Import | ast.ImportFrom)]
         self.others = [one for one in ordered if not isinstance(one, ast.Import | ast.ImportFrom)]
         self.defined = [
-            name for name, ones in self._taken.items() if {*map(id, ones)} & {*map(id, self.others)}
+            name for name, ones in self._used.items() if {*map(id, ones)} & {*map(id, self.others)}
         ]
 
     def _add_used_by(self, piece: ast.stmt, value: Any = None) -> None:
@@ -188,9 +186,9 @@ class _Pieces:
                 for alias in one.names:
                     self._imported(name_of(alias), one)
         for name in globals_of([*self._future, piece]):
-            if name not in self._taken and (name in self._bound or name not in _BUILTIN_NAMES):
-                self._taken[name] = self._definitions(name)
-                for one in self._taken[name]:
+            if name not in self._used and (name in self._bound or name not in _BUILTIN_NAMES):
+                self._used[name] = self._definitions(name)
+                for one in self._used[name]:
                     self._add_used_by(one, self._function.__globals__.get(name))
 
     def _write_values(self, piece: ast.stmt, value: Any) -> None:
@@ -206,7 +204,7 @@ class _Pieces:
                 self._write_values(one, members.get(one.name))
             elif not isinstance(one, _CLASS_STATEMENTS) and not is_text:
                 what = f"has a statement in it that defines nothing (line {one.lineno})"
-                raise self._refusal(piece.name, what, "Write each of its attributes down once")
+                raise self._refusal(piece.name, what, "Assign each of its attributes once")
             elif isinstance(one, ast.Assign | ast.AnnAssign) and one.value and may_vary(one.value):
                 target = one.targets[0] if isinstance(one, ast.Assign) else one.target
                 member = members.get(target.id) if isinstance(target, ast.Name) else None
@@ -225,7 +223,9 @@ class _Pieces:
             if argument.arg in known and (written := literal_of(known[argument.arg].default)):
                 return ast.copy_location(written, default)
             what = f"has a default for `{argument.arg}` that is made when the DAG file is read"
-            raise self._refusal(piece.name, what, "Have None there, and make it inside the function")
+            raise self._refusal(
+                piece.name, what, "Use None as the default, and make the value inside the function"
+            )
 
         arguments = piece.args
         positional = [*arguments.posonlyargs, *arguments.args]
@@ -269,7 +269,7 @@ class _Pieces:
             fix = f"Make it inside the function, or {_ARGUMENT}"
             raise self._refusal(name, "is made when the DAG file is read, and is no plain constant", fix)
         if line := line_of_change(self._tree, name):
-            fix = f"Write it down as it is to be, in one place, or {_ARGUMENT}"
+            fix = f"Define it once, with its final value, or {_ARGUMENT}"
             raise self._refusal(name, f"is changed after its definition (line {line})", fix)
         return found
 
@@ -283,7 +283,7 @@ class _Pieces:
         module = (statement.module or "") if isinstance(statement, ast.ImportFrom) else alias.name
         top = module.partition(".")[0]
         if top == "airflow":
-            raise self._refusal(name, "is of Airflow, which ranks know nothing of", "Use it in another task")
+            raise self._refusal(name, "is of Airflow, which ranks do not have", "Use it in another task")
         if getattr(statement, "level", 0):
             fix = "Import it by its full name"
             raise self._refusal(

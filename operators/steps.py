@@ -192,10 +192,10 @@ class ReportOperator(RunOperator):
         failed = [task for task, state in states if state in _FAILED_STATES]
         prepared = {state for task, state in states if _is_of_class(task, PrepareOperator)}
         if "skipped" in prepared:
-            raise AirflowSkipException("the training was skipped: a branch before it went elsewhere")
+            raise AirflowSkipException("the training was skipped: a branch before it chose another path")
         if prepared & _FAILED_STATES:
             # A report that can be read now dates from before the DAG run was cleared.
-            raise AirflowFailException("the run ended without a report: it never got past prepare")
+            raise AirflowFailException("the run has no report: its step prepare failed")
         with explained():
             ctx = self.open(context)
         try:

@@ -104,7 +104,9 @@ class TrainOperator(RunOperator):
             if event["timed_out"]:
                 with suppress(CancelledError):  # the trigger has cancelled it
                     conclude(ctx, handle, status)
-                raise AirflowTaskTimeout(f"the training was ended: not done within {self.execution_timeout}")
+                raise AirflowTaskTimeout(
+                    f"the training was ended: it took longer than {self.execution_timeout}"
+                )
             if _ended_by_earlier_try(ctx, handle, context):
                 return self._train(context, ctx)
             return self._conclude(context, ctx, handle, status)
@@ -115,7 +117,7 @@ class TrainOperator(RunOperator):
 
         if ctx.run.output is not None:
             folder = verbs_of(ctx).model_of(ctx, handle)
-            self.log.info("the model is in %s: ExportModelOperator brings it to run.output", folder)
+            self.log.info("the model is in %s: ExportModelOperator copies it to run.output", folder)
         return handle.model_dump(mode="json")
 
     def _train(self, context: Context, ctx: RunContext) -> Any:
@@ -252,7 +254,7 @@ def _with_next_try(status: Status, handle: Handle, context: Context) -> Status:
     instance: Any = context["ti"]
     if status.state is not RunState.FAILED or status.refused or instance.try_number > instance.max_tries:
         return status
-    reason = f"attempt {handle.attempt} failed, and another is to follow: {status.in_short}"
+    reason = f"attempt {handle.attempt} failed, and a retry follows: {status.in_short}"
     return status.model_copy(update={"state": RunState.PENDING, "reason": reason})
 
 

@@ -91,8 +91,8 @@ class WholeRunOperator(TrainOperator):
         self._conclude_run(context, ctx)
         if not observed.has_returned:
             raise AirflowFailException(
-                "the training ended well, and rank 0 returned nothing: the function ended its process "
-                "itself. Have it return"
+                "the training succeeded, but rank 0 returned nothing: the function ended its process itself. "
+                "Let it return instead"
             )
         self._describe_outlets(context, exported)
         return observed.returned

@@ -173,7 +173,7 @@ def _put(copy: Path, model: Path, sha256: str) -> None:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
             raise
         if not _is_whole(model, sha256):
-            message = f"{model} is not the model that is to be there: nothing was promoted"
+            message = f"{model} is not the model that was evaluated: nothing was promoted"
             raise ManycpuError(message, fix="Remove it, and run again") from error
 
 

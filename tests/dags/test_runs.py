@@ -283,7 +283,7 @@ def test_a_cluster_is_for_airflows_that_can_be_told_apart(
     conf = PLAIN | {"program": script(), "output": str(tmp_path / "out"), "target_kind": "kubernetes"}
     ran = run_dag("train", conf=conf)
     assert (ran.state, ran.tasks["prepare"]) == ("failed", "failed")
-    assert "[manycpu] instance: nothing tells this Airflow from others" in ran.said
+    assert "[manycpu] instance: this Airflow has no unique name" in ran.said
 
 
 def test_credentials_of_a_url_are_masked_where_airflow_shows_a_run(
