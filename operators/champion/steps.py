@@ -250,7 +250,9 @@ def conclude(ti: Any = None) -> Fields:
     begun, compared, approval, promoted = (ti.xcom_pull(task_ids=name) for name in names)
     decided = words.decision(better=compared["better"], promoted=promoted is not None, approval=approval)
     made = {"model": promoted["path"], "predictions": begun["predictions"]} if promoted else {}
-    says = " ".join([compared["says"], decided, *([words.places(**made)] if made else [])])
+    says = f"{compared['says']} {decided}"
+    if made:
+        says += f" The model is in {made['model']}, its predictions are in {made['predictions']}."
     _LOG.info(says)
     return {"promoted": bool(made), **made, "says": says}
 

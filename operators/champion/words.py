@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Comparison", "Tried", "decision", "places"]
+__all__ = ["Comparison", "Tried", "decision"]
 
 _METRIC: Final = "accuracy"
 _MAX_DECIMALS: Final = 4  # of a percentage
@@ -107,11 +107,6 @@ def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None
     user: Any = approval.get("responded_by_user")
     name = user.get("name") or user.get("id") if isinstance(user, dict) else user
     return f"It was promoted: {name} approved."
-
-
-def places(model: str, predictions: str) -> str:
-    """Return a sentence with the paths of a promoted model and its predictions."""
-    return f"The model is in {model}, its predictions are in {predictions}."
 
 
 def _percents(shares: Sequence[float]) -> list[str]:
