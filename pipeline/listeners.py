@@ -1,6 +1,6 @@
 """Listeners: receive every line and event that the ranks of an attempt write, on every target.
 
-:func:`manycpu.pipeline.verbs.wait.wait`, and TrainOperator with its triggers (``operators/task_log.py``),
+:func:`manycpu.pipeline.verbs.wait.wait`, and TrainOperator with its triggers (``operators/following.py``),
 deliver to listeners. A listener receives each line and each event once, in the order in which a rank wrote
 them, also when a trigger resumes after a worker. A process that attaches to an attempt receives it from its
 beginning. On Kubernetes at most 1,000 ordinary lines and 1,000 events of progress a second are delivered.

@@ -308,7 +308,7 @@ def test_a_training_that_goes_from_worker_to_trigger_is_one_run(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(train_operator, "SETTLED", 0.0)  # no scheduler is there to settle
+    monkeypatch.setattr(train_operator, "SETTLE_S", 0.0)  # no scheduler is there to settle
     given = {
         "program": script(REPORTS),
         "output": None,

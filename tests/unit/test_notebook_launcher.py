@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.node.environment_check import meet
+from manycpu.pipeline.node.function import meet
 from manycpu.pipeline.notebook import launcher
 
 
