@@ -38,11 +38,12 @@ test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an en
 test-xla: $(XLA)/.installed  ## one process on eight devices of XLA, in an environment of its own
 	@MANYCPU_XLA=$(XLA) $(BIN)/python -m pytest tests/xla
 
-lint: $(INSTALLED)  ## style, types, the dependency rule, and the docs site built strictly
+lint: $(INSTALLED)  ## style, types, the dependency rule, words, and the docs site built strictly
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy
+	@$(BIN)/python tests/lint/words.py
 	@$(SITE_BUILD)
 
 bench: $(COMPILED)  ## benchmarks, side by side, as ratios
