@@ -38,12 +38,13 @@ test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an en
 test-xla: $(XLA)/.installed  ## one process on eight devices of XLA, in an environment of its own
 	@MANYCPU_XLA=$(XLA) $(BIN)/python -m pytest tests/xla
 
-lint: $(INSTALLED)  ## style, types, the dependency rule, words, and the docs site built strictly
+lint: $(INSTALLED)  ## style, types, the dependency rule, words, workflows, and the docs site built strictly
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy
 	@$(BIN)/python tests/lint/words.py
+	@sh tests/lint/github '$(BIN)/check-jsonschema'
 	@$(SITE_BUILD)
 
 bench: $(COMPILED)  ## benchmarks, side by side, as ratios
