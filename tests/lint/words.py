@@ -22,6 +22,8 @@ INSTEAD: Final = {
     "goes on": "continues, resumes, still runs",
     "of ours": "manycpu's",
     "let be": "leave alone, do not touch",
+    "what is there": "name the thing",
+    "for want of": "because ... is missing",
 }
 """Word -> what to write instead."""
 CODE_MAXIMUM: Final = {
@@ -33,6 +35,8 @@ CODE_MAXIMUM: Final = {
     "goes on": 95,
     "of ours": 29,
     "let be": 2,
+    "what is there": 21,
+    "for want of": 2,
 }
 PAGES: Final = ("*.md", ".github/**", "docs/**")
 GENERATED: Final = (
