@@ -22,8 +22,8 @@ PODS, NODES = 512, 600
 SECONDS = 900.0  # in which it must be done
 WORDS = {
     "title": "A job of 512 pods",
-    "meaning": "A job of hundreds of pods costs whoever waits for it seconds of processor time in all, and "
-    "its end is heard as soon as the operator has said so.",
+    "meaning": "A job of hundreds of pods costs its follower seconds of processor time in all. The follower "
+    "sees its end as soon as the operator reports it.",
     "figures": {
         "submit: manycpu": ("Submitting it: manycpu, with its record and a trial on the server", "s", ""),
         "submit: kubectl create": ("Submitting it: `kubectl create` of the same manifest", "s", ""),

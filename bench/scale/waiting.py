@@ -28,8 +28,8 @@ LAST = 5.0  # seconds in which all that ended must have been heard of
 KINDS = ("pytorchjobs", "pods", "events")
 WORDS = {
     "title": "1,000 jobs that wait in one triggerer",
-    "meaning": "Deferred tasks cost next to nothing, an API server that comes back is not stormed, and many "
-    "that end at once are all heard of.",
+    "meaning": "Deferred tasks cost next to nothing, an API server that comes back gets few requests a "
+    "second, and many jobs that end at once are all noticed.",
     "figures": {
         "waiting": ("Jobs that are waited for", "", ""),
         "watches of a kind": ("Watches of each kind of object", "", "[limit: watches of a kind]"),
