@@ -25,19 +25,20 @@ PARTS: Final[dict[str, type[BaseModel]]] = {
 }
 OF_A_RUN: Final = ("run", "preflight", "plan", "render", "image")  # commands that take all fields as options
 DOCUMENTED: Final = {
-    "pipeline": ("training_pipeline", "TrainingPipeline"),
-    "params": ("training_params",),
-    "base": ("RunOperator",),
-    "prepare": ("PrepareOperator",),
-    "stage": ("StageDatasetOperator",),
-    "build": ("BuildImageOperator",),
-    "train": ("TrainOperator",),
-    "export": ("ExportModelOperator",),
-    "cleanup": ("CleanupOperator",),
-    "report": ("ReportOperator",),
-    "decorator": ("manycpu_task",),
+    "training_pipeline": "pipeline",
+    "TrainingPipeline": "pipeline",
+    "training_params": "params",
+    "RunOperator": "base",
+    "PrepareOperator": "steps",
+    "StageDatasetOperator": "steps",
+    "BuildImageOperator": "steps",
+    "TrainOperator": "train",
+    "ExportModelOperator": "steps",
+    "CleanupOperator": "steps",
+    "ReportOperator": "steps",
+    "manycpu_task": "decorator",
 }
-"""Module of ``operators/`` -> what of it the page shows, in this order."""
+"""What the page shows, in this order -> its module in ``operators/``."""
 WIDTH: Final = 88  # of a signature that stays on one line
 SHOWN_AS: Final = {"manycpu_task": "@task.manycpu"}
 GENERATED: Final = "<!-- Written by `make docs`. Do not edit this page: edit the code. -->\n"
@@ -155,14 +156,15 @@ def _operators_page() -> str:
         "operator of Airflow takes, such as `retries`, `queue` and `pool`. "
         "[Which tasks share a run](behaviour.md#which-tasks-share-a-run) explains `training`.\n"
     )
-    return "\n".join([head, *(text for module in DOCUMENTED for text in _module(module))])
+    return "\n".join([head, *(_documented(name, module) for name, module in DOCUMENTED.items())])
 
 
-def _module(name: str) -> Iterator[str]:
-    tree = ast.parse((OPERATORS / f"{name}.py").read_text())
-    by_name = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    for each in DOCUMENTED[name]:
-        yield _class(by_name[each]) if isinstance(by_name[each], ast.ClassDef) else _function(by_name[each])
+def _documented(name: str, module: str) -> str:
+    tree = ast.parse((OPERATORS / f"{module}.py").read_text())
+    node = next(
+        node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
+    )
+    return _class(node) if isinstance(node, ast.ClassDef) else _function(node)
 
 
 def _function(node: ast.ClassDef | ast.FunctionDef) -> str:
