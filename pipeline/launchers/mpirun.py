@@ -50,10 +50,11 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
             fix="Give one number",
         )
     meeting = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
-    if isinstance(target, BareMetal) and target.interface:
-        meeting["GLOO_SOCKET_IFNAME"] = target.interface
+    remote = target if isinstance(target, BareMetal) else None  # mpirun starts ranks by fork, or by ssh
+    if remote is not None and remote.interface:
+        meeting["GLOO_SOCKET_IFNAME"] = remote.interface
     env = environment(run, placement) | meeting | mpi.env
-    dialect = _DIALECTS[mpi.family](run, target, placement, sorted(env))
+    dialect = _DIALECTS[mpi.family](run, remote, placement, sorted(env))
     # The dialect's own variables are for mpirun, not for the ranks; the user's win over both.
     env = dialect.env | env | run.env
     if mpi.family == "mpich":
@@ -71,27 +72,27 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
     ]
 
 
-def _intel(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Dialect:
+def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
-    if not isinstance(target, BareMetal):
+    if remote is None:
         return _Dialect([], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
-    program, rest = _ssh(target)
+    program, rest = _ssh(remote)
     env |= {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
         "I_MPI_HYDRA_BOOTSTRAP_EXEC": program,
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": rest,
     }
-    interface = target.interface or placement.launcher_interface
+    interface = remote.interface or placement.launcher_interface
     # The hosts connect back to an address: they often cannot resolve this machine's name.
     back = ["-iface", interface] if interface else []
     return _Dialect([*_hydra_options(run, placement, names), *back], env, _hydra_hosts(run, placement))
 
 
-def _mpich(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Dialect:
+def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
     binding = ["-bind-to", "none"]
-    if not isinstance(target, BareMetal):
+    if remote is None:
         return _Dialect([*binding, "-launcher", "fork"], {})
-    program, rest = _ssh(target)
+    program, rest = _ssh(remote)
     # Renamed between versions 3 and 4; each version ignores the other name.
     env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), rest)
     launcher = ["-launcher", "ssh", "-launcher-exec", program]
@@ -102,13 +103,13 @@ def _mpich(run: TrainingRun, target: Local | BareMetal, placement: Placement, na
     return _Dialect(options, env, _hydra_hosts(run, placement))
 
 
-def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Dialect:
+def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
     # Version 5 reads PRTE_* where version 4 reads OMPI_*; each ignores the other's.
     env = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     binding = ["--bind-to", "none"]
-    if not isinstance(target, BareMetal):
+    if remote is None:
         return _Dialect([*binding, "--host", f"localhost:{run.processes}"], env)
-    agent = " ".join(_ssh(target)).strip()
+    agent = " ".join(_ssh(remote)).strip()
     env |= {
         "OMPI_MCA_plm_rsh_agent": agent,
         "PRTE_MCA_plm_ssh_agent": agent,
@@ -119,10 +120,10 @@ def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, 
         "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
         "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
     }
-    if target.interface:
+    if remote.interface:
         env |= dict.fromkeys(
             ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"),
-            target.interface,
+            remote.interface,
         )
     count = run.processes
     options = [

@@ -21,7 +21,7 @@ from manycpu.pipeline.spec.errors import (
     TrainingFailedError,
 )
 from manycpu.pipeline.spec.handle import Handle
-from manycpu.pipeline.spec.targets import KINDS, BareMetal, Kubernetes, Local, Target
+from manycpu.pipeline.spec.targets import KINDS, Target, TargetFields
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import absolute, open_context
 from manycpu.pipeline.targets.runs import find
@@ -112,7 +112,7 @@ def announcement(ctx: RunContext) -> str:
 
 def _read_target(target: AnyTarget) -> tuple[dict[str, Any], Target | Mapping[str, Any] | None, Path]:
     """Return a run file's fields of the run, the target, and the folder of its relative paths."""
-    if target is None or isinstance(target, (Local, BareMetal, Kubernetes, Mapping)):
+    if target is None or isinstance(target, (TargetFields, Mapping)):
         return {}, target, Path.cwd()
     if not isinstance(target, str | os.PathLike):
         fix = "Give a Target, its fields, or the path of a run file"
