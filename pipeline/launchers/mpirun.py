@@ -139,7 +139,7 @@ def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, n
     return _Dialect([*binding, *options], env, hosts)
 
 
-_DIALECTS: Final[Mapping[str, Callable[[TrainingRun, Local | BareMetal, Placement, list[str]], _Dialect]]] = {
+_DIALECTS: Final[Mapping[str, Callable[[TrainingRun, BareMetal | None, Placement, list[str]], _Dialect]]] = {
     "intel": _intel,
     "mpich": _mpich,
     "openmpi": _openmpi,

@@ -110,7 +110,7 @@ def announcement(ctx: RunContext) -> str:
     return f"Launching training on {total} {what}s ({nodes} nodes x {each})."
 
 
-def _read_target(target: AnyTarget) -> tuple[dict[str, Any], Target | Mapping[str, Any] | None, Path]:
+def _read_target(target: AnyTarget) -> tuple[dict[str, Any], TargetFields | Mapping[str, Any] | None, Path]:
     """Return a run file's fields of the run, the target, and the folder of its relative paths."""
     if target is None or isinstance(target, (TargetFields, Mapping)):
         return {}, target, Path.cwd()
