@@ -31,6 +31,10 @@ _DECISIVE_EVENTS: Final = events.RESERVED - {"start", "pace"}  # the end of a ru
 _KEPT_LINES_LIMIT: Final = 4096  # while the disk is full
 _RETRY_INTERVAL_S: Final = 0.2
 _FULL_DISK_TIMEOUT_S: Final = 600.0  # at the end, for the lines that are kept
+_GRACE_S: Final = 3.0  # between SIGTERM and SIGKILL
+_UNKILLABLE_S: Final = 60.0  # for killed processes to be gone: a disk that does not answer may delay them
+_STALL_CHECK_S: Final = 1.0  # between two checks of the log
+_SIGNALS: Final = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class LogCopy:
@@ -127,12 +131,6 @@ class LogCopy:
         return text[:written].count(b"\n")
 
 
-_GRACE = 3.0  # seconds between asking the training to end and killing it
-_UNKILLABLE = 60.0  # seconds for what was killed to be gone: a disk that does not answer may hold on to it
-_TICK = 1.0  # seconds between looks at the log for a stall
-_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-
-
 def main(directory: str) -> None:
     """Fork, so that the starter has no child to reap; the parent ends once others can find the child."""
     ready, announce = os.pipe()
@@ -201,7 +199,7 @@ def _wait(pid: int, command: dict[str, Any], log: LogCopy) -> tuple[int | None, 
         code = _reap(pid)
         if code is not None:
             return code, ""
-        received = signal.sigtimedwait(_SIGNALS, min(seconds, _TICK))
+        received = signal.sigtimedwait(_SIGNALS, min(seconds, _STALL_CHECK_S))
         if received is not None and received.si_signo != signal.SIGCHLD:
             return None, "cancelled"
         if silence := watch.silence():
@@ -239,12 +237,12 @@ def end_tree(pid: int | None = None, code: int | None = None) -> int:
     """
     if pid is not None:
         _signal(pid, signal.SIGTERM)
-    code = _drain(pid, time.monotonic() + (_GRACE if pid is not None else 0), code)
-    until = time.monotonic() + _UNKILLABLE
+    code = _drain(pid, time.monotonic() + (_GRACE_S if pid is not None else 0), code)
+    until = time.monotonic() + _UNKILLABLE_S
     while living := psutil.Process().children(recursive=True):
         for orphan in living:
             _signal(orphan.pid, signal.SIGKILL)
-        code = _drain(pid, time.monotonic() + _GRACE, code)
+        code = _drain(pid, time.monotonic() + _GRACE_S, code)
         if time.monotonic() > until:
             pids = ", ".join(str(orphan.pid) for orphan in living)
             with suppress(OSError):  # such as a full disk: the record must still be written

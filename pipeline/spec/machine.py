@@ -291,19 +291,12 @@ def bf16_warning(flags: Collection[str]) -> str | None:
 
 def preload_libraries(root: Path = Path("/")) -> dict[str, str]:
     """Find the libraries worth preloading, in the folders of the dynamic linker and of Python."""
-    paths = ((name, _first_file(root, files)) for name, files in _LIBRARIES.items())
-    return {name: path for name, path in paths if path}
-
-
-def _first_file(root: Path, files: tuple[str, ...]) -> str | None:
-    places = [folder / file for file in files for folder in _library_folders(root)]
-    return next((str(path) for path in places if path.is_file()), None)
-
-
-def _library_folders(root: Path) -> Iterator[Path]:
-    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
-        if folder:
-            yield Path(folder)
-    yield Path(sys.prefix, "lib")
-    for folder in _SYSTEM:
-        yield root / folder.format(machine=os.uname().machine)
+    own = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    systems = [root / folder.format(machine=os.uname().machine) for folder in _SYSTEM]
+    folders = [*own, Path(sys.prefix, "lib"), *systems]
+    found = {}
+    for name, files in _LIBRARIES.items():
+        places = (folder / file for file in files for folder in folders)
+        if path := next((path for path in places if path.is_file()), None):
+            found[name] = str(path)
+    return found
