@@ -214,7 +214,7 @@ def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any
 
 
 def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> Iterator[Finding]:
-    """Check one host by itself."""
+    """Check one host, without the others."""
     name, facts = inspected.host.name, inspected.facts
     for package in ("manycpu", "torch"):
         if facts[package] is None:

@@ -39,7 +39,7 @@ class Reference:
     """An image's name: ``registry/repository:tag`` or ``registry/repository@sha256:...``."""
 
     registry: str
-    """Host and port, as in the name; ``docker.io`` where the name has none."""
+    """Host and port, as in the name; ``docker.io`` if the name has none."""
     repository: str
     tag: str | None = None
     digest: str | None = None
