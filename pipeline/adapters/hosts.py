@@ -27,6 +27,30 @@ _HOSTFILE_LINE = re.compile(
     r"(?::(?P<count>\S*)|(?P<words>(?:\s+\S+=\S*)*))"
 )
 _HOSTFILE_WORDS = {"slots", "max_slots", "max-slots"}
+_TIMEOUT_S: Final = 60.0
+# Runs on the host, by its own Python, from stdin: so it works on hosts without manycpu, and reports that.
+_PROBE: Final = """
+import importlib.metadata, json, os, pathlib, socket, sys
+
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+facts = {name: version(name) for name in ("manycpu", "torch", "accelerate")}
+facts["python"] = "%d.%d" % sys.version_info[:2]
+facts["hostname"] = socket.gethostname()
+facts["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
+facts["files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
+if facts["manycpu"]:
+    from manycpu.pipeline.spec.machine import Machine
+    facts["cores"] = Machine.observe().processors
+with socket.socket() as listener:
+    listener.bind(("", 0))
+    facts["port"] = listener.getsockname()[1]
+print("\\n::probe::" + json.dumps(facts))
+"""
 
 
 def parse_hostfile(text: str) -> tuple[Host, ...]:
@@ -65,7 +89,7 @@ def _parse_host(words: str, number: int) -> Host:
     settings = dict(setting.split("=", 1) for setting in (match["words"] or "").split())
     if unknown := settings.keys() - _HOSTFILE_WORDS:
         raise BadInputError(
-            f"line {number} says {min(unknown)!r}, which nobody reads",
+            f"line {number} says {min(unknown)!r}, which is no setting of a host",
             field=_HOSTFILE_FIELD,
             fix=_HOSTFILE_SHAPE,
         )
@@ -77,33 +101,6 @@ def _parse_host(words: str, number: int) -> Host:
             fix=_HOSTFILE_SHAPE,
         )
     return Host(match["name"].strip("[]"), int(count) if count else None)
-
-
-_TIMEOUT_S: Final = 60.0
-
-# Runs on the host, by its own Python, from stdin: so it works on hosts without manycpu, and reports that.
-_PROBE: Final = """
-import importlib.metadata, json, os, pathlib, socket, sys
-
-def version(name):
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-facts = {name: version(name) for name in ("manycpu", "torch", "accelerate")}
-facts["python"] = "%d.%d" % sys.version_info[:2]
-facts["hostname"] = socket.gethostname()
-facts["ssh"] = os.environ.get("SSH_CONNECTION", "").split()
-facts["files"] = [path for path in sys.argv[1:] if not pathlib.Path(path).exists()]
-if facts["manycpu"]:
-    from manycpu.pipeline.spec.machine import Machine
-    facts["cores"] = Machine.observe().processors
-with socket.socket() as listener:
-    listener.bind(("", 0))
-    facts["port"] = listener.getsockname()[1]
-print("\\n::probe::" + json.dumps(facts))
-"""
 
 
 class _Inspected(NamedTuple):
@@ -217,7 +214,7 @@ def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any
 
 
 def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> Iterator[Finding]:
-    """Check one host by itself."""
+    """Check one host, without the others."""
     name, facts = inspected.host.name, inspected.facts
     for package in ("manycpu", "torch"):
         if facts[package] is None:

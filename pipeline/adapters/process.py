@@ -22,7 +22,6 @@ from manycpu.pipeline.spec.errors import LaunchError, UnseenError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
 __all__ = [
-    "ExitRecord",
     "Job",
     "LogFollower",
     "boot_id",
@@ -39,11 +38,6 @@ LOG, EXIT, HANDLE, COMMAND = "log", "exit.json", "handle.json", "command.json"
 # Airflow's own settings, which may hold secrets and are not passed to a training.
 _PRIVATE_PREFIXES = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")
 _START_TIMEOUT_S = 60
-
-_RECORD_BYTES = 1 << 14  # reserved for an exit record
-_REASON_CHARACTERS = 2000  # of its reason: at most six times as many bytes in JSON
-_RECORD_TIMEOUT_S = 86_400.0  # to write a record to a full disk
-_LONGEST_PAUSE_S = 5.0  # between two tries
 
 # PID namespace of the machine itself; a container has another one, and some systems have no namespaces.
 _INITIAL_NAMESPACES = (None, "pid:[4026531836]")
@@ -206,9 +200,8 @@ class LogFollower:
 
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     """Write a JSON file atomically; the umask restricts its mode."""
-    partial = path.with_name(
-        f".{path.name}.{uuid.uuid4().hex[:8]}"
-    )  # a unique name: threads may write the same file
+    # A unique name: threads may write the same file.
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         partial.touch(mode)
         partial.write_text(json.dumps(value))
@@ -216,52 +209,6 @@ def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     except OSError:  # such as a full disk
         partial.unlink(missing_ok=True)
         raise
-
-
-class ExitRecord:
-    """The exit record of an attempt; its space on the disk is reserved at the start.
-
-    Args:
-        directory: The attempt's folder.
-
-    Raises:
-        OSError: The disk is full already.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / EXIT
-        self._reserved = self._path.with_name(f".{EXIT}.reserved")
-        with self._reserved.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, _RECORD_BYTES)
-            os.fsync(file.fileno())
-
-    def write(self, code: int, reason: str, started: float) -> None:
-        """Write the record; retry on a full disk, for at most a day.
-
-        Raises:
-            OSError: The disk was full for a day, or the folder is gone.
-        """
-        record = {
-            "code": code,
-            "reason": reason[:_REASON_CHARACTERS],
-            "started": started,
-            "ended": time.time(),
-        }
-        until, pause = time.monotonic() + _RECORD_TIMEOUT_S, 0.1
-        while True:
-            try:
-                with self._reserved.open("r+b" if self._reserved.exists() else "wb") as file:
-                    file.write(json.dumps(record).encode().ljust(_RECORD_BYTES))
-                    file.flush()
-                    os.fsync(file.fileno())
-                self._reserved.replace(self._path)
-            except OSError:
-                if time.monotonic() > until or not self._path.parent.exists():
-                    raise
-            else:
-                return
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def handle_of_this_process(directory: Path, name: str, attempt: int) -> ProcessHandle:

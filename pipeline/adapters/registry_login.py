@@ -23,6 +23,8 @@ __all__ = [
 
 _DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _HELPER_SECONDS: Final = 30
+_FALSE: Final = ("0", "f", "false")
+_BUILDX_TIMEOUT_S: Final = 60
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def from_secret(secret: Mapping[str, Any], registry: str) -> Login | None:
         raise BadInputError(
             f"Secret {name} of type {secret.get('type')} has no docker config in it",
             field="target.pull_secret",
-            fix=f"Make it anew: kubectl create secret docker-registry {name} --docker-server={registry} ...",
+            fix=f"Recreate it: kubectl create secret docker-registry {name} --docker-server={registry} ...",
         ) from None
     # Without helpers: a Secret must not choose programs of this machine.
     return from_config({"auths": config.get("auths", {})}, registry)
@@ -148,10 +150,6 @@ def _unreadable(file: Path, why: str) -> BadInputError:
         field="target.registry_connection",
         fix="Give the path of a config.json as `docker login` writes it",
     )
-
-
-_FALSE: Final = ("0", "f", "false")
-_BUILDX_TIMEOUT_S: Final = 60
 
 
 def has_buildkit() -> bool:

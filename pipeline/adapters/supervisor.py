@@ -23,7 +23,7 @@ from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec import events, kernel
 from manycpu.pipeline.spec.event_types import decode
 
-__all__ = ["LogCopy", "main"]
+__all__ = ["ExitRecord", "LogCopy", "main"]
 
 _BLOCK_BYTES: Final = 1 << 16
 _LINE_LIMIT_BYTES: Final = 1 << 20  # of a line that is kept in one piece
@@ -31,6 +31,60 @@ _DECISIVE_EVENTS: Final = events.RESERVED - {"start", "pace"}  # the end of a ru
 _KEPT_LINES_LIMIT: Final = 4096  # while the disk is full
 _RETRY_INTERVAL_S: Final = 0.2
 _FULL_DISK_TIMEOUT_S: Final = 600.0  # at the end, for the lines that are kept
+_RECORD_BYTES: Final = 1 << 14  # reserved for an exit record
+_REASON_CHARACTERS: Final = 2000  # of its reason: at most six times as many bytes in JSON
+_RECORD_TIMEOUT_S: Final = 86_400.0  # to write a record to a full disk
+_RECORD_PAUSE_LIMIT_S: Final = 5.0  # between two tries
+_GRACE_S: Final = 3.0  # between SIGTERM and SIGKILL
+_UNKILLABLE_S: Final = 60.0  # for killed processes to be gone: a disk that does not answer may delay them
+_STALL_CHECK_S: Final = 1.0  # between two checks of the log
+_SIGNALS: Final = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+class ExitRecord:
+    """The exit record of an attempt; its space on the disk is reserved at the start.
+
+    Args:
+        directory: The attempt's folder.
+
+    Raises:
+        OSError: The disk is full already.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / process.EXIT
+        self._reserved = self._path.with_name(f".{process.EXIT}.reserved")
+        with self._reserved.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _RECORD_BYTES)
+            os.fsync(file.fileno())
+
+    def write(self, code: int, reason: str, started: float) -> None:
+        """Write the record; retry on a full disk, for at most a day.
+
+        Raises:
+            OSError: The disk was full for a day, or the folder is gone.
+        """
+        record = {
+            "code": code,
+            "reason": reason[:_REASON_CHARACTERS],
+            "started": started,
+            "ended": time.time(),
+        }
+        until, pause = time.monotonic() + _RECORD_TIMEOUT_S, 0.1
+        while True:
+            try:
+                with self._reserved.open("r+b" if self._reserved.exists() else "wb") as file:
+                    file.write(json.dumps(record).encode().ljust(_RECORD_BYTES))
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._reserved.replace(self._path)
+            except OSError:
+                if time.monotonic() > until or not self._path.parent.exists():
+                    raise
+            else:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _RECORD_PAUSE_LIMIT_S)
 
 
 class LogCopy:
@@ -127,12 +181,6 @@ class LogCopy:
         return text[:written].count(b"\n")
 
 
-_GRACE = 3.0  # seconds between asking the training to end and killing it
-_UNKILLABLE = 60.0  # seconds for what was killed to be gone: a disk that does not answer may hold on to it
-_TICK = 1.0  # seconds between looks at the log for a stall
-_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-
-
 def main(directory: str) -> None:
     """Fork, so that the starter has no child to reap; the parent ends once others can find the child."""
     ready, announce = os.pipe()
@@ -140,7 +188,7 @@ def main(directory: str) -> None:
         os.close(announce)
         os._exit(0 if os.read(ready, 1) else 1)
     os.close(ready)
-    record = process.ExitRecord(Path(directory))  # first: without space for its record, no training starts
+    record = ExitRecord(Path(directory))  # first: without space for its record, no training starts
     os.setsid()
     command = json.loads((Path(directory) / process.COMMAND).read_text())
     handle = process.handle_of_this_process(Path(directory), command["run"], command["attempt"])
@@ -160,7 +208,7 @@ def _close_all_but(announce: int) -> None:
     os.closerange(announce + 1, last)
 
 
-def supervise(directory: Path, record: process.ExitRecord) -> None:
+def supervise(directory: Path, record: ExitRecord) -> None:
     """Run the command of ``command.json`` to its end, and write the exit record."""
     command = json.loads((directory / process.COMMAND).read_text())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit codes of children are lost
@@ -201,7 +249,7 @@ def _wait(pid: int, command: dict[str, Any], log: LogCopy) -> tuple[int | None, 
         code = _reap(pid)
         if code is not None:
             return code, ""
-        received = signal.sigtimedwait(_SIGNALS, min(seconds, _TICK))
+        received = signal.sigtimedwait(_SIGNALS, min(seconds, _STALL_CHECK_S))
         if received is not None and received.si_signo != signal.SIGCHLD:
             return None, "cancelled"
         if silence := watch.silence():
@@ -239,12 +287,12 @@ def end_tree(pid: int | None = None, code: int | None = None) -> int:
     """
     if pid is not None:
         _signal(pid, signal.SIGTERM)
-    code = _drain(pid, time.monotonic() + (_GRACE if pid is not None else 0), code)
-    until = time.monotonic() + _UNKILLABLE
+    code = _drain(pid, time.monotonic() + (_GRACE_S if pid is not None else 0), code)
+    until = time.monotonic() + _UNKILLABLE_S
     while living := psutil.Process().children(recursive=True):
         for orphan in living:
             _signal(orphan.pid, signal.SIGKILL)
-        code = _drain(pid, time.monotonic() + _GRACE, code)
+        code = _drain(pid, time.monotonic() + _GRACE_S, code)
         if time.monotonic() > until:
             pids = ", ".join(str(orphan.pid) for orphan in living)
             with suppress(OSError):  # such as a full disk: the record must still be written

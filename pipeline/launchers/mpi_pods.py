@@ -71,7 +71,7 @@ AWAIT_WORKERS: Final = """\
 import os, re, signal, socket, sys, time
 signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 hostfile, port, hosts, *program = sys.argv[1:]
-found, told = [], time.monotonic()
+found, reported = [], time.monotonic()
 for name in [re.split("[: ]", line.strip())[0] for line in open(hostfile) if line.strip()]:
     while True:
         try:
@@ -81,8 +81,8 @@ for name in [re.split("[: ]", line.strip())[0] for line in open(hostfile) if lin
                 found.append(f"Host {name}\\n    HostName {connection.getpeername()[0]}\\n")
             break
         except OSError as error:
-            if time.monotonic() - told > 30:
-                told = time.monotonic()
+            if time.monotonic() - reported > 30:
+                reported = time.monotonic()
                 print(f"mpirun waits for {name}: {error}", file=sys.stderr, flush=True)
             time.sleep(0.5)
 with open(hosts, "w") as file:

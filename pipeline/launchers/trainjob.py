@@ -78,7 +78,7 @@ def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
     failed = sorted(pod["metadata"]["name"] for pod in pods if _has_failed(pod))
     if not failed:
         return status
-    reason = f"{', '.join(failed)} failed, and the runtime {job['spec']['runtimeRef']['name']} begins anew"
+    reason = f"{', '.join(failed)} failed, and the runtime {job['spec']['runtimeRef']['name']} restarts them"
     return Status(state=RunState.FAILED, reason=reason)
 
 

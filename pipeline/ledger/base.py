@@ -35,6 +35,7 @@ RENEW_INTERVAL_S: Final = 600.0  # give or take half: 1,000 waiting runs write t
 _UNTIL, _ENDED, _KEPT, _HOLDER = (f"manycpu/{name}" for name in ("kept-until", "ended", "kept", "holder"))
 REMOVED_ANNOTATION: Final = "manycpu/removed"
 """Annotation: the run is being removed, because its lease is over."""
+_JOIN_TIMEOUT_S = 5.0  # for a renewal that is under way when the work is done
 
 
 class Lease(BaseModel):
@@ -91,9 +92,6 @@ def to_annotations(**fields: Any) -> dict[str, str | None]:
         "holder": (_HOLDER, lease.holder.model_dump_json() if lease.holder else None),
     }
     return dict(annotations[name] for name in fields)
-
-
-_JOIN_TIMEOUT_S = 5.0  # for a renewal that is under way when the work is done
 
 
 def pause() -> float:

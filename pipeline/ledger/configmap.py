@@ -49,7 +49,7 @@ class ConfigMapLedger(Ledger):
     Args:
         cluster: Its namespace.
         name: The run's name.
-        present: The ConfigMap, where it was read already.
+        present: The ConfigMap, if it was read already.
     """
 
     def __init__(self, cluster: Cluster, name: str, present: KubeObject | None = None) -> None:

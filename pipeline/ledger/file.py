@@ -42,7 +42,7 @@ class FileLedger(Ledger):
         return self.read()
 
     def refuse_second(self) -> None:
-        """Raise if another process runs all verbs of this run, or may do so where it cannot be seen.
+        """Raise if another process runs all verbs of this run, or may run them on a host that cannot be seen.
 
         Raises:
             ForeignRunError: Another process does, or may; nothing of the run was changed.

@@ -60,7 +60,7 @@ def publish(channel: Channel, **request: str) -> Manifest:
 
 
 def ask(channel: Channel, **request: Any) -> Message:
-    """Send a request that the pod does by itself, and wait for its answer.
+    """Send a request without file contents, and wait for the answer.
 
     Raises:
         RemoteError: The pod failed.

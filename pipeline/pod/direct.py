@@ -29,7 +29,7 @@ PORT: Final = 23457
 CONNECT: Final = 3.0  # seconds to connect
 HANDSHAKE: Final = 5.0  # seconds until both ends have proved their identity
 ANSWER_TIMEOUT_S: Final = 60.0  # for the next message over the exec
-_VALID: Final = timedelta(days=8)  # before and after now: longer than a helper pod lives, whatever the clocks
+_VALID: Final = timedelta(days=8)  # before and after now: longer than a helper pod lives, with any clock skew
 _HANDSHAKES: Final = 256  # at the same time
 _SIZE: Final = struct.Struct(">I")
 _ACCEPTED: Final = b"k"

@@ -33,24 +33,24 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CpuPlan:
-    """What each process of a node gets, and why."""
+    """Cores, threads and memory of each process of a node, with the reasons."""
 
     machine: Machine
     cores: float
     processes: int
     threads: int
-    """Threads of each process that computes, as they will be: the user's number where one was set."""
+    """Threads of each process that computes: the user's number if one was set, else the plan's."""
     pins: tuple[tuple[Cpu, ...], ...] = ()
     """Processors of each process, by its local rank; empty: the kernel decides."""
     preload: tuple[str, ...] = ()
-    """Libraries for LD_PRELOAD; empty where the user set it."""
+    """Libraries for LD_PRELOAD; empty: the user set it."""
     shm: int | None = None
-    """Bytes that /dev/shm should have, where the memory is known."""
+    """Bytes that /dev/shm should have; None: the memory is unknown."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set before any of the libraries is loaded; without those that the user set."""
+    """Variables to set before the libraries are loaded, without those that the user set."""
     warnings: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
-    """Name, value and reason of everything that was decided."""
+    """Name, value and reason of each decision."""
 
 
 def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
@@ -87,9 +87,9 @@ def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
 def shm_of(memory: int) -> int:
     """Compute the size of /dev/shm: half of the memory that the process may use, in bytes.
 
-    What lies in it counts as the container's memory. Half is what Linux itself gives to a tmpfs: the ranks'
-    messages and a data loader's batches fit, and a full one is an error of the process that fills it, where
-    an unbounded one has the kernel kill a rank.
+    Its files count as the container's memory. Half is also Linux's default for a tmpfs: the ranks' messages
+    and a data loader's batches fit. A full /dev/shm is an error of the process that fills it; without a
+    limit, the kernel would kill a rank.
     """
     return memory // 2
 
@@ -99,7 +99,7 @@ def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
     of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
     processes = request.processes or math.ceil(cores / of_socket)
     fair = max(1, math.floor(cores / (processes * request.subprocesses)))
-    # The others follow the user's OpenMP: the least of them is what torch uses.
+    # The other variables follow the user's OMP_NUM_THREADS: torch uses the least of them.
     return Sizes(cores, processes, request.subprocesses, fair, request.threads or fair)
 
 
@@ -198,14 +198,13 @@ def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) ->
 def pinned(cpus: Sequence[Cpu], processes: int, threads: int) -> tuple[tuple[Cpu, ...], ...]:
     """Give each process ``threads`` cores of its own, with all their hyper-threads.
 
-    A process gets the first NUMA node that has as many cores left, and the first cores of all that are left
-    where none has. Cores that are left over in the end serve the data loaders and collectives of the
-    processes on their NUMA node.
+    A process gets cores of the first NUMA node with enough free ones; if there is none, the first free cores.
+    Cores that are left over serve the data loaders and collectives of the processes on their NUMA node.
 
     Args:
-        cpus: What there is, in order; at least ``processes * threads`` cores.
-        processes: How many processes there are.
-        threads: Cores of each.
+        cpus: The processors in order, of at least ``processes * threads`` cores.
+        processes: Number of processes.
+        threads: Cores of each process.
     """
     free = list(dict.fromkeys((cpu.node, cpu.core) for cpu in cpus))
     own = []
@@ -222,7 +221,7 @@ def pinned(cpus: Sequence[Cpu], processes: int, threads: int) -> tuple[tuple[Cpu
 
 
 def processor_ranges(cpus: Iterable[Cpu]) -> str:
-    """Write processors as the kernel does: 0, 1, 2, 5 is ``0-2,5``."""
+    """Write the numbers of processors as the kernel does: 0, 1, 2, 5 is ``0-2,5``."""
     ranges: list[list[int]] = []
     for number in sorted(cpu.number for cpu in cpus):
         if ranges and number == ranges[-1][1] + 1:

@@ -33,7 +33,7 @@ AFFINITY_VARIABLES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class CpuRequest:
-    """What a run asks of each node; None: no preference."""
+    """Processes, CPUs and memory that a run asks of each node; None: no preference."""
 
     processes: int | None = None
     """Training processes on the node (``run.nproc_per_node``); None: one for each socket."""
@@ -46,11 +46,11 @@ class CpuRequest:
     dtype: str = "fp32"
     backend: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    """What the user set in ``run.env``: wins, with a warning where it matters."""
+    """The variables of ``run.env``, which win over the plan, with a warning if it matters."""
 
     @property
     def threads(self) -> int | None:
-        """OMP_NUM_THREADS, where the user set it to a count; of a list for nested regions the first."""
+        """The user's OMP_NUM_THREADS, of a list for nested regions the first; None: it is no count."""
         text = self.env.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
         return int(text) if text.isdecimal() and int(text) > 0 else None
 

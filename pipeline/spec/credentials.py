@@ -70,7 +70,7 @@ def redacted(text: str) -> str:
 
 
 def without(text: str, value: Any) -> str:
-    """Hide in a text the secrets of a URL or a description, also where the text quotes only a part of it."""
+    """Hide in a text the secrets of a URL or a description, also if the text quotes only a part of it."""
     text = redacted(text)
     for secret in sorted(secrets_in(value), key=len, reverse=True):
         text = text.replace(secret, HIDDEN) if len(secret) >= SHORTEST else text

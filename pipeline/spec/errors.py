@@ -80,7 +80,7 @@ class HttpError(ManycpuError):
         message: What was asked and what was seen.
         field: The field it came from.
         fix: What to do next.
-        status: The HTTP status; 0 where there was no answer.
+        status: The HTTP status; 0: there was no answer.
     """
 
     statuses: ClassVar[frozenset[int]] = frozenset()

@@ -64,17 +64,17 @@ class Event(BaseModel):
 
 
 class MessageEvent(Event):
-    """An event that says something in words."""
+    """An event with a message."""
 
     message: str
 
     def sentence(self) -> str:
-        """Give the message."""
+        """Write the message."""
         return f"{self.event}: {self.message}"
 
 
 class ProofEvent(Event):
-    """A rank has met all others."""
+    """A rank has met all other ranks."""
 
     event: Literal["proof"] = "proof"
     rank: Whole
@@ -84,19 +84,19 @@ class ProofEvent(Event):
     hostname: str | None = None
     """Its own host name: on Kubernetes the pod."""
     meeting: str | None = None
-    """Name of the meeting, which every rank has the same; None from an image with an older manycpu."""
+    """Name of the meeting, the same for every rank; None: from an older version of manycpu."""
     round: Whole | None = None
-    """How often the ranks were restarted before."""
+    """Number of restarts before."""
     backend: str | None = None
     backend_reason: str | None = None
-    """Why the ranks chose it; None where the run names its backend, and from all but rank 0."""
+    """Why the ranks chose it, from rank 0; None: the run names its backend."""
     cpus: Number | None = None
     threads: Number | None = None
     devices: Whole | None = None
     """Devices of XLA that it drives; None on CPUs."""
 
     def sentence(self) -> str:
-        """Name the world, and what the rank has in it."""
+        """Write the world size, and the rank's cores and threads."""
         return "met: " + ", ".join(_formatted(self, _MEETING))
 
 
@@ -129,7 +129,7 @@ class ProgressEvent(Event):
     seconds_left: Number | None = None
 
     def sentence(self) -> str:
-        """Name the step, and what is known of it."""
+        """Write the step and its metrics."""
         total = f" of {self.total_steps}" if self.total_steps else ""
         step = [f"step {self.step}{total}"] if self.step is not None else []
         return ", ".join([*step, *_formatted(self, _STEP)])
@@ -143,12 +143,12 @@ class PaceEvent(Event):
     """Steps that this process has made."""
     step_seconds: Count
     samples_per_second: Count | None = None
-    """Samples that the rank takes; None where its program does not say."""
+    """Samples that the rank takes; None: its program does not report them."""
     wait_seconds: Count | None = None
     """Seconds of a step in which gradients were on their way and nothing was computed; None: not known."""
 
     def sentence(self) -> str:
-        """Say how long a step takes."""
+        """Write the time of a step."""
         return ", ".join(_formatted(self, _PACE))
 
 
@@ -171,7 +171,7 @@ class ReturnedEvent(Event):
     text: str
 
     def sentence(self) -> str:
-        """Give the JSON, or a part of it."""
+        """Write the JSON, or a part of it."""
         return f"{'returned' if self.parts == 1 else f'returned ({self.part}/{self.parts})'}: {self.text}"
 
 
@@ -185,7 +185,7 @@ class ResultEvent(Event):
     message: str | None = None
 
     def sentence(self) -> str:
-        """Give the value, or say where it is."""
+        """Write the value, or its file."""
         return f"returned: {self.message or (self.sha256 and f'file {self.sha256}') or self.value}"
 
 

@@ -16,6 +16,20 @@ __all__ = [
     "words",
 ]
 
+AMOUNT_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+"""An amount of memory or storage, as Kubernetes writes it."""
+FOLDER_PATTERN: Final = r"^/.*[^/]$"
+LABEL_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
+"""The beginning of a run's name."""
+NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
+"""Name of an object of Kubernetes."""
+PATTERN_HINTS: Final = {
+    AMOUNT_PATTERN: "an amount is needed, such as 8Gi or 500M",
+    FOLDER_PATTERN: "an absolute path is needed, with no slash at its end",
+    LABEL_PATTERN: "small letters, digits and hyphens are needed, with a letter first and no hyphen last",
+    NAME_PATTERN: "small letters, digits, dots and hyphens are needed, with a letter or digit first and last",
+}
+
 
 def section(name: str) -> dict[str, Any]:
     """Put a field into a section of the trigger form."""
@@ -49,18 +63,3 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, (Mapping, tuple)):
         for each in (*value, *value.values()) if isinstance(value, Mapping) else value:
             yield from _texts(each)
-
-
-AMOUNT_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
-"""An amount of memory or storage, as Kubernetes writes it."""
-FOLDER_PATTERN: Final = r"^/.*[^/]$"
-LABEL_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
-"""The beginning of a run's name."""
-NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
-"""Name of an object of Kubernetes."""
-PATTERN_HINTS: Final = {
-    AMOUNT_PATTERN: "an amount is needed, such as 8Gi or 500M",
-    FOLDER_PATTERN: "an absolute path is needed, with no slash at its end",
-    LABEL_PATTERN: "small letters, digits and hyphens are needed, with a letter first and no hyphen last",
-    NAME_PATTERN: "small letters, digits, dots and hyphens are needed, with a letter or digit first and last",
-}

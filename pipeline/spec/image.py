@@ -28,6 +28,10 @@ _NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY: Final = re.compile(rf"{_NAME}(?:/{_NAME})*")
 _REST: Final = re.compile(rf"(?P<path>[^:@]+)(?::(?P<tag>\w[\w.-]{{0,127}}))?(?:@(?P<digest>{_DIGEST}))?")
 _AMD64: Final = ("linux", "amd64")
+_ARGUMENT: Final = re.compile(r"(?i)^\s*ARG\s+(\w+)(?:=(.*))?$")
+_FROM: Final = re.compile(r"(?i)^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$")
+_NEWER: Final = re.compile(r"(?i)^\s*(?:RUN|COPY|ADD)\s+(?:--\S+\s+)*--(?:mount|chmod|link)\b")
+_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Reference:
     """An image's name: ``registry/repository:tag`` or ``registry/repository@sha256:...``."""
 
     registry: str
-    """Host and port, as in the name; ``docker.io`` where the name has none."""
+    """Host and port, as in the name; ``docker.io`` if the name has none."""
     repository: str
     tag: str | None = None
     digest: str | None = None
@@ -230,12 +234,6 @@ def _environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[s
 
 def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-_ARGUMENT: Final = re.compile(r"(?i)^\s*ARG\s+(\w+)(?:=(.*))?$")
-_FROM: Final = re.compile(r"(?i)^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$")
-_NEWER: Final = re.compile(r"(?i)^\s*(?:RUN|COPY|ADD)\s+(?:--\S+\s+)*--(?:mount|chmod|link)\b")
-_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 
 def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:

@@ -175,7 +175,7 @@ CORE_KINDS: Final = {
     "Service": "services",
     "ServiceAccount": "serviceaccounts",
 }
-"""What a run may have in its namespace besides jobs and their companions: kind -> plural."""
+"""Core kind that a run may have in its namespace -> its plural in the API's paths."""
 _JOB: Final = ApiResource("Job", "batch", "v1", "jobs")
 _OTHER_KINDS: Final = {resource.kind: resource for resource in (_JOB, LOCAL_QUEUE, VISIBILITY, WORKLOAD)}
 

@@ -186,7 +186,7 @@ class Observed(BaseModel):
     """Count of all events; a display compares it to see whether there is something new."""
     warnings: list[str] = Field(default_factory=list)
     returned: Any = None
-    """The return value of rank 0, where the program is the function of a task."""
+    """The return value of rank 0, if the program is the function of a task."""
     has_returned: bool = False
     """Whether it returned: None is a return value too."""
     parts: list[str] = Field(default_factory=list)

@@ -35,7 +35,7 @@ MANIFEST: Final = "manifest.json"
 """Lists the files of an export; its field ``run`` is the key of the run that wrote it."""
 REPORT: Final = "report.json"
 PAGE: Final = "report.html"
-"""Shows report.json to people; written where the output is a folder."""
+"""Shows report.json to people; only outputs on disk have it."""
 _CLAIM: Final = ".manycpu-claim-"
 PAGE_BEGINS: Final = "<!doctype html>\n<!-- a report of manycpu -->\n"
 """Distinguishes our page from a program's own file of that name."""
@@ -100,7 +100,7 @@ def _numbered(stem: str) -> Iterator[str]:
 
 
 def fields_of(text: str | None) -> dict[str, Any]:
-    """Parse the fields of a manifest or a report; empty where it is neither."""
+    """Parse the fields of a manifest or a report; empty: the text is neither."""
     try:
         fields = json.loads(text or "")
     except (ValueError, RecursionError):  # neither is nested that deeply

@@ -15,7 +15,7 @@ LIB: Final = "/opt/manycpu/lib"
 
 
 class Host(NamedTuple):
-    """A host of a hostfile; ``slots`` is None where the file names no number of processes."""
+    """A host of a hostfile; ``slots`` None: the file gives no number of processes."""
 
     name: str
     slots: int | None = None
@@ -65,7 +65,7 @@ class Placement(BaseModel):
     launcher_interface: str | None = None
     """The network interface that has this address."""
     image: str = ""
-    """The image by digest, where the target has images; this and the next fields are for Kubernetes."""
+    """The image by digest; this and the next fields are for Kubernetes."""
     claim: str = ""
     """The PersistentVolumeClaim: one that exists, or one made for the run."""
     owners: tuple[dict[str, Any], ...] = ()

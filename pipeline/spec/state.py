@@ -52,7 +52,7 @@ class Status(BaseModel):
     reason: str = ""
     failure: RankFailure | None = None
     budget: str | None = None
-    """The field of the run whose time budget was used up, where that ended it."""
+    """The field of the run whose time budget ended it; None: no budget did."""
     by_itself: bool = False
     """Whether the training itself failed, by an exit code or a time budget; else the cause is unknown."""
 

@@ -31,8 +31,8 @@ _DIRECTORY = "Folder for runs, staged data and code snapshots; default: $MANYCPU
 _STAGE = (
     "How data and base model that are paths come to the ranks: as a `copy`, which shares its blocks where "
     "the file system clones files, or `in_place`: the ranks read the paths themselves{hosts}. Either is "
-    "hashed when the run begins. In place nothing keeps the program, or anybody else, from changing them "
-    "meanwhile; the digest in the report is of the beginning."
+    "hashed when the run begins. In place, the program and others can change them during the run; the digest "
+    "in the report is of the beginning."
 )
 _MPI = "The mpirun to use: Intel MPI, Open MPI or MPICH; default: impi-rt beside Python, then PATH."
 

@@ -201,7 +201,7 @@ class TrainingRun(BaseModel):
     checkpoints: str | None = Field(
         None,
         description="Folder on the nodes for checkpoints that outlive the run, which has a folder of its "
-        "name there: other runs go on from them by `resume_from` alone. Default: in the run's own folder.",
+        "name there: other runs resume from them only by `resume_from`. Default: in the run's own folder.",
         examples=["./checkpoints/qa"],
         json_schema_extra=section("Failures"),
     )
@@ -238,7 +238,7 @@ class TrainingRun(BaseModel):
         description="What of a run to keep for `keep_for`. `results`: of a run that failed or was cancelled, "
         "its output and checkpoints alone, so that the same run continues; `on_failure`: all of such a run; "
         "`always`: all of every run; `never`: nothing. A trained model that was not exported, and what a "
-        "training wrote whose end is unknown, stay whatever this says (docs/kept.md).",
+        "training wrote whose end is unknown, always stay (docs/kept.md).",
         json_schema_extra=section("Failures"),
     )
     keep_for: Seconds = Field(
@@ -248,8 +248,8 @@ class TrainingRun(BaseModel):
     )
     tracking: tuple[TrackerName, ...] = Field(
         (),
-        description="Who else hears of parameters and metrics: `tensorboard` (files), `mlflow` (the "
-        "server in MLFLOW_TRACKING_URI). One that is away stops no training (docs/tracking.md).",
+        description="Trackers of parameters and metrics: `tensorboard` (files), `mlflow` (the server in "
+        "MLFLOW_TRACKING_URI). An unreachable tracker stops no training (docs/tracking.md).",
         examples=[["tensorboard", "mlflow"]],
         json_schema_extra=section("Tracking"),
     )

@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _TRUE: Final = {"1", "on", "t", "true", "y", "yes"}
+_BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti")
+_DECIMAL: Final = ("", "k", "M", "G", "T")
 
 
 def public(version: str) -> str:
@@ -55,10 +57,6 @@ def first_of(names: Sequence[str]) -> str:
     ('a.txt', 'a.txt (and 2 more)')
     """
     return f"{names[0]} (and {len(names) - 1} more)" if len(names) > 1 else names[0]
-
-
-_BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti")
-_DECIMAL: Final = ("", "k", "M", "G", "T")
 
 
 def parse_memory(text: str) -> int:

@@ -34,11 +34,11 @@ Lock = Callable[[Path], AbstractContextManager[int | None]]
 """Yields a descriptor for :func:`signs`; None: the lock gives its signs of life by itself."""
 log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
-_NOT_WHOLE: Final = (
+_NO_MARKER: Final = (
     FileNotFoundError,
     IsADirectoryError,
     ValueError,
-)  # the marker is no proof of a whole copy
+)  # errors of a missing or invalid marker
 _WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -75,7 +75,7 @@ def staged(destination: Path) -> Manifest | None:
     """Read the manifest of a folder that :func:`fetch` completed; None: it is not complete."""
     try:
         return Manifest(file_of(fields) for fields in read_lines(_marker(destination)))
-    except _NOT_WHOLE:
+    except _NO_MARKER:
         return None
 
 
@@ -204,7 +204,7 @@ def _matches(marker: Path, items: Rows[Item]) -> bool:
             and (item.path, item.size, item.executable) == (file.path, file.size, file.executable)
             for item, file in zip_longest(items, files)
         )
-    except _NOT_WHOLE:
+    except _NO_MARKER:
         return False
 
 

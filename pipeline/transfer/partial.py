@@ -25,9 +25,8 @@ _BLOCK_BYTES: Final = 1 << 18  # read back at once: fits into a core's cache
 _LARGE_BYTES: Final = 1 << 20  # a file of this size is worth a try to clone it
 _TOKEN_DIGITS: Final = 8
 _MODE, _EXECUTABLE_MODE = 0o666, 0o777  # less the umask
-_JOURNAL: Final = (
-    "~manycpu.journal"  # sorts after most names: files that are no part of the copy are deleted in this order
-)
+# Sorts after most names: files that are no part of the copy are deleted in this order.
+_JOURNAL: Final = "~manycpu.journal"
 
 
 class TakenOverError(TransferError):
@@ -111,7 +110,7 @@ def _read_journal(path: Path) -> dict[str, tuple[int, str]]:
     copied: dict[str, tuple[int, str]] = {}
     with path.open(errors="replace") as lines:
         for line in lines:
-            with suppress(ValueError, TypeError):  # half a line, or what a crash left in its place
+            with suppress(ValueError, TypeError):  # a line that is cut off, or damaged by a crash
                 name, size, sha256 = json.loads(line)
                 copied[name] = int(size), sha256
     return copied

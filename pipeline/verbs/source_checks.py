@@ -31,6 +31,9 @@ _MAKE_THREADS: Final = {
 _SET_THREADS: Final = "torch.set_num_threads"
 
 _Functions = ast.FunctionDef | ast.AsyncFunctionDef
+_OPTIONS: Final = {"output_dir", "output", "out", "save_dir", "save_path", "logging_dir", "checkpoint_dir"}
+_SAVE: Final = {"save", "save_model", "save_pretrained", "save_state", "savefig", "to_csv", "write_text"}
+_WRITES: Final = set("wax")
 
 
 def process_findings(source: str, name: str, subprocesses: int, threads: int | None) -> Iterator[Finding]:
@@ -233,11 +236,6 @@ def _executed(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
             continue
         yield node
         yield from _executed(ast.iter_child_nodes(node), guarded=guarded)
-
-
-_OPTIONS: Final = {"output_dir", "output", "out", "save_dir", "save_path", "logging_dir", "checkpoint_dir"}
-_SAVE: Final = {"save", "save_model", "save_pretrained", "save_state", "savefig", "to_csv", "write_text"}
-_WRITES: Final = set("wax")
 
 
 class Written(NamedTuple):

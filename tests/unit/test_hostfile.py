@@ -28,7 +28,7 @@ def test_every_form() -> None:
         ("node-a:two", "'two' processes"),
         ("node-a:", "'' processes"),
         ("node-a slots=-1", "'-1' processes"),
-        ("node-a slot=1", "'slot', which nobody reads"),
+        ("node-a slot=1", "'slot', which is no setting of a host"),
         ("node-a node-b", "line 1 cannot be read"),
         ("-oProxyCommand=reboot", "line 1 cannot be read"),
         ("node a:b:c", "line 1 cannot be read"),

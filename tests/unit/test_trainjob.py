@@ -143,7 +143,7 @@ def test_the_first_failure_is_the_end_where_the_clusters_runtime_begins_anew(aga
     job = manifest("trainjob", OF_THE_CLUSTER)
     status = trainjob.state(job, [ended(1, again=again)])
     assert status.state is RunState.FAILED
-    assert status.reason == "one failed, and the runtime torch-distributed begins anew"
+    assert status.reason == "one failed, and the runtime torch-distributed restarts them"
     assert not trainjob.state(job, [ended(0, again=again)]).state.terminal
     assert not trainjob.state(job, [ended(1, again=again, container="sidecar")]).state.terminal
     held = job | {"spec": job["spec"] | {"suspend": True}}  # its pods are being ended
