@@ -31,10 +31,7 @@ def call(function: Callable[..., Any]) -> None:
     given = json.loads(sys.argv[1])
     places = {name: os.environ[f"MANYCPU_{name.upper()}"] for name in given["places"]}
     bound = inspect.BoundArguments(inspect.signature(function), {**given["arguments"], **places})
-    rank, process = (
-        os.environ.get("RANK", "0"),
-        os.getpid(),
-    )  # the function may change RANK, or fork
+    rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change RANK, or fork
     try:
         value = function(*bound.args, **bound.kwargs)
     except SystemExit as end:

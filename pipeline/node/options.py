@@ -18,18 +18,7 @@ from manycpu.pipeline.node.script import Program
 __all__ = ["translate", "translated"]
 
 _OPTION: Final = re.compile(r"--(ddp[_-]backend|no[_-]cuda|use[_-]ipex)(=.*)?", re.DOTALL)
-_BOOLEANS: Final = {
-    "true",
-    "false",
-    "yes",
-    "no",
-    "t",
-    "f",
-    "y",
-    "n",
-    "1",
-    "0",
-}  # as HfArgumentParser reads them
+_BOOLEANS: Final = {"true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"}  # of HfArgumentParser
 _TRAINER: Final = re.compile(r"\b(HfArgumentParser|TrainingArguments)\b")
 _RECIPES: Final = "manycpu.pipeline.recipes."  # these translate old options by themselves
 _DROPPED_IN: Final = 5  # the first major version of transformers without these options

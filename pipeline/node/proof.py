@@ -166,9 +166,8 @@ def _exchange(
         store.set(f"read/{seat}", "")
     except DistError as error:
         raise NodeExit(EXIT_PROOF, _describe_missing(rank, store, seats, requested, error)) from error
-    if (
-        rank.rank == 0 and not _agent_serves()
-    ):  # it serves the store, so it leaves last, also before it refuses
+    # Rank 0 serves the store: it leaves last, also where it refuses the run.
+    if rank.rank == 0 and not _agent_serves():
         with contextlib.suppress(DistError):
             store.wait([f"read/{number}" for number in range(rank.world_size)], min(limit, _READ_TIMEOUT))
     return records
