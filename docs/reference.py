@@ -24,20 +24,21 @@ PARTS: Final[dict[str, type[BaseModel]]] = {
     "target, kind: kubernetes": Kubernetes,
 }
 OF_A_RUN: Final = ("run", "preflight", "plan", "render", "image")  # commands that take all fields as options
-DOCUMENTED: Final = {
-    "pipeline": ("training_pipeline", "TrainingPipeline"),
-    "params": ("training_params",),
-    "base": ("RunOperator",),
-    "prepare": ("PrepareOperator",),
-    "stage": ("StageDatasetOperator",),
-    "build": ("BuildImageOperator",),
-    "train": ("TrainOperator",),
-    "export": ("ExportModelOperator",),
-    "cleanup": ("CleanupOperator",),
-    "report": ("ReportOperator",),
-    "decorator": ("manycpu_task",),
-}
-"""Module of ``operators/`` -> what of it the page shows, in this order."""
+DOCUMENTED: Final = (
+    "training_pipeline",
+    "TrainingPipeline",
+    "training_params",
+    "RunOperator",
+    "PrepareOperator",
+    "StageDatasetOperator",
+    "BuildImageOperator",
+    "TrainOperator",
+    "ExportModelOperator",
+    "CleanupOperator",
+    "ReportOperator",
+    "manycpu_task",
+)
+"""What the page of operators shows, in this order."""
 WIDTH: Final = 88  # of a signature that stays on one line
 SHOWN_AS: Final = {"manycpu_task": "@task.manycpu"}
 GENERATED: Final = "<!-- Written by `make docs`. Do not edit this page: edit the code. -->\n"
@@ -155,23 +156,27 @@ def _operators_page() -> str:
         "operator of Airflow takes, such as `retries`, `queue` and `pool`. "
         "[Which tasks share a run](behaviour.md#which-tasks-share-a-run) explains `training`.\n"
     )
-    return "\n".join([head, *(text for module in DOCUMENTED for text in _module(module))])
+    defined = _definitions()
+    return "\n".join([head, *(_definition(defined[name]) for name in DOCUMENTED)])
 
 
-def _module(name: str) -> Iterator[str]:
-    tree = ast.parse((OPERATORS / f"{name}.py").read_text())
-    by_name = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    for each in DOCUMENTED[name]:
-        yield _class(by_name[each]) if isinstance(by_name[each], ast.ClassDef) else _function(by_name[each])
+def _definitions() -> dict[str, ast.ClassDef | ast.FunctionDef]:
+    """Read the classes and functions of the package from their sources: an import would bring Airflow."""
+    trees = [ast.parse(path.read_text()) for path in sorted(OPERATORS.glob("*.py"))]
+    nodes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    return {node.name: node for node in nodes}
 
 
-def _function(node: ast.ClassDef | ast.FunctionDef) -> str:
-    assert isinstance(node, ast.FunctionDef)  # noqa: S101 - the page lists functions and classes alone
+def _definition(node: ast.ClassDef | ast.FunctionDef) -> str:
+    return _class(node) if isinstance(node, ast.ClassDef) else _function(node)
+
+
+def _function(node: ast.FunctionDef) -> str:
     shown = SHOWN_AS.get(node.name, node.name)
     return f"## `{shown}`\n\n```py\n{_signature(shown, node.args)}\n```\n\n{_docstring(node)}"
 
 
-def _class(node: ast.ClassDef | ast.FunctionDef) -> str:
+def _class(node: ast.ClassDef) -> str:
     methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
     parts = [f"## `{node.name}`\n"]
     if init := methods.get("__init__"):
@@ -182,7 +187,7 @@ def _class(node: ast.ClassDef | ast.FunctionDef) -> str:
     return "\n".join(parts)
 
 
-def _attributes(node: ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
+def _attributes(node: ast.ClassDef) -> Iterator[str]:
     for field, text in zip(node.body, node.body[1:], strict=False):
         documented = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
         if isinstance(field, ast.AnnAssign) and documented:
