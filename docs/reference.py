@@ -24,21 +24,21 @@ PARTS: Final[dict[str, type[BaseModel]]] = {
     "target, kind: kubernetes": Kubernetes,
 }
 OF_A_RUN: Final = ("run", "preflight", "plan", "render", "image")  # commands that take all fields as options
-DOCUMENTED: Final = {
-    "training_pipeline": "pipeline",
-    "TrainingPipeline": "pipeline",
-    "training_params": "params",
-    "RunOperator": "base",
-    "PrepareOperator": "steps",
-    "StageDatasetOperator": "steps",
-    "BuildImageOperator": "steps",
-    "TrainOperator": "train",
-    "ExportModelOperator": "steps",
-    "CleanupOperator": "steps",
-    "ReportOperator": "steps",
-    "manycpu_task": "decorator",
-}
-"""What the page shows, in this order -> its module in ``operators/``."""
+DOCUMENTED: Final = (
+    "training_pipeline",
+    "TrainingPipeline",
+    "training_params",
+    "RunOperator",
+    "PrepareOperator",
+    "StageDatasetOperator",
+    "BuildImageOperator",
+    "TrainOperator",
+    "ExportModelOperator",
+    "CleanupOperator",
+    "ReportOperator",
+    "manycpu_task",
+)
+"""What the page of operators shows, in this order."""
 WIDTH: Final = 88  # of a signature that stays on one line
 SHOWN_AS: Final = {"manycpu_task": "@task.manycpu"}
 GENERATED: Final = "<!-- Written by `make docs`. Do not edit this page: edit the code. -->\n"
@@ -156,24 +156,27 @@ def _operators_page() -> str:
         "operator of Airflow takes, such as `retries`, `queue` and `pool`. "
         "[Which tasks share a run](behaviour.md#which-tasks-share-a-run) explains `training`.\n"
     )
-    return "\n".join([head, *(_documented(name, module) for name, module in DOCUMENTED.items())])
+    defined = _definitions()
+    return "\n".join([head, *(_definition(defined[name]) for name in DOCUMENTED)])
 
 
-def _documented(name: str, module: str) -> str:
-    tree = ast.parse((OPERATORS / f"{module}.py").read_text())
-    node = next(
-        node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
-    )
+def _definitions() -> dict[str, ast.ClassDef | ast.FunctionDef]:
+    """Read the classes and functions of the package from their sources: an import would bring Airflow."""
+    trees = [ast.parse(path.read_text()) for path in sorted(OPERATORS.glob("*.py"))]
+    nodes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    return {node.name: node for node in nodes}
+
+
+def _definition(node: ast.ClassDef | ast.FunctionDef) -> str:
     return _class(node) if isinstance(node, ast.ClassDef) else _function(node)
 
 
-def _function(node: ast.ClassDef | ast.FunctionDef) -> str:
-    assert isinstance(node, ast.FunctionDef)  # noqa: S101 - the page lists functions and classes alone
+def _function(node: ast.FunctionDef) -> str:
     shown = SHOWN_AS.get(node.name, node.name)
     return f"## `{shown}`\n\n```py\n{_signature(shown, node.args)}\n```\n\n{_docstring(node)}"
 
 
-def _class(node: ast.ClassDef | ast.FunctionDef) -> str:
+def _class(node: ast.ClassDef) -> str:
     methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
     parts = [f"## `{node.name}`\n"]
     if init := methods.get("__init__"):
@@ -184,7 +187,7 @@ def _class(node: ast.ClassDef | ast.FunctionDef) -> str:
     return "\n".join(parts)
 
 
-def _attributes(node: ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
+def _attributes(node: ast.ClassDef) -> Iterator[str]:
     for field, text in zip(node.body, node.body[1:], strict=False):
         documented = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
         if isinstance(field, ast.AnnAssign) and documented:

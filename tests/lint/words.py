@@ -27,15 +27,15 @@ INSTEAD: Final = {
 }
 """Word -> what to write instead."""
 CODE_MAXIMUM: Final = {
-    "whoever": 81,
-    "nobody": 163,
-    "anew": 57,
-    "is told": 47,
-    "has heard": 2,
-    "goes on": 95,
-    "of ours": 29,
-    "let be": 2,
-    "what is there": 21,
+    "whoever": 35,
+    "nobody": 89,
+    "anew": 24,
+    "is told": 24,
+    "has heard": 1,
+    "goes on": 36,
+    "of ours": 8,
+    "let be": 0,
+    "what is there": 12,
     "for want of": 2,
 }
 PAGES: Final = ("*.md", ".github/**", "docs/**")

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ PAGES = {
     for page in (*(ROOT / name for name in AT_THE_ROOT), *sorted((ROOT / "docs").glob("*.md")))
 }
 CODE = re.compile(r"```(?P<language>[a-z]*)\n(?P<block>.*?)```|`(?P<span>[^`\n]+)`", re.DOTALL)
+OF_DEVELOPERS = ("CONTRIBUTING.md", "architecture.md", "events.md", "test-cluster.md", "testing.md")
+OF_OTHERS = {"run_clm_no_trainer.py", "run_mlm_no_trainer.py"}  # examples of transformers
 OF_TESTS = ("cluster",)  # packages that a page on testing imports
 
 
@@ -144,6 +147,22 @@ def test_every_file_that_a_message_or_comment_names_is_there() -> None:
     named = set(re.findall(r"(?<![\w/])docs/\w[\w-]*\.\w+", text))
     assert named
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize("name", OF_DEVELOPERS)
+def test_every_file_of_the_code_that_a_page_names_is_there(name: str) -> None:
+    """A page may leave out the first folders of a path."""
+    parts = ("bench", "dags", "docker", "docs", "examples", "operators", "pipeline", "tests")
+    there = {f"/{path.relative_to(ROOT)}" for part in parts for path in (ROOT / part).rglob("*.*")}
+    there |= {f"/{path.name}" for path in ROOT.iterdir()}
+    named = set(re.findall(r"`([\w./-]+\.(?:py|js|toml|yaml))`", PAGES[name])) - OF_OTHERS
+    assert named
+    unknown = [file for file in named if "NAME" not in file and not any(map(_ends(file), there))]
+    assert sorted(unknown) == []
+
+
+def _ends(file: str) -> Callable[[str], bool]:
+    return lambda path: path.endswith(f"/{file}")
 
 
 @pytest.mark.parametrize("name", ["fields.md", "cli.md", "operators.md"])
