@@ -103,6 +103,19 @@ def test_what_all_ranks_recorded_counts_before_a_budget(
     assert both(ctx, handle).state is state
 
 
+@pytest.mark.parametrize(
+    ("cancelled", "state"), [({1: "a person"}, RunState.CANCELLED), ({}, RunState.FAILED)]
+)
+def test_a_cancelled_attempt_is_cancelled_also_where_its_supervisor_was_killed(
+    attempt: tuple[MachineContext, ProcessHandle], cancelled: dict[int, str], state: RunState
+) -> None:
+    ctx, handle = attempt
+    with ctx.ledger.update() as entry:
+        entry.cancelled = cancelled
+    gone = handle.model_copy(update={"start_ticks": 1})
+    assert attempt_status(ctx, gone, ctx.ledger.read()).state is state
+
+
 def test_what_a_training_wrote_into_its_data_stays_while_it_goes_on(
     attempt: tuple[MachineContext, ProcessHandle], tmp_path: Path
 ) -> None:

@@ -89,6 +89,9 @@ def status(
     status = LAUNCHERS[entry.described(handle.attempt).target["launch"]].state(process_state | facts)
     if status.state is RunState.FAILED and _says_nothing(process_state["exit"]):
         status = _by_records(handle, status, observed)
+    if status.state is RunState.FAILED and process_state["exit"] is None and facts["cancelled"]:
+        # The supervisor was killed before it could record the end that it was asked for.
+        status = Status(state=RunState.CANCELLED, reason=status.reason)
     return outcome(ctx, status, observed) if status.state is RunState.SUCCEEDED else status
 
 
