@@ -9,8 +9,12 @@ INSTALLED := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 LEGACY := .venv-legacy
 XLA := .venv-xla
+PORT ?= 8000
+SITE := build/site
+# Warnings are errors: a link or an anchor that leads nowhere ends the build.
+SITE_BUILD = $(BIN)/sphinx-build -q -b html -c docs --fail-on-warning --keep-going -d .cache/site . $(SITE)
 
-.PHONY: help demo ui test test-long test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs clean requirements
+.PHONY: help demo ui test test-long test-legacy test-xla lint bench bench-quick scale cluster cluster-down docs docs-serve clean requirements
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -34,11 +38,14 @@ test-legacy: $(LEGACY)/.installed  ## two ranks with Intel's extension, in an en
 test-xla: $(XLA)/.installed  ## one process on eight devices of XLA, in an environment of its own
 	@MANYCPU_XLA=$(XLA) $(BIN)/python -m pytest tests/xla
 
-lint: $(INSTALLED)  ## style, types and the dependency rule
+lint: $(INSTALLED)  ## style, types, the dependency rule, words, workflows, and the docs site built strictly
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy
+	@$(BIN)/python tests/lint/words.py
+	@sh tests/lint/github '$(BIN)/check-jsonschema'
+	@$(SITE_BUILD)
 
 bench: $(COMPILED)  ## benchmarks, side by side, as ratios
 	@$(BIN)/python -m bench
@@ -57,15 +64,20 @@ cluster: $(COMPILED)  ## a real two-node Kubernetes cluster on this machine; the
 cluster-down: $(INSTALLED)  ## end the cluster, without a trace
 	@cd tests && ../$(BIN)/python -m cluster down
 
-docs: $(INSTALLED)  ## write the reference of fields and the page of benchmarks anew
+docs: $(INSTALLED)  ## write the generated pages (fields, command line, operators, benchmarks) and build the site
 	@$(BIN)/python docs/reference.py
 	@$(BIN)/python -m bench._page
+	@$(SITE_BUILD)
+	@echo 'site: $(SITE)/index.html; make docs-serve shows it'
+
+docs-serve: docs  ## serve the docs site on 127.0.0.1, port 8000: make docs-serve PORT=9000
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
 
 clean:  ## remove what these targets made: the environment, Airflow's folder, caches
 	rm -rf $(VENV) $(LEGACY) $(XLA) .airflow .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-requirements: $(INSTALLED)  ## resolve the pinned requirements anew
+requirements: $(INSTALLED)  ## resolve the pinned requirements again
 	@sh requirements/compile $(BIN)/uv
 
 $(INSTALLED): pyproject.toml requirements/bootstrap.txt requirements/torch.txt requirements/ccl.txt requirements/all.txt

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from manycpu.pipeline.spec.hardware import flags
-from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.machine import Machine, processor_flags
 
 SECONDS = (90, 6)  # that turns may take in all, and when quick
 QUICK = "MANYCPU_BENCH_QUICK"
@@ -160,7 +159,7 @@ def machine() -> dict[str, object]:
     observed = Machine.observe()
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    instructions = {"amx_bf16", "avx512_bf16", "avx512f", "avx2"} & flags()
+    instructions = {"amx_bf16", "avx512_bf16", "avx512f", "avx2"} & processor_flags()
     return {
         "cores": observed.cores,
         "processor": next(

@@ -18,25 +18,24 @@ from bench import _draw
 DOCS: Final = _draw.IMAGES.parent
 HEAD: Final = """# Benchmarks
 
-Written by `make bench`, on the [machines](#machines) named at the end. Sides take turns within one
-run, so that what disturbs one disturbs the others too, and of the turns the quieter half is kept. A
-value is the median, with the least and the greatest in parentheses; a ratio (x) is that of
-neighbouring measurements. `make bench-quick` repeats less, starts no cluster and leaves this page
-as it is; `python -m bench NAME` runs one.
+Written by `make bench`, on the [machines](#machines) named at the end. The compared programs take
+turns within one run, so that a disturbance affects all of them; the quieter half of the turns is
+kept. A value is the median, with the least and the greatest in parentheses. A ratio (x) compares
+neighbouring measurements. `make bench-quick` repeats less, starts no cluster and does not change
+this page; `python -m bench NAME` runs one.
 
-What follows from the figures: [speed.md](speed.md). What holds with hundreds of pods, and of runs:
-[scale.md](scale.md).
+[Fast on CPUs](speed.md) says what to set. [Scale](scale.md) measures hundreds of pods and runs.
 """
 SCALE: Final = """# Scale
 
-Written by `make scale`, on the [machines](#machines) named at the end: what holds with hundreds of pods, a
-thousand runs that wait, and data sets of a million files. Figures have limits: one that is beyond makes
-`make scale` fail, after all has been measured and written here. `python -m bench.scale NAME` measures one.
+Written by `make scale`, on the [machines](#machines) named at the end: jobs of hundreds of pods, a thousand
+runs that wait, and data sets of a million files. Figures have limits. If one is exceeded, `make scale` fails,
+after everything was measured and written here. `python -m bench.scale NAME` measures one.
 
 It needs what the [test cluster](test-cluster.md) needs, and 45 GiB of disk, and takes about half an hour on
 two cores. The API server, the scheduler and the operators are real. Pods of large jobs are on
-[hollow nodes](test-cluster.md#hollow-nodes): the cluster says that they run, and nothing does, so that
-nothing here shows how fast ranks train. All of the cluster shares the cores with what is measured.
+[hollow nodes](test-cluster.md#hollow-nodes): the cluster says that they run, but no process does. So this
+page does not show how fast ranks train. The cluster shares the cores with what is measured.
 """
 TABLE = "| figure | value | goal |\n| --- | --- | --- |"
 COMMON: Final = {
@@ -48,7 +47,7 @@ Words = Mapping[str, Any]
 
 
 def main() -> None:
-    """Write the pages anew, and draw their pictures."""
+    """Write the pages, and draw their pictures."""
     _draw.main()
     for name, text in pages().items():
         (DOCS / name).write_text(text)

@@ -51,7 +51,7 @@ ending()
 """
 WORDS = {
     "title": "From the end of a job to the end of its task",
-    "meaning": "Airflow goes on a fraction of a second after the training has ended, where the provider's "
+    "meaning": "Airflow continues a fraction of a second after the training has ended, where the provider's "
     "operators look every few seconds.",
     "figures": {
         "condition to event: manycpu": (

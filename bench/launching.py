@@ -20,12 +20,12 @@ from support import builder_image
 
 from bench._cluster import namespace, target
 from bench._measure import by_turns, ratio, rounds, spread
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.build import build
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.open_run import open_context
@@ -105,7 +105,7 @@ class _Bench:
         target_fields = target(self._space, claim=CLAIM if self._number > 1 else None)
         run = {"program": str(program), "output": str(self._folder / "out"), "resources": {"cpu": 1.5}}
         ctx = open_context(run, target_fields | more, "bench", self._number, base=self._folder)
-        assert isinstance(ctx, ClusterContext)  # noqa: S101 - for the type checker
+        assert is_on_kubernetes(ctx)  # noqa: S101 - for the type checker
         return ctx
 
     def _submit(self, built: Built) -> float:
@@ -166,7 +166,7 @@ class _Bench:
         """Delete what is submitted afterwards; yields the selector of the rank's pod."""
         pods = labels(ctx.name, role="rank")
         yield ",".join(f"{key}={value}" for key, value in pods.items())
-        ctx.cluster.delete("PyTorchJob", f"{ctx.name}-1")
+        cluster_of(ctx).delete("PyTorchJob", f"{ctx.name}-1")
         leftover = wait_until_gone(ctx, pods, GONE)
         assert not leftover, leftover  # noqa: S101 - they would disturb the next
 

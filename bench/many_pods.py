@@ -10,7 +10,7 @@ PODS = 512
 NOW = 60.0  # seconds after the job's creation
 WORDS = {
     "title": "Following a job of 512 pods",
-    "meaning": "Whoever waits for a very large job spends milliseconds on each thing that happens to it.",
+    "meaning": "A follower of a very large job spends milliseconds on each event of the job.",
     "figures": {
         r"(a .+)": (r"Processor time for \1", "ms", ""),
     },

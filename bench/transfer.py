@@ -25,8 +25,8 @@ from bench._measure import rounds
 from manycpu.pipeline.adapters import cluster_exec
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client, direct
-from manycpu.pipeline.pod.identity import make
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.pod.direct import make_identity
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import MANIFEST
@@ -124,7 +124,7 @@ def _measure(cluster: Cluster, space: Space, folder: Path) -> Figures:
 def _context(space: Space, folder: Path) -> ClusterContext:
     run = {"program": "x", "output": "out"}
     ctx = open_context(run, target(space, claim_size="6Gi"), space.name, base=folder)
-    assert isinstance(ctx, ClusterContext)  # noqa: S101 - for the type checker
+    assert is_on_kubernetes(ctx)  # noqa: S101 - for the type checker
     ctx.ledger.open(ctx.new_entry(time.time()))
     return ctx
 
@@ -210,10 +210,10 @@ def _turn(
 
 def _bare(ctx: ClusterContext, pod: helper_pod.Helper) -> float:
     """Time one stream of TLS to the pod, as the product opens it, of which nothing is made."""
-    running = cluster_exec.start(ctx.cluster, pod.name, helper_pod.CONTAINER, ["python3", "-c", SINK])
-    identity = make("bench")
+    running = cluster_exec.start(cluster_of(ctx), pod.name, helper_pod.CONTAINER, ["python3", "-c", SINK])
+    identity = make_identity("bench")
     port = direct.offer(running, identity)
-    address = (ctx.cluster.get("Pod", pod.name) or {})["status"]["podIP"]
+    address = (cluster_of(ctx).get("Pod", pod.name) or {})["status"]["podIP"]
     streams = direct.connect(address, port, identity)
     direct.choose(running, straight=True)
     block, began = bytes(1 << 18), time.monotonic()

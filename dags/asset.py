@@ -20,7 +20,7 @@ def train_model() -> None:
 def judge_model() -> None:
     @task
     def judge(triggering_asset_events: Any = None) -> dict[str, Any]:
-        """Take the newest model, and refuse one that has learnt too little."""
+        """Return the newest model; fail if its exact match is too low."""
         newest = triggering_asset_events[MODEL][-1].extra
         exact_match = newest["metrics"]["exact_match"]
         if exact_match < GOOD_ENOUGH:

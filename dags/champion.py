@@ -3,11 +3,11 @@
 1. `digits_dataset` writes the next version of the data set, and its asset starts this DAG.
 2. A sweep trains three candidates, two at a time; the best one is chosen.
 3. It is evaluated beside the present champion, on digits that neither has seen.
-4. Where it is better by more than the `threshold`, a person is asked (`ask`), or that decides.
+4. If it is better by more than the `threshold`, a person has to approve (`ask`); without `ask`, none has to.
 5. It is promoted: asset `champion-model`. A batch prediction runs with it.
 
-Rejected, or no better: nothing is promoted, and `conclude` says so. What the losers left is removed.
-The page docs/champion.md says more.
+If it is rejected or not better, nothing is promoted, and `conclude` says so. The other models are deleted.
+See docs/champion.md.
 """
 
 import os
@@ -20,11 +20,11 @@ from airflow.sdk import Asset, Param, dag, task, task_group
 from manycpu.operators.champion import steps
 
 DIGITS, CHAMPION = Asset("digits"), Asset("champion-model")
-AT_ONCE = 2  # candidates that train side by side
-# Where there is an MLflow, candidates are runs of it, and the champion's version has the alias `champion`.
+MAX_PARALLEL = 2  # candidates that train at the same time
+# With MLflow, each candidate is a run there, and the champion's version has the alias `champion`.
 IS_TRACKED = bool(os.environ.get("MLFLOW_TRACKING_URI"))
 TRACKED: dict[str, Any] = {"tracking": ["mlflow"], "registered_model": "digits"} if IS_TRACKED else {}
-PATIENCE = timedelta(days=7)  # without an answer within that time, nothing is promoted
+APPROVAL_TIMEOUT = timedelta(days=7)  # without an answer within that time, nothing is promoted
 FOLDER = Param(
     None,
     type=["null", "string"],
@@ -39,7 +39,7 @@ TAGS = ["manycpu", "example"]
     max_active_runs=1,
     params={
         "more": Param(
-            300, type="integer", minimum=10, description="Digits that a version has more to train on."
+            300, type="integer", minimum=10, description="Digits to train on that each version adds."
         ),
         "folder": FOLDER,
     },
@@ -59,17 +59,17 @@ def digits_dataset() -> None:
             type="array",
             items={"type": "number", "exclusiveMinimum": 0},
             minItems=1,
-            description="Learning rates, of a candidate each.",
+            description="Learning rates: one candidate for each.",
         ),
-        "ask": Param(True, type="boolean", description="Whether a person has to approve of a better model."),
+        "ask": Param(True, type="boolean", description="Whether a person has to approve a better model."),
         "threshold": Param(
-            0.0, type="number", description="By how much it must be better: 0.01 is one digit in a hundred."
+            0.0, type="number", description="How much better it must be: 0.01 is one digit in a hundred."
         ),
         "nproc_per_node": Param(2, type="integer", minimum=1, description="Processes of each training."),
-        "target": Param({"kind": "local"}, type="object", description="Where all of them run."),
+        "target": Param({"kind": "local"}, type="object", description="Where all trainings run."),
         "folder": FOLDER,
     },
-    # Every step may be tried again: also the question, which Airflow fails where it is answered at once.
+    # Every step may be retried: also the approval, which Airflow fails if the answer comes at once.
     default_args={"retries": 1, "retry_delay": timedelta(seconds=5)},
     tags=TAGS,
     doc_md=__doc__,
@@ -80,7 +80,7 @@ def champion() -> None:
 
     @task_group
     def candidate(rate: float) -> Any:
-        @task.manycpu(oversubscribe=True, max_active_tis_per_dagrun=AT_ONCE, **where, **TRACKED)
+        @task.manycpu(oversubscribe=True, max_active_tis_per_dagrun=MAX_PARALLEL, **where, **TRACKED)
         def fit(rate: float, data: str, output: str) -> dict[str, float]:
             from manycpu.pipeline.recipes import digits
 
@@ -116,7 +116,7 @@ def champion() -> None:
         task_id="approve",
         subject="Is this model to be the champion?",
         body=compared["body"],
-        response_timeout=PATIENCE,
+        response_timeout=APPROVAL_TIMEOUT,
         defaults="Reject",
     )
     promoted: Any = task(

@@ -8,7 +8,7 @@ STEPS = 100
 
 
 def digits(rank: int, world_size: int) -> tuple[Any, Any, Any, Any]:
-    """Take this rank's share of the digits of scikit-learn, and what all of them are tested with."""
+    """Return this rank's share of the digits of scikit-learn, and the digits for testing."""
     import torch
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
@@ -48,7 +48,7 @@ def sweep() -> None:
 
     @task
     def best(results: Any) -> Any:
-        """Take the rate whose network knows the most digits that it has not seen."""
+        """Return the result of the rate whose network recognises most of the digits for testing."""
         return max(results, key=lambda result: result["accuracy"])
 
     best(fit.expand(lr=[0.01, 0.1, 1.0]))

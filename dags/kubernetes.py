@@ -1,6 +1,6 @@
-"""Fine-tune on Kubernetes: the trigger form of `train`, which here opens with two nodes of a cluster.
+"""Fine-tune on Kubernetes: the trigger form of `train`, with defaults for two nodes of a cluster.
 
-Say in the form what is yours: the connection, the namespace, and the registry that the nodes pull from.
+Fill in the form: the connection, the namespace, and the registry from which the nodes pull images.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Train every week, from when it is unpaused. Templates in the run are rendered for each DAG run."""
+"""Train every week once the DAG is unpaused. Airflow renders templates in the run for each DAG run."""
 
 from airflow.sdk import dag
 
@@ -10,7 +10,7 @@ from manycpu.operators.examples import example_run
     schedule="@weekly",
     catchup=False,
     max_active_runs=1,
-    is_paused_upon_creation=True,  # or Airflow makes up for the last week at once
+    is_paused_upon_creation=True,  # else Airflow runs the last week at once
     tags=["manycpu", "example"],
     doc_md=__doc__,
 )

@@ -1,4 +1,4 @@
-"""Train what the trigger form says."""
+"""Train what the trigger form describes."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from manycpu.operators.examples import form_defaults
     schedule=None,
     params=training_params(form_defaults(Path(__file__).parent)),
     tags=["manycpu"],
-    doc_md="Train what the trigger form says. It opens with a run that takes about a minute on two cores.",
+    doc_md="Train what the trigger form describes. Its defaults train for about a minute on two cores.",
 )
 def train() -> None:
     training_pipeline()

@@ -1,17 +1,19 @@
-"""Airflow operators, one for each verb, and the task group that wires them all."""
+"""Airflow operators, one for each step of a run, and the task group that wires them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from manycpu.operators.build import BuildImageOperator
-    from manycpu.operators.cleanup import CleanupOperator
-    from manycpu.operators.export import ExportModelOperator
     from manycpu.operators.params import training_params
     from manycpu.operators.pipeline import TrainingPipeline, training_pipeline
-    from manycpu.operators.prepare import PrepareOperator
-    from manycpu.operators.report import ReportOperator
-    from manycpu.operators.stage import StageDatasetOperator
+    from manycpu.operators.steps import (
+        BuildImageOperator,
+        CleanupOperator,
+        ExportModelOperator,
+        PrepareOperator,
+        ReportOperator,
+        StageDatasetOperator,
+    )
     from manycpu.operators.train import TrainOperator
 
 __all__ = [
@@ -27,13 +29,13 @@ __all__ = [
     "training_pipeline",
 ]
 
-_HOMES = {
-    "BuildImageOperator": "build",
-    "CleanupOperator": "cleanup",
-    "ExportModelOperator": "export",
-    "PrepareOperator": "prepare",
-    "ReportOperator": "report",
-    "StageDatasetOperator": "stage",
+_MODULES = {
+    "BuildImageOperator": "steps",
+    "CleanupOperator": "steps",
+    "ExportModelOperator": "steps",
+    "PrepareOperator": "steps",
+    "ReportOperator": "steps",
+    "StageDatasetOperator": "steps",
     "TrainOperator": "train",
     "TrainingPipeline": "pipeline",
     "training_params": "params",
@@ -42,7 +44,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: Airflow asks every installed provider for its metadata, also where no DAG uses it.
-    if name not in _HOMES:
+    # Lazy: Airflow imports this package to read the provider's metadata, even if no DAG uses it.
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

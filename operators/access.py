@@ -1,16 +1,26 @@
-"""Open a cluster and its registry with Airflow's connections: secrets, which stay in the process."""
+"""Airflow's connections and secrets: open a cluster and its registry with them, and mask them in logs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from manycpu.pipeline.spec.credentials import secrets_in
+from manycpu.pipeline.spec.errors import BadInputError, ClusterError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from manycpu.pipeline.spec.errors import ClusterError
     from manycpu.pipeline.targets.context import Access
 
-__all__ = ["access_of"]
+__all__ = ["access_of", "mask_secrets"]
+
+
+def mask_secrets(*fields: Any) -> None:
+    """Make Airflow mask the secrets in values wherever it logs or shows them, also in tracebacks."""
+    from airflow.sdk.log import mask_secret
+
+    for secret in secrets_in(fields):
+        mask_secret(secret)
 
 
 def access_of(target: Any) -> Access | None:
@@ -28,37 +38,32 @@ def access_of(target: Any) -> Access | None:
     from manycpu.pipeline.targets.context import Access
 
     cluster, registry = target.get("connection"), target.get("registry_connection")
-    return Access(
-        connect=_connect(cluster) if cluster else None,
-        registry_login=_login(registry) if registry else None,
-    )
+    connect, login = _connector(cluster) if cluster else None, None
+    if registry:
+        credentials = _read_connection(registry, "target.registry_connection")
+        login = {"username": credentials.login or "", "password": credentials.password or ""}
+    return Access(connect=connect, registry_login=login)
 
 
-def _connect(connection: str) -> Callable[[], Any]:
+def _connector(connection: str) -> Callable[[], Any]:
+    """Return a function that opens a new API client with a connection."""
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 
-    _read(connection, "target.connection")
+    _read_connection(connection, "target.connection")
 
-    # A new hook for each: it keeps the client that it made once, and with it the token.
     def connect() -> Any:
         try:
+            # A new hook each time: a hook caches its client, and with it a token that expires.
             return KubernetesHook(conn_id=connection).get_conn()
-        except Exception as error:  # Airflow or its secrets backend may be away for a moment
-            raise _unread(connection, "target.connection", error) from error
+        except Exception as error:  # Airflow or its secrets backend may be unavailable for a moment
+            raise _unreadable(connection, "target.connection", error) from error
 
     return connect
 
 
-def _login(connection: str) -> dict[str, str]:
-    credentials = _read(connection, "target.registry_connection")
-    return {"username": credentials.login or "", "password": credentials.password or ""}
-
-
-def _read(connection: str, field: str) -> Any:
+def _read_connection(connection: str, field: str) -> Any:
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowNotFoundException
-
-    from manycpu.pipeline.spec.errors import BadInputError
 
     try:
         return BaseHook.get_connection(connection)
@@ -66,11 +71,9 @@ def _read(connection: str, field: str) -> Any:
         fix = "Add it in Airflow under Admin, Connections, or leave the field out"
         raise BadInputError(f"there is no connection {connection!r}", field=field, fix=fix) from error
     except Exception as error:
-        raise _unread(connection, field, error) from error
+        raise _unreadable(connection, field, error) from error
 
 
-def _unread(connection: str, field: str, error: Exception) -> ClusterError:
-    from manycpu.pipeline.spec.errors import ClusterError
-
-    # The type alone: the text of the error may hold secrets.
+def _unreadable(connection: str, field: str, error: Exception) -> ClusterError:
+    # Only the error's type: its text may hold secrets.
     return ClusterError(f"connection {connection!r} cannot be read: {type(error).__name__}", field=field)

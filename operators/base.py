@@ -1,7 +1,7 @@
-"""What all operators share: they validate a run and a target, open the run, and call a verb.
+"""The base of all operators: validate the rendered run and target, open the run, and explain errors.
 
-A model in a DAG file is valid when it is parsed and cannot be rendered, so the operators keep dictionaries:
-templates are rendered first and validated after, inside ``execute``.
+A model in a DAG file is validated when the file is parsed, and no template in it can be rendered. Operators
+therefore keep dictionaries: Airflow renders their templates first, and ``execute`` validates them after.
 """
 
 from __future__ import annotations
@@ -14,37 +14,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, Context, XComArg
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowFailException
 
-from manycpu.operators.access import access_of
+from manycpu.operators.access import access_of, mask_secrets
 from manycpu.operators.link import TrainingLink
-from manycpu.operators.masking import mask
+from manycpu.pipeline.spec.errors import BadInputError, CancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from airflow.sdk import Context
-    from airflow.sdk.definitions.xcom_arg import XComArg
-
-    from manycpu.pipeline.spec.targets import Target
-    from manycpu.pipeline.spec.training_run import TrainingRun
+    from manycpu.pipeline import Target, TrainingRun
     from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["RunOperator", "airflow_instance", "demand_instance", "explained", "plain", "require_begun"]
+__all__ = ["RunOperator", "airflow_instance", "demand_instance", "explained", "fields_of", "require_begun"]
 
 _LOOPBACK = ("://localhost", "://127.0.0.1", "://0.0.0.0", "://[::1]")
-# Names that say nothing outside of the network they are used in.
-_INSIDE = (".local", ".localhost", ".localdomain", ".internal", ".svc", ".lan")
-_TENTH = 10  # per cent of a transfer between two lines in the log
-_WORTH_TELLING = 100 << 20  # bytes: less is there before anybody asks
+# Endings of host names that are known within one network only.
+_PRIVATE_SUFFIXES = (".local", ".localhost", ".localdomain", ".internal", ".svc", ".lan")
+_MIN_LOGGED_BYTES = 100 << 20  # smaller transfers end before anybody reads the log
 
 
 class RunOperator(BaseOperator):
     """The base of all operators: ``run`` and ``target`` are template fields.
 
     Args:
-        training: Name of the training that this task is a part of. Tasks of a DAG that give the same name are
-            one run, expanded ones each with those of the same map index. None: a run of the task's own.
+        training: Name of the training that this task is a part of. Tasks of a DAG with the same name share
+            one run; expanded tasks share it with those of the same map index. None: a run of the task's own.
         run: What to train; a model, its fields with templates in them, or the output of another task.
             None: the parameters of the DAG run, as the trigger form of :func:`training_params` asks for them.
         target: Where to train; None where ``run`` is given is this machine.
@@ -66,67 +63,67 @@ class RunOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.training = training
-        self.run = plain(run)
-        self.target = plain(target)
+        self.run = fields_of(run)
+        self.target = fields_of(target)
 
     def pre_execute(self, context: Any) -> None:
-        """Have the link to the training's page from the start on: Airflow itself stores it at the end."""
+        """Store the link to the training's page before the task runs: Airflow stores it only at the end."""
         super().pre_execute(context)
         instance = context["ti"]
         for link in self.operator_extra_links:
             instance.xcom_push(link.xcom_key, link.get_link(self, ti_key=instance))
 
     def _do_render_template_fields(
-        self, parent: Any, template_fields: Iterable[str], *how: Any, **more: Any
+        self, parent: Any, template_fields: Iterable[str], *args: Any, **kwargs: Any
     ) -> None:
-        """Render, and mask what is secret before Airflow keeps what was rendered; of expanded tasks, too."""
-        super()._do_render_template_fields(parent, template_fields, *how, **more)
-        mask(*(getattr(parent, name, None) for name in template_fields))
+        """Render, then mask secrets before Airflow stores the rendered fields; also of expanded tasks."""
+        super()._do_render_template_fields(parent, template_fields, *args, **kwargs)
+        mask_secrets(*(getattr(parent, name, None) for name in template_fields))
 
     def open(self, context: Context, name: str | None = None) -> RunContext:
         """Validate the rendered run and target, and open the run.
 
         Args:
             context: The task's.
-            name: Name of the run that this is; None: the one that ``training`` says.
+            name: Name of the run; None: the name is made from ``training``.
 
         Raises:
-            BadInputError: A field is wrong, or nothing tells this Airflow's runs from another one's.
+            BadInputError: A field is wrong, or this Airflow has no unique name on a shared target.
             ClusterError: The cluster does not answer.
         """
         from manycpu.pipeline.spec.naming import key_of, run_key
         from manycpu.pipeline.targets.open_run import open_context
         from manycpu.pipeline.targets.runs import find
 
-        identity = self._identity(context)
-        key = key_of(name) if name else run_key(*identity)
-        run, target = self._fields(context, key)
-        mask(run, target)
-        demand_instance(target)
-        ctx = open_context(run, target, *identity, base=self._base(), access=access_of(target))
-        dag = {"dag_id": context["ti"].dag_id, "run_id": context["ti"].run_id}
-        return find(replace(ctx, task=_task(context), dag=dag, key=key, name=name or ctx.name))
-
-    def transferred(self) -> Callable[[int, int], None]:
-        """Make a callback that logs every tenth of a transfer."""
-        logged = 0
-
-        def listen(done: int, total: int) -> None:
-            nonlocal logged
-            tenths = _TENTH * done // total if total else 0
-            if tenths > logged and total > _WORTH_TELLING:
-                logged = tenths
-                self.log.info("%d %% of %d MiB", tenths * 100 // _TENTH, total >> 20)
-
-        return listen
-
-    def _identity(self, context: Context) -> tuple[object, ...]:
-        """Return what tells this task's run from every other."""
         instance = context["ti"]
         own = (self.training,) if self.training else ("task", self.task_id)
-        return (airflow_instance(), instance.dag_id, instance.run_id, *own, instance.map_index)
+        identity = (airflow_instance(), instance.dag_id, instance.run_id, *own, instance.map_index)
+        key = key_of(name) if name else run_key(*identity)
+        run, target = self._fields(context, key)
+        mask_secrets(run, target)
+        demand_instance(target)
+        file = getattr(self.get_dag(), "fileloc", None)
+        base = Path(file).parent if file else Path.cwd()
+        ctx = open_context(run, target, *identity, base=base, access=access_of(target))
+        task = f"task {instance.task_id} of DAG {instance.dag_id}"
+        dag = {"dag_id": instance.dag_id, "run_id": instance.run_id}
+        return find(replace(ctx, task=task, dag=dag, key=key, name=name or ctx.name))
+
+    def transfer_logger(self) -> Callable[[int, int], None]:
+        """Return a callback that logs every tenth of a transfer."""
+        logged = 0
+
+        def log_progress(done: int, total: int) -> None:
+            nonlocal logged
+            tenths = 10 * done // total if total else 0
+            if tenths > logged and total > _MIN_LOGGED_BYTES:
+                logged = tenths
+                self.log.info("%d %% of %d MiB", 10 * tenths, total >> 20)
+
+        return log_progress
 
     def _fields(self, context: Context, key: str) -> tuple[Any, Any]:
+        """Return the fields of the run and of the target, from this task or from the DAG run's parameters."""
         if self.run is not None:
             return self.run, self.target
         from manycpu.operators.params import read_params
@@ -135,28 +132,22 @@ class RunOperator(BaseOperator):
         run, target = read_params(context["params"], declared, context["run_id"], key)
         return run, target if self.target is None else self.target
 
-    def _base(self) -> Path:
-        file = getattr(self.get_dag(), "fileloc", None)
-        return Path(file).parent if file else Path.cwd()
 
-
-def plain(model: Any) -> Any:
+def fields_of(model: Any) -> Any:
     """Turn a model into the dictionary of the fields that were set; other values stay as they are."""
     if not hasattr(model, "model_dump"):
         return model
     fields: dict[str, Any] = model.model_dump(mode="json", exclude_unset=True)
-    # A target's kind tells which it is, also where nobody had to write it.
+    # Readers of the dictionary choose the model by its kind, which a default leaves unset.
     return fields | {"kind": model.kind} if hasattr(model, "kind") else fields
 
 
 def airflow_instance() -> str:
     """Return a name that tells this Airflow from others, the same on every worker.
 
-    The option ``[manycpu] instance``; else ``[api] base_url`` where that is more than loopback; else
+    The option ``[manycpu] instance``; else ``[api] base_url`` if that is no loopback address; else
     Airflow's home.
     """
-    from airflow.sdk.configuration import conf
-
     url = conf.get("api", "base_url", fallback="") or ""
     shared = url if url and not any(host in url for host in _LOOPBACK) else ""
     home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
@@ -164,71 +155,60 @@ def airflow_instance() -> str:
 
 
 def require_begun(ctx: RunContext) -> RunContext:
-    """Raise unless the run has begun.
+    """Return the run if it has begun.
 
     Raises:
         BadInputError: It has not, or is cleaned up.
     """
-    from manycpu.pipeline.spec.errors import BadInputError
-
     if not ctx.ledger.exists():
         raise BadInputError(
-            f"run {ctx.name} has not begun, or is cleaned up: nothing of it is in {ctx.where}",
+            f"run {ctx.name} has not begun, or is cleaned up: {ctx.where} holds nothing of it",
             field="training",
-            fix="Have a PrepareOperator of the same training go before. A run stays where it began: in "
+            fix="Put a PrepareOperator of the same training before this task. A run stays where it began: in "
             "another namespace or directory it is another run",
         )
     return ctx
 
 
 def demand_instance(target: Any) -> None:
-    """Raise where another Airflow could take this one's runs for its own, on a target that both reach."""
-    from airflow.sdk.configuration import conf
+    """Refuse a target that several Airflows reach while this Airflow has no unique name.
 
-    from manycpu.pipeline.spec.errors import BadInputError
-
+    Raises:
+        BadInputError: Neither ``[manycpu] instance`` nor a public ``[api] base_url`` is set.
+    """
     shared = isinstance(target, dict) and target.get("kind", "local") != "local"
-    instance = conf.get("manycpu", "instance", fallback="") or _public(
+    instance = conf.get("manycpu", "instance", fallback="") or _is_public(
         conf.get("api", "base_url", fallback="")
     )
     if shared and not instance:
         raise BadInputError(
-            "nothing tells this Airflow from others that train there: one with the same DAG would take over "
-            "its jobs",
+            "this Airflow has no unique name: another one with the same DAG would take over its jobs",
             field="[manycpu] instance",
             fix="Set AIRFLOW__MANYCPU__INSTANCE to a name that no other Airflow has, the same on every "
             "worker; or [api] base_url to its public address",
         )
 
 
-def _public(url: str | None) -> bool:
-    """Whether a URL means the same everywhere.
+def _is_public(url: str | None) -> bool:
+    """Whether a URL leads to the same host from everywhere.
 
-    >>> [_public(url) for url in ("http://localhost:8080", "http://airflow:8080", "https://airflow.example.org")]
+    >>> [_is_public(url) for url in ("http://localhost:8080", "http://airflow:8080", "https://airflow.example.org")]
     [False, False, True]
     """
     host = urlsplit(url or "").hostname or ""
     try:
         return ip_address(host).is_global
     except ValueError:
-        return "." in host and not host.endswith(_INSIDE)
-
-
-def _task(context: Context) -> str:
-    return f"task {context['ti'].task_id} of DAG {context['ti'].dag_id}"
+        return "." in host and not host.endswith(_PRIVATE_SUFFIXES)
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Fail the task without a retry on errors that a retry would meet again.
+    """Turn errors that a retry would meet again into a failure without retry.
 
     Raises:
-        AirflowFailException: Bad input; with its field and what to do.
+        AirflowFailException: Bad input, or a run that a person cancelled; with its field and what to do.
     """
-    from airflow.sdk.exceptions import AirflowFailException
-
-    from manycpu.pipeline.spec.errors import BadInputError, CancelledError
-
     try:
         yield
     except (BadInputError, CancelledError) as error:

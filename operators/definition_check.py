@@ -1,4 +1,4 @@
-"""Compare what a file has defined with what its source defines a second time, part by part."""
+"""Compare what a file has defined with what its source defines when executed again, part by part."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 __all__ = ["difference"]
 
-_MOST: Final = 10_000  # pairs that are compared: more is no definition any more
-_LONGEST: Final = 60  # characters of a value in a message
-_OF_CODE: Final = (
+_MAX_PAIRS: Final = 10_000  # to compare; larger values are data rather than definitions
+_MAX_SHOWN_CHARACTERS: Final = 60  # of a value in a message
+_CODE_FIELDS: Final = (
     *("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable"),
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
 )
-_CALLED: Final = (FunctionType, classmethod, staticmethod, property)
-_NONE: Final = object()
+_METHOD_TYPES: Final = (FunctionType, classmethod, staticmethod, property)
+_MISSING: Final = object()
 
 
 def difference(name: str, now: Any, written: Any, names: Collection[str]) -> str | None:
-    """Say in which part a definition is not what the same source defines a second time; None where in none.
+    """Describe the first part in which a value differs from what its source defines; None if there is none.
 
     Args:
-        name: What it is called.
-        now: What has the name.
-        written: What the source defines under the name.
-        names: The names that occur in the source. Private attributes of other names are a library's, and are
-            not compared.
+        name: Name of the value.
+        now: The value that the file has under the name.
+        written: The value that the source defines under the name.
+        names: The names that occur in the source. Private attributes with other names belong to libraries,
+            and are not compared.
     """
-    return _Comparison(names).of(name, now, written)
+    return _Comparison(names).compare(name, now, written)
 
 
 class _Comparison:
@@ -40,33 +40,36 @@ class _Comparison:
         self._names = names
         self._seen: dict[tuple[int, int], Any] = {}
 
-    def of(self, path: str, now: Any, written: Any) -> str | None:
+    def compare(self, path: str, now: Any, written: Any) -> str | None:
         pair = id(now), id(written)
-        if now is written or pair in self._seen or len(self._seen) > _MOST:
+        if now is written or pair in self._seen or len(self._seen) > _MAX_PAIRS:
             return None
-        self._seen[pair] = now, written  # as long as they live, nothing else has these ids
-        if type(now) is not type(written) and self.of("", type(now), type(written)) is not None:
-            return _told(path, now, written)
+        self._seen[pair] = now, written  # kept alive, so that no other object takes their ids
+        if type(now) is not type(written) and self.compare("", type(now), type(written)) is not None:
+            return _difference_text(path, now, written)
         mine, others = self._parts(now), self._parts(written)
         if mine is None or others is None or _is_equal(now, written):
-            return None if _is_equal(now, written) or not _can_be_equal(now) else _told(path, now, written)
+            # Types without __eq__, such as locks, differ by identity only: that proves no change.
+            equality: Any = type(now).__eq__
+            same = equality is object.__eq__ or _is_equal(now, written)
+            return None if same else _difference_text(path, now, written)
         if differing := [one for one in {**mine, **others} if (one in mine) != (one in others)]:
             first = differing[0]
-            return _told(path + first, mine.get(first, _NONE), others.get(first, _NONE))
+            return _difference_text(path + first, mine.get(first, _MISSING), others.get(first, _MISSING))
         if [*mine] != [*others]:
             return f"{path} has another order"
-        found = (self.of(path + each, value, others[each]) for each, value in mine.items())
+        found = (self.compare(path + each, value, others[each]) for each, value in mine.items())
         return next(filter(None, found), None)
 
     def _parts(self, item: Any) -> dict[str, Any] | None:  # noqa: PLR0911 - one for each kind
-        """Take an item apart, name -> part; None where it is one whole."""
+        """Return the parts of an item by their names; None if it has none."""
         match item:
             case CodeType():
                 return dict(_of_code(item))
             case FunctionType():
                 return dict(_of_function(item))
             case type():
-                # A class may be filled in any order: by itself, and by its decorators.
+                # Sorted: decorators add attributes in an order of their own.
                 return dict(sorted(self._of_class(item)))
             case property():
                 return {"": (item.fget, item.fset, item.fdel)}
@@ -92,15 +95,15 @@ class _Comparison:
 
     def _is_compared(self, name: str, value: Any) -> bool:
         if name.startswith("__") and name.endswith("__"):
-            return isinstance(value, _CALLED)
+            return isinstance(value, _METHOD_TYPES)
         return not name.startswith("_") or name in self._names
 
 
 def _of_code(code: CodeType) -> Iterator[tuple[str, Any]]:
-    """List what a function does, wherever it stands."""
-    yield "", (code.co_flags & ~inspect.CO_NESTED, *(getattr(code, name) for name in _OF_CODE))
+    """Yield the parts of code that do not depend on its place in a file."""
+    yield "", (code.co_flags & ~inspect.CO_NESTED, *(getattr(code, name) for name in _CODE_FIELDS))
     for place, constant in enumerate(code.co_consts):
-        # The full name of a class within a function, of which another function may be around.
+        # The qualified name of a class within a function: the enclosing function may differ.
         text = isinstance(constant, str) and "<locals>." in constant
         yield f" (constant {place})", constant.rpartition("<locals>.")[2] if text else constant
 
@@ -109,54 +112,48 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield "()", function.__code__
     yield " (its defaults)", (function.__defaults__ or (), function.__kwdefaults__ or {})
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield f" ({name})", _content(cell)
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not assigned yet
+            content = _MISSING
+        yield f" ({name})", content
     yield from ((f".{name}", value) for name, value in vars(function).items())
 
 
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return _NONE
-
-
 def _state(item: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object, of ``__dict__`` and of ``__slots__``."""
     yield from getattr(item, "__dict__", {}).items()
     for kind in type(item).__mro__:
         slots = (name for name, slot in vars(kind).items() if isinstance(slot, MemberDescriptorType))
-        yield from ((name, getattr(item, name, _NONE)) for name in slots)
+        yield from ((name, getattr(item, name, _MISSING)) for name in slots)
 
 
 def _is_equal(now: Any, written: Any) -> bool:
-    """Whether two are equal by their own word; arrays where all of their items are."""
-    if isinstance(now, float) and now != now:  # noqa: PLR0124 - not a number
+    """Whether two objects compare as equal; arrays if all of their items do."""
+    if isinstance(now, float) and now != now:  # noqa: PLR0124 - true of NaN only
         return repr(now) == repr(written)
-    if isinstance(now, (dict, list, tuple)):  # in which 1, 1.0 and True are equal
+    if isinstance(now, (dict, list, tuple)):  # compared part by part: here 1, 1.0 and True would be equal
         return False
     try:
         same = now == written
         return bool(same.all() if hasattr(same, "all") else same)
-    except Exception:  # noqa: BLE001 - whatever an object may raise
+    except Exception:  # noqa: BLE001 - __eq__ may raise anything
         return False
 
 
-def _can_be_equal(item: Any) -> bool:
-    """Whether two of a kind can be told apart: locks and the like cannot."""
-    own: Any = type(item).__eq__
-    return own is not object.__eq__
-
-
-def _told(path: str, now: Any, written: Any) -> str:
+def _difference_text(path: str, now: Any, written: Any) -> str:
     return f"{path} is {_short(now)}, and is written as {_short(written)}"
 
 
 def _short(value: Any) -> str:
-    if value is _NONE:
+    if value is _MISSING:
         return "missing"
     if isinstance(value, (FunctionType, type)):
         return f"another {_name(value)}"
     text = repr(value)
-    return text if len(text) <= _LONGEST and "\n" not in text else f"another {type(value).__name__}"
+    return (
+        text if len(text) <= _MAX_SHOWN_CHARACTERS and "\n" not in text else f"another {type(value).__name__}"
+    )
 
 
 def _name(item: Any) -> str:

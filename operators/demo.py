@@ -1,6 +1,6 @@
 """The command behind ``make demo``: DAG ``train``, run in process by an Airflow of its own.
 
-Two processes: the inner one is Airflow, whose every word goes to a file; this one tells what matters of it.
+Two processes: the inner one is Airflow, whose output goes to a file; this one prints the steps.
 """
 
 from __future__ import annotations
@@ -15,17 +15,27 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from manycpu.operators import local_airflow
+from manycpu.operators.local_airflow import print_plain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 __all__ = ["main", "perform", "run_dag"]
 
-_LINE_LIMIT = 1 << 20  # bytes: a line of Airflow's log may hold a whole traceback
-_OURS = "manycpu.operators."
-_GRACE = 10.0  # seconds for Airflow to end after Ctrl-C
-_INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
+_LINE_LIMIT_BYTES = 1 << 20  # a line of Airflow's log may hold a whole traceback
+_END_TIMEOUT_S = 10.0  # for Airflow to end after Ctrl-C
+_INTERRUPTED = 130  # the exit code that a shell reports of a program that Ctrl-C ended
+_STEPS = {
+    "PrepareOperator": "prepare",
+    "StageDatasetOperator": "stage",
+    "BuildImageOperator": "build",
+    "TrainOperator": "train",
+    "TrainingTrigger": "train",
+    "ExportModelOperator": "export",
+    "CleanupOperator": "cleanup",
+}
+"""Class whose logger wrote a record -> its step; without report, whose records the final tables repeat."""
 
 
 def main() -> int:
@@ -45,18 +55,18 @@ def perform(conf: Mapping[str, Any], home: Path, console: Console) -> int:
     Args:
         conf: The parameters of DAG ``train``.
         home: Folder of the embedded Airflow.
-        console: Where to tell it.
+        console: Where to print.
 
     Returns:
         0 when the DAG run and every verb succeeded.
     """
-    local_airflow.enter(home, AIRFLOW__LOGGING__JSON_LOGS="True")
+    local_airflow.configure(home, AIRFLOW__LOGGING__JSON_LOGS="True")
     log = home / "demo.log"
-    _print(console, f"Airflow in {home}; all it says is in {log}")
+    print_plain(console, f"Airflow in {home}; its output is in {log}")
     try:
         code = asyncio.run(_follow(console, log, json.dumps(conf)))
     except KeyboardInterrupt:
-        _clean_up()
+        _clean_up_runs()
         return _INTERRUPTED
     return _conclude(console, conf["output"], code, log)
 
@@ -73,57 +83,45 @@ def run_dag(conf: str) -> int:
 
 
 async def _follow(console: Console, log: Path, conf: str) -> int:
-    """Run the inner process, print what it does, and wait for its end."""
-    process = await asyncio.create_subprocess_exec(  # noqa: TID251 - the program of a command of ours
+    """Run the inner process, print its steps, and wait for its end."""
+    process = await asyncio.create_subprocess_exec(  # noqa: TID251 - adapters.commands is for short programs
         *(sys.executable, "-m", "manycpu.operators.demo", conf),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        limit=_LINE_LIMIT,
+        limit=_LINE_LIMIT_BYTES,
     )
-    assert process.stdout is not None  # noqa: S101 - it was asked for
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    began = time.monotonic()
     try:
         with log.open("wb") as file:
-            await _print_steps(console, process.stdout, file.write)
+            async for raw in process.stdout:
+                file.write(raw)
+                if line := _line_of(raw):
+                    print_plain(console, f"{time.monotonic() - began:6.1f} s  {line}")
     except asyncio.CancelledError:
-        await _end(process)
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _END_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
         raise
     return await process.wait()
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), _GRACE)
-    except TimeoutError:
-        process.kill()
-
-
-async def _print_steps(console: Console, lines: AsyncIterable[bytes], keep: Any) -> None:
-    began = time.monotonic()
-    async for raw in lines:
-        keep(raw)
-        record = _read(raw)
-        step = _step(record)
-        if step and step != "report":  # what it says, the tables at the end say
-            _print(console, f"{time.monotonic() - began:6.1f} s  {step:<8} {record['event']}")
-        elif record.get("level") in ("error", "critical"):
-            _print(console, f"{time.monotonic() - began:6.1f} s  airflow  {record.get('event')}")
-
-
-def _read(raw: bytes) -> dict[str, Any]:
+def _line_of(raw: bytes) -> str | None:
+    """Return the line to print for a record of Airflow's log; None if it is of no interest to users."""
     try:
         record = json.loads(raw)
     except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _step(record: dict[str, Any]) -> str:
-    """Return the step whose operator or trigger wrote a record; empty where it was Airflow itself."""
-    _, ours, rest = str(record.get("logger", "")).partition(_OURS)
-    module = rest.split(".", 1)[0] if ours else ""
-    return "train" if module == "triggers" else module
+        return None
+    if not isinstance(record, dict):
+        return None
+    _, ours, rest = str(record.get("logger", "")).partition("manycpu.operators.")
+    step = _STEPS.get(rest.rpartition(".")[2]) if ours else None
+    if step:
+        return f"{step:<8} {record['event']}"
+    return f"airflow  {record.get('event')}" if record.get("level") in ("error", "critical") else None
 
 
 def _conclude(console: Console, output: str, code: int, log: Path) -> int:
@@ -132,25 +130,21 @@ def _conclude(console: Console, output: str, code: int, log: Path) -> int:
 
     written = run_report.parse(Location.of(output, "run.output").read_text(run_report.REPORT))
     if written is None:
-        _clean_up()
-        _print(console, f"the DAG run ended before there was a report; see {log}")
+        _clean_up_runs()
+        print_plain(console, f"the DAG run ended without a report; see {log}")
         return code or 1
     display.summary(console, written, f"{output}/{run_report.REPORT}")
     return code
 
 
-def _clean_up() -> None:
-    """Cancel what an interrupted run left: the training outlives its worker on purpose."""
+def _clean_up_runs() -> None:
+    """Cancel and clean up the runs that are left: a training outlives its worker on purpose."""
     from manycpu.pipeline.targets.context import home
     from manycpu.pipeline.targets.runs import on_this_machine
     from manycpu.pipeline.verbs.cleanup import cleanup
 
     for ctx in on_this_machine(home()):
         cleanup(ctx, keep=False)
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the example DAGs train: the demo's run, on the data and the checkpoint installed with it."""
+"""What the example DAGs train: the demo's run, with the data and the checkpoint of the extra ``demo``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["example_run", "form_defaults"]
 
 
 def example_run(name: str) -> dict[str, Any]:
-    """Return the fields of a run that fine-tunes in about a minute on two cores; outputs differ by DAG run.
+    """Return the fields of a run that fine-tunes in a minute on two cores; each DAG run has its own output.
 
     Raises:
         BadInputError: The extra ``demo``, with the checkpoint, is not installed.
@@ -23,7 +23,10 @@ def example_run(name: str) -> dict[str, Any]:
 
 
 def form_defaults(folder: os.PathLike[str]) -> dict[str, Any]:
-    """Fill a trigger form with the demo's run, with paths relative to the DAG's folder; or leave it empty."""
+    """Return defaults of a trigger form: the demo's run, with paths relative to a DAG's folder.
+
+    Returns nothing if the extra ``demo`` is not installed.
+    """
     from manycpu.pipeline.recipes.question_answering.demo import demo_run
     from manycpu.pipeline.spec.errors import BadInputError
 

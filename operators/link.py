@@ -1,4 +1,4 @@
-"""The button on every task of a run that leads to the run's tab, as soon as the task has begun."""
+"""The link from each task of a run to the tab ``Training`` of its DAG run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainingLink", "tab_of", "url_of"]
 
-_PLAIN = ":+"  # stay as they are: Airflow marks the tab that is open by comparing addresses
+_UNQUOTED = ":+"  # Airflow leaves them unquoted, and marks the open tab by comparing addresses
 
 
 class TrainingLink(BaseOperatorLink):
@@ -23,7 +23,7 @@ class TrainingLink(BaseOperatorLink):
 
     @property
     def xcom_key(self) -> str:
-        """Name of the XCom that holds the link; the tab finds our tasks by it."""
+        """Name of the XCom that holds the link; the tab finds the tasks of manycpu by it."""
         return "manycpu_link"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
@@ -31,20 +31,20 @@ class TrainingLink(BaseOperatorLink):
 
         Args:
             operator: The task.
-            ti_key: Of which DAG run; a task instance will do.
+            ti_key: The task instance, or its key.
         """
         training = getattr(operator, "training", None) or operator.task_id
         return tab_of(ti_key.dag_id, ti_key.run_id, training, ti_key.map_index)
 
 
 def tab_of(dag: str, run: str, training: str, map_index: int | None) -> str:
-    """Return the address of a DAG run's tab; no slash leads it, as it starts where the Airflow does.
+    """Return the address of a DAG run's tab, relative to the base URL of Airflow, without a leading slash.
 
     Args:
         dag: The DAG.
         run: The DAG run.
-        training: Name of the training that is chosen.
-        map_index: The one of its tasks; None or -1: they are not expanded.
+        training: Name of the training that the tab shows.
+        map_index: Map index of the training's tasks; None or -1: they are not expanded.
 
     >>> tab_of("weekly", "manual__2026-01-01T00:00:00+00:00", "training", -1)
     'dags/weekly/runs/manual__2026-01-01T00:00:00+00:00/plugin/training?training=training'
@@ -52,17 +52,17 @@ def tab_of(dag: str, run: str, training: str, map_index: int | None) -> str:
     'dags/weekly/runs/a/plugin/training?training=fit%5B2%5D'
     """
     name = training if map_index in (None, -1) else f"{training}[{map_index}]"
-    page = f"dags/{quote(dag, safe=_PLAIN)}/runs/{quote(run, safe=_PLAIN)}/plugin/training"
+    page = f"dags/{quote(dag, safe=_UNQUOTED)}/runs/{quote(run, safe=_UNQUOTED)}/plugin/training"
     return f"{page}?{urlencode({'training': name})}"
 
 
-def url_of(below: str) -> str:
-    """Return the whole address of one of Airflow's pages, for those who are not on one.
+def url_of(relative: str) -> str:
+    """Return the absolute address of a page of Airflow.
 
     Args:
-        below: As :func:`tab_of` returns it.
+        relative: The relative address, as :func:`tab_of` returns it.
     """
     from airflow.sdk.configuration import conf
 
     base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
-    return f"{base}/{below}"
+    return f"{base}/{relative}"

@@ -1,4 +1,4 @@
-"""Settings of an Airflow of one's own on this machine: for ``make demo``, ``make ui`` and the tests."""
+"""Settings of an Airflow of its own on this machine, for ``make demo``, ``make ui`` and the tests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import sys
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["DAGS", "enter", "home", "instance", "settings"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["DAGS", "configure", "home", "instance", "print_plain", "settings"]
 
 DAGS = Path(__file__).resolve().parents[1] / "dags"
 
@@ -19,13 +23,14 @@ def home() -> Path:
     return Path(os.environ.get("AIRFLOW_HOME") or ".airflow").absolute()
 
 
-def enter(home: Path, port: int = 8080, **more: str) -> None:
-    """Configure this process and its children for the embedded Airflow; what the user has set wins."""
+def configure(home: Path, port: int = 8080, **more: str) -> None:
+    """Configure this process and its children for the embedded Airflow; variables already set win."""
     home.mkdir(parents=True, exist_ok=True)
     variables = settings(home, port) | {"AIRFLOW__MANYCPU__INSTANCE": instance(home)} | more
-    os.environ.update(
-        {name: os.environ.get(name, value) for name, value in variables.items()} | _program_path()
-    )
+    os.environ.update({name: os.environ.get(name, value) for name, value in variables.items()})
+    # `airflow standalone` starts its parts as `airflow`, which is beside this Python.
+    path = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{path}"
 
 
 def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) -> dict[str, str]:
@@ -58,11 +63,11 @@ def settings(home: Path, port: int = 8080, dags: dict[str, Path] | None = None) 
         "dag_processor": {
             "dag_bundle_config_list": json.dumps(bundles),
             "refresh_interval": 5,
-            "min_file_process_interval": 300,  # a file that changed is read at once
+            "min_file_process_interval": 300,  # a changed file is parsed at once
         },
         "logging": {"logging_level": "INFO"},
         "usage_data_collection": {"enabled": False},
-        # How soon a worker hears that a person has ended its task.
+        # The most seconds until a worker notices that a person has ended its task.
         "workers": {"min_heartbeat_interval": 1},
     }
     return {
@@ -83,11 +88,11 @@ def instance(home: Path) -> str:
     if not name.exists():
         partial.write_text(uuid.uuid4().hex)
         with suppress(FileExistsError):
-            os.link(partial, name)  # whole, and only if nobody else was first
+            os.link(partial, name)  # atomic, and keeps the file that another process linked first
         partial.unlink()
     return name.read_text()
 
 
-def _program_path() -> dict[str, str]:
-    """Put this Python's folder on PATH: `airflow standalone` starts its parts as `airflow`."""
-    return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+def print_plain(console: Console, text: str) -> None:
+    """Print text as it is, without markup, highlighting or wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

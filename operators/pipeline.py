@@ -1,4 +1,4 @@
-"""All verbs of a run as one task group."""
+"""All steps of a run as one task group."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from airflow.sdk import TaskGroup
 
-from manycpu.operators.base import plain
-from manycpu.operators.build import BuildImageOperator
-from manycpu.operators.cleanup import CleanupOperator
-from manycpu.operators.export import ExportModelOperator
-from manycpu.operators.prepare import PrepareOperator
-from manycpu.operators.report import ReportOperator
-from manycpu.operators.stage import StageDatasetOperator
+from manycpu.operators.base import fields_of
+from manycpu.operators.steps import (
+    BuildImageOperator,
+    CleanupOperator,
+    ExportModelOperator,
+    PrepareOperator,
+    ReportOperator,
+    StageDatasetOperator,
+)
 from manycpu.operators.train import TrainOperator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow.sdk import Asset
-    from airflow.sdk.definitions.xcom_arg import XComArg
+    from airflow.sdk import Asset, XComArg
 
-    from manycpu.pipeline.spec.targets import Target
-    from manycpu.pipeline.spec.training_run import TrainingRun
+    from manycpu.pipeline import Target, TrainingRun
 
 __all__ = ["TrainingPipeline", "training_pipeline"]
 
@@ -33,12 +33,12 @@ _RETRY_DELAY = timedelta(seconds=10)
 
 @attrs.define(repr=False)
 class TrainingPipeline(TaskGroup):
-    """The task group that :func:`training_pipeline` makes, to wire others before and after it."""
+    """The task group that :func:`training_pipeline` makes, to wire other tasks before and after it."""
 
     output: XComArg = attrs.field(init=False)
     """Where the model is: ``path``, ``files``, ``bytes``, ``sha256`` and ``metrics``."""
     report: XComArg = attrs.field(init=False)
-    """Path or URL of report.json; its task is the group's last, and failed where anything failed."""
+    """Path or URL of report.json; its task is the group's last, and fails if anything failed."""
 
 
 def training_pipeline(
@@ -50,22 +50,26 @@ def training_pipeline(
     default_args: Mapping[str, Any] | None = None,
     **train_options: Any,
 ) -> TrainingPipeline:
-    """Wire the verbs: prepare, then stage and build, train, export; cleanup and report whatever happens.
+    """Wire the steps: prepare, then stage and build, train, export; cleanup and report run in any case.
 
-    What it returns is a task group: ``fetch >> training_pipeline(...) >> notify``.
+    Returns a task group: ``fetch >> training_pipeline(...) >> notify``.
 
     Args:
-        run: What to train; None: the DAG run's parameters say it (:func:`training_params`).
-        target: Where; None: this machine, or what the DAG run's parameters say where ``run`` is None.
+        run: What to train; None: the parameters of the DAG run (:func:`training_params`).
+        target: Where to train; None: this machine, or the parameters of the DAG run if ``run`` is None.
         group_id: Name of the task group. A DAG may hold several.
         asset: The asset that the exported model is.
-        default_args: What every task of the group is given, such as ``queue`` or ``retries`` (2 by default).
+        default_args: Arguments of every task of the group, such as ``queue`` or ``retries`` (2 by default).
         train_options: What :class:`TrainOperator` takes: ``deferrable``, ``execution_timeout``, ``retries``
-            (1 by default: a try that finds a training alive attaches to it), ``pool``, ``queue``, ...
+            (1 by default: a retry attaches to a training that still runs), ``pool``, ``queue``, ...
     """
     common = {"retries": 2, "retry_delay": _RETRY_DELAY, **(default_args or {})}
     with (group := TrainingPipeline(group_id, default_args=common)):  # type: ignore[arg-type]
-        shared: dict[str, Any] = {"training": group.group_id, "run": plain(run), "target": plain(target)}
+        shared: dict[str, Any] = {
+            "training": group.group_id,
+            "run": fields_of(run),
+            "target": fields_of(target),
+        }
         prepare = PrepareOperator(task_id="prepare", **shared)
         stage = StageDatasetOperator(task_id="stage", **shared)
         build = BuildImageOperator(task_id="build", **shared)
@@ -80,8 +84,8 @@ def training_pipeline(
         cleanup = CleanupOperator(task_id="cleanup", **shared)
         report = ReportOperator(task_id="report", **shared, written=cleanup.output)
         prepare >> [stage, build]
-        # False: with True, a clean-up that went well would turn a failed run green. Prepare alone is the
-        # setup: were stage or build one too, their failure would keep the clean-up from running.
+        # on_failure_fail_dagrun is False: with True, a successful clean-up would turn a failed run green.
+        # Only prepare is a setup: a setup that fails keeps its teardown from running.
         [stage, build, train, export] >> cleanup.as_teardown(setups=prepare, on_failure_fail_dagrun=False)
         [export, cleanup] >> report
         group.output, group.report = export.output, report.output

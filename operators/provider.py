@@ -6,20 +6,20 @@ __all__ = ["get_provider_info"]
 
 _NAME = "manycpu"
 _LIVE_SECONDS = (
-    "Seconds between two documents, at least, that a training's page is drawn from while it goes on: an XCom "
-    "of its task. 0: none is written, and the page shows the report when the run has ended."
+    "Minimum seconds between two updates of a training's page while it runs: each is an XCom of its task. "
+    "0: no update is written, and the page shows the report when the run has ended."
 )
 _INSTANCE = (
-    "Tells this Airflow from others that train on the same machines: part of every run's key. The same on "
-    "every worker. Default: `[api] base_url` where that is more than loopback, otherwise $AIRFLOW_HOME. "
+    "A name that tells this Airflow from others that train on the same machines: part of every run's key. "
+    "The same on every worker. Default: `[api] base_url` if it is no loopback address, otherwise "
+    "$AIRFLOW_HOME. "
     "Targets other than local need this option, or a public `[api] base_url`: other Airflows reach them too."
 )
 
 
 def get_provider_info() -> dict[str, Any]:
     """Return the provider's metadata, in Airflow's schema."""
-    verbs = ("prepare", "stage", "build", "train", "export", "cleanup", "report")
-    modules = [f"manycpu.operators.{verb}" for verb in verbs]
+    modules = ["manycpu.operators.steps", "manycpu.operators.train"]
     return {
         "package-name": _NAME,
         "name": "Many CPUs",

@@ -1,4 +1,4 @@
-"""What statements of a file do with names: which they bind, use and change."""
+"""Analyse the statements of a file: which names they bind, use and change."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 __all__ = [
     "Definition",
     "bindings",
-    "evaluated",
     "globals_of",
     "is_constant",
     "is_future",
     "line_of_change",
     "line_of_patch",
-    "literal",
+    "literal_of",
+    "may_vary",
     "name_of",
-    "words_of",
+    "names_in",
 ]
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_CONSTANT: Final = (
+_CONSTANT_NODES: Final = (
     *(ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred),
     *(ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.BoolOp, ast.boolop, ast.Compare, ast.cmpop),
     *(ast.IfExp, ast.JoinedStr, ast.FormattedValue),
@@ -32,30 +32,35 @@ _CONSTANT: Final = (
 
 
 def bindings(tree: ast.Module) -> dict[str, list[ast.stmt]]:
-    """Find what a file binds: name -> the statements at its top that do, also within an ``if`` or ``try``."""
+    """Map each name that a file binds to the top-level statements that bind it, also in ``if`` or ``try``."""
     bound: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
-        for name in dict.fromkeys(_bound_by(statement)):
+        if isinstance(statement, Definition):
+            names = [statement.name]
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names = [name_of(alias) for alias in statement.names]
+        else:
+            table = symtable.symtable(ast.unparse(statement), "<piece>", "exec")
+            names = _own_names(table)
+        for name in dict.fromkeys(names):
             bound.setdefault(name, []).append(statement)
     return bound
 
 
-def _bound_by(statement: ast.stmt) -> Iterator[str]:
-    if isinstance(statement, Definition):
-        yield statement.name
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from map(name_of, statement.names)
-    else:
-        table = symtable.symtable(ast.unparse(statement), "<piece>", "exec")
-        symbols = (table.lookup(name) for name in table.get_identifiers())
-        yield from (one.get_name() for one in symbols if one.is_assigned() or one.is_imported())
+def _own_names(table: symtable.SymbolTable) -> list[str]:
+    return [one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported()]
 
 
 def globals_of(pieces: list[ast.stmt]) -> list[str]:
-    """Find the names that statements use and do not define themselves."""
+    """List the names that statements use but do not define."""
     top = symtable.symtable("\n".join(map(ast.unparse, pieces)), "<piece>", "exec")
-    own = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
-    return sorted({name for table in _tables(top) for name in _used_in(table)} - own)
+    used = {
+        symbol.get_name()
+        for table in _tables(top)
+        for symbol in table.get_symbols()
+        if symbol.is_global() and (symbol.is_referenced() or symbol.is_declared_global())
+    }
+    return sorted(used.difference(_own_names(top)))
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
@@ -64,20 +69,14 @@ def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
         yield from _tables(child)
 
 
-def _used_in(table: symtable.SymbolTable) -> Iterator[str]:
-    for symbol in table.get_symbols():
-        if symbol.is_global() and (symbol.is_referenced() or symbol.is_declared_global()):
-            yield symbol.get_name()
-
-
 def line_of_change(tree: ast.Module, name: str) -> int | None:
-    """Find a line at a file's top that changes what a name stands for; None where none does."""
+    """Find the first top-level line that changes the value of a name in place; None if there is none."""
     changed = (node.lineno for one in tree.body for node in _run_by(one) if _changes(node, name))
     return next(changed, None)
 
 
 def _run_by(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
-    """List what is run when a statement is: nothing of the functions and classes that it defines."""
+    """Yield the code that runs with a statement, without the bodies of functions and classes in it."""
     if isinstance(statement, Definition):
         return
     yield statement
@@ -89,7 +88,7 @@ def _run_by(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
 
 
 def _changes(node: ast.stmt | ast.expr, name: str) -> bool:
-    """Whether a piece of code changes what a name stands for: an item, an attribute, or by a method."""
+    """Whether a node changes the value of a name: an item, an attribute, or by a call of a method."""
     match node:
         case ast.Subscript(ctx=ast.Store() | ast.Del()):
             return _root(node) == name
@@ -101,7 +100,7 @@ def _changes(node: ast.stmt | ast.expr, name: str) -> bool:
 
 
 def line_of_patch(tree: ast.Module, name: str) -> int | None:
-    """Find a line at a file's top that gives what is imported another attribute; None where none does."""
+    """Find the first top-level line that sets an attribute of an imported name; None if there is none."""
     patches = (node.lineno for one in tree.body for node in _run_by(one) if _patches(node, name))
     return next(patches, None)
 
@@ -116,7 +115,7 @@ def _patches(node: ast.stmt | ast.expr, name: str) -> bool:
 
 
 def _root(node: ast.expr) -> str | None:
-    """Find the name that an attribute or item is of, however deep."""
+    """Return the name at the start of an expression such as ``name.attribute[item]``, or None."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
@@ -128,20 +127,20 @@ def is_future(statement: ast.stmt) -> bool:
 
 
 def is_constant(statement: ast.Assign | ast.AnnAssign) -> bool:
-    """Whether a statement gives one name a value that is made of literals, constants and operators."""
+    """Whether a statement assigns a value of literals, names and operators to one name."""
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     plain = len(targets) == 1 and isinstance(targets[0], ast.Name) and statement.value is not None
     value: ast.expr | None = statement.value
-    return plain and value is not None and all(isinstance(node, _CONSTANT) for node in ast.walk(value))
+    return plain and value is not None and all(isinstance(node, _CONSTANT_NODES) for node in ast.walk(value))
 
 
 def name_of(alias: ast.alias) -> str:
-    """Tell the name that an import binds."""
+    """Return the name that an import binds."""
     return alias.asname or alias.name.partition(".")[0]
 
 
-def evaluated(value: ast.expr) -> bool:
-    """Whether an expression may have another value each time: it calls something, or looks into a module."""
+def may_vary(value: ast.expr) -> bool:
+    """Whether an expression may have another value each time: it has a call, or an item of an attribute."""
     match value:
         case ast.Lambda():
             return False
@@ -149,11 +148,11 @@ def evaluated(value: ast.expr) -> bool:
             return True
         case ast.GeneratorExp() | ast.Subscript(value=ast.Attribute()):
             return True
-    return any(evaluated(part) for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
+    return any(may_vary(part) for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
 
 
-def literal(value: Any) -> ast.expr | None:
-    """Write a value down; None where it is not made of numbers, texts, lists and the like."""
+def literal_of(value: Any) -> ast.expr | None:
+    """Return a value as an expression; None if it is not made of numbers, texts, lists and the like."""
     try:
         text = repr(value)
         same = ast.literal_eval(text)
@@ -162,8 +161,8 @@ def literal(value: Any) -> ast.expr | None:
     return ast.parse(text, mode="eval").body if type(same) is type(value) and same == value else None
 
 
-def words_of(tree: ast.AST) -> set[str]:
-    """List the names that occur in source, of whatever they are."""
+def names_in(tree: ast.AST) -> set[str]:
+    """Return all names that occur in source: of variables, attributes, definitions and arguments."""
     fields = ("id", "attr", "name", "arg")
     found = (getattr(node, field, None) for node in ast.walk(tree) for field in fields)
     return {word for word in found if isinstance(word, str)}

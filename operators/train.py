@@ -1,4 +1,4 @@
-"""train: launch the training, or attach to it, and wait for its end."""
+"""The operator of the step train: launch the training, or attach to it, and wait for its end."""
 
 from __future__ import annotations
 
@@ -8,31 +8,34 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from manycpu.operators import task_log
+from airflow.sdk import timezone
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
+
+from manycpu.operators import following
 from manycpu.operators.base import RunOperator, explained, require_begun
+from manycpu.operators.following import ENDED_BY_A_PERSON, PRESUMED_DEAD, DeferralTimer, place_of, state_of
 from manycpu.operators.live import Live
-from manycpu.operators.patience import Patience
-from manycpu.operators.task_state import ENDED_BY_A_PERSON, TAKEN_OVER, place_of, state_of
+from manycpu.pipeline.spec.errors import CancelledError, TrainingFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from airflow.sdk import Context
-    from airflow.sdk.definitions.xcom_arg import XComArg
+    from airflow.sdk import Context, XComArg
 
+    from manycpu.operators.triggers import FollowingTrigger
+    from manycpu.pipeline import TrainingRun
     from manycpu.pipeline.listeners import RankListener
     from manycpu.pipeline.spec.handle import Handle
     from manycpu.pipeline.spec.state import Status
-    from manycpu.pipeline.spec.targets import Target
-    from manycpu.pipeline.spec.training_run import TrainingRun
+    from manycpu.pipeline.spec.targets import TargetFields
     from manycpu.pipeline.targets import Watch
     from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["TrainOperator"]
 
-SETTLED = 8.0  # seconds until the scheduler has surely noticed that the worker is done with a deferred task
-_SLACK = timedelta(minutes=2)  # the trigger keeps the deadline; this much later Airflow would
-_AWAY = timedelta(hours=2)  # longer than a trigger waits for a cluster that does not answer
+SETTLE_S = 8.0  # by then the scheduler has surely noticed that the worker has left a deferred task
+_DEADLINE_SLACK = timedelta(minutes=2)  # the trigger keeps the deadline; Airflow does so this much later
+_CLUSTER_AWAY = timedelta(hours=2)  # longer than a trigger waits for a cluster that does not answer
 
 
 class TrainOperator(RunOperator):
@@ -40,23 +43,23 @@ class TrainOperator(RunOperator):
 
     These are two verbs of a run; :func:`manycpu.pipeline.train` runs all of them, without Airflow.
 
-    A retry attaches to the training that a lost worker left behind; one that failed or was cancelled is
-    followed by the next attempt, from its last checkpoint where there is one. A person who marks or clears
-    the task ends the training.
+    A retry attaches to a training that still runs, such as one whose worker was lost. If the training failed
+    or was cancelled, a retry starts the next attempt, which resumes from the last checkpoint if there is one.
+    A person who marks or clears the task ends the training.
 
     Args:
         training: Name of the training that this task is a part of, as :class:`RunOperator` has it; None: this
             task is a training of its own.
-        staged: What ``stage`` returned; None, or where other fields were staged: this operator stages.
-        built: What ``build`` returned; None, or where other fields were built: this operator builds.
-        deferrable: Whether to give the worker back while the training goes on.
+        staged: What ``stage`` returned; if None, or if the fields have changed since, this operator stages.
+        built: What ``build`` returned; if None, or if the fields have changed since, this operator builds.
+        deferrable: Whether to free the worker while the training runs: the triggerer follows it.
         kwargs: ``run``, ``target``, and what every operator of Airflow takes. ``execution_timeout`` counts
             from the start of each try, deferred or not.
     """
 
     template_fields = (*RunOperator.template_fields, "staged", "built")
     cleans_up = False
-    """Whether the run goes with the task: then nothing is left of it when a person ends the task."""
+    """Whether the run belongs to this task alone: when a person ends the task, the run is cleaned up."""
 
     def __init__(
         self,
@@ -74,9 +77,9 @@ class TrainOperator(RunOperator):
         self._signalled = False
 
     def on_kill(self) -> None:
-        """Note that somebody wants this process to end; ``execute`` finds out who.
+        """Record the signal; ``execute`` asks Airflow for the reason.
 
-        Airflow calls this when a person ends the task, and just the same when the worker shuts down.
+        Airflow calls this when a person ends the task, and also when the worker shuts down.
         """
         self._signalled = True
 
@@ -86,40 +89,43 @@ class TrainOperator(RunOperator):
         Raises:
             AirflowFailException: Bad input, a refusal that the next try would meet too, or cancelled.
             TrainingFailedError: The training failed; with the first rank that failed and its last lines.
-            TaskDeferred: The training goes on, and the triggerer follows it.
+            TaskDeferred: The training runs, and the triggerer follows it.
         """
         with explained():
             return self._train(context, self.open(context))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Go on after the trigger's event."""
+        """Resume after the trigger's event."""
         from manycpu.pipeline.spec.handle import read_handle
         from manycpu.pipeline.spec.state import Status
+        from manycpu.pipeline.verbs.wait import conclude
 
         with explained():
             handle, status = read_handle(event["handle"]), Status.model_validate(event["status"])
             ctx = require_begun(self.open(context, handle.run))
             if event["timed_out"]:
-                self._raise_timeout(ctx, handle, status)
+                with suppress(CancelledError):  # the trigger has cancelled it
+                    conclude(ctx, handle, status)
+                raise AirflowTaskTimeout(
+                    f"the training was ended: it took longer than {self.execution_timeout}"
+                )
             if _ended_by_earlier_try(ctx, handle, context):
                 return self._train(context, ctx)
             return self._conclude(context, ctx, handle, status)
 
     def finish(self, context: Context, ctx: RunContext, handle: Handle) -> Any:  # noqa: ARG002 - others use it
-        """Go on after a training that succeeded; returns the task's result, the attempt's handle."""
-        from manycpu.pipeline.targets import verbs_of
-
+        """Do what follows a training that succeeded; returns the task's result, the attempt's handle."""
         if ctx.run.output is not None:
-            folder = verbs_of(ctx).model_of(ctx, handle)
-            self.log.info("the model is in %s: ExportModelOperator brings it to run.output", folder)
+            folder = ctx.driver.model_of(ctx, handle)
+            self.log.info("the model is in %s: ExportModelOperator copies it to run.output", folder)
         return handle.model_dump(mode="json")
 
     def _train(self, context: Context, ctx: RunContext) -> Any:
         from manycpu.pipeline.verbs.launch import edited, launch
 
         staged, built = self.staged_and_built(ctx)
-        # A task that is cleared starts its next try before the triggerer has ended the old attempt: that try
-        # attaches, sees the end come, and launches anew. Each earlier try can do this to it once.
+        # The next try of a cleared task may start before the triggerer has ended the old attempt. It then
+        # attaches, sees the attempt end, and launches another one: at most once for each earlier try.
         for _ in range(context["ti"].try_number + 1):
             handle, attached = launch(ctx, staged, built)
             verb = "attached to" if attached else "launched"
@@ -134,14 +140,14 @@ class TrainOperator(RunOperator):
         return self._conclude(context, ctx, handle, status)
 
     def staged_and_built(self, ctx: RunContext) -> tuple[Any, Any]:
-        """Take what was staged and built; do so here where it is missing, or came from other fields."""
+        """Return what was staged and built; do both here if they are missing or the fields have changed."""
         from manycpu.pipeline.targets.attempt import join
         from manycpu.pipeline.targets.results import Built, Staged
         from manycpu.pipeline.verbs.build import build, built_from
         from manycpu.pipeline.verbs.prepare import prepare
         from manycpu.pipeline.verbs.stage import stage, staged_from
 
-        # No ledger: this operator stands alone, or was cleared by itself after the run was cleaned up.
+        # No ledger: no other task prepares this run, or it was cleaned up before this task was cleared.
         fresh = not ctx.ledger.exists()
         if fresh:
             prepare(ctx)
@@ -150,24 +156,21 @@ class TrainOperator(RunOperator):
         staged = Staged.model_validate(self.staged or {})
         built = None if self.built is None else Built.model_validate(self.built)
         if fresh or self.staged is None or staged.origin not in ("", staged_from(ctx)):
-            staged = stage(ctx, self.transferred())
+            staged = stage(ctx, self.transfer_logger())
         if fresh or built is None or built.origin not in ("", built_from(ctx)):
             built = build(ctx)
         return staged, built
 
     def _watch_in_worker(self, context: Context, ctx: RunContext, handle: Handle) -> Status:
         """Follow the training in this worker: to its end, or for the first seconds only."""
-        from airflow.sdk.exceptions import AirflowTaskTimeout
-
         from manycpu.pipeline.listeners import Guarded, flush, tell
         from manycpu.pipeline.targets.outcome import outcome
         from manycpu.pipeline.verbs.cancel import cancel
         from manycpu.pipeline.verbs.wait import POLL, watch
 
-        watching, patience = watch(ctx, handle), Patience()
+        watching, timer = watch(ctx, handle), DeferralTimer()
         live = Live(watching.ctx, place_of(context), self.log)
-        heard_by = (*task_log.listeners(self.log, watching.ctx, handle), patience)
-        listeners = [*map(Guarded, heard_by)]
+        listeners = [*map(Guarded, (*following.listeners(self.log, watching.ctx, handle), timer))]
         try:
             while True:
                 lines, status = watching.look()
@@ -175,9 +178,9 @@ class TrainOperator(RunOperator):
                 if status.state.terminal:
                     return outcome(watching.ctx, status, watching.observed)
                 live.show(status, watching.observed)
-                if self._signalled or patience.asks():
+                if self._signalled or timer.is_check_due():
                     self._handle_signal(context, watching, listeners)
-                if self.deferrable and patience.ends:
+                if self.deferrable and timer.has_expired:
                     self._defer(context, watching, listeners)
                 if not watching.behind:
                     time.sleep(POLL)
@@ -189,9 +192,7 @@ class TrainOperator(RunOperator):
             flush(listeners)
 
     def _handle_signal(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> None:
-        """Find out who wants this process to end: a person, who ends the training too, or the worker."""
-        from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
+        """End the training if a person ended the task; raise too if only this process is to end."""
         from manycpu.pipeline.listeners import tell
         from manycpu.pipeline.verbs.cancel import cancel
 
@@ -200,9 +201,9 @@ class TrainOperator(RunOperator):
             cancel(watch.ctx, by=_canceller(context), attempt=watch.handle.attempt)
             tell(watch.look()[0], *listeners)
             raise AirflowFailException("a person ended this task, and the training with it")
-        if self._signalled or state in TAKEN_OVER:
+        if self._signalled or state in PRESUMED_DEAD:
             raise AirflowException(
-                "this worker is going away; the training goes on, and the next try attaches to it"
+                "this worker stops; the training continues, and the next try attaches to it"
             )
 
     def _defer(self, context: Context, watch: Watch, listeners: Iterable[RankListener]) -> NoReturn:
@@ -212,49 +213,33 @@ class TrainOperator(RunOperator):
 
         watch.close()
         tell(watch.look()[0], *listeners)
-        now, remaining = time.time(), self._remaining_time(context)
-        kind = JobTrigger if watch.handle.kind == "job" else TrainingTrigger
-        trigger = kind(
+        now = time.time()
+        remaining: timedelta | None = None
+        if self.execution_timeout is not None:
+            elapsed = timezone.utcnow() - context["ti"].start_date
+            remaining = max(timedelta(), self.execution_timeout - elapsed)
+        triggers: dict[str, type[FollowingTrigger]] = {"job": JobTrigger}  # which share a watch
+        trigger = triggers.get(watch.handle.kind, TrainingTrigger)(
             handle=watch.handle.model_dump(mode="json"),
             cursor=watch.cursor,
             by=_canceller(context),
-            not_before=now + SETTLED,
+            not_before=now + SETTLE_S,
             deadline=None if remaining is None else now + remaining.total_seconds(),
             place=place_of(context),
             cleans=place_of(context) if self.cleans_up else None,
         )
-        timeout = _latest(watch.ctx.run, watch.ctx.target) if remaining is None else remaining + _SLACK
+        longest = _deferral_timeout(watch.ctx.run, watch.ctx.target)
+        timeout = longest if remaining is None else remaining + _DEADLINE_SLACK
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
-    def _remaining_time(self, context: Context) -> timedelta | None:
-        if self.execution_timeout is None:
-            return None
-        from airflow.sdk import timezone
-
-        began = context["ti"].start_date
-        return max(timedelta(), self.execution_timeout - (timezone.utcnow() - began))
-
-    def _raise_timeout(self, ctx: RunContext, handle: Handle, status: Status) -> NoReturn:
-        from airflow.sdk.exceptions import AirflowTaskTimeout
-
-        from manycpu.pipeline.spec.errors import CancelledError
-        from manycpu.pipeline.verbs.wait import conclude
-
-        with suppress(CancelledError):
-            conclude(ctx, handle, status)
-        raise AirflowTaskTimeout(f"the training was ended: not done within {self.execution_timeout}")
-
     def _conclude(self, context: Context, ctx: RunContext, handle: Handle, status: Status) -> Any:
-        from airflow.sdk.exceptions import AirflowFailException
-
-        from manycpu.pipeline.spec.errors import TrainingFailedError
         from manycpu.pipeline.verbs.wait import conclude, observed_of
 
         try:
             conclude(ctx, handle, status)
         except TrainingFailedError as error:
             if status.refused:
-                raise AirflowFailException(str(error)) from error  # another try would be refused as well
+                raise AirflowFailException(str(error)) from error  # a retry would be refused as well
             raise
         finally:
             shown = _with_next_try(status, handle, context)
@@ -263,34 +248,34 @@ class TrainOperator(RunOperator):
 
 
 def _with_next_try(status: Status, handle: Handle, context: Context) -> Status:
-    """Say how an attempt failed that another try is to follow: the training has not failed yet."""
+    """Return the status to show: pending, with the reason, if a retry follows a failed attempt."""
     from manycpu.pipeline.spec.state import RunState
 
     instance: Any = context["ti"]
     if status.state is not RunState.FAILED or status.refused or instance.try_number > instance.max_tries:
         return status
-    reason = f"attempt {handle.attempt} failed, and another is to follow: {status.in_short}"
+    reason = f"attempt {handle.attempt} failed, and a retry follows: {status.in_short}"
     return status.model_copy(update={"state": RunState.PENDING, "reason": reason})
 
 
-def _latest(run: TrainingRun, target: Target) -> timedelta | None:
-    """Return how long the run's own deadlines let it take at most: later, nobody follows it any more.
+def _deferral_timeout(run: TrainingRun, target: TargetFields) -> timedelta | None:
+    """Return the timeout of the deferral: the longest time that the run's own deadlines allow.
 
-    None where a queue may preempt it any number of times: each wait has all of ``queue_timeout``.
+    None if a queue may preempt the run any number of times: each wait may last ``queue_timeout``.
     """
     if getattr(target, "queue", None):
         return None
     waits = run.queue_timeout * (1 + run.max_restarts)
-    return timedelta(seconds=run.acknowledge_timeout + waits + run.run_timeout) + _AWAY
+    return timedelta(seconds=run.acknowledge_timeout + waits + run.run_timeout) + _CLUSTER_AWAY
 
 
 def _canceller(context: Context) -> str:
-    """Return the name of this try, which ends a training when a person ends the task."""
+    """Return the name of this try, as the ledger records who cancelled an attempt."""
     instance = context["ti"]
     return f"task {instance.task_id}, try {instance.try_number} ({instance.id})"
 
 
 def _ended_by_earlier_try(ctx: RunContext, handle: Handle, context: Context) -> bool:
-    """Whether an earlier try, which a person cleared, cancelled this attempt: then this try launches anew."""
+    """Whether an earlier try, which a person cleared, cancelled this attempt: then another is launched."""
     by = ctx.ledger.read().cancelled.get(handle.attempt, "")
     return by.startswith(f"task {context['ti'].task_id}, try ") and by != _canceller(context)

@@ -1,86 +1,197 @@
-"""The trigger for a supervised process: it follows the process's log to its end."""
+"""The triggers: what both kinds share, and the trigger for a supervised process.
+
+A trigger follows an attempt to its end, and cancels it when a person ends the task.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from manycpu.operators.base_trigger import FollowingTrigger
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from manycpu.operators import following
+from manycpu.operators.following import ENDED_FOR_GOOD, state_of
+from manycpu.operators.live import Live
+from manycpu.operators.steps import clean_up_and_log
+from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.listeners import Guarded, RankListener, flush, tell
+from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.handle import Handle, read_handle
 from manycpu.pipeline.spec.naming import run_key
+from manycpu.pipeline.targets.open_run import reopen
+from manycpu.pipeline.targets.outcome import outcome
+from manycpu.pipeline.verbs.cancel import cancel
+from manycpu.pipeline.verbs.wait import POLL, watch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from airflow.triggers.base import TriggerEvent
-
+    from manycpu.pipeline.spec.events import RankLine
+    from manycpu.pipeline.spec.observed import Observed
     from manycpu.pipeline.spec.state import Status
     from manycpu.pipeline.targets import Watch
     from manycpu.pipeline.targets.context import RunContext
 
-__all__ = ["TrainingTrigger"]
+__all__ = ["FollowingTrigger", "TrainingTrigger"]
+
+_RENEWALS = ThreadPoolExecutor(2, thread_name_prefix="renew")
+"""Threads for lease renewals only: they block while an API server is away, and must not block the rest."""
+
+
+class FollowingTrigger(BaseTrigger):
+    """Follow an attempt to its end, and write every line of its ranks to the task's log.
+
+    Args:
+        handle: The handle of the attempt, as JSON.
+        cursor: How much of the logs the worker has printed.
+        by: The try of the task that follows: the ledger names it when a person ends the task.
+        not_before: Seconds since the epoch. An event that comes too soon after the deferral reaches the
+            scheduler before the end of the worker does, and the scheduler then fails the task.
+        deadline: Seconds since the epoch at which the training is ended; None: no deadline.
+        place: The task, as :func:`place_of` names it; None: deferred by an older version.
+        cleans: The task, if the run ends with it; None: another task cleans up.
+    """
+
+    def __init__(  # noqa: PLR0913 - each has a name
+        self,
+        *,
+        handle: dict[str, Any],
+        cursor: Any,
+        by: str,
+        not_before: float = 0,
+        deadline: float | None = None,
+        place: dict[str, Any] | None = None,
+        cleans: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.handle, self.cursor, self.by = handle, cursor, by
+        self.not_before, self.deadline, self.place, self.cleans = not_before, deadline, place, cleans
+        self._live: Live | None = None
+        self._listeners: Sequence[RankListener] = ()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments from which another triggerer makes this trigger."""
+        names = ("handle", "cursor", "by", "not_before", "deadline", "place", "cleans")
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def on_kill(self) -> None:
+        """Cancel the training: a person marked or cleared the task. Not called when the triggerer stops."""
+        # On one thread, which runs to its end: Airflow cancels this coroutine a second later.
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        ended = self._cancel(self.by)
+        self.log.info("the training %s", "was ended" if ended else "had ended before")
+        # A cleared task keeps its run: the next try resumes it.
+        if self.cleans is not None and state_of(self.cleans) in ENDED_FOR_GOOD:
+            clean_up_and_log(self._context(), self.log, self.cleans)
+
+    def _cancel(self, by: str) -> bool:
+        return cancel(self._context(), by=by, attempt=self.handle["attempt"])
+
+    def _context(self) -> RunContext:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def _keeping_alive(self, ctx: RunContext) -> AsyncIterator[None]:
+        """Renew the run's lease until the block ends."""
+        renewing = asyncio.create_task(self._renew(ctx))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+
+    async def _renew(self, ctx: RunContext) -> None:
+        from manycpu.pipeline.ledger.base import pause
+
+        while True:
+            await asyncio.sleep(pause())
+            try:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(_RENEWALS, ctx.ledger.renew, ctx.waiting_lease)
+            except (OSError, ManycpuError) as error:
+                # Try again next time: the lease lasts far longer. The follower itself notices a deleted run.
+                self.log.info("the run's lease was not renewed: %s", error)
+
+    def _start_listening(self, ctx: RunContext, handle: Handle, observed: Observed) -> None:
+        self._listeners = [*map(Guarded, following.listeners(self.log, ctx, handle, observed.progress))]
+        self._live = Live(ctx, self.place, self.log, wait=True)
+
+    def _deliver(self, lines: Iterable[RankLine]) -> None:
+        """Deliver lines to the listeners."""
+        tell(lines, *self._listeners)
+
+    def _show(self, status: Status, observed: Observed) -> None:
+        """Update the training's page."""
+        if self._live is not None:
+            self._live.show(status, observed)
+
+    def _stop_listening(self) -> None:
+        """Flush the listeners and stop updating the page: the worker resumes both."""
+        flush(self._listeners)
+        if self._live is not None:
+            self._live.close()
+
+    async def _event(self, status: Status, *, timed_out: bool) -> TriggerEvent:
+        """Build the final event, with handle, status and whether the deadline passed; wait for not_before."""
+        await asyncio.to_thread(self._stop_listening)
+        await asyncio.sleep(max(0.0, self.not_before - time.time()))
+        payload = {"handle": self.handle, "status": status.model_dump(mode="json"), "timed_out": timed_out}
+        return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 
 class TrainingTrigger(FollowingTrigger):
-    """Follow a supervised process, on any triggerer of its machine."""
+    """Follow a supervised process by its log, on any triggerer of its machine."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Follow the process; the one event carries handle, status, and whether the deadline passed."""
-        from manycpu.pipeline.verbs.wait import POLL
-
-        watch = await asyncio.to_thread(self._watch)
+        watching = await asyncio.to_thread(self._watch)
         timed_out = False
         # Files are read, and long logs written, on a thread: other triggers share this event loop.
-        async with self._keeping_alive(watch.ctx):
-            while not (status := await asyncio.to_thread(self._look, watch)).state.terminal:
+        async with self._keeping_alive(watching.ctx):
+            while not (status := await asyncio.to_thread(self._look, watching)).state.terminal:
                 if self.deadline is not None and time.time() >= self.deadline:
                     timed_out = True
                     await asyncio.to_thread(self._cancel, "execution_timeout")
-                if not watch.behind:
+                if not watching.behind:
                     await asyncio.sleep(POLL)
         yield await self._event(status, timed_out=timed_out)
 
     def _context(self) -> RunContext:
-        from manycpu.pipeline.ledger.file import FileLedger
-        from manycpu.pipeline.targets.open_run import reopen
-
         directory = Path(self.handle["directory"]).parents[1]
         entry, home = FileLedger(directory).read(), str(directory.parents[1])
         return reopen(entry, home, attempt=self.handle["attempt"])
 
-    def _watch(self) -> Watch:
-        from manycpu.pipeline.spec.handle import read_handle
-        from manycpu.pipeline.verbs.wait import watch
+    @property
+    def _bookmark(self) -> Path:
+        """File with how much of the log this try has printed, so that another triggerer repeats nothing."""
+        return Path(self.handle["directory"]) / f"told.{run_key(self.by)}"
 
-        cursor = _read_number(self._bookmark)
-        if cursor is None:
+    def _watch(self) -> Watch:
+        """Start to follow where this try has stopped, or else where the worker has."""
+        try:
+            cursor = int(self._bookmark.read_text())
+        except (FileNotFoundError, ValueError):
             cursor = self.cursor
             self._bookmark.write_text(str(cursor))
         handle = read_handle(self.handle)
         watching = watch(self._context(), handle, cursor)
-        self._listen(watching.ctx, handle, watching.observed)
+        self._start_listening(watching.ctx, handle, watching.observed)
         return watching
 
-    def _look(self, watch: Watch) -> Status:
-        from manycpu.pipeline.targets.outcome import outcome
-
-        lines, status = watch.look()
-        self._pass_on(lines)
+    def _look(self, watching: Watch) -> Status:
+        """Deliver the lines that are new, and return the status; the outcome where the process has ended."""
+        lines, status = watching.look()
+        self._deliver(lines)
         if lines:
-            self._bookmark.write_text(str(watch.cursor))
-        if not status.state.terminal:
-            self._show(status, watch.observed)
-        return outcome(watch.ctx, status, watch.observed) if status.state.terminal else status
-
-    @property
-    def _bookmark(self) -> Path:
-        """File that says how much of the log this try has printed: another triggerer repeats nothing."""
-        return Path(self.handle["directory"]) / f"told.{run_key(self.by)}"
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
+            self._bookmark.write_text(str(watching.cursor))
+        if status.state.terminal:
+            return outcome(watching.ctx, status, watching.observed)
+        self._show(status, watching.observed)
+        return status

@@ -18,34 +18,33 @@ import psutil
 from rich.console import Console
 
 from manycpu.operators import local_airflow
+from manycpu.operators.local_airflow import print_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["end_session", "free_port", "main"]
 
-_PORT = 8080
-_POLL = 0.5  # seconds between two questions whether the web server answers
-_GRACE = 10.0  # seconds for Airflow to end by itself
+_DEFAULT_PORT = 8080
+_HEALTH_CHECK_INTERVAL_S = 0.5
+_SESSION_CHECK_INTERVAL_S = 0.05
+_END_TIMEOUT_S = 10.0  # for Airflow to end by itself after SIGTERM
 _PASSWORDS = "simple_auth_manager_passwords.json.generated"
 
 
 def main() -> int:
     """Run Airflow until Ctrl-C or SIGTERM; its exit code where it ends by itself."""
     home = local_airflow.home()
-    port = _asked_port(os.environ.get("PORT")) or free_port(_PORT)
-    local_airflow.enter(home, port)
+    if text := os.environ.get("PORT"):
+        if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+            raise SystemExit(f"manycpu: PORT={text} is no port; choose one: PORT=9000 make ui")
+        if not _is_free(int(text)):
+            raise SystemExit(f"manycpu: port {text} is taken; choose another, or none: make ui")
+        port = int(text)
+    else:
+        port = free_port(_DEFAULT_PORT)
+    local_airflow.configure(home, port)
     return asyncio.run(_serve(home, port, Console()))
-
-
-def _asked_port(text: str | None) -> int | None:
-    if not text:
-        return None
-    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
-        raise SystemExit(f"manycpu: PORT={text} is no port; choose one: PORT=9000 make ui")
-    if not _is_free(int(text)):
-        raise SystemExit(f"manycpu: port {text} is taken; choose another, or none: make ui")
-    return int(text)
 
 
 def _is_free(port: int) -> bool:
@@ -58,25 +57,25 @@ def _is_free(port: int) -> bool:
 
 
 def free_port(first: int) -> int:
-    """Find the first free port of loopback, from one on."""
+    """Find the first free port of loopback, from ``first`` on."""
     for port in range(first, first + 100):
         if _is_free(port):
             return port
     raise SystemExit(f"manycpu: ports {first} to {first + 99} are taken; choose one: PORT=9000 make ui")
 
 
-def end_session(leader: int, grace: float = _GRACE) -> None:
+def end_session(leader: int, timeout_s: float = _END_TIMEOUT_S) -> None:
     """End every process of a session: Airflow's parent leaves its children behind.
 
-    A training has a session of its own, and goes on.
+    Trainings continue: each has a session of its own.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + grace
+        deadline = time.monotonic() + timeout_s
         for process in _members(leader):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
         while _members(leader) and time.monotonic() < deadline:
-            time.sleep(_POLL / 10)
+            time.sleep(_SESSION_CHECK_INTERVAL_S)
 
 
 def _members(leader: int) -> list[psutil.Process]:
@@ -90,21 +89,29 @@ def _members(leader: int) -> list[psutil.Process]:
 
 async def _serve(home: Path, port: int, console: Console) -> int:
     log = home / "standalone.log"
-    _print(console, f"starting Airflow in {home}; all it says is in {log}")
+    print_plain(console, f"starting Airflow in {home}; its output is in {log}")
     with log.open("wb") as file:
-        process = await asyncio.create_subprocess_exec(  # noqa: TID251 - the program of a command of ours
+        process = await asyncio.create_subprocess_exec(  # noqa: TID251 - adapters.commands is for short programs
             *(sys.executable, "-m", "airflow", "standalone"),
             stdout=file,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
     ended = asyncio.create_task(process.wait())
-    stopped = asyncio.create_task(_signal())
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopped = asyncio.create_task(stopping.wait())
     ready = asyncio.create_task(_ready(port))
     try:
         await asyncio.wait({ended, stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
-            _welcome(console, home, port)
+            passwords = json.loads((home / _PASSWORDS).read_text())
+            print_plain(console, f"\n  address:  http://127.0.0.1:{port}/dags/train")
+            for user, password in passwords.items():
+                print_plain(console, f"  login:    {user}\n  password: {password}\n")
+            print_plain(console, "Trigger DAG `train` with the blue button; the run's tab Training shows it.")
+            print_plain(console, "Ctrl-C ends all of it.")
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         ready.cancel()
@@ -112,24 +119,17 @@ async def _serve(home: Path, port: int, console: Console) -> int:
         await asyncio.to_thread(_cancel_trainings)
     if stopped.done():
         return 0
-    _print(console, f"Airflow ended by itself with exit code {process.returncode}; see {log}")
+    print_plain(console, f"Airflow ended by itself with exit code {process.returncode}; see {log}")
     return process.returncode or 1
-
-
-async def _signal() -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await stop.wait()
 
 
 async def _ready(port: int) -> None:
     """Wait until the web server answers and the DAGs can be triggered."""
-    while not await asyncio.to_thread(_healthy, port):  # noqa: ASYNC110 - what is asked is another process
-        await asyncio.sleep(_POLL)
+    while not await asyncio.to_thread(_is_healthy, port):  # noqa: ASYNC110 - another process has no event
+        await asyncio.sleep(_HEALTH_CHECK_INTERVAL_S)
 
 
-def _healthy(port: int) -> bool:
+def _is_healthy(port: int) -> bool:
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"http://127.0.0.1:{port}/api/v2/monitor/health", timeout=5) as answer:
@@ -140,17 +140,8 @@ def _healthy(port: int) -> bool:
     return all(health.get(part, {}).get("status") == "healthy" for part in parts)
 
 
-def _welcome(console: Console, home: Path, port: int) -> None:
-    passwords = json.loads((home / _PASSWORDS).read_text())
-    _print(console, f"\n  address:  http://127.0.0.1:{port}/dags/train")
-    for user, password in passwords.items():
-        _print(console, f"  login:    {user}\n  password: {password}\n")
-    _print(console, "Trigger DAG `train` with the blue button; the run's tab Training shows it as it goes.")
-    _print(console, "Ctrl-C ends all of it.")
-
-
 def _cancel_trainings() -> None:
-    """End what outlives its worker on purpose; the DAG runs find it cancelled when Airflow is back."""
+    """Cancel the trainings, which outlive their workers; their DAG runs notice when Airflow restarts."""
     from manycpu.pipeline.spec.errors import RunGoneError
     from manycpu.pipeline.targets.context import home
     from manycpu.pipeline.targets.runs import on_this_machine
@@ -158,12 +149,8 @@ def _cancel_trainings() -> None:
 
     for ctx in on_this_machine(home()):
         with suppress(RunGoneError):
-            if ctx.ledger.lease().holder is None:  # others are of commands and notebooks, which see to them
+            if ctx.ledger.lease().holder is None:  # commands and notebooks hold theirs, and end them
                 cancel(ctx, by="the end of make ui")
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

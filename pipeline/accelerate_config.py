@@ -1,4 +1,4 @@
-"""Configs of Accelerate, as ``accelerate config`` writes them, in the words of a run and its target."""
+"""Translate configs of Accelerate, as ``accelerate config`` writes them, into fields of run and target."""
 
 import difflib
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from manycpu.pipeline.runfile import read_mapping
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.words import is_true
 
-__all__ = ["InOurWords", "read_accelerate_config", "translate"]
+__all__ = ["Translation", "read_accelerate_config", "translate"]
 
 Fields = Mapping[str, Any]
 
@@ -18,23 +18,23 @@ _DEVICE_TYPES: Final = (
     *("MULTI_GPU", "MULTI_HPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_NEURON", "MULTI_NPU", "MULTI_SDAA"),
     *("MULTI_XPU", "XLA"),
 )
-"""Data parallel as on CPUs, on devices that are not there."""
-_SHARDING: Final = ("deepspeed_config", "fsdp_config", "megatron_lm_config", "parallelism_config")
-_READ: Final = (
+"""Data parallel on devices; here the processes train on CPUs."""
+_SHARDING_SECTIONS: Final = ("deepspeed_config", "fsdp_config", "megatron_lm_config", "parallelism_config")
+_TRANSLATED: Final = (
     *("compute_environment", "distributed_type", "use_cpu", "debug", "fp16", "mixed_precision"),
     *("num_machines", "num_processes", "mpirun_config", "dynamo_backend", "dynamo_config"),
 )
-_NOT_NEEDED: Final = (
-    # The ranks are told of each other by what starts them, and of their cores by the CPU plan.
+_UNUSED: Final = (
+    # The launcher connects the ranks, and the CPU plan gives them cores.
     *("machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "same_network"),
     *("enable_cpu_affinity", "main_training_function"),
-    # These are for devices.
+    # For devices.
     *("downcast_bf16", "fp8_config", "gpu_ids", "ipex_config", "command_file", "commands"),
     *("tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_zone"),
 )
-_SAYS_NOTHING: Final[tuple[object, ...]] = (None, False, "no", {}, [])
-_INNER: Final = {
-    # oneCCL is driven without workers, whose number mpirun_ccl is.
+_EMPTY_VALUES: Final[tuple[object, ...]] = (None, False, "no", {}, [])
+_SECTION_KEYS: Final = {
+    # mpirun_ccl, the number of oneCCL's workers, is not used: oneCCL runs without them.
     "mpirun_config": ("mpirun_hostfile", "mpirun_ccl"),
     "dynamo_config": tuple(
         f"{prefix}{name}"
@@ -43,27 +43,30 @@ _INNER: Final = {
     ),
 }
 _DTYPES: Final = {"no": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "bf16"}
-"""What Accelerate calls mixed_precision -> ``run.dtype``."""
+"""Accelerate's mixed_precision -> ``run.dtype``."""
+_DATA_PARALLEL_FIX: Final = (
+    "On CPUs each process holds the whole model: set `distributed_type: MULTI_CPU`, without a section"
+)
 
 
-class InOurWords(NamedTuple):
-    """What a config says: fields of a run and of a target, and what of it holds otherwise or not at all."""
+class Translation(NamedTuple):
+    """The fields of a run and of a target for a config, and notes on what was changed or not needed."""
 
     run: dict[str, Any]
     target: dict[str, Any]
     notes: tuple[str, ...]
 
 
-def read_accelerate_config(path: Path, run: Fields, target: Fields) -> InOurWords:
+def read_accelerate_config(path: Path, run: Fields, target: Fields) -> Translation:
     """Read a config of Accelerate, YAML or JSON.
 
     Args:
         path: The file that ``accelerate config`` has written.
-        run: Fields of the run that are given beside it, and win over it.
-        target: Fields of the target that are given beside it, and win over it.
+        run: Given fields of the run, which win over the config.
+        target: Given fields of the target, which win over the config.
 
     Raises:
-        BadInputError: There is no such file, or CPUs cannot do what it says.
+        BadInputError: The file cannot be read, or CPUs cannot do what it asks for.
     """
     written = "a file that `accelerate config` has written"
     is_script = f"Write --accelerate-config FILE {path}" if path.suffix == ".py" else None
@@ -71,37 +74,29 @@ def read_accelerate_config(path: Path, run: Fields, target: Fields) -> InOurWord
     return translate(content, run, target)
 
 
-def translate(config: Fields, run: Fields, target: Fields) -> InOurWords:
-    """Say in the words of a run and a target what a config of Accelerate says.
+def translate(config: Fields, run: Fields, target: Fields) -> Translation:
+    """Translate the content of a config of Accelerate, as :func:`read_accelerate_config` does.
 
-    The meaning of each key is that of ``accelerate launch`` 1.15: num_processes counts those of all machines.
-
-    Args:
-        config: The config's content.
-        run: Fields of the run that are given beside it, and win over it.
-        target: Fields of the target that are given beside it, and win over it.
-
-    Returns:
-        The fields that it has for what is not given: without an output, since Accelerate knows none.
-
-    Raises:
-        BadInputError: A key is unknown, or CPUs cannot do what it says.
+    Each key means what it means to ``accelerate launch`` 1.15: num_processes counts those of all machines.
+    The run has no output, since a config of Accelerate has none.
     """
     _refuse_unknown(config)
     _refuse_sharding(config)
-    asked = _precision(config)
+    asked = str(config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")).lower()
+    if asked not in _DTYPES:
+        fix = f"Choose one of: {', '.join(_DTYPES)}"
+        raise BadInputError(f"there is no {asked!r}", field="mixed_precision", fix=fix)
     scale = _scale(config, run)
     dtype = run.get("dtype", _DTYPES[asked])
     env = {"ACCELERATE_MIXED_PRECISION": "bf16" if dtype == "bf16" else "no"}
     env |= {"ACCELERATE_DEBUG_MODE": "true"} if is_true(str(config.get("debug"))) else {}
     fields = {"output": None, "dtype": dtype, "env": env | _dynamo(config), **scale}
-    where = _target(config, scale["nnodes"], target)
-    return InOurWords(fields, where, tuple(_notes(config, asked, dtype)))
+    return Translation(fields, _target(config, scale["nnodes"], target), tuple(_notes(config, asked, dtype)))
 
 
 def _refuse_unknown(config: Fields) -> None:
-    _refuse_others(config, (*_READ, *_NOT_NEEDED, *_SHARDING))
-    for name, known in _INNER.items():
+    _refuse_others(config, (*_TRANSLATED, *_UNUSED, *_SHARDING_SECTIONS))
+    for name, known in _SECTION_KEYS.items():
         section = config.get(name) or {}
         if not isinstance(section, Mapping):
             raise BadInputError(
@@ -119,29 +114,17 @@ def _refuse_others(section: Fields, known: tuple[str, ...], prefix: str = "") ->
 
 
 def _refuse_sharding(config: Fields) -> None:
-    """Refuse what is not data parallel: its model may not fit into the memory of each process."""
+    """Refuse what is not data parallel: the model may not fit into the memory of one process."""
     place = config.get("compute_environment", "LOCAL_MACHINE")
     if place != "LOCAL_MACHINE":
         fix = "Answer `accelerate config` with this machine, and give the target here: --target-kind"
         raise BadInputError(f"{place} starts its own machines", field="compute_environment", fix=fix)
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
     if kind not in (*_CPU_TYPES, *_DEVICE_TYPES):
-        raise BadInputError(f"{kind} is not for CPUs", field="distributed_type", fix=_data_parallel())
-    for name in _SHARDING:
+        raise BadInputError(f"{kind} is not for CPUs", field="distributed_type", fix=_DATA_PARALLEL_FIX)
+    for name in _SHARDING_SECTIONS:
         if config.get(name):
-            raise BadInputError("this section is not for CPUs", field=name, fix=_data_parallel())
-
-
-def _data_parallel() -> str:
-    return "On CPUs each process holds the whole model: set `distributed_type: MULTI_CPU`, without a section"
-
-
-def _precision(config: Fields) -> str:
-    asked = str(config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")).lower()
-    if asked not in _DTYPES:
-        fix = f"Choose one of: {', '.join(_DTYPES)}"
-        raise BadInputError(f"there is no {asked!r}", field="mixed_precision", fix=fix)
-    return asked
+            raise BadInputError("this section is not for CPUs", field=name, fix=_DATA_PARALLEL_FIX)
 
 
 def _scale(config: Fields, run: Fields) -> dict[str, Any]:
@@ -149,7 +132,7 @@ def _scale(config: Fields, run: Fields) -> dict[str, Any]:
     if "nproc_per_node" in run:
         return {"nnodes": nnodes, "nproc_per_node": run["nproc_per_node"]}
     total, machines = config.get("num_processes"), _count(nnodes)
-    if total in (None, -1):  # as Accelerate writes it where something else is to say
+    if total in (None, -1):  # Accelerate leaves the number to its launcher
         fix = "Give --nproc-per-node, the processes on each machine"
         raise BadInputError("the config leaves it open", field="num_processes", fix=fix)
     processes = _count(total)
@@ -165,8 +148,9 @@ def _count(value: object) -> int:
 
 
 def _target(config: Fields, nnodes: object, target: Fields) -> dict[str, Any]:
-    """Choose where it runs, where the options do not: this machine, or the hosts of mpirun's hostfile."""
-    hostfile = _hostfile(config)
+    """Choose the target if the options do not: this machine, or the hosts of mpirun's hostfile."""
+    named = (config.get("mpirun_config") or {}).get("mpirun_hostfile")
+    hostfile = str(Path(named).expanduser()) if named else None
     if target.get("kind", "baremetal") != "baremetal" or "hostfile" in target:
         return {"kind": target.get("kind", "baremetal")}
     if "kind" not in target and str(nnodes) == "1":
@@ -178,13 +162,8 @@ def _target(config: Fields, nnodes: object, target: Fields) -> dict[str, Any]:
     return {"kind": "baremetal", "hostfile": hostfile}
 
 
-def _hostfile(config: Fields) -> str | None:
-    named = (config.get("mpirun_config") or {}).get("mpirun_hostfile")
-    return str(Path(named).expanduser()) if named else None
-
-
 def _dynamo(config: Fields) -> dict[str, str]:
-    """Name the variables by which Accelerate has models compiled."""
+    """Return the variables that make Accelerate compile models."""
     section = {"backend": config.get("dynamo_backend")} | {
         str(name).removeprefix("dynamo_"): value
         for name, value in (config.get("dynamo_config") or {}).items()
@@ -198,7 +177,7 @@ def _dynamo(config: Fields) -> dict[str, str]:
 
 def _notes(config: Fields, asked: str, dtype: str) -> list[str]:
     kind = config.get("distributed_type") or "NO"  # YAML reads NO as false
-    unused = [name for name in _NOT_NEEDED if config.get(name) not in _SAYS_NOTHING]
+    unused = [name for name in _UNUSED if config.get(name) not in _EMPTY_VALUES]
     notes = {
         f"distributed_type {kind}: the processes train on CPUs": kind in _DEVICE_TYPES,
         f"mixed_precision {asked} becomes bf16: CPUs train in fp32 or bf16": asked.startswith("fp")

@@ -1,11 +1,15 @@
-"""Show a run in a terminal with progress bars, or as plain lines where there is none."""
+"""Show a run in a terminal with bars and curves, or as plain lines if the output is no terminal."""
 
 import io
 import logging
+import math
 import select
 import time
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Final, Self, TextIO
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -27,19 +31,22 @@ from manycpu.pipeline.spec.event_types import (
     readable,
 )
 from manycpu.pipeline.spec.events import RankLine
-from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.observed import Series
 from manycpu.pipeline.spec.tracking import place_in_words
-from manycpu.pipeline.terminal_curve import draw, spark
 
-__all__ = ["Display", "failure", "lossy", "summary"]
+__all__ = ["Display", "draw", "failure", "lossy", "spark", "summary"]
 
-_IN_SUMMARY = (BackendEvent, ExitEvent, MetricsEvent, PaceEvent)
-_SPARK, _CURVE = 16, (60, 6)  # characters of a curve beside a bar; of one below, and its lines
-_PLAIN_EVERY_S = 10.0  # seconds between two plain lines of a transfer, and before the first
+_ONLY_IN_SUMMARY: Final = (BackendEvent, ExitEvent, MetricsEvent, PaceEvent)
+_SPARK_WIDTH: Final = 16  # characters of the curve beside a bar
+_CURVE_SIZE: Final = (60, 6)  # characters and lines of the curve in a summary
+_PLAIN_LINE_INTERVAL_S: Final = 10.0  # between two plain lines of a transfer, and before the first
+_BRAILLE: Final = 0x2800
+_DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a character, row by row
+_BARS: Final = "▁▂▃▄▅▆▇█"
 
 
 class _LossyFile(io.FileIO):
-    """An open file that drops what it cannot take."""
+    """An open file that drops data if a write fails."""
 
     def write(self, data: Any) -> int:
         try:
@@ -51,10 +58,10 @@ class _LossyFile(io.FileIO):
 
 
 def lossy(stream: TextIO) -> TextIO:
-    """Make a stream that drops what cannot be written: to a closed terminal or pipe, or a full disk.
+    """Wrap a stream so that a failed write is dropped: a closed terminal or pipe, or a full disk.
 
     Args:
-        stream: Such as sys.stdout; returned as it is where it is no file, such as in a notebook.
+        stream: Such as sys.stdout; returned unchanged if it is no file, such as in a notebook.
     """
     try:
         file = _LossyFile(stream.fileno(), "w", closefd=False)
@@ -65,7 +72,7 @@ def lossy(stream: TextIO) -> TextIO:
 
 
 class Display:
-    """Shows how a run goes: one line for each verb and each line of a rank; bars only on a terminal."""
+    """Shows a run: one line for each verb and for each line of a rank; bars only on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -111,7 +118,7 @@ class Display:
         """Move the bar of a transfer; without a bar, print a line every ten seconds."""
         self._move(done, total, f"{decimal(done)} of {decimal(total)}")
         now = time.monotonic()
-        if not self._console.is_terminal and now >= self._printed_at + _PLAIN_EVERY_S:
+        if not self._console.is_terminal and now >= self._printed_at + _PLAIN_LINE_INTERVAL_S:
             self._printed_at = now
             self._print(f"  {100 * done // total if total else 100} % of {decimal(total)}")
 
@@ -120,16 +127,16 @@ class Display:
         self._print(f"  {line}")
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Print what a rank reports; progress moves the bar instead where there is one."""
+        """Print an event of a rank; on a terminal, progress moves the bar instead."""
         if isinstance(event, ProgressEvent) and self._console.is_terminal:
             self._losses.add(event.step, float(event.time or 0), event.loss)
-            text = f"{spark(self._losses, _SPARK)} {event.sentence()}".strip()
+            text = f"{spark(self._losses, _SPARK_WIDTH)} {event.sentence()}".strip()
             self._move(event.step or 0, event.total_steps, text)
         else:
             self._paced.event(event, line)
 
     def flush(self) -> None:
-        """Print the last progress, where there is no bar."""
+        """Print the last progress if there is no bar."""
         self._paced.flush()
 
     def finding(self, finding: Finding) -> None:
@@ -137,7 +144,7 @@ class Display:
         self._print(f"  warning: {finding}", "yellow")
 
     def logged(self, text: str, style: str = "") -> None:
-        """Print a log record of the package, such as of an image's build."""
+        """Print a log record of manycpu, such as that of an image's build."""
         self._print(f"  {text}", style)
 
     def report(self, written: Report, path: str) -> None:
@@ -145,7 +152,7 @@ class Display:
         summary(self._console, written, path)
 
     def _say(self, event: Event, line: RankLine) -> None:
-        if not isinstance(event, _IN_SUMMARY):
+        if not isinstance(event, _ONLY_IN_SUMMARY):
             self._print(f"  {readable(line, event)}", "yellow" if isinstance(event, WarningEvent) else "")
 
     def _move(self, done: float, total: float | None, text: str) -> None:
@@ -157,7 +164,7 @@ class Display:
 
 
 class _Log(logging.Handler):
-    """Shows what is logged below ``manycpu`` while a display is open."""
+    """Shows the log records of ``manycpu`` while a display is open."""
 
     def __init__(self, display: Display) -> None:
         super().__init__(logging.INFO)
@@ -176,13 +183,14 @@ class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._display.logged(record.getMessage(), "yellow" if record.levelno > logging.INFO else "")
-        except Exception:  # noqa: BLE001 - as every handler of logging: what logs is not what fails
+        except Exception:  # noqa: BLE001 - as in every handler of logging: the code that logs must not fail
             self.handleError(record)
 
 
 def summary(console: Console, report: Report, path: str) -> None:
-    """Print the verbs, the metrics and, last, where the report is; control characters are shown escaped."""
-    console.print(_table(("verb", "seconds", "result"), _verbs(report)))
+    """Print a report's verbs and metrics, and its path last; control characters are escaped."""
+    verbs = [(name, f"{record.seconds:.1f}", record.result) for name, record in report.verbs.items()]
+    console.print(_table(("verb", "seconds", "result"), verbs))
     if report.metrics:
         console.print(_table(("metric", "value"), [(name, _value(v)) for name, v in report.metrics.items()]))
     for line in _curve(report):
@@ -199,15 +207,15 @@ def summary(console: Console, report: Report, path: str) -> None:
 
 
 def failure(console: Console, report: Report) -> None:
-    """Print why the run failed, if it did; control characters are shown escaped."""
+    """Print why the run failed, if it did; control characters are escaped."""
     for line in (report.error or "").splitlines():
         console.print(_escaped(line), style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _curve(report: Report) -> list[str]:
-    """Draw the loss over its steps, with what it begins and ends with."""
+    """Draw the loss over its steps, with its first and last value below."""
     series = report.series.get("loss")
-    lines = draw(series, *_CURVE) if series else []
+    lines = draw(series, *_CURVE_SIZE) if series else []
     if series is None or not lines:
         return []
     first, last = _step(series.steps[0]), _step(series.steps[-1])
@@ -224,14 +232,10 @@ def _scale(report: Report) -> str:
     return f"{report.world_size} ranks on {len(report.hosts)} host(s), {used}"
 
 
-def _verbs(report: Report) -> list[tuple[str, str, str]]:
-    return [(name, f"{record.seconds:.1f}", record.result) for name, record in report.verbs.items()]
-
-
 def _table(head: tuple[str, ...], rows: list[Any]) -> Table:
     table = Table(*head)
     for row in rows:
-        # Brackets in a metric's name are no markup, and what would steer the terminal is shown.
+        # A Text has no markup: brackets in a metric's name stay.
         table.add_row(*(Text(_escaped(cell)) for cell in row))
     return table
 
@@ -245,9 +249,59 @@ def _step(step: float | None) -> str:
 
 
 def _escaped(text: str) -> str:
-    r"""Show what a terminal would obey, or cannot show.
+    r"""Escape control characters and what a terminal cannot show.
 
     >>> _escaped("\x1b[2J loss")
     '\\x1b[2J loss'
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def draw(series: Series, width: int, height: int) -> list[str]:
+    """Draw a curve in Braille dots over its steps, or over the order of its values if it has no steps.
+
+    Args:
+        series: The curve.
+        width: Characters of a line.
+        height: Lines.
+
+    Returns:
+        The lines, from the top; none if there are fewer than two points.
+    """
+    steps = [step for step in series.steps if step is not None]
+    ordinates = steps if len(steps) == len(series.steps) else series.index
+    points = [point for point in zip(ordinates, series.values, strict=True) if _is_finite(*point)]
+    if len(points) < 2:  # noqa: PLR2004 - a line has two ends
+        return []
+    across, up = _shares([x for x, _ in points]), _shares([y for _, y in points])
+    rows = [[0] * width for _ in range(height)]
+    columns, dots = 2 * width - 1, 4 * height - 1
+    ends = [(round(x * columns), round((1 - y) * dots)) for x, y in zip(across, up, strict=True)]
+    for (left, begin), (right, end) in pairwise(ends):
+        count = max(abs(right - left), abs(end - begin), 1)
+        for at in range(count + 1):
+            x, y = left + round((right - left) * at / count), begin + round((end - begin) * at / count)
+            rows[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
+    return ["".join(chr(_BRAILLE + cell) for cell in row) for row in rows]
+
+
+def spark(series: Series, width: int) -> str:
+    """Draw the last values of a curve in one line of bars.
+
+    >>> spark(Series(index=[0, 1, 2], steps=[1, 2, 3], times=[1, 2, 3], values=[2.0, 1.0, 0.0]), 8)
+    '█▄▁'
+    """
+    shares = _shares([value for value in series.thinned(max(width, 4)).values if _is_finite(value)])[-width:]
+    return "".join(_BARS[int(share * (len(_BARS) - 0.01))] for share in shares)
+
+
+def _is_finite(*numbers: float) -> bool:
+    return all(isinstance(number, int) or math.isfinite(number) for number in numbers)
+
+
+def _shares(values: Sequence[float]) -> list[float]:
+    """Scale values to between 0, the least, and 1, the greatest."""
+    if not values:
+        return []
+    low, high = Fraction(min(values)), Fraction(max(values))  # as floats, their difference may overflow
+    return [float((Fraction(value) - low) / ((high - low) or 1)) for value in values]

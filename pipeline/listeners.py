@@ -1,10 +1,9 @@
-"""Who hears what the ranks of an attempt write, on every target and in every way of waiting.
+"""Listeners: receive every line and event that the ranks of an attempt write, on every target.
 
-A listener is given to whatever waits: :func:`manycpu.pipeline.verbs.wait.wait`, or TrainOperator and its
-triggers (``operators/task_log.py``). It hears each line and each event once, in the order in which a rank
-wrote them, also where a trigger goes on from where a worker has come to; whoever attaches to an attempt anew
-hears it from its beginning. On Kubernetes at most 1,000
-ordinary lines a second are passed on, and as many events of progress.
+:func:`manycpu.pipeline.verbs.wait.wait`, and TrainOperator with its triggers (``operators/following.py``),
+deliver to listeners. A listener receives each line and each event once, in the order in which a rank wrote
+them, also when a trigger resumes after a worker. A process that attaches to an attempt receives it from its
+beginning. On Kubernetes at most 1,000 ordinary lines and 1,000 events of progress a second are delivered.
 """
 
 import logging
@@ -30,48 +29,47 @@ __all__ = ["Guarded", "Paced", "RankListener", "ReadableLog", "RunListener", "Si
 
 _LOG = logging.getLogger(__name__)
 
-_EVERY: Final = 10.0
-"""Seconds between two lines of progress."""
+_PROGRESS_INTERVAL_S: Final = 10.0
 
 
 class RankListener(Protocol):
-    """Somebody who hears what the ranks of an attempt write.
+    """Receives what the ranks of an attempt write.
 
-    What it raises ends :func:`manycpu.pipeline.verbs.wait.wait`, but no training. A whole run guards its
-    listeners (:class:`Guarded`).
+    An exception of a listener ends :func:`manycpu.pipeline.verbs.wait.wait`, but no training. A whole run
+    guards its listeners (:class:`Guarded`).
     """
 
     def line(self, line: RankLine) -> None:
-        """Hear an ordinary line of a rank, or of the launcher where its rank is None."""
+        """Receive an ordinary line of a rank, or of the launcher if its rank is None."""
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Hear what a rank reports, and the line that it came in."""
+        """Receive an event of a rank, and the line that contains it."""
 
     def flush(self) -> None:
-        """Hear that this process hears no more of the attempt; another one may go on."""
+        """Write what is held back: this process stops following, and another one may resume."""
 
 
 class RunListener(RankListener, Protocol):
-    """Somebody who hears how a run goes, with all that its ranks write."""
+    """Receives the steps of a run, and what its ranks write."""
 
     def begin(self, verb: str) -> None:
-        """Hear that a verb begins."""
+        """Receive the name of a verb that begins."""
 
     def end(self, verb: str, seconds: float, result: str) -> None:
-        """Hear how a verb ended."""
+        """Receive the duration and the result of a verb that ended."""
 
     def progress(self, done: int, total: int) -> None:
-        """Hear how many bytes of a transfer are done."""
+        """Receive how many bytes of a transfer are done."""
 
     def finding(self, finding: Finding) -> None:
-        """Hear what is no obstacle: what preflight found, or an attempt that was started otherwise."""
+        """Receive a warning: of preflight, or that the attempt was started with other fields."""
 
     def report(self, written: Report, path: str) -> None:
-        """Hear what the run did, and the path or URL of report.json."""
+        """Receive the report of the run, and the path or URL of report.json."""
 
 
 class Silent:
-    """A listener that does nothing; whoever derives from it hears only what it overrides."""
+    """A listener that does nothing: a base class, of which a listener overrides what it needs."""
 
     def line(self, line: RankLine) -> None: ...
     def event(self, event: Event, line: RankLine) -> None: ...
@@ -84,9 +82,9 @@ class Silent:
 
 
 class Guarded:
-    """Passes everything to a listener until it raises: it is called no more then, and the run continues.
+    """Passes everything to a listener until it raises an ``Exception``: then drops it, and the run continues.
 
-    Only what is no ``Exception`` gets through, such as KeyboardInterrupt.
+    KeyboardInterrupt and others that are no ``Exception`` are raised.
     """
 
     def __init__(self, listener: RankListener) -> None:
@@ -119,19 +117,19 @@ class Guarded:
     def _call(self, name: str, *args: Any) -> None:
         try:
             getattr(self._listener, name)(*args)
-        except Exception as error:  # noqa: BLE001 - whatever a listener raises, the training has not failed
-            who, self._listener = self._listener, Silent()
-            said = "%s failed, and is called no more; the run continues: %s"
-            _LOG.warning(said, type(who).__name__, error, exc_info=True)
+        except Exception as error:  # noqa: BLE001 - an error of a listener is no failure of the training
+            failed, self._listener = self._listener, Silent()
+            message = "%s failed, and is called no more; the run continues: %s"
+            _LOG.warning(message, type(failed).__name__, error, exc_info=True)
 
 
 class Paced:
-    """Passes events on, of progress only what people read: the first, one in ten seconds, and the last.
+    """Passes events on, but of progress only the first, one in ten seconds, and the last.
 
-    By the time at which the ranks wrote it: a log that is read later shows what was shown before.
+    The time is that at which the ranks wrote the event: a log that is read later shows the same lines.
 
     Args:
-        show: Is given the events that are passed on.
+        show: Receives the events that are passed on.
     """
 
     def __init__(self, show: Callable[[Event, RankLine], object]) -> None:
@@ -140,56 +138,55 @@ class Paced:
         self._held: tuple[ProgressEvent, RankLine] | None = None
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Pass an event on, or hold it back where it is progress that comes too soon."""
+        """Pass an event on, or hold it back if it is progress that comes too soon."""
         if isinstance(event, ProgressEvent):
             self._held = (event, line)
-        elif isinstance(event, (ErrorEvent, ExitEvent)):  # after which ranks may begin anew
+        elif isinstance(event, (ErrorEvent, ExitEvent)):  # after which ranks may restart
             self.flush()
-        if self._held is not None and self._is_due(event, line, *self._held):
-            self._show(*self._held)
-            self._shown, self._held = _time_of(event), None
+        if self._held is not None:
+            progress, progress_line = self._held
+            is_last = progress.step is not None and progress.step == progress.total_steps
+            too_soon = self._shown is not None and 0 <= _time_of(event) - self._shown < _PROGRESS_INTERVAL_S
+            # Only an event of the same rank: clocks of ranks differ.
+            if line.rank == progress_line.rank and (is_last or not too_soon):
+                self._show(*self._held)
+                self._shown, self._held = _time_of(event), None
         if not isinstance(event, ProgressEvent):
             self._show(event, line)
 
     def flush(self) -> None:
-        """Pass on the last progress; what comes next counts as the first."""
+        """Pass on the progress that is held back; the next progress counts as the first."""
         held, self._held, self._shown = self._held, None, None
         if held is not None:
             self._show(*held)
 
-    def _is_due(self, event: Event, line: RankLine, held: ProgressEvent, by: RankLine) -> bool:
-        """Whether an event brings about what is held, by the clock of the rank that wrote both."""
-        ends = held.step is not None and held.step == held.total_steps
-        too_soon = self._shown is not None and 0 <= _time_of(event) - self._shown < _EVERY
-        return line.rank == by.rank and (ends or not too_soon)
-
 
 def _time_of(event: Event) -> float:
-    if event.time is None or isinstance(event, OwnEvent):  # whose time may be anything
+    if event.time is None or isinstance(event, OwnEvent):  # a script may write any time
         return time.time()
     return float(event.time)
 
 
 class ReadableLog:
-    """Writes every line for people, events as sentences; of progress no flood.
+    """Writes every line for people: events as sentences, of progress one in ten seconds.
 
     Args:
-        write: Is given each line.
+        write: Receives each line.
     """
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write, self._paced = write, Paced(self._say)
 
     def line(self, line: RankLine) -> None:
-        """Write it as it is."""
+        """Write the line unchanged."""
         self._write(str(line))
 
     def event(self, event: Event, line: RankLine) -> None:
-        """Write its sentence; how fast each rank goes is for curves."""
+        """Write the event as a sentence; events of pace are for curves only."""
         self._paced.event(event, line)
 
     def flush(self) -> None:
-        """Write the last progress."""
+        """Write the progress that is held back."""
         self._paced.flush()
 
     def _say(self, event: Event, line: RankLine) -> None:
@@ -198,7 +195,7 @@ class ReadableLog:
 
 
 def tell(lines: Iterable[RankLine], *listeners: RankListener) -> None:
-    """Have listeners hear lines, each as what it is: an event or an ordinary line."""
+    """Deliver lines to listeners, each as an event or as an ordinary line."""
     for line in lines:
         event = decode(line.text)
         for listener in listeners:
@@ -209,6 +206,6 @@ def tell(lines: Iterable[RankLine], *listeners: RankListener) -> None:
 
 
 def flush(listeners: Iterable[RankListener]) -> None:
-    """Have listeners pass on what they hold back: this process hears no more of the attempt."""
+    """Flush listeners: this process stops following the attempt."""
     for listener in listeners:
         listener.flush()

@@ -1,9 +1,10 @@
-"""Reduce the events that the ranks of an attempt report in their lines to what is worth keeping."""
+"""Reduce the events of an attempt's ranks to what the ledger and the report keep."""
 
 import bisect
 import json
 from collections.abc import Iterable, Mapping
 from functools import singledispatchmethod
+from operator import attrgetter
 from typing import Any, Final
 
 from manycpu.pipeline.spec.event_types import (
@@ -22,21 +23,22 @@ from manycpu.pipeline.spec.event_types import (
     decode,
 )
 from manycpu.pipeline.spec.events import RETURN_LIMIT, RankLine, is_shallow, split
-from manycpu.pipeline.spec.observed import Observed, Pace, Progress, Rank
-from manycpu.pipeline.spec.series import FIRST, Series, values_of
+from manycpu.pipeline.spec.observed import FIRST_METRICS, Observed, Pace, Progress, Rank, Series, values_of
 from manycpu.pipeline.spec.state import RankFailure
 
 __all__ = ["Observer", "believe", "observe"]
 
-_LAST_LINES = 20
-_LINE = 2000  # characters of each
-_WARNINGS, _METRICS, _SERIES = 200, 1000, 100  # different ones that are kept
-_ALWAYS: Final = (*FIRST, "step_seconds")  # have a curve, however many others came before
-_PROGRESS: Final = ("epoch", "loss", "grad_norm", "learning_rate", "samples_per_second")  # are metrics, too
+_TAIL_LINES: Final = 20
+_LINE_CHARACTERS: Final = 2000
+_MAX_WARNINGS: Final = 200
+_MAX_METRICS: Final = 1000
+_MAX_CURVES: Final = 100
+_ALWAYS_CURVES: Final = (*FIRST_METRICS, "step_seconds")  # also beyond the largest number of curves
+_PROGRESS_METRICS: Final = ("epoch", "loss", "grad_norm", "learning_rate", "samples_per_second")
 
 
 def observe(lines: Iterable[str]) -> Observed:
-    """Read everything that the ranks reported from a training's log."""
+    """Reduce the lines of a training's log to what its ranks reported."""
     observer = Observer()
     for line in lines:
         observer.hear(split(line))
@@ -44,7 +46,7 @@ def observe(lines: Iterable[str]) -> Observed:
 
 
 def believe(observed: Observed, records: Iterable[Mapping[str, Any]]) -> None:
-    """Add what ranks recorded of their ends (:mod:`manycpu.pipeline.spec.exit_records`)."""
+    """Add the records that ranks wrote at their ends (:mod:`manycpu.pipeline.spec.exit_records`)."""
     observer = Observer(observed)
     for record in records:
         for text in record["lines"]:
@@ -52,11 +54,11 @@ def believe(observed: Observed, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 class Observer:
-    """Reduces what the ranks report, line by line, to what is worth keeping.
+    """Reduces the ranks' lines, one by one, to an ``Observed`` and the last lines of each rank.
 
     Args:
-        observed: What they have reported before.
-        tails: Rank -> the last lines that it wrote before.
+        observed: What the lines before were reduced to.
+        tails: Rank -> its last lines before.
     """
 
     def __init__(self, observed: Observed | None = None, tails: dict[int, list[str]] | None = None) -> None:
@@ -64,30 +66,48 @@ class Observer:
         self.tails = tails or {}
 
     def hear(self, line: RankLine, time: float = 0.0) -> bool:
-        """Read a line; whether it has something to be written down at once.
+        """Read a line; return whether the caller should save ``observed`` at once.
 
         Args:
             line: The line.
-            time: When it was written, in seconds since the epoch, where the lines come in no order.
+            time: When it was written, in seconds since the epoch; needed if lines arrive out of order.
         """
         event = decode(line.text)
         if event is not None:
             self.observed.events += 1
-            pressing = self._reduce(event, line.rank, time)
+            save_now = self._reduce(event, line.rank, time)
             _add_points(self.observed, event, line.rank, time)
-            return pressing
+            return save_now
         if line.rank is not None and line.text.strip():
             _append(self.tails, line.rank, line.text)
         return False
 
     @singledispatchmethod
-    def _reduce(self, event: Event, *_: object) -> bool:  # noqa: ARG002 - chooses by it
-        """Record an event of a rank, written at a time; whether it is to be written down at once."""
+    def _reduce(self, event: Event, *_: object) -> bool:  # noqa: ARG002 - dispatches on it
+        """Record an event of a rank, written at a time; return whether to save it at once."""
         return False
 
     @_reduce.register
     def _on_proof(self, event: ProofEvent, _: int | None, time: float) -> bool:
-        _meet(self.observed, event, time)
+        rank = Rank(
+            rank=event.rank,
+            host=event.host,
+            cpus=event.cpus,
+            threads=event.threads,
+            hostname=event.hostname,
+            devices=event.devices,
+        )
+        existing = _find_meeting(self.observed, event, time)
+        if existing is not None and rank.rank in existing["ranks"]:
+            return True  # the log is read again
+        self.observed.backend_reason = event.backend_reason or self.observed.backend_reason
+        meeting = existing or _new_meeting(self.observed, event, time)
+        meeting["ranks"].append(rank.rank)
+        if rank.host not in meeting["hosts"]:
+            meeting["hosts"].append(rank.host)
+        if meeting is self.observed.rounds[-1]:
+            bisect.insort(self.observed.ranks, rank, key=attrgetter("rank"))
+            _end_finished(self.observed)
         return True
 
     @_reduce.register
@@ -103,11 +123,11 @@ class Observer:
     @_reduce.register
     def _on_progress(self, event: ProgressEvent, _: int | None, time: float) -> bool:
         self.observed.start = None
-        told = {name: getattr(event, name) for name in Progress.model_fields}
-        self.observed.progress = Progress.model_validate(told | {"time": _written(event, time)})
-        values = {name: getattr(event, name) for name in _PROGRESS}
+        fields = {name: getattr(event, name) for name in Progress.model_fields}
+        self.observed.progress = Progress.model_validate(fields | {"time": _written(event, time)})
+        values = {name: getattr(event, name) for name in _PROGRESS_METRICS}
         _add_metrics(self.observed, {name: value for name, value in values.items() if value is not None})
-        return False  # the next is soon to come
+        return False  # the next progress comes soon
 
     @_reduce.register
     def _on_pace(self, event: PaceEvent, rank: int | None, time: float) -> bool:
@@ -120,11 +140,20 @@ class Observer:
     def _on_metrics(self, event: MetricsEvent, *_: object) -> bool:
         self.observed.start = None
         _add_metrics(self.observed, event.values)
-        return event.step is None  # a point of a curve has a next one
+        return event.step is None  # a point of a curve is followed by the next
 
     @_reduce.register
     def _on_returned(self, event: ReturnedEvent, rank: int | None, _: float) -> bool:
-        return rank == 0 and _note_returned(self.observed, event)
+        # Parts of a value; lines may be read again.
+        parts = [*(self.observed.parts if event.part > 1 else []), event.text]
+        if rank != 0 or len(parts) != event.part or sum(map(len, parts)) > RETURN_LIMIT:
+            return False
+        if event.part != event.parts:
+            self.observed.parts = parts
+            return False
+        self.observed.parts = []
+        self.observed.returned, self.observed.has_returned = _from_json("".join(parts)), True
+        return True
 
     @_reduce.register
     def _on_warning(self, event: WarningEvent, *_: object) -> bool:
@@ -134,7 +163,7 @@ class Observer:
     @_reduce.register
     def _on_error(self, event: ErrorEvent, rank: int | None, _: float) -> bool:
         rank = rank if event.rank is None else event.rank
-        # What ended a script is among its lines already; why a rank of ours refuses to run it is not.
+        # A script's traceback is among its lines already; why a rank refuses to run the script is not.
         if rank is not None and not any(event.message in text for text in self.tails.get(rank, ())):
             _append(self.tails, rank, event.message)
         return True
@@ -148,125 +177,97 @@ class Observer:
     @_reduce.register
     def _on_exit(self, event: ExitEvent, rank: int | None, time: float) -> bool:
         rank = rank if event.rank is None else event.rank
-        if rank is not None:
-            _note_end(self.observed, rank, event, time)
-            _note_failure(self.observed, rank, event, time, self.tails)
+        if rank is None:
+            return True
+        for known in _ranks_of(self.observed, rank):
+            meeting = self.observed.rounds[-1]
+            same_host = known.host == event.host and event.hostname in (None, known.hostname)
+            same_meeting = event.meeting is not None and event.meeting == meeting.get("meeting")
+            if same_meeting or (event.meeting is None and same_host and time >= _began(meeting)):
+                known.exit_code = event.code
+        # The first failure is the cause: the launcher ends the other ranks because of it.
+        is_first = self.observed.failure is None or self.observed.failed_at > time
+        if event.code != 0 and is_first:
+            lines = tuple(self.tails.get(rank, ()))
+            failure = RankFailure(rank=rank, host=event.host, exit_code=event.code, last_lines=lines)
+            self.observed.failure, self.observed.failed_at = failure, time
         return True
 
 
-def _meet(observed: Observed, event: ProofEvent, time: float) -> None:
-    rank = Rank(
-        rank=event.rank,
-        host=event.host,
-        cpus=event.cpus,
-        threads=event.threads,
-        hostname=event.hostname,
-        devices=event.devices,
-    )
-    existing = _find_meeting(observed, event, time)
-    if existing is not None and rank.rank in existing["ranks"]:
-        return  # a log that is read again
-    observed.backend_reason = event.backend_reason or observed.backend_reason
-    meeting = existing or _new_meeting(observed, event, time)
-    meeting["ranks"].append(rank.rank)
-    if rank.host not in meeting["hosts"]:
-        meeting["hosts"].append(rank.host)
-    if meeting is observed.rounds[-1]:
-        bisect.insort(observed.ranks, rank, key=_number)
-        _end_finished(observed)
-
-
 def _end_finished(observed: Observed) -> None:
-    """Record a good end of all ranks of a meeting that is known to have finished."""
+    """Record exit code 0 for all ranks of a meeting that has reported its end."""
     if observed.rounds and observed.rounds[-1].get("meeting") == (observed.finished_meeting or ""):
         for rank in observed.ranks:
             rank.exit_code = 0
 
 
 def _find_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any] | None:
-    """Find the meeting that a rank belongs to; None for the first rank of one."""
+    """Find the meeting that a rank belongs to; None for its first rank."""
     if event.meeting is not None:
         named = (meeting for meeting in observed.rounds if meeting.get("meeting") == event.meeting)
         return next(named, None)
-    # Of an image with an older manycpu: a restart has a number, a meeting has no name.
+    # The image has an older manycpu: meetings have no name, but a restart has a number.
     number, world, rank = event.round or 0, event.world_size, event.rank
     if time:
         if (introduction := f"{rank}@{time}") in observed.introduced:
             return {"ranks": [rank]}
         observed.introduced.append(introduction)
-    return next((meeting for meeting in observed.rounds if _misses(meeting, number, world, rank)), None)
-
-
-def _misses(meeting: dict[str, Any], number: int, world: int, rank: int) -> bool:
-    """Whether a rank is yet to come to this meeting; lines of several pods come in no particular order."""
-    return meeting["round"] == number and meeting["world_size"] == world and rank not in meeting["ranks"]
+    # The first that still misses the rank: the lines of several pods arrive in no particular order.
+    for meeting in observed.rounds:
+        if meeting["round"] == number and meeting["world_size"] == world and rank not in meeting["ranks"]:
+            return meeting
+    return None
 
 
 def _new_meeting(observed: Observed, event: ProofEvent, time: float) -> dict[str, Any]:
-    """Add a meeting where its time puts it; the last one counts."""
+    """Add a meeting in the order of time; the last meeting is the one that counts."""
     meeting: dict[str, Any] = {"round": event.round or 0, "world_size": event.world_size}
     meeting |= {"began": time, "hosts": [], "ranks": []}
     meeting |= {"meeting": event.meeting} if event.meeting is not None else {}
     observed.rounds.append(meeting)
     observed.rounds.sort(key=_began)
     if meeting is observed.rounds[-1]:
-        # What an earlier one worked with proves nothing of this one.
+        # Facts of an earlier meeting prove nothing about this one.
         observed.ranks, observed.world_size, observed.backend = [], event.world_size, None
         observed.returned, observed.has_returned, observed.parts = None, False, []
     return meeting
 
 
 def _began(meeting: dict[str, Any]) -> float:
-    """Read when a meeting began; 0 where lines have no times, and come in order."""
+    """Return when a meeting began; 0 if lines have no times, and so arrive in order."""
     return float(meeting.get("began", 0.0))
 
 
-def _number(rank: Rank) -> int:
-    return rank.rank
-
-
 def _add_metrics(observed: Observed, values: Mapping[str, Any]) -> None:
-    """Keep the last of each, of as many names as there is room for."""
-    room = _METRICS - len(observed.metrics)
+    """Keep the last value of each metric, up to the largest number of names."""
+    room = _MAX_METRICS - len(observed.metrics)
     new = [name for name in values if name not in observed.metrics]
     left_out = {*new[max(0, room) :]}
     observed.metrics |= {name: value for name, value in values.items() if name not in left_out}
     if left_out:
-        _warn(observed, f"of the metrics, the first {_METRICS} names are kept")
+        _warn(observed, f"of the metrics, the first {_MAX_METRICS} names are kept")
 
 
 def _written(event: Event, time: float) -> float:
-    """Tell when an event was written, in seconds since the epoch: by its rank, else by its line."""
+    """Return when an event was written, in seconds since the epoch: its own time, or that of its line."""
     return float(event.time or time)
 
 
 def _add_points(observed: Observed, event: Event, rank: int | None, time: float) -> None:
-    """Add what an event tells to the curve of each metric, of as many as there is room for."""
+    """Add an event's values to the curves of its metrics, up to the largest number of curves."""
     progress = observed.progress
     step, values = values_of(event, rank, progress.step if progress else None)
     for name, value in values.items():
         series = observed.series.get(name) or Series()
         series.add(step, _written(event, time), value)
-        if series.values and (len(observed.series) < _SERIES or name in _ALWAYS):
+        if series.values and (len(observed.series) < _MAX_CURVES or name in _ALWAYS_CURVES):
             observed.series[name] = series
         elif series.values and name not in observed.series:
-            _warn(observed, f"of the metrics, the first {_SERIES} names have curves")
-
-
-def _note_returned(observed: Observed, event: ReturnedEvent) -> bool:
-    """Add a part of what was returned; whether that is all of it. Lines may be read again."""
-    before = observed.parts if event.part > 1 else []
-    parts = [*before, event.text]
-    if len(parts) != event.part or sum(map(len, parts)) > RETURN_LIMIT:
-        return False
-    whole = event.part == event.parts
-    observed.parts = [] if whole else parts
-    if whole:
-        observed.returned, observed.has_returned = _from_json("".join(parts)), True
-    return whole
+            _warn(observed, f"of the metrics, the first {_MAX_CURVES} names have curves")
 
 
 def _from_json(text: str) -> Any:
+    """Parse a returned value; None if it is no JSON, or nested too deeply."""
     try:
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -276,42 +277,19 @@ def _from_json(text: str) -> Any:
 
 
 def _warn(observed: Observed, message: str) -> None:
-    if message not in observed.warnings and len(observed.warnings) < _WARNINGS:
+    if message not in observed.warnings and len(observed.warnings) < _MAX_WARNINGS:
         observed.warnings.append(message)
 
 
-def _note_failure(
-    observed: Observed, rank: int, event: ExitEvent, time: float, tails: Mapping[int, list[str]]
-) -> None:
-    # The first to fail is the one to look at: the launcher ends the others because of it.
-    earlier = observed.failure is not None and observed.failed_at <= time
-    if event.code == 0 or earlier:
-        return
-    lines = tuple(tails.get(rank, ()))
-    observed.failure = RankFailure(rank=rank, host=event.host, exit_code=event.code, last_lines=lines)
-    observed.failed_at = time
-
-
-def _note_end(observed: Observed, number: int, event: ExitEvent, time: float) -> None:
-    """Record how a rank of the last meeting ended: not one of the same number that ended before it."""
-    for rank in _ranks_of(observed, number):
-        meeting = observed.rounds[-1]
-        same = rank.host == event.host
-        same = same and event.hostname in (None, rank.hostname)
-        named = event.meeting is not None and event.meeting == meeting.get("meeting")
-        if named or (event.meeting is None and same and time >= _began(meeting)):
-            rank.exit_code = event.code
-
-
 def _ranks_of(observed: Observed, number: int | None) -> list[Rank]:
-    """Find a rank of the last meeting by its number: one or none."""
+    """Find the rank of the last meeting that has a number: a list of one or none."""
     if number is None:
         return []
-    place = bisect.bisect_left(observed.ranks, number, key=_number)
+    place = bisect.bisect_left(observed.ranks, number, key=attrgetter("rank"))
     return [rank for rank in observed.ranks[place : place + 1] if rank.rank == number]
 
 
 def _append(tails: dict[int, list[str]], rank: int, text: str) -> None:
     tail = tails.setdefault(rank, [])
-    tail.append(text[:_LINE])
-    del tail[:-_LAST_LINES]
+    tail.append(text[:_LINE_CHARACTERS])
+    del tail[:-_TAIL_LINES]

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -10,25 +10,25 @@ from pydantic import BaseModel, Field
 
 from manycpu.pipeline.ledger import Entry, VerbRecord
 from manycpu.pipeline.spec.credentials import redacted_description, redacted_fields, without
-from manycpu.pipeline.spec.observed import Observed, Progress, Rank
+from manycpu.pipeline.spec.observed import FIRST_METRICS, SERIES_LIMIT, Observed, Progress, Rank, Series
 from manycpu.pipeline.spec.output import REPORT
-from manycpu.pipeline.spec.series import FIRST, LIMIT, Series
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.tracking import Place
 
 __all__ = ["COMPACT", "REPORT", "Report", "as_json", "compact", "draft", "parse"]
 
 COMPACT: Final = 64_000
-"""Bytes of JSON that a compact report takes at most."""
+"""Largest size of a compact report, in bytes of JSON."""
 _NOT_REPORTED: Final = {
     *("failure", "failed_at", "has_returned", "introduced", "finished_meeting"),
     *("parts", "events", "start", "warnings"),
 }
-_FEWEST: Final = 4  # points of a curve
-_STEP: Final = 0.9  # of so many are tried next
-_LEVELS: Final = ((COMPACT, COMPACT), (2000, 64), (500, 32), (100, 16), (40, 6))  # bytes of a text, items
-_SHARE: Final = 0.75  # of the room is for all but curves
-_FRAME: Final = 16  # bytes: the name of the curves
+_FIELDS_SHARE: Final = 0.75  # of a compact report; the curves take the rest
+_FIELD_LIMITS: Final = ((COMPACT, COMPACT), (2000, 64), (500, 32), (100, 16), (40, 6))
+"""Bytes of a text and items of a list, tried in this order."""
+_CURVE_MIN_POINTS: Final = 4
+_CURVE_SHRINK: Final = 0.9  # factor for the number of points that is tried next
+_SERIES_KEY_BYTES: Final = 16
 
 
 class Report(BaseModel):
@@ -39,9 +39,9 @@ class Report(BaseModel):
     name: str
     state: RunState
     reason: str | None = None
-    """While it goes on: what it waits for."""
+    """While the run continues: what it waits for."""
     began: float | None = None
-    """When the run began, in seconds since the epoch: trackers know its attempts by that."""
+    """When the run began, in seconds since the epoch; identifies its attempts in trackers."""
     attempts: int
     history: list[dict[str, Any]] = Field(default_factory=list)
     """The attempts that have ended: ``attempt``, ``state``, ``reason``, ``seconds``."""
@@ -52,7 +52,7 @@ class Report(BaseModel):
     ranks: list[Rank] = Field(default_factory=list)
     backend: str | None = None
     backend_reason: str | None = None
-    """Why the ranks chose it; None where the run names its backend."""
+    """Why the ranks chose the backend; None if the run names it."""
     rounds: list[dict[str, Any]] = Field(default_factory=list)
     progress: Progress | None = None
     metrics: dict[str, Any] = Field(default_factory=dict)
@@ -62,32 +62,36 @@ class Report(BaseModel):
     """Name of a tracker -> where it has the last attempt, such as its ``address`` and a ``link``."""
     warnings: list[str] = Field(default_factory=list)
     returned: Any = None
-    """What rank 0 returned, where the program was the function of a task."""
+    """What rank 0 returned, if the program was the function of a task."""
     verbs: dict[str, VerbRecord] = Field(default_factory=dict)
     image: str | None = None
-    """Digest of the image that the attempt ran with; for local targets, of the code's snapshot."""
+    """Digest of the attempt's image; for local targets, of the code's snapshot."""
     digests: dict[str, str] = Field(default_factory=dict)
     """``data``, ``model``, ``code`` -> sha256 of the manifest of what was staged and built."""
     export: dict[str, Any] | None = None
     kept: list[str] = Field(default_factory=list)
     advice: str | None = None
-    """Of a run whose output or checkpoints are kept: until when, how it continues, and what deletes them."""
+    """If output or checkpoints are kept: until when, how the run continues, and what deletes them."""
     left_behind: list[str] = Field(default_factory=list)
     error: str | None = None
     time: float | None = None
     """When this was written, in seconds since the epoch."""
 
     def _repr_html_(self) -> str:
-        """Show it in a notebook as its page does."""
+        """Show the report in a notebook as its page."""
         from manycpu.pipeline.page import as_frame
 
         return as_frame(self.model_dump(mode="json"))
 
 
 def draft(entry: Entry, observed: Observed, state: RunState, error: str | None = None) -> Report:
-    """Build the report from what is known before the run's folder is deleted."""
+    """Build the report from the ledger and the ranks' events, before the run's folder is deleted."""
     ran = entry.described()
-    shown = partial(without, value=[ran.run, ran.target])  # a message may quote a line of the training
+    hide = partial(without, value=[ran.run, ran.target])  # a message may quote a line of the training
+    verbs = {
+        name: record.model_copy(update={"error": record.error and hide(record.error)})
+        for name, record in entry.verbs.items()
+    }
     used = [path for by in (ran, entry) for path in (by.data, by.model, by.image or by.code) if path]
     return Report(
         key=entry.key,
@@ -97,62 +101,56 @@ def draft(entry: Entry, observed: Observed, state: RunState, error: str | None =
         attempts=entry.attempt,
         run=redacted_description(ran.run),
         target=redacted_description(ran.target),
-        verbs={name: _shown_verb(record, shown) for name, record in entry.verbs.items()},
+        verbs=verbs,
         history=[{"attempt": number, **end.model_dump(mode="json")} for number, end in entry.ends.items()],
         digests=ran.digests,
         time=round(time.time(), 3),
         image=ran.image or ran.digests.get("code"),
         export=redacted_fields(entry.export),
         kept=list(dict.fromkeys(used)),
-        error=error and shown(error),
-        warnings=[shown(warning) for warning in observed.warnings],
+        error=error and hide(error),
+        warnings=[hide(warning) for warning in observed.warnings],
         **observed.model_dump(exclude=_NOT_REPORTED),
         hosts=observed.hosts,
     )
 
 
-def _shown_verb(record: VerbRecord, shown: Callable[[str], str]) -> VerbRecord:
-    return record.model_copy(update={"error": record.error and shown(record.error)})
-
-
 def compact(report: Report, limit: int = COMPACT) -> dict[str, Any]:
-    """Make a report small enough for a database: curves of fewer points, then shorter lists and texts.
+    """Shrink a report to a size that a database accepts: fewer points of curves, shorter lists and texts.
 
     Args:
         report: The report.
         limit: Bytes of JSON.
     """
     everything = report.model_dump(mode="json", exclude_defaults=True, exclude={"series"})
-    everything |= {"schema_version": report.schema_version, "metrics": _by_importance(report.metrics)}
-    for text, items in _LEVELS:
+    important = {name: report.metrics[name] for name in FIRST_METRICS if name in report.metrics}
+    # The last metrics are cut first.
+    everything |= {"schema_version": report.schema_version, "metrics": important | dict(report.metrics)}
+    for text, items in _FIELD_LIMITS:
         fields = {name: _cut(value, text, items) for name, value in everything.items()}
-        if _size(fields) <= limit * _SHARE:
+        if _size(fields) <= limit * _FIELDS_SHARE:
             break
         everything.pop("returned", None)
-    return fields | {"series": _fitting(report.series, limit - _size(fields) - _FRAME)}
+    return fields | {"series": _fitting(report.series, limit - _size(fields) - _SERIES_KEY_BYTES)}
 
 
 def _fitting(series: Mapping[str, Series], room: int) -> dict[str, Any]:
-    """Thin curves until they fit, at last only the first of them."""
-    names = sorted(series, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-    points = LIMIT
+    """Thin curves until they fit; if they still do not, drop the least important half."""
+    important = [name for name in FIRST_METRICS if name in series]
+    names = [*important, *(name for name in series if name not in important)]
+    points = SERIES_LIMIT
     while names:
         curves = {name: series[name].thinned(points).model_dump(mode="json") for name in names}
         if (size := _size(curves)) <= room:
             return curves
-        if points == _FEWEST:
+        if points == _CURVE_MIN_POINTS:
             names = names[: len(names) // 2]
-        points = max(_FEWEST, int(points * min(_STEP, room / size)))
+        points = max(_CURVE_MIN_POINTS, int(points * min(_CURVE_SHRINK, room / size)))
     return {}
 
 
-def _by_importance(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Put what people look at first first: the last are left out first."""
-    return {name: metrics[name] for name in FIRST if name in metrics} | dict(metrics)
-
-
 def _cut(value: Any, text: int, items: int) -> Any:
-    """Shorten texts to so many bytes of JSON, and whatever holds others to so many of them."""
+    """Cut each text to ``text`` bytes of JSON, each list to ``items`` and each mapping to four times that."""
     if isinstance(value, str):
         while _size(value) > text + 2:
             value = value[: max(1, len(value) * text // _size(value)) - 1]
@@ -173,7 +171,7 @@ def as_json(report: Report) -> str:
 
 
 def parse(text: str | None) -> Report | None:
-    """Parse a report.json; None where there is none, or it is not one of ours."""
+    """Parse a report.json; None if there is no text, or it is no report of manycpu."""
     try:
         return Report.model_validate_json(text) if text else None
     except ValueError:

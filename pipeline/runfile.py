@@ -1,4 +1,4 @@
-"""Run files: YAML with ``run`` and ``target``, as ``manycpu run`` takes them."""
+"""Read run files: YAML with ``run`` and ``target``, as ``manycpu run`` takes them."""
 
 import re
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 __all__ = ["is_run_file", "parse_yaml", "read_mapping", "read_run_file"]
 
 _PARTS = ("run", "target")
-_OF_ACCELERATE = ("compute_environment", "distributed_type")
+_ACCELERATE_KEYS = ("compute_environment", "distributed_type")
 _SUFFIXES = (".yaml", ".yml")
-_LARGEST = 64 << 10  # bytes of a file that may be a run file
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MAX_BYTES = 64 << 10  # of a file that may be a run file
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without its numbers in base 60, as in YAML 1.2: 1:4 is a range of nodes, and 12:30 a time."""
+    """YAML 1.1 without numbers in base 60, as in YAML 1.2: 1:4 is a range of nodes, and 12:30 a time."""
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [
-        (tag, re.compile(rf"(?!.*:){pattern.pattern}", re.VERBOSE) if tag in _NUMBERS else pattern)
+        (tag, re.compile(rf"(?!.*:){pattern.pattern}", re.VERBOSE) if tag in _NUMBER_TAGS else pattern)
         for tag, pattern in resolvers
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -34,7 +34,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML; of numbers with colons, such as 1:4, nothing is computed.
+    """Parse YAML; a number with colons, such as 1:4, stays text.
 
     >>> parse_yaml("{nnodes: 1:4, nproc_per_node: 2, at: 12:30:15.5}")
     {'nnodes': '1:4', 'nproc_per_node': 2, 'at': '12:30:15.5'}
@@ -46,23 +46,25 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the fields of a run and of a target from a run file.
 
     Raises:
-        BadInputError: There is no such file, it is not YAML, or it has other parts than these two.
+        BadInputError: The file cannot be read, is not YAML, or has other parts than ``run`` and ``target``.
     """
     is_script = f"Give a script as --program {path}, with --output" if path.suffix == ".py" else None
     content = read_mapping(path, "a run file", "Begin it with `run:` and, below, `program: ...`", is_script)
     if is_script and content.keys() - {*_PARTS}:
-        raise _no_fields(path, "a run file", is_script)  # though some Python is YAML
-    _refuse_other_parts(path, content)
+        raise _wrong_file(path, "a run file", is_script)  # some Python is also YAML
+    for name in content:
+        if name not in _PARTS:
+            fix = _fix_of_part(path, str(name))
+            raise BadInputError(f"{path} has a part {name!r}", field=str(name), fix=fix)
     return _part(path, content, "run"), _part(path, content, "target")
 
 
 def is_run_file(path: Path) -> bool:
-    """Whether a file is surely a run file, and no settings of a program.
+    """Whether a file is certainly a run file, not the settings of a program.
 
-    It is YAML with `run`, which has a program, or with `target`, which has a kind, or with both; and with no
-    other part and no field that is not ours.
+    It has a `program` in `run` or a `kind` in `target`, no other part, and only fields of a run and a target.
     """
-    if path.suffix not in _SUFFIXES or path.stat().st_size > _LARGEST:
+    if path.suffix not in _SUFFIXES or path.stat().st_size > _MAX_BYTES:
         return False
     try:
         content = parse_yaml(path.read_text())
@@ -81,16 +83,16 @@ def is_run_file(path: Path) -> bool:
 
 
 def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None) -> Mapping[str, Any]:
-    """Read a YAML file that holds names and values.
+    """Read a YAML file whose content is a mapping.
 
     Args:
         path: The file.
-        what: What kind of file it is to be, for who has none.
-        shape: What to do where it holds something else.
-        mistaken: What to do instead, where the path shows that another kind of file was given.
+        what: The expected kind of file, for messages.
+        shape: Advice if the content is no mapping.
+        mistaken: Advice if the path shows that the user gave another kind of file.
 
     Raises:
-        BadInputError: There is no such file, it is not YAML, or it holds something else.
+        BadInputError: The file cannot be read, is not YAML, or its content is no mapping.
     """
     try:
         content = parse_yaml(path.read_text())
@@ -98,30 +100,20 @@ def read_mapping(path: Path, what: str, shape: str, mistaken: str | None = None)
         fix = ". ".join(filter(None, [f"Give the path of {what}", mistaken]))
         raise BadInputError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        if mistaken or isinstance(error, UnicodeDecodeError):  # where in it helps nobody
-            raise _no_fields(path, what, mistaken) from error
+        if mistaken or isinstance(error, UnicodeDecodeError):  # no place in the file would help
+            raise _wrong_file(path, what, mistaken) from error
         raise BadInputError(f"{path} is not YAML: {error}", fix="Mend it at the line above") from error
     if not isinstance(content, Mapping):
         raise BadInputError(f"{path} holds no fields", fix=mistaken or shape)
     return content
 
 
-def _no_fields(path: Path, what: str, mistaken: str | None) -> BadInputError:
+def _wrong_file(path: Path, what: str, mistaken: str | None) -> BadInputError:
     return BadInputError(f"{path} is not {what}", fix=mistaken or f"Give the path of {what}")
 
 
-def _refuse_other_parts(path: Path, content: Mapping[str, Any]) -> None:
-    for name in content:
-        if name not in _PARTS:
-            raise BadInputError(
-                f"{path} has a part {name!r}",
-                field=str(name),
-                fix=_fix_of_part(path, str(name)),
-            )
-
-
 def _fix_of_part(path: Path, name: str) -> str:
-    if name in _OF_ACCELERATE:
+    if name in _ACCELERATE_KEYS:
         return f"Give a config of Accelerate as --accelerate-config {path}, before the script"
     if name in TrainingRun.model_fields:
         return f"Indent `{name}` below `run:`"

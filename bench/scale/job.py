@@ -22,8 +22,8 @@ PODS, NODES = 512, 600
 SECONDS = 900.0  # in which it must be done
 WORDS = {
     "title": "A job of 512 pods",
-    "meaning": "A job of hundreds of pods costs whoever waits for it seconds of processor time in all, and "
-    "its end is heard as soon as the operator has said so.",
+    "meaning": "A job of hundreds of pods costs its follower seconds of processor time in all. The follower "
+    "sees its end as soon as the operator reports it.",
     "figures": {
         "submit: manycpu": ("Submitting it: manycpu, with its record and a trial on the server", "s", ""),
         "submit: kubectl create": ("Submitting it: `kubectl create` of the same manifest", "s", ""),
@@ -155,8 +155,8 @@ def _context(config: dict[str, Any]) -> tuple[Any, Any]:
 
 def _kubectl_create(cluster: Any, space: Any, ctx: Any, built: Any, folder: Path) -> float:
     """Create the same manifest with kubectl, suspended and under another name, and delete it."""
+    from manycpu.pipeline.cli.spec_commands import as_yaml
     from manycpu.pipeline.launchers import JOB_LAUNCHERS
-    from manycpu.pipeline.render import as_yaml
     from manycpu.pipeline.targets.kubernetes import launch
     from manycpu.pipeline.targets.results import Staged
 
@@ -179,10 +179,11 @@ def _kubectl_create(cluster: Any, space: Any, ctx: Any, built: Any, folder: Path
 async def _follow(meter: _triggerer.Meter, config: dict[str, Any]) -> None:
     """Submit the job and follow it: this is the triggerer, and before that the worker."""
     from manycpu.pipeline.targets.kubernetes import launch
+    from manycpu.pipeline.targets.kubernetes.context import cluster_of
     from manycpu.pipeline.targets.results import Staged
 
     ctx, built = _context(config)
-    ctx.cluster  # noqa: B018 - connected, as the worker is
+    cluster = cluster_of(ctx)  # connected, as the worker is
     began = time.monotonic()
     ctx.ledger.open(ctx.new_entry(time.time()))
     handle, _ = launch.launch(ctx, Staged(), built)
@@ -193,8 +194,8 @@ async def _follow(meter: _triggerer.Meter, config: dict[str, Any]) -> None:
     _triggerer.say("met")
     await triggerer.join()
     turns = sorted(meter.turns)
-    ledger = await asyncio.to_thread(ctx.cluster.get, "ConfigMap", ctx.name)
-    job = await asyncio.to_thread(ctx.cluster.get, "PyTorchJob", handle.name)
+    ledger = await asyncio.to_thread(cluster.get, "ConfigMap", ctx.name)
+    job = await asyncio.to_thread(cluster.get, "PyTorchJob", handle.name)
     figures = {
         "turn of the event loop: p99": round(1e3 * statistics.quantiles(turns, n=100)[98], 2),
         "turn of the event loop: longest": round(1e3 * turns[-1], 1),

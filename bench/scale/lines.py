@@ -126,7 +126,7 @@ async def _follow(meter: _triggerer.Meter, config: dict[str, Any]) -> None:
             counted.hear(line)
 
     before, cpu, began = _triggerer.memory()[0], _triggerer.cpu(), time.monotonic()
-    with mock.patch.object(JobTrigger, "_pass_on", hear):
+    with mock.patch.object(JobTrigger, "_deliver", hear):
         triggerer = _triggerer.Triggerer([config["handle"]])
         await _triggerer.until(lambda: meter.met() == RANKS)
         _triggerer.say("met")

@@ -28,8 +28,8 @@ LAST = 5.0  # seconds in which all that ended must have been heard of
 KINDS = ("pytorchjobs", "pods", "events")
 WORDS = {
     "title": "1,000 jobs that wait in one triggerer",
-    "meaning": "Deferred tasks cost next to nothing, an API server that comes back is not stormed, and many "
-    "that end at once are all heard of.",
+    "meaning": "Deferred tasks cost next to nothing, an API server that comes back gets few requests a "
+    "second, and many jobs that end at once are all noticed.",
     "figures": {
         "waiting": ("Jobs that are waited for", "", ""),
         "watches of a kind": ("Watches of each kind of object", "", "[limit: watches of a kind]"),
@@ -103,11 +103,11 @@ def main() -> dict[str, Any]:
 
 def _jobs(space: Any, target: dict[str, Any], image: str, folder: Path, nodes: Any) -> list[Any]:
     """Begin runs, and create their jobs, suspended."""
-    from support.handmade_jobs import begin, cluster_of
+    from support.handmade_jobs import begin, open_namespace
 
-    from manycpu.pipeline.targets.context import Access
+    from manycpu.pipeline.targets.kubernetes.context import sharing
 
-    access = Access(cluster=cluster_of(space))
+    access = sharing(open_namespace(space))
 
     def place(job: dict[str, Any]) -> None:
         job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"] |= nodes.place
@@ -164,9 +164,9 @@ def _ready(cluster: Any) -> Iterator[list[float]]:
 def _end(space: Any, nodes: Any, ranks: Any, process: Child, names: list[str]) -> dict[str, Any]:
     """Have jobs run, and end in the same second."""
     from cluster.command import wait_for
-    from support.handmade_jobs import cluster_of
+    from support.handmade_jobs import open_namespace
 
-    api = cluster_of(space)
+    api = open_namespace(space)
     with watching(space) as seen:
         for name in names:
             api.patch("PyTorchJob", name, {"spec": {"runPolicy": {"suspend": False}}})

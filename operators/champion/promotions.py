@@ -1,7 +1,7 @@
-"""Who is champion: promotions, one after the other, none of which can be half done or pass over another.
+"""Promotions of models to champion, one after the other; each is atomic, and none can skip another.
 
-Promotion n is the file ``promotions/n.json``, which only one can create, and only whole; the last one counts.
-Its model is complete in ``models/`` by then: a crash before leaves the old champion, and nothing that counts.
+Promotion n is the file ``promotions/n.json``, which is created atomically and once. The last one counts. Its
+model is complete in ``models/`` before: a crash in between leaves the old champion, and files without effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from manycpu.pipeline.transfer import Hashing, Manifest, save, scan
 
 __all__ = ["Candidate", "Champion", "SupersededError", "champion", "discard", "promote"]
 
-_NUMBERED: Final = re.compile(r"[0-9]{6,}\.json")
+_PROMOTION_FILE: Final = re.compile(r"[0-9]{6,}\.json")
 
 
 class SupersededError(ManycpuError):
@@ -38,24 +38,24 @@ class Candidate(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
-    """Of the DAG run that trained it, and of its content: a retry promotes the same."""
+    """Made of the DAG run's name and the model's sha256, so that a retry promotes the same."""
     key: str
-    """Of the run that trained it."""
+    """Key of the run that trained it."""
     path: str
     sha256: str
     rate: FiniteFloat
     data: str
     """Path of the version of the data set that it was trained on."""
     accuracy: FiniteFloat
-    """On rows that it was not trained on, but chosen by."""
+    """On the rows for choosing, which it was not trained on."""
     metrics: dict[str, Any] = {}
 
 
 class Champion(Candidate):
-    """A model that was promoted; ``path`` is its own copy."""
+    """A model that was promoted; ``path`` is the champion's copy of it."""
 
     number: int
-    """Of the promotion, from 1."""
+    """Number of the promotion, from 1."""
 
 
 def champion(folder: Path) -> Champion | None:
@@ -64,21 +64,23 @@ def champion(folder: Path) -> Champion | None:
 
 
 def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
-    """Make a candidate the champion, if that still is the one that it was compared with.
+    """Make a candidate the champion, if the present champion is the one that it was compared with.
 
-    Of the models that were champions the last but one is kept, for whoever still reads it; older ones go.
+    The model of the previous champion is kept, because programs may still read it; older ones are deleted.
 
     Args:
-        folder: Where champions are kept.
-        candidate: The model; one that is champion already stays it.
+        folder: Folder of the champions.
+        candidate: The model; a retry finds it promoted already.
         instead_of: Number of the promotion that it was compared with; 0: there was no champion.
 
     Raises:
         SupersededError: Another one was promoted meanwhile.
         ManycpuError: The model is gone, or is not what was exported.
-        ValueError: A number of the candidate is none, or not finite.
+        ValueError: A number of the candidate is missing or not finite.
     """
-    candidate = Candidate.model_validate(candidate.model_dump())  # a copy with updates was never checked
+    candidate = Candidate.model_validate(
+        candidate.model_dump()
+    )  # pydantic does not check model_copy(update=...)
     last = champion(folder)
     if last and last.name == candidate.name:
         return last
@@ -93,17 +95,17 @@ def promote(folder: Path, candidate: Candidate, instead_of: int) -> Champion:
     if last.name != candidate.name:
         raise _superseded(last, instead_of)
     for name in {one.name for one in promotions} - kept:
-        with suppress(OSError):  # such as another one's that deletes it too: it is promoted all the same
+        with suppress(OSError):  # another promotion may delete it too; the candidate is promoted in any case
             _remove(folder / "models" / name)
     return last
 
 
 def discard(folder: Path, prefix: str) -> list[str]:
-    """Delete what is left of promotions that came to nothing; returns the names of what was deleted.
+    """Delete the files of promotions that did not complete; returns the names of the deleted files.
 
     Args:
-        folder: Where champions are kept.
-        prefix: What the names of their models begin with.
+        folder: Folder of the champions.
+        prefix: Beginning of the names of their models.
     """
     promoted = {one.name for one in _promotions(folder)}
     found = [path for kind in ("models", "promotions") for path in (folder / kind).glob(f".{prefix}*")]
@@ -114,8 +116,8 @@ def discard(folder: Path, prefix: str) -> list[str]:
 
 
 def _promotions(folder: Path) -> list[Champion]:
-    """Read all promotions by number; a file of any other name is none."""
-    files = [file for file in (folder / "promotions").glob("*.json") if _NUMBERED.fullmatch(file.name)]
+    """Read all promotions in the order of their numbers; other files are ignored."""
+    files = [file for file in (folder / "promotions").glob("*.json") if _PROMOTION_FILE.fullmatch(file.name)]
     promotions = [Champion.model_validate_json(file.read_text()) for file in files]
     return sorted(promotions, key=lambda one: one.number)
 
@@ -129,7 +131,7 @@ def _superseded(last: Champion | None, instead_of: int) -> SupersededError:
 
 
 def _remove(path: Path) -> None:
-    """Delete a file, a folder or a link, but nothing that a link leads to."""
+    """Delete a file, a folder or a link, but not the target of a link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -137,17 +139,17 @@ def _remove(path: Path) -> None:
 
 
 def _copy(candidate: Candidate, model: Path) -> None:
-    """Copy what was exported, and nothing else; the copy appears whole, and is made once.
+    """Copy exactly the exported files; the copy is renamed when it is complete, and made once.
 
-    Each of many at once copies to a folder of its own, and one of them is renamed.
+    Processes that copy the same model at once use a folder each, and one of the folders is renamed.
     """
     if _is_whole(model, candidate.sha256):
-        return  # it was champion before, or another try has made it
+        return  # it was champion before, or an earlier try has copied it
     own = model.with_name(f".{model.name}.{uuid.uuid4().hex}")
     try:
         _export(candidate, own / model.name)
         _put(own / model.name, model, candidate.sha256)
-    except Exception:  # what dies at once leaves it to discard()
+    except Exception:  # discard() deletes what a killed process leaves
         shutil.rmtree(own, ignore_errors=True)
         raise
     shutil.rmtree(own, ignore_errors=True)
@@ -157,7 +159,7 @@ def _export(candidate: Candidate, copy: Path) -> None:
     source = Location.of(candidate.path, "candidate")
     exported = _exported(source, candidate.sha256)
     if exported is None:
-        fix = "It is removed at the end of its DAG run: start another one"
+        fix = "It is deleted at the end of its DAG run: start another one"
         raise ManycpuError(f"the model that was evaluated is not at {candidate.path}", fix=fix)
     copied = save(Hashing(source.only(file.path for file in exported.files)), copy, candidate.name)
     if copied.digest != candidate.sha256:
@@ -171,12 +173,12 @@ def _put(copy: Path, model: Path, sha256: str) -> None:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
             raise
         if not _is_whole(model, sha256):
-            message = f"{model} is not the model that is to be there: nothing was promoted"
+            message = f"{model} is not the model that was evaluated: nothing was promoted"
             raise ManycpuError(message, fix="Remove it, and run again") from error
 
 
 def _is_whole(model: Path, sha256: str) -> bool:
-    """Whether a copy is there, with the content that it is to have."""
+    """Whether a complete copy exists, with the expected content."""
     if model.is_symlink() or not model.is_dir():
         return False
     copy = Location.of(str(model), "model")
@@ -190,7 +192,7 @@ def _is_whole(model: Path, sha256: str) -> bool:
 
 
 def _exported(folder: Location, sha256: str) -> Manifest | None:
-    """Read the manifest of an export; a model may have a manifest.json of its own."""
+    """Read the manifest of an export by its digest; a model may have a manifest.json of its own."""
     for name in manifests(folder.has):
         with suppress(ValueError):
             manifest, _ = Manifest.parse(folder.read_text(name) or "")
@@ -200,12 +202,12 @@ def _exported(folder: Location, sha256: str) -> Manifest | None:
 
 
 def _record(folder: Path, asked: Champion) -> None:
-    """Create the file of a promotion, whole, unless there is one of its number."""
+    """Create the file of a promotion atomically, unless its number is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{asked.name}.{uuid.uuid4().hex}"
     partial.write_text(asked.model_dump_json(indent=1) + "\n")
     disk.sync(folder)
     with suppress(FileExistsError):
-        os.link(partial, folder / f"{asked.number:06}.json")  # a rename would replace the other one
+        os.link(partial, folder / f"{asked.number:06}.json")  # unlike a rename, this replaces no file
     partial.unlink()
     disk.sync(folder)

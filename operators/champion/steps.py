@@ -1,6 +1,6 @@
 """The steps of DAG ``champion`` between its trainings.
 
-Parameters that have a name of Airflow's context, such as ``params``, are given by Airflow.
+Airflow gives the parameters that have a name of its context, such as ``params``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from manycpu.operators.champion.versions import (
     write_version,
 )
 from manycpu.operators.link import tab_of, url_of
+from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +51,7 @@ Fields = dict[str, Any]
 
 
 def new_version(params: Any = None, task: Any = None, outlet_events: Any = None) -> Fields:
-    """Write the next version of the data set, and tell of it with the asset's event."""
+    """Write the next version of the data set, and put its number and path into the asset's event."""
     version = write_version(_folder(params) / "data", params["more"])._asdict()
     outlet_events[task.outlets[0]].extra = version
     return version
@@ -59,24 +60,32 @@ def new_version(params: Any = None, task: Any = None, outlet_events: Any = None)
 def begin(
     params: Any = None, dag_run: Any = None, triggering_asset_events: Mapping[Any, Any] | None = None
 ) -> Fields:
-    """Find the version of the data set that is meant, and check what the DAG run was given.
+    """Find the version of the data set to train on, and check the parameters of the DAG run.
+
+    The last asset event names the version. One from the web UI may name none: then the newest is taken.
 
     Returns:
-        Parts of that version, the DAG run's folder, and parameters as JSON has them.
+        Parts of that version, the DAG run's folders, and parameters as JSON.
 
     Raises:
         AirflowFailException: There is no such version, or a parameter is wrong.
     """
+    from manycpu.pipeline.spec.naming import run_key, run_name
     from manycpu.pipeline.spec.validation import read_target
 
     folder = _folder(params)
     events = [event for of_asset in (triggering_asset_events or {}).values() for event in of_asset]
+    extra = events[-1].extra if events else None
+    path = (json.loads(extra) if isinstance(extra, str) else extra or {}).get("path")
     with explained():
         read_target(params["target"])
-        path = _path(events) or _newest(folder)
-        version = read_version(path)
+        last = None if path else newest(folder / "data")
+        if not path and last is None:
+            fix = "Trigger DAG digits_dataset, which writes one, and starts this DAG itself"
+            raise BadInputError(f"there is no version of the data set in {folder / 'data'}", fix=fix)
+        version = read_version(last.path if last else str(path))
     _LOG.info("version %d of the data set: %s", version.number, version.path)
-    run = _run(dag_run)
+    run = run_name(dag_run.run_id, run_key(dag_run.dag_id, dag_run.run_id))
     return {
         **{part: f"{version.path}/{part}" for part in (TRAIN, HOLDOUT, UNLABELLED)},
         "version": version.path,
@@ -88,17 +97,17 @@ def begin(
 
 
 def rates(params: Any = None) -> list[float]:
-    """Return the rates of the sweep: tasks are mapped over what a task returns."""
+    """Return the learning rates of the sweep: Airflow maps tasks over the result of a task."""
     return list(params["rates"])
 
 
 def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
-    """Tell what became of a candidate, also of one that failed: the others may be good.
+    """Describe the result of a candidate, also of one that failed: the others may be good.
 
     Args:
         rate: Its learning rate.
-        output: Where its model and report are.
-        training: The task that trained it, with the map index of this one.
+        output: Folder or URL of its model and report.
+        training: Id of the task that trained it, with the map index of this one.
         ti: This task's instance.
 
     Returns:
@@ -120,10 +129,10 @@ def describe(rate: float, output: str, training: str, ti: Any = None) -> Fields:
 
 
 def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params: Any = None) -> list[Fields]:
-    """Take the best candidate of those that succeeded, by the rows that are there to choose by.
+    """Choose the candidate that succeeded with the best accuracy on the rows for choosing.
 
     Returns:
-        What is to be compared: that candidate, and the present champion where there is one.
+        What ``compare`` takes: that candidate, and the present champion if there is one.
 
     Raises:
         AirflowFailException: All of them failed.
@@ -142,7 +151,7 @@ def choose(candidates: Iterable[Fields] | Fields, run: str, version: str, params
 
 
 def path_of(contender: Fields) -> str:
-    """Return where the model of a contender is."""
+    """Return the path of a contender's model."""
     return str(contender["path"])
 
 
@@ -153,16 +162,22 @@ def compare(
     params: Any = None,
     dag_run: Any = None,
 ) -> Fields:
-    """Compare what both reached on the rows that neither saw.
+    """Compare the accuracy of candidate and champion on the rows that neither has seen.
 
     Returns:
         Whether the candidate is ``better`` by more than the threshold, its ``accuracy``, and the comparison
-        in words: ``says`` as a sentence, ``body`` as Markdown with tables and links.
+        as text: ``says`` as sentences, ``body`` as Markdown with tables and links.
     """
+    tried = []
+    for one in _several(candidates):
+        tab = tab_of(dag_run.dag_id, dag_run.run_id, one["training"], one["map_index"])
+        accuracy = None if _fault(one) else one["accuracy"]
+        chosen = one.get("path") == contenders[0]["path"]
+        tried.append(words.Tried(rate=one["rate"], accuracy=accuracy, page=url_of(tab), chosen=chosen))
     comparison = words.Comparison(
         contenders=contenders,
         scores=[one["accuracy"] for one in judged],
-        candidates=[_tried(one, contenders[0]["path"], dag_run) for one in _several(candidates)],
+        candidates=tried,
         threshold=params["threshold"],
     )
     _LOG.info(comparison.text)
@@ -175,7 +190,7 @@ def compare(
 
 
 def road(better: bool, params: Any = None) -> str | None:
-    """Choose the next task: a person is asked, or the threshold has decided, or nothing is promoted."""
+    """Return the next task: ``approve`` asks a person, ``promote`` does not; None: nothing is promoted."""
     if not better:
         return None
     return "approve" if params["ask"] else "promote"
@@ -188,16 +203,15 @@ def promote(
     task: Any = None,
     outlet_events: Any = None,
 ) -> Fields:
-    """Promote the best candidate, and tell of it with the asset's event and in the model registry.
+    """Promote the best candidate, and record it in the asset's event and in the model registry.
 
-    The registry may be away: that is a warning in the log.
+    A registry that does not answer is a warning in the log.
 
     Raises:
-        AirflowFailException: Another one was promoted since the comparison, the model is gone, or what it
-            reached is no finite number.
+        AirflowFailException: Another one was promoted since the comparison, the model is gone, or its
+            accuracy is no finite number.
     """
-    from manycpu.pipeline.spec.errors import ManycpuError
-    from manycpu.pipeline.tracking.in_use import tell_champion
+    from manycpu.pipeline.tracking.ending import tell_champion
 
     best, *champions = contenders
     if fault := _fault(best) or _fault({"accuracy": accuracy}):
@@ -206,7 +220,7 @@ def promote(
     number = champions[0]["number"] if champions else 0
     try:
         promoted = make_champion(_folder(params), Candidate(**{**best, "metrics": metrics}), number)
-    except ManycpuError as error:  # another try would meet the same
+    except ManycpuError as error:  # a retry would fail too
         raise AirflowFailException(str(error)) from error
     _LOG.info("promotion %d: %s", promoted.number, promoted.path)
     fields = promoted.model_dump(mode="json")
@@ -216,7 +230,7 @@ def promote(
 
 
 def tidy(run: str, models: str, params: Any = None) -> list[str]:
-    """Remove what the candidates of this DAG run left, but for the one that was promoted; returns what."""
+    """Delete the models of this DAG run's candidates except the promoted one; returns the deleted names."""
     gone = discard(_folder(params), run)
     if Path(models).exists():
         gone += [path.name for path in sorted(Path(models).iterdir())]
@@ -226,45 +240,30 @@ def tidy(run: str, models: str, params: Any = None) -> list[str]:
 
 
 def conclude(ti: Any = None) -> Fields:
-    """Say in a few sentences what came of the DAG run, where nothing of it failed but candidates.
+    """Summarise the DAG run in a few sentences; runs if no task failed other than those of candidates.
 
     Returns:
-        Whether a model was ``promoted``, the ``model`` and its ``predictions`` (paths) where one was, and
-        what it ``says``.
+        Whether a model was ``promoted``, if so the paths of ``model`` and ``predictions``, and the summary
+        (``says``).
     """
     names = ("begin", "compare", "approve", "promote")
     begun, compared, approval, promoted = (ti.xcom_pull(task_ids=name) for name in names)
     decided = words.decision(better=compared["better"], promoted=promoted is not None, approval=approval)
     made = {"model": promoted["path"], "predictions": begun["predictions"]} if promoted else {}
-    says = " ".join([compared["says"], decided, *([words.places(**made)] if made else [])])
+    says = f"{compared['says']} {decided}"
+    if made:
+        says += f" The model is in {made['model']}, its predictions are in {made['predictions']}."
     _LOG.info(says)
     return {"promoted": bool(made), **made, "says": says}
 
 
 def _several(results: Iterable[Fields] | Fields) -> list[Fields]:
-    """Make a list of what a mapped group returned: where it was mapped once, Airflow gives that by itself."""
+    """Return the results of a mapped group as a list: Airflow gives a single one without a list."""
     return [dict(results)] if isinstance(results, dict) else list(results)
 
 
-def _tried(candidate: Fields, chosen: str, dag_run: Any) -> words.Tried:
-    """Describe a candidate to people.
-
-    Args:
-        candidate: As :func:`describe` told of it.
-        chosen: Path of the one that was chosen.
-        dag_run: The DAG run.
-    """
-    tab = tab_of(dag_run.dag_id, dag_run.run_id, candidate["training"], candidate["map_index"])
-    return words.Tried(
-        rate=candidate["rate"],
-        accuracy=None if _fault(candidate) else candidate["accuracy"],
-        page=url_of(tab),
-        chosen=candidate.get("path") == chosen,
-    )
-
-
 def _fault(candidate: Fields) -> str | None:
-    """Say why a candidate failed; one that cannot be compared has, too."""
+    """Return why a candidate failed or cannot be compared; None if it can."""
     accuracy = candidate.get("accuracy")
     if "error" in candidate:
         return str(candidate["error"])
@@ -274,10 +273,10 @@ def _fault(candidate: Fields) -> str | None:
 
 
 def _folder(params: Mapping[str, Any]) -> Path:
-    """Find the folder of it all.
+    """Return the folder of data sets, champions and predictions.
 
     Raises:
-        AirflowFailException: It is no folder on a disk: promotions need what a file system promises.
+        AirflowFailException: It is no folder on a disk: promotions need the guarantees of a file system.
     """
     from manycpu.pipeline.adapters.storage import is_remote
     from manycpu.pipeline.targets.context import home
@@ -288,26 +287,3 @@ def _folder(params: Mapping[str, Any]) -> Path:
     if is_remote(folder) or not Path(folder).expanduser().is_absolute():
         raise AirflowFailException(f"params.folder: {folder!r} is no absolute path. Give a folder on a disk")
     return Path(folder).expanduser()
-
-
-def _run(dag_run: Any) -> str:
-    from manycpu.pipeline.spec.naming import run_key, run_name
-
-    return run_name(dag_run.run_id, run_key(dag_run.dag_id, dag_run.run_id))
-
-
-def _path(events: Sequence[Any]) -> str | None:
-    """Read the path that the newest event of the data set carries; one from the web UI may carry none."""
-    extra = events[-1].extra if events else None
-    found = (json.loads(extra) if isinstance(extra, str) else extra or {}).get("path")
-    return str(found) if found else None
-
-
-def _newest(folder: Path) -> str:
-    from manycpu.pipeline.spec.errors import BadInputError
-
-    version = newest(folder / "data")
-    if version is None:
-        fix = "Trigger DAG digits_dataset, which writes one, and starts this DAG itself"
-        raise BadInputError(f"there is no version of the data set in {folder / 'data'}", fix=fix)
-    return version.path

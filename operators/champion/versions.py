@@ -1,4 +1,4 @@
-"""Versions of a data set: each a folder that appears whole, with a part for each of those that use it."""
+"""Versions of a data set: each is a folder, renamed when it is complete, with one part for each use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRAIN, HOLDOUT, UNLABELLED = "train", "holdout", "unlabelled"
 _PARTS: Final = (TRAIN, HOLDOUT, UNLABELLED)
 _SEED: Final = 0
 _SIZES: Final = {HOLDOUT: 300, UNLABELLED: 200}
-"""Rows that are the same in every version, and that no version has among those to train on."""
+"""Numbers of the rows that are the same in every version, and never among those to train on."""
 
 
 class Version(NamedTuple):
@@ -29,14 +29,14 @@ class Version(NamedTuple):
 
 
 def write_version(folder: Path, more: int) -> Version:
-    """Write the next version of scikit-learn's handwritten digits: with more rows to train on, up to all.
+    """Write the next version of scikit-learn's handwritten digits, with more rows to train on than the last.
 
     Args:
-        folder: Where all versions are.
-        more: Rows to train on that each version has more than the one before.
+        folder: Folder of all versions.
+        more: Number of rows that each version adds, until all rows are used.
 
     Raises:
-        OSError: Another one wrote the same version meanwhile, or the folder cannot be written.
+        OSError: Another process wrote the same version meanwhile, or the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     last = newest(folder)
@@ -46,7 +46,7 @@ def write_version(folder: Path, more: int) -> Version:
         for part, rows in _parts(number * more).items():
             _write(partial / part, rows)
         partial.chmod(0o755)
-        path = partial.rename(folder / _name(number))  # refused where there is one
+        path = partial.rename(folder / f"v{number:04}")  # fails if the version exists
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -54,14 +54,14 @@ def write_version(folder: Path, more: int) -> Version:
 
 
 def newest(folder: Path) -> Version | None:
-    """Find the newest version; None where there is none yet."""
+    """Return the newest version; None if there is none."""
     paths = [path for path in folder.glob("v*") if path.name[1:].isdigit()]
     versions = [Version(int(path.name[1:]), str(path)) for path in paths]
     return max(versions, default=None)
 
 
 def read_version(path: str) -> Version:
-    """Open a version that somebody names.
+    """Return the version at a path.
 
     Raises:
         BadInputError: It lacks a part.
@@ -78,27 +78,19 @@ def read_version(path: str) -> Version:
     return Version(int(digits) if digits.isdigit() else 0, path)
 
 
-def _name(number: int) -> str:
-    return f"v{number:04}"
-
-
 def _parts(count: int) -> dict[str, list[list[int]]]:
-    rows = _digits()
-    random.Random(_SEED).shuffle(rows)  # noqa: S311 - the same split for ever is the point
+    """Return the rows of each part; a row is the digit and its pixels, of unlabelled ones the pixels only."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    images, labels = load_digits(return_X_y=True)
+    pairs: Iterable[Any] = zip(labels, images, strict=True)
+    rows = [[int(label), *map(int, image)] for label, image in pairs]
+    random.Random(_SEED).shuffle(rows)  # noqa: S311 - every version needs the same split
     parts = {}
     for part, size in _SIZES.items():
         parts[part], rows = rows[:size], rows[size:]
     parts[UNLABELLED] = [row[1:] for row in parts[UNLABELLED]]
     return {**parts, TRAIN: rows[:count]}
-
-
-def _digits() -> list[list[int]]:
-    """Read the digits: in each row the digit, and its pixels."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
-    images, labels = load_digits(return_X_y=True)
-    pairs: Iterable[Any] = zip(labels, images, strict=True)
-    return [[int(label), *map(int, image)] for label, image in pairs]
 
 
 def _write(folder: Path, rows: list[list[int]]) -> None:

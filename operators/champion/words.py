@@ -1,4 +1,4 @@
-"""What people are told of a comparison."""
+"""Texts that describe a comparison of models, and the decision."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Comparison", "Tried", "decision", "places"]
+__all__ = ["Comparison", "Tried", "decision"]
 
 _METRIC: Final = "accuracy"
-_FINEST: Final = 4  # digits of a percentage behind the point
+_MAX_DECIMALS: Final = 4  # of a percentage
 
 
 class Tried(NamedTuple):
@@ -21,9 +21,9 @@ class Tried(NamedTuple):
 
     rate: float
     accuracy: float | None
-    """On the rows that candidates are chosen by; None: it failed."""
+    """On the rows for choosing; None: it failed."""
     page: str
-    """Address of its training."""
+    """URL of its training's page."""
     chosen: bool
 
 
@@ -33,9 +33,9 @@ class Comparison:
 
     Args:
         contenders: Fields of the candidate, and of the champion.
-        scores: What they reached, on rows that neither saw.
-        candidates: All of the sweep.
-        threshold: By how much the candidate has to be better.
+        scores: Their accuracy on rows that neither has seen.
+        candidates: All candidates of the sweep.
+        threshold: How much better the candidate has to be.
     """
 
     contenders: Sequence[Mapping[str, Any]]
@@ -45,64 +45,58 @@ class Comparison:
 
     @property
     def gain(self) -> float:
-        """By how much the candidate is better; without a champion, than nothing at all."""
+        """How much better the candidate is than the champion, or than 0 without a champion."""
         return self.scores[0] - sum(self.scores[1:])
 
     @property
     def text(self) -> str:
-        """What was reached, what was needed, and which candidates failed."""
+        """The accuracy reached, the accuracy needed, and the candidates that failed."""
         score, *others = _percents(self.scores)
         reached = f"The candidate of learning rate {self.contenders[0]['rate']:g} reached {_METRIC} {score}"
         other = f"the champion {others[0]}" if others else "there is no champion yet"
         rates = ", ".join(f"{one.rate:g}" for one in self.candidates if one.accuracy is None)
         failed = f" Candidates that failed: those of learning rate {rates}." if rates else ""
-        return f"{reached} on digits that neither saw, {other}; needed was {self._needed}.{failed}"
+        points = f"{100 * self.threshold:g}"
+        needed = f"a lead of more than {points} points" if self.threshold else "any lead"
+        if not others:
+            needed = f"more than {points} %"
+        return f"{reached} on digits that neither saw, {other}; needed was {needed}.{failed}"
 
     @property
     def body(self) -> str:
-        """The same as Markdown, with a table of the two, and one of all candidates."""
+        """The text as Markdown, with a table of the two models and one of all candidates."""
         page = next((one.page for one in self.candidates if one.chosen), None)
         link = [f"[The candidate's training]({page})"] if page else []
-        return "\n\n".join([self.text, self._contenders(), *link, self._sweep()]) + "\n"
-
-    @property
-    def _needed(self) -> str:
-        points = f"{100 * self.threshold:g}"
-        if len(self.scores) == 1:
-            return f"more than {points} %"
-        return f"a lead of more than {points} points" if self.threshold else "any lead"
-
-    def _contenders(self) -> str:
         rows = [
             [f"{_METRIC} on digits that neither saw", *_percents(self.scores)],
             ["learning rate", *(f"{one['rate']:g}" for one in self.contenders)],
             ["trained on version", *(Path(one["data"]).name for one in self.contenders)],
             ["sha256", *(f"`{one['sha256'][:12]}`" for one in self.contenders)],
         ]
-        return _table(["", "candidate", "champion"], [[*row, "none yet"][:3] for row in rows])
-
-    def _sweep(self) -> str:
-        """List the candidates, the best first."""
-        found = sorted(self.candidates, key=lambda one: math.inf if one.accuracy is None else -one.accuracy)
-        reached = iter(_percents([one.accuracy for one in found if one.accuracy is not None]))
+        contenders = _table(["", "candidate", "champion"], [[*row, "none yet"][:3] for row in rows])
+        best_first = sorted(
+            self.candidates, key=lambda one: math.inf if one.accuracy is None else -one.accuracy
+        )
+        reached = iter(_percents([one.accuracy for one in best_first if one.accuracy is not None]))
         rows = [
             [
                 f"[{one.rate:g}]({one.page})",
                 "failed" if one.accuracy is None else next(reached),
                 "the candidate" if one.chosen else "",
             ]
-            for one in found
+            for one in best_first
         ]
-        return _table(["learning rate", f"{_METRIC} on digits to choose by", ""], rows)
+        sweep = _table(["learning rate", f"{_METRIC} on digits to choose by", ""], rows)
+        return "\n\n".join([self.text, contenders, *link, sweep]) + "\n"
 
 
 def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None) -> str:
-    """Say what was decided.
+    """Return the decision as a sentence.
 
     Args:
         better: Whether the candidate was better by more than the threshold.
         promoted: Whether it was promoted.
-        approval: What the approval task returned: nothing where nobody was asked, or it was not approved.
+        approval: What the approval task returned; None: no person was asked, or the person rejected it.
     """
     if not better:
         return "That is not enough: nothing was promoted."
@@ -110,21 +104,14 @@ def decision(*, better: bool, promoted: bool, approval: Mapping[str, Any] | None
         return "It was not approved: nothing was promoted."
     if approval is None:
         return "The threshold decided: it was promoted."
-    return f"It was promoted: {_name(approval.get('responded_by_user'))} approved."
-
-
-def places(model: str, predictions: str) -> str:
-    """Say where what a promotion has made is."""
-    return f"The model is in {model}, its predictions are in {predictions}."
-
-
-def _name(user: Any) -> str:
-    return str(user.get("name") or user.get("id")) if isinstance(user, dict) else str(user)
+    user: Any = approval.get("responded_by_user")
+    name = user.get("name") or user.get("id") if isinstance(user, dict) else user
+    return f"It was promoted: {name} approved."
 
 
 def _percents(shares: Sequence[float]) -> list[str]:
-    """Write shares alike, with as few digits as tell them apart."""
-    for digits in range(1, _FINEST + 1):
+    """Format shares as percentages, all with as few decimals as distinguish them."""
+    for digits in range(1, _MAX_DECIMALS + 1):
         texts = [f"{100 * share:.{digits}f} %" for share in shares]
         if len(set(texts)) == len(set(shares)):
             break

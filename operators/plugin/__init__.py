@@ -1,6 +1,6 @@
 """A training's page in Airflow: a tab of each DAG run, and one of each DAG with the history.
 
-Every process of Airflow imports this, those of tasks too: what else it needs is imported where it is used.
+Every process of Airflow imports this module, also those of tasks, so other imports are deferred.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _PREFIX = "manycpu"
 
 
 def _tab(name: str, route: str, destination: str) -> dict[str, str]:
-    """Describe a tab; no slash leads its addresses, which start where the Airflow does."""
+    """Describe a tab; its URLs have no leading slash: they are relative to the base URL of Airflow."""
     return {
-        "name": name,  # what the tab says, and the global that the bundle sets
+        "name": name,  # the tab's title, and the global variable that the bundle sets
         "url_route": route,
         "destination": destination,
         "bundle_url": f"{_PREFIX}/static/airflow.js",
@@ -28,7 +28,7 @@ def _tab(name: str, route: str, destination: str) -> dict[str, str]:
 
 
 class ManycpuPlugin(AirflowPlugin):
-    """Two tabs, and the files that they are made of; all they show comes from Airflow's REST API."""
+    """Two tabs and their static files; their data comes from Airflow's REST API."""
 
     name = "manycpu"
     react_apps = [  # noqa: RUF012 - as Airflow declares it
@@ -38,7 +38,7 @@ class ManycpuPlugin(AirflowPlugin):
 
     @cached_property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The app of static files; made where Airflow serves it."""
+        """The app of static files; made only in the process that serves it."""
         from manycpu.operators.plugin.files import files_app
 
         return [{"app": files_app(), "url_prefix": f"/{_PREFIX}", "name": "manycpu's static files"}]

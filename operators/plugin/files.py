@@ -1,4 +1,4 @@
-"""The files that a training's page is made of, and nothing else: they are the same for everybody."""
+"""Serve the static files of a training's page, and no others; they hold no data of any run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["files_app"]
 
-# Not as the machine's own tables have it: browsers refuse a module that is no JavaScript.
+# Not the machine's own table of types: browsers refuse a module of another type than JavaScript.
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOLDERS: Final = {
     "/static": Path(__file__).parent / "static",
@@ -28,7 +28,7 @@ _FOLDERS: Final = {
 
 
 def files_app() -> FastAPI:
-    """Make the app: two folders, below names that the page's modules import each other by."""
+    """Make the app with two folders, under the paths by which the page's modules import each other."""
     app = FastAPI(openapi_url=None)
     for path, folder in _FOLDERS.items():
         app.mount(path, _Files(directory=folder))
@@ -36,7 +36,7 @@ def files_app() -> FastAPI:
 
 
 class _Files(StaticFiles):
-    """Files of the types that a page has; a browser asks each time whether they are still the same."""
+    """Files of the types that a page needs; browsers check each time whether a file has changed."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         kind = _TYPES.get(Path(path).suffix)
@@ -54,6 +54,6 @@ class _Files(StaticFiles):
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Content-Type-Options"] = "nosniff"
-        if isinstance(response, FileResponse):  # none where the browser has the same
+        if isinstance(response, FileResponse):  # not so if the browser's copy is current (304)
             response.headers["Content-Type"] = f"{_TYPES[Path(full_path).suffix]}; charset=utf-8"
         return response

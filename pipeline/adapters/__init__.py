@@ -1,1 +1,1 @@
-"""Every door to the outside: processes, MPI, ssh, storage."""
+"""Access to the outside: processes, MPI, ssh, storage, clusters, registries and trackers."""

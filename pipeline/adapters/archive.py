@@ -1,6 +1,6 @@
-"""An image as one file: the OCI image layout in a tar, which `ctr images import` and `podman load` take.
+"""An image as one file: the OCI image layout in a tar, for `ctr images import` and `podman load`.
 
-What docker before version 25 and podman's docker save has another layout, which is read as well.
+The layout of docker save before version 25, and of podman's docker format, is read too.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ _TAR: Final = "application/vnd.oci.image.layer.v1.tar"
 
 
 class Archive:
-    """An archive with one image in it.
+    """An archive with one image.
 
     Args:
         file: The archive.
 
     Raises:
-        BuildError: It is none, or its image is not for linux/amd64.
+        BuildError: It is no such archive, or its image is not for linux/amd64.
     """
 
     def __init__(self, file: Path) -> None:
@@ -62,7 +62,7 @@ class Archive:
         config = _read(tar, entry["Config"])
         layers = []
         for digest, path in zip(json.loads(config)["rootfs"]["diff_ids"], entry["Layers"], strict=True):
-            if tar.getmember(path).isfile():  # a layer that is there twice is a link the second time
+            if tar.getmember(path).isfile():  # a repeated layer is a link the second time
                 self._places[digest] = path
             size = tar.getmember(self._places[digest]).size
             layers.append({"mediaType": _TAR, "digest": digest, "size": size})
@@ -79,7 +79,7 @@ class Archive:
 
 
 def write(file: Path, name: str, image: Image, contents: Iterable[Content]) -> None:
-    """Write an archive, whole or not at all.
+    """Write an archive atomically.
 
     Args:
         file: The archive.
@@ -88,7 +88,7 @@ def write(file: Path, name: str, image: Image, contents: Iterable[Content]) -> N
         contents: Its layers.
 
     Raises:
-        BuildError: What was read is not what its digest says.
+        BuildError: The content of a layer does not match its digest.
     """
     partial = file.with_name(f".{file.name}.partial")
     entry = {
@@ -124,7 +124,7 @@ def _add(tar: tarfile.TarFile, content: Content) -> None:
 
 
 class _Verified:
-    """A stream that hashes what is read of it."""
+    """A stream that hashes what is read from it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self.digest = stream, hashlib.sha256()

@@ -1,7 +1,7 @@
 """A namespace of a Kubernetes cluster: plain dictionaries in and out, every call with a deadline.
 
-The door to the package ``kubernetes``. What is transient is tried again: an API server that is busy, away or
-restarting, a webhook that is not back yet, a token that was renewed a moment ago.
+It wraps the package ``kubernetes``. Transient errors are retried: an API server that is busy, away or
+restarting, a webhook that is not back yet, a token that was just renewed.
 """
 
 import json
@@ -20,9 +20,8 @@ from kubernetes import client, config
 from kubernetes.utils import parse_quantity
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
-from manycpu.pipeline.adapters.api_resources import resource_of
 from manycpu.pipeline.spec.errors import ClusterError, ConflictError, NotFoundError
-from manycpu.pipeline.spec.job_kinds import TRAINJOB
+from manycpu.pipeline.spec.job_kinds import TRAINJOB, resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = ["Cluster", "Connect", "amount", "connect"]
@@ -31,17 +30,17 @@ Connect = Callable[[], client.ApiClient]
 """Makes a client with fresh credentials."""
 
 _LOG: Final = logging.getLogger(__name__)
-DEADLINE: Final = 60.0  # seconds that a call is tried for
-_UNAUTHORIZED_FOR: Final = 15.0  # seconds in which a token that was just renewed may be refused
+DEADLINE: Final = 60.0  # seconds of retries
+_UNAUTHORIZED_GRACE_S: Final = 15.0  # in which a token that was just renewed may be refused
 _TIMEOUT: Final = (5.0, 30.0)  # seconds to connect and to read, for each try
-_TOLD_ON: Final = 5  # the try, some seconds on, before which it is told why nothing is created
+_WARN_ATTEMPT: Final = 5  # after this failed try, a few seconds on, the log says why nothing is created
 _UNAUTHORIZED: Final = 401
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PATCH: Final = "application/merge-patch+json"
 
 
 def amount(quantity: str) -> Decimal:
-    """Read an amount as Kubernetes writes it, such as ``1500m`` cores or ``8Gi`` bytes."""
+    """Parse an amount as Kubernetes writes it, such as ``1500m`` cores or ``8Gi`` bytes."""
     return Decimal(parse_quantity(quantity))
 
 
@@ -54,22 +53,18 @@ def connect(connection: str | None = None) -> client.ApiClient:
     try:
         if connection is not None:
             return config.new_client_from_config(str(Path(connection).expanduser()))
-        return _own_account() or config.new_client_from_config()
+        settings = client.Configuration()
+        try:
+            config.load_incluster_config(client_configuration=settings)
+        except config.ConfigException:  # not in a pod
+            return config.new_client_from_config()
+        return client.ApiClient(settings)
     except (config.ConfigException, OSError, ValueError) as error:
         raise ClusterError(
             f"no cluster can be reached: {error}",
             field="target.connection",
             fix="Give the path of a kubeconfig in target.connection, or set KUBECONFIG",
         ) from error
-
-
-def _own_account() -> client.ApiClient | None:
-    settings = client.Configuration()
-    try:
-        config.load_incluster_config(client_configuration=settings)
-    except config.ConfigException:
-        return None
-    return client.ApiClient(settings)
 
 
 class Cluster:
@@ -88,7 +83,7 @@ class Cluster:
     def now(self) -> float:
         """Read the API server's clock, in seconds since the epoch."""
         if self._ahead is None:
-            with suppress(ClusterError):  # nobody may read it: then the worker's clock has to do
+            with suppress(ClusterError):  # not allowed: use the worker's clock
                 self.call("GET", "/version")
         return time.time() + (self._ahead or 0.0)
 
@@ -98,14 +93,14 @@ class Cluster:
 
     def _open(self) -> None:
         self.api = self.connect()
-        # The client is in a reference cycle: without this its connections stay until the collector comes.
+        # The client is in a reference cycle: without this, connections stay until garbage collection.
         weakref.finalize(self, self.api.rest_client.pool_manager.clear)
 
     def path(self, kind: str, name: str = "") -> str:
         """Build the path of a kind's objects in this namespace, or of one of them.
 
         Raises:
-            NotFoundError: The cluster would have to say which version it prefers, and has none.
+            NotFoundError: The cluster does not serve the group, so it prefers no version.
         """
         resource = resource_of(kind)
         if not resource.version:
@@ -114,7 +109,7 @@ class Cluster:
         return f"{resource.path}/namespaces/{self.namespace}/{resource.plural}" + (f"/{name}" if name else "")
 
     def get(self, kind: str, name: str) -> KubeObject | None:
-        """Read an object; None where there is none."""
+        """Read an object; None: it does not exist."""
         try:
             return self.call("GET", self.path(kind, name))
         except NotFoundError:
@@ -130,7 +125,7 @@ class Cluster:
         return [{"kind": kind, **item} for item in answer.get("items", [])]
 
     def create(self, manifest: KubeObject, *, dry_run: bool = False) -> KubeObject:
-        """Create an object, or return the one that has its name: names are a run's own.
+        """Create an object, or return the existing one of its name: names belong to one run.
 
         Raises:
             ClusterError: The cluster refuses it.
@@ -140,34 +135,34 @@ class Cluster:
         with suppress(ConflictError):
             return self.call("POST", self.path(kind), query=query, body=manifest)
         existing = self.get(kind, name)
-        # None: it was being deleted, and went between the two calls.
+        # None: its deletion ended between the two calls.
         return existing or self.call("POST", self.path(kind), query=query, body=manifest)
 
     def patch(self, kind: str, name: str, body: KubeObject, *, deadline: float = DEADLINE) -> KubeObject:
-        """Change an object by a JSON merge patch; a uid and a resourceVersion in it must be the present ones.
+        """Change an object by a JSON merge patch; a uid and a resourceVersion in it must be current.
 
         Args:
             kind: Its kind.
             name: Its name.
             body: The patch.
-            deadline: Seconds after which it is given up.
+            deadline: Seconds of retries.
 
         Raises:
-            ConflictError: They are not.
+            ConflictError: The uid or the resourceVersion is not current.
         """
         return self.call("PATCH", self.path(kind, name), body=body, deadline=deadline)
 
     def delete(self, kind: str, name: str, *, uid: str | None = None, grace: int | None = None) -> bool:
-        """Begin the deletion of an object and of what it owns; whether there was one.
+        """Begin the deletion of an object and of all that it owns; False: it does not exist.
 
         Args:
             kind: Its kind.
             name: Its name.
-            uid: Only the object with this uid: a later one of the same name is somebody else's.
-            grace: Seconds that its processes are given; default: what the object says.
+            uid: Delete only the object with this uid: a later one of the same name belongs to others.
+            grace: Grace period of its processes, in seconds; default: that of the object.
         """
-        # Of a TrainJob that waits for its JobSet to go, Trainer makes another; and it lets none change, not
-        # even at its end, whose runtime is gone.
+        # In foreground deletion a TrainJob waits for its JobSet, which Trainer recreates; and Trainer refuses
+        # any change of a TrainJob whose runtime is gone, also at its end.
         body: KubeObject = {"propagationPolicy": "Background" if kind == TRAINJOB.kind else "Foreground"}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
@@ -205,14 +200,14 @@ class Cluster:
         body: KubeObject | None = None,
         deadline: float = DEADLINE,
     ) -> KubeObject:
-        """Call the API, again and again while what fails is transient.
+        """Call the API; retry transient errors.
 
         Args:
             method: The HTTP method.
             path: The path on the API server.
             query: The query's parameters.
-            body: What is sent, as JSON.
-            deadline: Seconds after which it is given up.
+            body: The body, sent as JSON.
+            deadline: Seconds of retries.
 
         Raises:
             ClusterError: The cluster refuses the call, or does not answer in time.
@@ -257,7 +252,7 @@ class Cluster:
             _return_http_data_only=True,
             _request_timeout=_TIMEOUT,
         )
-        with suppress(KeyError, ValueError):  # of whole seconds: half of one is the likely rest
+        with suppress(KeyError, ValueError):  # whole seconds: add the mean of the rest
             self._ahead = parsedate_to_datetime(response.headers["Date"]).timestamp() + 0.5 - time.time()
         return bytes(response.data)
 
@@ -265,7 +260,7 @@ class Cluster:
     def _may_pass(error: BaseException, seconds: float) -> bool:
         if isinstance(error, client.ApiException):
             return error.status in _TRANSIENT or (
-                error.status == _UNAUTHORIZED and seconds < _UNAUTHORIZED_FOR
+                error.status == _UNAUTHORIZED and seconds < _UNAUTHORIZED_GRACE_S
             )
         return isinstance(error, urllib3.exceptions.HTTPError)
 
@@ -274,8 +269,8 @@ class Cluster:
         if isinstance(error, client.ApiException) and error.status == _UNAUTHORIZED:
             self._open()
         method, path, *_ = state.args
-        # Of what is only read, whoever reads it tells.
-        if isinstance(error, Exception) and method == "POST" and state.attempt_number == _TOLD_ON:
+        # Callers report failed reads themselves.
+        if isinstance(error, Exception) and method == "POST" and state.attempt_number == _WARN_ATTEMPT:
             _LOG.warning("%s: it is tried again", _explained(error, method, path).message)
 
 
@@ -287,22 +282,19 @@ def _explained(error: Exception, method: str, path: str) -> ClusterError:
             field="target.connection",
             fix="See that the cluster can be reached, and run again",
         )
-    message = f"{method} {path}: {_message(error)}"
+    try:
+        reason = str(json.loads(error.body)["message"])
+    except (KeyError, TypeError, ValueError):
+        reason = f"{error.status} {error.reason}"
+    message = f"{method} {path}: {reason}"
     if _NO_WEBHOOK in message:
         fix = "A webhook of the cluster does not answer: see that its operator runs, and run again"
         return ClusterError(message, field="target.connection", fix=fix, status=error.status)
     return ClusterError.of_status(error.status, message, fix=_FIXES.get(error.status))
 
 
-_NO_WEBHOOK = "failed calling webhook"  # as API servers say it
+_NO_WEBHOOK = "failed calling webhook"  # the words of API servers
 _FIXES = {
     401: "The cluster does not accept the credentials: see target.connection",
     403: "Give this account the Role of docs/kubernetes.md there (`manycpu preflight` names what is missing)",
 }
-
-
-def _message(error: client.ApiException) -> str:
-    try:
-        return str(json.loads(error.body)["message"])
-    except (KeyError, TypeError, ValueError):
-        return f"{error.status} {error.reason}"

@@ -1,7 +1,4 @@
-"""Stream the answers of a cluster's API server, in an event loop.
-
-The door to the package ``kubernetes_asyncio``.
-"""
+"""Stream the answers of a cluster's API server in an event loop, by the package ``kubernetes_asyncio``."""
 
 import asyncio
 import json
@@ -23,8 +20,8 @@ from manycpu.pipeline.spec.errors import ClusterError, UnauthorizedError
 
 __all__ = ["ClusterStream", "Lines"]
 
-_CONNECT: Final = 5.0  # seconds to connect
-_ERROR: Final = 400
+_CONNECT_TIMEOUT_S: Final = 5.0
+_FIRST_ERROR_STATUS: Final = 400
 _PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
 
 
@@ -56,15 +53,15 @@ class ClusterStream:
     async def answer(
         self, path: str, query: Mapping[str, str], silence: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Ask for a path, and read the answer as it comes.
+        """Send a GET request, and yield the answer to read it as it comes.
 
         Args:
             path: The path on the API server.
             query: The query's parameters.
-            silence: Seconds without a word after which the connection is taken for dead.
+            silence: Seconds without a byte after which the connection is presumed dead.
 
         Raises:
-            ClusterError: The cluster refuses it at present.
+            ClusterError: The cluster refuses it.
             aiohttp.ClientError: The connection broke; or OSError, TimeoutError.
         """
         used = self._settings
@@ -78,17 +75,19 @@ class ClusterStream:
             query_params=dict(query),
             headers=headers,
             _preload_content=False,
-            _request_timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=silence),
+            _request_timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S, sock_read=silence),
         )
         async with answer:
-            if answer.status >= _ERROR:
+            if answer.status >= _FIRST_ERROR_STATUS:
                 await self._refused(answer, used, path)
             with suppress(KeyError, ValueError):
                 self._ahead = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5 - time.time()
             try:
                 yield answer
             finally:
-                _abort_unread(answer)
+                # Cut an unread stream off: the server would not answer a TLS close before its own end.
+                if not answer.content.at_eof() and answer.connection and answer.connection.transport:
+                    answer.connection.transport.abort()
 
     async def _refused(self, answer: aiohttp.ClientResponse, used: Any, path: str) -> None:
         body = (await answer.read()).decode(errors="replace")
@@ -100,7 +99,7 @@ class ClusterStream:
         raise refused
 
     async def _renew(self, used: Any) -> Any:
-        """Read the credentials anew, unless somebody has done so meanwhile."""
+        """Read the credentials again, unless another task has done so meanwhile."""
         async with self._connecting:
             if self._settings is used:
                 client = await asyncio.to_thread(self._connect)
@@ -110,29 +109,24 @@ class ClusterStream:
     def _client(self, settings: Any) -> RESTClientObject:
         names = ("ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "tls_server_name")
         options = {name: getattr(settings, name, None) for name in names}
-        # What comes from the environment aiohttp reads there itself, with its exceptions (NO_PROXY).
+        # A proxy of the environment is left to aiohttp, which knows its exceptions (NO_PROXY).
         options["proxy"] = None if settings.proxy in map(os.environ.get, _PROXIES) else settings.proxy
         key = tuple(options.values())
         if key not in self._clients:
             own = Configuration()
             for name, value in options.items():
                 setattr(own, name, value)
-            own.proxy, own.proxy_headers = _apart(own.proxy)
+            url, own.proxy_headers = parse_url(own.proxy or ""), None
+            if url.auth:  # not in the URL, which aiohttp's errors quote
+                own.proxy = url._replace(auth=None).url
+                own.proxy_headers = make_headers(proxy_basic_auth=unquote(url.auth))
             own.connection_pool_maxsize = 0  # each log that is followed keeps a connection
             self._clients[key] = RESTClientObject(own)
         return self._clients[key]
 
 
-def _apart(proxy: str | None) -> tuple[str | None, dict[str, str] | None]:
-    """Take a proxy's user and password out of its URL, which aiohttp's errors quote."""
-    url = parse_url(proxy or "")
-    if not url.auth:
-        return proxy, None
-    return url._replace(auth=None).url, make_headers(proxy_basic_auth=unquote(url.auth))
-
-
 class Lines:
-    """Whole lines of a stream of bytes."""
+    """Splits a stream of bytes into whole lines, each cut at ``limit`` bytes."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit, self.rest = limit, b""
@@ -147,9 +141,3 @@ def _credentials(settings: Any) -> dict[str, str]:
     """Build the headers with the account's credentials; may run a program or read a file."""
     headers = [setting for setting in settings.auth_settings().values() if setting["in"] == "header"]
     return {header["key"]: header["value"] for header in headers if header["value"]}
-
-
-def _abort_unread(answer: aiohttp.ClientResponse) -> None:
-    """Cut a stream off in its midst: the other side would not answer a farewell before its own end."""
-    if not answer.content.at_eof() and answer.connection and answer.connection.transport:
-        answer.connection.transport.abort()

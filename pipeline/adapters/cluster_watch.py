@@ -1,6 +1,6 @@
 """Watch a namespace of a Kubernetes cluster: changes of objects, and logs.
 
-Nothing here gives up: whoever waits has a deadline.
+Watches retry for ever: their callers have deadlines.
 """
 
 import asyncio
@@ -14,26 +14,26 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 
-from manycpu.pipeline.adapters.api_resources import resource_of
 from manycpu.pipeline.adapters.cluster import Connect
 from manycpu.pipeline.adapters.cluster_stream import ClusterStream, Lines
 from manycpu.pipeline.spec.errors import ClusterError, InvalidError, NotFoundError
+from manycpu.pipeline.spec.job_kinds import resource_of
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = ["FAILURES", "Backoff", "Changes", "ClusterWatch", "LogPart", "NoLogError", "shared"]
 
-RELIST: Final = 240  # seconds after which a watch is begun anew, from a list
+RELIST: Final = 240  # seconds after which a watch starts again, from a list
 _SILENCE: Final = (
-    100.0  # seconds without a word, bookmarks included, after which a connection is taken for dead
+    100.0  # seconds without a byte, bookmarks included, after which a connection is presumed dead
 )
 _UNMARKED: Final = frozenset({"Event"})
-"""Kinds of which the API server keeps no cache: their watches get no bookmarks."""
+"""Kinds that the API server does not cache: their watches get no bookmarks."""
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 _PAGE: Final = 500  # objects of a list in one answer
-_LINE: Final = 1 << 18  # bytes of a log's line that are kept
-_WELL: Final = 5.0  # seconds
+_LINE_LIMIT_BYTES: Final = 1 << 18  # of a log's line
+_HEALTHY_AFTER_S: Final = 5.0  # of success the back-off starts again
 FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError, ClusterError)
-"""What passes by itself, or may: whatever failed is tried again."""
+"""Errors that may be transient: callers retry."""
 
 
 class NoLogError(Exception):
@@ -46,24 +46,24 @@ class Changes(NamedTuple):
     kind: str
     objects: list[KubeObject]
     deleted: list[KubeObject]
-    """As they were at the end."""
+    """Their last state."""
     complete: bool
-    """Whether the objects are all that there are."""
+    """Whether ``objects`` is the complete list."""
     trouble: str = ""
-    """Why no changes are known at the moment."""
+    """Why changes cannot be seen at present; empty: they can."""
 
 
 class LogPart(NamedTuple):
-    """Which part of a container's log is meant."""
+    """The part of a container's log to read."""
 
     follow: bool
-    """Whether to stay until the container ends. Else a last line without an end counts too."""
+    """Whether to follow until the container ends; if not, a last line without newline counts too."""
     previous: bool = False
-    """Whether that of the container before its last restart is meant."""
+    """Whether to read the log of the container before its last restart."""
     since: int | None = None
     """Seconds since the epoch of the first lines; None: from the beginning."""
     tail: int | None = None
-    """How many of the last lines; None: all."""
+    """Number of last lines; None: all."""
 
 
 class ClusterWatch:
@@ -123,7 +123,7 @@ class ClusterWatch:
 
         Raises:
             NoLogError: There is none.
-            ClusterError: The cluster refuses it at present.
+            ClusterError: The cluster refuses it.
             aiohttp.ClientError: The connection broke; or OSError, TimeoutError.
         """
         query = {"container": container, "timestamps": "true"}
@@ -132,7 +132,7 @@ class ClusterWatch:
         query |= {} if part.tail is None else {"tailLines": str(part.tail)}
         if part.since is not None:
             query["sinceTime"] = datetime.fromtimestamp(part.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        lines = Lines(_LINE)
+        lines = Lines(_LINE_LIMIT_BYTES)
         try:
             async with self._answer(f"{await self._path('Pod')}/{pod}/log", query) as answer:
                 async for block in answer.content.iter_any():
@@ -157,12 +157,12 @@ class ClusterWatch:
         lines = Lines(None)
         silence = _SILENCE + (seconds if kind in _UNMARKED else 0.0)
         async with self._answer(await self._path(kind), parameters, silence) as answer:
-            # A break is no trouble yet, nor is silence: whether nothing is known, the next list tells.
+            # A break or silence is no trouble yet: the next list shows whether changes can be seen.
             with suppress(*_BROKEN):
                 async for block in answer.content.iter_any():
                     events = [json.loads(line) for line in lines.feed(block)]
                     if any(event["type"] == "ERROR" for event in events):
-                        return  # mostly 410: what is asked for is too old
+                        return  # mostly 410 Gone: the resource version is too old
                     if change := _change(kind, events):
                         yield change
 
@@ -197,7 +197,7 @@ _SHARED: dict[tuple[Hashable, ...], list[Any]] = {}
 
 @asynccontextmanager
 async def shared(key: Hashable, connect: Connect, namespace: str) -> AsyncIterator[ClusterWatch]:
-    """Open a namespace once for all who ask with the same key in this event loop."""
+    """Open a namespace once for all callers with the same key in this event loop."""
     place = (asyncio.get_running_loop(), key, namespace)
     entry = _SHARED.setdefault(place, [ClusterWatch(connect, namespace), 0])
     entry[1] += 1
@@ -211,25 +211,25 @@ async def shared(key: Hashable, connect: Connect, namespace: str) -> AsyncIterat
 
 
 class Backoff:
-    """Seconds to wait between tries: few after what worked for a while, more and more where nothing works."""
+    """Exponential back-off with jitter, for retries without end; starts again after a time of success."""
 
     def __init__(self) -> None:
         self._failed, self._began = 0, time.monotonic()
 
     def worked(self) -> None:
-        """Note that a try works: once it has done so for a while, pauses are short again."""
-        if time.monotonic() - self._began > _WELL:
+        """Record a success; after some seconds of success, pauses are short again."""
+        if time.monotonic() - self._began > _HEALTHY_AFTER_S:
             self._failed = 0
 
     def next(self) -> float:
-        """Compute the pause before the next try, which begins then."""
+        """Return the seconds to wait before the next try."""
         seconds: float = min(0.2 * 2.0**self._failed, 5.0) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads many
         self._failed, self._began = min(self._failed + 1, 10), time.monotonic() + seconds
         return seconds
 
 
 def _change(kind: str, events: list[dict[str, Any]]) -> Changes | None:
-    """Merge the events that a watch reported at once; None where nothing happened."""
+    """Merge the events of one block of a watch; None: no object has changed."""
     latest: dict[str, tuple[str, KubeObject]] = {}
     for event in events:
         if event["type"] != "BOOKMARK":

@@ -1,4 +1,4 @@
-"""Run commands to their end, gone with all they started. The door to :mod:`subprocess`."""
+"""Run commands to their end, and end all processes that they started."""
 
 import os
 import selectors
@@ -17,11 +17,11 @@ from manycpu.pipeline.spec.errors import LaunchError
 __all__ = ["END_TIMEOUT", "Completed", "end", "follow", "run"]
 
 END_TIMEOUT: Final = 10.0
-"""Seconds for processes that are ended to be gone."""
+"""Seconds for killed processes to be gone."""
 
 
 class Completed(NamedTuple):
-    """A command that ended: its exit code (negative: the signal) and what it printed on both streams."""
+    """A command that ended: its exit code (negative: the signal) and its output on both streams."""
 
     code: int
     out: str
@@ -38,14 +38,14 @@ def run(
     """Run a command to its end.
 
     Args:
-        argv: The program and its arguments; never meets a shell.
+        argv: The program and its arguments; no shell is involved.
         timeout: Seconds after which it is killed.
-        env: Its whole environment; default: this process's own.
+        env: Its whole environment; default: that of this process.
         cwd: Its working folder.
-        input: What it reads on stdin.
+        input: Its stdin.
 
     Raises:
-        LaunchError: There is no such program, or the time was used up.
+        LaunchError: There is no such program, or it timed out.
     """
     try:
         done = subprocess.run(
@@ -62,7 +62,9 @@ def run(
     except OSError as error:
         raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
     except subprocess.TimeoutExpired as error:
-        output = _text(error.stdout).strip()[-2000:]
+        printed = error.stdout or ""
+        text = printed.decode(errors="replace") if isinstance(printed, bytes) else printed
+        output = text.strip()[-2000:]
         raise LaunchError(
             f"{' '.join(argv)!r} did not end within {timeout:g} s; it said: {output}"
         ) from error
@@ -76,10 +78,10 @@ def follow(
     timeout: float,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a command to its end, and pass on each of its lines as it comes; its exit code.
+    """Run a command to its end, and pass on each of its lines as it comes; returns its exit code.
 
     Raises:
-        LaunchError: There is no such program, or the time was used up: it and all it started is killed.
+        LaunchError: There is no such program, or it timed out: it and all its processes are killed.
     """
     try:
         process = psutil.Popen(
@@ -91,7 +93,9 @@ def follow(
         )
     except OSError as error:
         raise LaunchError(f"{argv[0]!r} cannot be run: {error.strerror or error}") from error
-    timer = threading.Timer(timeout, _kill_tree, [process])  # kills alone: a second waiter gets no exit code
+    timer = threading.Timer(
+        timeout, _kill_tree, [process]
+    )  # it only kills: a second waiter would get no exit code
     began = time.monotonic()
     timer.start()
     try:
@@ -107,7 +111,7 @@ def follow(
 
 
 def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
-    """Yield lines as they come, up to a time: what a program leaves behind may keep its stdout open."""
+    """Yield lines as they come, up to a time: processes that a program leaves may keep its stdout open."""
     rest = b""
     with process.stdout as stream, selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
@@ -122,7 +126,7 @@ def _lines_of(process: psutil.Popen, until: float) -> Iterator[bytes]:
 
 
 def _kill_tree(process: psutil.Process) -> list[psutil.Process]:
-    """Kill a process and all it started, and return them."""
+    """Kill a process and all its descendants, and return them."""
     try:
         tree = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -131,17 +135,13 @@ def _kill_tree(process: psutil.Process) -> list[psutil.Process]:
     return tree
 
 
-def _kill(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
 def end(processes: Sequence[psutil.Process]) -> None:
-    """Kill processes at once, and wait until they are gone."""
+    """Kill processes, and wait until they are gone."""
     _kill(processes)
     psutil.wait_procs(processes, timeout=END_TIMEOUT)
 
 
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -1,4 +1,4 @@
-"""The disk under a folder."""
+"""Operations on a disk that Python's library lacks: clone and sync files, check and remove folders."""
 
 import ctypes
 import fcntl
@@ -14,8 +14,8 @@ from pathlib import Path
 __all__ = ["clone", "copy", "free", "may_hold_files", "remove", "start_writing", "sync", "try_out"]
 
 
-_TRIAL = ".manycpu."  # begins the name of a trial's folder
-_TRIAL_LIVES_S = 600.0  # a trial takes milliseconds
+_TRIAL_PREFIX = ".manycpu."  # of the name of a trial's folder
+_TRIAL_STALE_S = 600.0  # a trial takes milliseconds
 
 
 def free(folder: Path) -> int:
@@ -34,28 +34,23 @@ def may_hold_files(path: Path) -> bool:
 
 
 def try_out(folder: Path) -> None:
-    """Make a folder and all above it that is missing, and delete them again: elsewhere, but as deep.
+    """Check that a folder and its missing parents can be made, by a trial folder of the same depth.
 
     Raises:
         OSError: A file is in the way, a name is too long, or nothing can be written there.
     """
     above = next(parent for parent in folder.parents if os.path.lexists(parent))
-    for left in above.glob(f"{_TRIAL}*"):
-        _remove_left_trial(left)
-    with tempfile.TemporaryDirectory(prefix=_TRIAL, dir=above) as trial:
+    for stale in above.glob(f"{_TRIAL_PREFIX}*"):  # of processes that were killed
+        with suppress(OSError):
+            if time.time() - stale.lstat().st_mtime > _TRIAL_STALE_S:
+                for inner, _, _ in os.walk(stale, topdown=False):
+                    Path(inner).rmdir()  # empty folders only
+    with tempfile.TemporaryDirectory(prefix=_TRIAL_PREFIX, dir=above) as trial:
         (Path(trial) / folder.relative_to(above)).mkdir(parents=True)
 
 
-def _remove_left_trial(trial: Path) -> None:
-    """Delete what a process that was killed left of its trial: empty folders, and nothing else."""
-    with suppress(OSError):
-        if time.time() - trial.lstat().st_mtime > _TRIAL_LIVES_S:
-            for folder, _, _ in os.walk(trial, topdown=False):
-                Path(folder).rmdir()
-
-
 def remove(folder: str, tick: Callable[[], None]) -> None:
-    """Delete a folder and all below, but nothing that links lead to; ``tick`` is called for each.
+    """Delete a folder and all below it, without following links; ``tick`` is called for each entry.
 
     Raises:
         OSError: Something could not be deleted.
@@ -71,7 +66,7 @@ def remove(folder: str, tick: Callable[[], None]) -> None:
 
 
 def copy(source: Path, folder: Path) -> None:
-    """Copy a folder to another place, where its owner may write to all of it.
+    """Copy a folder, and make all of the copy writable for its owner.
 
     Raises:
         OSError: It cannot be read, or the disk is full.
@@ -85,14 +80,14 @@ def copy(source: Path, folder: Path) -> None:
 
 
 def clone(source: int, file: int) -> bool:
-    """Have an empty file share the blocks of another until one of them is written to.
+    """Make an empty file share the blocks of another (copy on write).
 
     Args:
-        source: Descriptor of the other.
-        file: Descriptor of the empty one.
+        source: Descriptor of the other file.
+        file: Descriptor of the empty file.
 
     Returns:
-        Whether it does; False where the file system has nothing of the kind, or they are on two.
+        Whether it does; False: the file system cannot, or the files are on two file systems.
     """
     try:
         fcntl.ioctl(file, _FICLONE, source)
@@ -119,13 +114,13 @@ def sync(folder: Path) -> None:
 
 
 def start_writing(descriptor: int, start: int, size: int) -> None:
-    """Start to write some bytes of a file to disk, without waiting: little is left to :func:`sync`."""
+    """Start to write some bytes of a file to disk without waiting, so that :func:`sync` has little to do."""
     if _sync_file_range is not None:
         _sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _WRITE)
 
 
-# Python has os.sync for all file systems, and os.fsync for one file; Linux has the one between.
+# Python has os.sync for all file systems, and os.fsync for one file; Linux can sync one file system.
 _libc = ctypes.CDLL(None, use_errno=True)
 _syncfs, _sync_file_range = getattr(_libc, "syncfs", None), getattr(_libc, "sync_file_range", None)
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
-_FICLONE = 0x40049409  # of linux/fs.h
+_FICLONE = 0x40049409  # linux/fs.h

@@ -1,6 +1,7 @@
-"""Inspect the hosts of a ``baremetal`` target with one ssh command on each, and judge them here."""
+"""Read the hostfile of a ``baremetal`` target, and check its hosts with one ssh command on each."""
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.adapters import ssh
-from manycpu.pipeline.spec import hostfile
 from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError, ManycpuError
 from manycpu.pipeline.spec.kernel import interface_of
 from manycpu.pipeline.spec.placement import Host, Mpi
@@ -17,11 +17,18 @@ from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.words import public
 
-__all__ = ["check", "chosen", "placement", "python_of"]
+__all__ = ["check", "chosen", "parse_hostfile", "placement", "python_of"]
 
-_TIMEOUT: Final = 60.0
-
-# Runs on the host, by its own Python, read from stdin: nothing of ours needs to be there to say so.
+_HOSTFILE_FIELD = "target.hostfile"
+_HOSTFILE_SHAPE = "Write a host on each line: `name`, `name:processes` or `name slots=processes`"
+# A name must not begin with a dash, which ssh would read as an option.
+_HOSTFILE_LINE = re.compile(
+    r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])"
+    r"(?::(?P<count>\S*)|(?P<words>(?:\s+\S+=\S*)*))"
+)
+_HOSTFILE_WORDS = {"slots", "max_slots", "max-slots"}
+_TIMEOUT_S: Final = 60.0
+# Runs on the host, by its own Python, from stdin: so it works on hosts without manycpu, and reports that.
 _PROBE: Final = """
 import importlib.metadata, json, os, pathlib, socket, sys
 
@@ -46,6 +53,56 @@ print("\\n::probe::" + json.dumps(facts))
 """
 
 
+def parse_hostfile(text: str) -> tuple[Host, ...]:
+    r"""Parse a hostfile of any of the three MPIs; IPv6 addresses are in brackets.
+
+    >>> parse_hostfile("node-a\nnode-b:2  # big\n")
+    (Host(name='node-a', slots=None), Host(name='node-b', slots=2))
+
+    Raises:
+        BadInputError: A line cannot be read, a host is named twice, or there is none.
+    """
+    hosts: dict[str, Host] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        host = _parse_host(words, number)
+        if host.name in hosts:
+            raise BadInputError(
+                f"line {number} names the host {host.name!r} a second time",
+                field=_HOSTFILE_FIELD,
+                fix="Name each host once; run.nproc_per_node says how many processes it gets",
+            )
+        hosts[host.name] = host
+    if not hosts:
+        raise BadInputError("the file names no host", field=_HOSTFILE_FIELD, fix=_HOSTFILE_SHAPE)
+    return tuple(hosts.values())
+
+
+def _parse_host(words: str, number: int) -> Host:
+    match = _HOSTFILE_LINE.fullmatch(words)
+    if match is None:
+        raise BadInputError(
+            f"line {number} cannot be read: {words!r}", field=_HOSTFILE_FIELD, fix=_HOSTFILE_SHAPE
+        )
+    settings = dict(setting.split("=", 1) for setting in (match["words"] or "").split())
+    if unknown := settings.keys() - _HOSTFILE_WORDS:
+        raise BadInputError(
+            f"line {number} says {min(unknown)!r}, which is no setting of a host",
+            field=_HOSTFILE_FIELD,
+            fix=_HOSTFILE_SHAPE,
+        )
+    count = match["count"] if match["count"] is not None else settings.get("slots")
+    if count is not None and not re.fullmatch(r"[1-9][0-9]{0,5}", count):
+        raise BadInputError(
+            f"line {number} gives the host {match['name']!r} {count!r} processes",
+            field=_HOSTFILE_FIELD,
+            fix=_HOSTFILE_SHAPE,
+        )
+    return Host(match["name"].strip("[]"), int(count) if count else None)
+
+
 class _Inspected(NamedTuple):
     host: Host
     facts: dict[str, Any]
@@ -58,7 +115,7 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
         BadInputError: The file cannot be read, or has too few hosts, or slots.
     """
     try:
-        hosts = hostfile.parse(Path(target.hostfile).read_text())
+        hosts = parse_hostfile(Path(target.hostfile).read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadInputError(
@@ -86,19 +143,19 @@ def chosen(target: BareMetal, run: TrainingRun) -> tuple[Host, ...]:
 def check(
     target: BareMetal, run: TrainingRun, mpi: Mpi | None, needs: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Inspect Python, manycpu, torch, cores and MPI of every host: what is wrong, and what to do.
+    """Check Python, manycpu, torch, cores and MPI of every host.
 
     Args:
         target: The hosts.
         run: The run.
         mpi: The MPI that starts the ranks.
-        needs: Versions that the hosts must have, by name.
+        needs: Package -> version that the hosts must have.
     """
     try:
         hosts = chosen(target, run)
     except BadInputError as error:
         return [_finding(error)]
-    results = ssh.at_all(hosts, lambda host: _look(target, host, mpi))
+    results = ssh.at_all(hosts, lambda host: _inspect(target, host, mpi))
     problems = [result for result in results if isinstance(result, Finding)]
     inspected = [result for result in results if isinstance(result, _Inspected)]
     problems += [finding for each in inspected for finding in _check_host(target, run, each)]
@@ -134,7 +191,7 @@ def python_of(target: BareMetal) -> str:
     return target.python or sys.executable
 
 
-def _look(target: BareMetal, host: Host, mpi: Mpi | None) -> _Inspected | Finding:
+def _inspect(target: BareMetal, host: Host, mpi: Mpi | None) -> _Inspected | Finding:
     try:
         return _Inspected(host, _probe(target, host, [mpi.mpirun] if mpi else []))
     except ManycpuError as error:
@@ -142,9 +199,9 @@ def _look(target: BareMetal, host: Host, mpi: Mpi | None) -> _Inspected | Findin
 
 
 def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any]:
-    """Ask a host's Python for its versions, cores and files."""
+    """Read versions, cores and missing files of a host, by its Python."""
     python = python_of(target)
-    done = ssh.run(target, host, [python, "-", *files], timeout=_TIMEOUT, input=_PROBE.encode())
+    done = ssh.run(target, host, [python, "-", *files], timeout=_TIMEOUT_S, input=_PROBE.encode())
     answer = next((line for line in done.out.splitlines() if line.startswith("::probe::")), None)
     if answer is None:
         raise LaunchError(
@@ -157,7 +214,7 @@ def _probe(target: BareMetal, host: Host, files: Sequence[str]) -> dict[str, Any
 
 
 def _check_host(target: BareMetal, run: TrainingRun, inspected: _Inspected) -> Iterator[Finding]:
-    """Check one host by itself."""
+    """Check one host, without the others."""
     name, facts = inspected.host.name, inspected.facts
     for package in ("manycpu", "torch"):
         if facts[package] is None:
@@ -206,7 +263,7 @@ def _compare_hosts(inspected: Sequence[_Inspected]) -> Iterator[Finding]:
 
 
 def _compare_with_needs(inspected: Sequence[_Inspected], needs: Mapping[str, str]) -> Iterator[Finding]:
-    """Compare what the hosts have with what travels to them."""
+    """Compare the hosts' packages with those of the notebook whose function is sent to them."""
     for name, needed in needs.items():
         found = {public(each.facts[name.lower()] or ""): each.host.name for each in inspected}
         for other, host in found.items():

@@ -1,6 +1,6 @@
-"""Lists of many files in little memory, and a listing of what is below a folder on disk.
+"""List the files below a folder on disk, and keep lists of many files in little memory.
 
-What is kept of a folder: regular files, what links lead to, empty folders, and whether a file is executable.
+A list has regular files, the targets of links, empty folders, and whether a file is executable.
 """
 
 import errno
@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -17,11 +18,11 @@ __all__ = ["Item", "LeftOut", "OddFileError", "Rows", "below", "item_of", "leads
 _FIELDS: Final = 4
 _ROW: Final = re.compile(rb"([^\0]*)\0" * _FIELDS)
 LeftOut = Callable[[str, str], None]
-"""Is told of what is no file or folder: its path, and why it cannot be copied."""
+"""Called with the path of what is no file or folder, and why it cannot be copied."""
 
 
 class Item(NamedTuple):
-    """A file below a location: its path there, its size in bytes, and what changes when it does.
+    """A file below a location: its path there, its size in bytes, and a version that changes with it.
 
     A path that ends with a slash is an empty folder.
     """
@@ -51,7 +52,7 @@ class Rows(Collection[Row], Generic[Row]):
 
     Args:
         kind: The NamedTuple that a row is.
-        rows: What is in it.
+        rows: The first rows.
     """
 
     def __init__(self, kind: Callable[[str, int, str, bool], Row], rows: Iterable[Row] = ()) -> None:
@@ -62,10 +63,10 @@ class Rows(Collection[Row], Generic[Row]):
 
     @classmethod
     def of(cls, kind: Callable[[str, int, str, bool], Row], content: bytearray) -> "Rows[Row]":
-        """Wrap rows that are encoded in ``content`` already.
+        """Wrap the bytes of encoded rows.
 
         Raises:
-            ValueError: They are cut off.
+            ValueError: The bytes are cut off.
         """
         rows = cls(kind)
         rows.content = content
@@ -78,7 +79,7 @@ class Rows(Collection[Row], Generic[Row]):
         """Add a row.
 
         Raises:
-            ValueError: There is a NUL in it.
+            ValueError: It has a NUL.
         """
         path, size, text, flag = row
         line = f"{path}\0{size}\0{text}\0{'x' if flag else ''}\0".encode(errors="surrogateescape")
@@ -105,12 +106,12 @@ class Rows(Collection[Row], Generic[Row]):
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of all rows, in hexadecimal; for rows to which no more are added."""
+        """The sha256 of all rows, in hexadecimal; only for complete lists."""
         return hashlib.sha256(self.content).hexdigest()
 
 
 def regular(status: os.stat_result) -> bool:
-    """Whether something is a regular file."""
+    """Whether a status is that of a regular file."""
     return stat.S_ISREG(status.st_mode)
 
 
@@ -120,12 +121,12 @@ def item_of(path: str, status: os.stat_result) -> Item:
 
 
 def below(folder: str, left_out: LeftOut | None = None, *, follow: bool = True) -> Iterator[Item]:
-    """List what is below a folder on disk, sorted by path.
+    """List the files below a folder on disk, sorted by path.
 
     Args:
-        folder: Where.
-        left_out: Is told of what is no file or folder; None: that is an error.
-        follow: Whether what links lead to is listed in their place; if not, they are no files.
+        folder: The folder.
+        left_out: Called for what is no file or folder; None: that is an error.
+        follow: Whether to list the targets of links in their place; if not, links are no files.
 
     Raises:
         OddFileError: Something is no file or folder.
@@ -144,9 +145,14 @@ class _Walk(NamedTuple):
         if identity in above:
             self.left_out(prefix.rstrip("/"), "is a link to a folder that it is in itself")
             return
-        # As whole paths are compared: "a.txt" comes before what is in the folder "a".
+        names = []
         with os.scandir(folder) as entries:
-            names = sorted(f"{entry.name}/" if self._is_folder(entry) else entry.name for entry in entries)
+            for entry in entries:
+                is_folder = False
+                with suppress(OSError):  # links that lead to each other
+                    is_folder = entry.is_dir(follow_symlinks=self.follow)
+                names.append(f"{entry.name}/" if is_folder else entry.name)
+        names.sort()  # in the order of whole paths: "a.txt" comes before the files in the folder "a"
         if not names and prefix:
             yield Item(prefix, 0, "")
         for name in names:
@@ -155,12 +161,6 @@ class _Walk(NamedTuple):
                 yield from self.below(absolute[:-1], path, (*above, identity))
             elif child := self._status(absolute, path):
                 yield item_of(path, child)
-
-    def _is_folder(self, entry: "os.DirEntry[str]") -> bool:
-        try:
-            return entry.is_dir(follow_symlinks=self.follow)
-        except OSError:  # links that lead to each other
-            return False
 
     def _status(self, absolute: str, path: str) -> os.stat_result | None:
         try:
@@ -186,7 +186,7 @@ _WHAT: Final = {
 
 
 def leads_out(path: str) -> bool:
-    """Whether a path that somebody else gave, such as an archive's, is of something outside of its folder."""
+    """Whether a path from outside, such as an archive's, leads out of its folder."""
     return path.startswith("/") or ".." in path.split("/")
 
 

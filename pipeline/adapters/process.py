@@ -1,4 +1,4 @@
-"""Start and observe supervised trainings, which outlive whoever started them."""
+"""Start and observe supervised trainings, which outlive the process that started them."""
 
 import hashlib
 import json
@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from manycpu.pipeline.spec.errors import LaunchError, UnseenError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
 __all__ = [
-    "ExitRecord",
     "Job",
     "LogFollower",
     "boot_id",
@@ -36,30 +35,26 @@ __all__ = [
 ]
 
 LOG, EXIT, HANDLE, COMMAND = "log", "exit.json", "handle.json", "command.json"
-# Airflow's own settings may hold secrets, and are none of a training's business.
-_PRIVATE = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")
+# Airflow's own settings, which may hold secrets and are not passed to a training.
+_PRIVATE_PREFIXES = ("AIRFLOW_", "AIRFLOW__", "_AIRFLOW_")
+_START_TIMEOUT_S = 60
 
-_RECORD_SIZE = 1 << 14  # bytes that are reserved for an exit record
-_REASON = 2000  # characters of its reason, of which JSON makes six times as many bytes at most
-_RECORD_PATIENCE = 86_400.0  # seconds in which a record is written once the disk takes it again
-_LONGEST_PAUSE = 5.0  # seconds between two tries
-
-# Of a machine itself; a container has another, and where the system has none there are none.
+# PID namespace of the machine itself; a container has another one, and some systems have no namespaces.
 _INITIAL_NAMESPACES = (None, "pid:[4026531836]")
 
 
 class Job(NamedTuple):
-    """The command of an attempt, and what else its supervisor must know."""
+    """The attempt that a supervisor runs, and its budgets."""
 
     run: str
     """Name of the run."""
     attempt: int
     run_timeout: float
-    """Seconds that it may run."""
+    """Seconds that the training may take."""
     start_timeout: float
-    """Seconds until the first rank must have spoken."""
+    """Seconds until the first line of a rank."""
     stall_timeout: float | None
-    """Seconds without output after which it is ended; None: never."""
+    """Seconds without output after which the training is ended; None: never."""
 
 
 def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> ProcessHandle:
@@ -67,9 +62,9 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
 
     Args:
         manifest: ``{argv, env, cwd, files}`` as the launchers write it; files are relative to ``directory``.
-        directory: The attempt's folder: gets the log, the handle and, at the end, the exit record.
-        job: Which attempt this is, and its budgets.
-        lock: A file descriptor that holds the ledger's lock. The starter inherits it, so that nobody else
+        directory: The attempt's folder, for the log, the handle and, at the end, the exit record.
+        job: The attempt and its budgets.
+        lock: A file descriptor that holds the ledger's lock. The starter inherits it, so no other process
             starts this run before the handle is on disk, even if this process is killed in between.
 
     Raises:
@@ -80,19 +75,25 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
         (directory / file).write_text(text)
     command = {"argv": manifest["argv"], "cwd": manifest["cwd"], **job._asdict()}
     write_json(directory / COMMAND, command)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(_PRIVATE)}
-    with (directory / LOG).open("ab") as log, _in_time(job.run):
-        starter = subprocess.run(
-            [sys.executable, "-m", "manycpu.pipeline.adapters.supervisor", str(directory)],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=inherited | manifest["env"],
-            pass_fds=(lock,),
-            start_new_session=True,
-            timeout=60,
-        )
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(_PRIVATE_PREFIXES)}
+    try:
+        with (directory / LOG).open("ab") as log:
+            starter = subprocess.run(
+                [sys.executable, "-m", "manycpu.pipeline.adapters.supervisor", str(directory)],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=inherited | manifest["env"],
+                pass_fds=(lock,),
+                start_new_session=True,
+                timeout=_START_TIMEOUT_S,
+            )
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(
+            f"the supervisor of {job.run} did not come up within {error.timeout:g} s",
+            fix="See whether the machine is overburdened, and run again",
+        ) from error
     handle = read_handle(directory)
     if handle is None:
         tail = (directory / LOG).read_text(errors="replace")[-2000:].strip()
@@ -102,41 +103,30 @@ def start(manifest: Mapping[str, Any], directory: Path, job: Job, lock: int) -> 
     return handle
 
 
-@contextmanager
-def _in_time(run: str) -> Iterator[None]:
-    try:
-        yield
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(
-            f"the supervisor of {run} did not come up within {error.timeout:g} s",
-            fix="See whether the machine is overburdened, and run again",
-        ) from error
-
-
 def read_handle(directory: Path) -> ProcessHandle | None:
-    """Read the handle that a supervisor left in its attempt's folder; None where none ever started."""
+    """Read the handle that a supervisor wrote into its attempt's folder; None: none has started."""
     text = _read(directory / HANDLE)
     return ProcessHandle.model_validate_json(text) if text else None
 
 
 def observe(handle: ProcessHandle) -> dict[str, Any]:
-    """Look at a supervised process.
+    """Observe a supervised process.
 
     Returns:
-        ``exit`` (its exit record, or None), which decides wherever it is read; without one ``alive`` (None:
-        unknown), and ``unseen``: why it is unknown.
+        ``exit``: its exit record, which decides if there is one. Without one ``alive`` (None: unknown), and
+        ``unseen``: why it is unknown.
     """
-    # Alive first: a process that ends in between has written its record by then.
+    # Alive first: a process that ends between the two reads has written its record by then.
     alive, unseen = _look(handle)
     record = _read(Path(handle.directory) / EXIT)
     return {"alive": alive, "unseen": unseen, "exit": json.loads(record) if record else None}
 
 
 def cancel(handle: ProcessHandle) -> None:
-    """End a supervised process and everything it started; harmless when it is gone.
+    """End a supervised process and all its descendants; idempotent.
 
     Raises:
-        LaunchError: It is still there after 10 s.
+        LaunchError: It still lives after 10 s.
         UnseenError: Whether it lives cannot be seen from here.
     """
     alive, unseen = _look(handle)
@@ -158,7 +148,7 @@ def cancel(handle: ProcessHandle) -> None:
 
 
 def unseen_error(handle: ProcessHandle, unseen: str) -> UnseenError:
-    """Build the error for a process of which it is unknown here whether it lives."""
+    """Build the error for a process whose state cannot be seen from here."""
     return UnseenError(
         f"whether attempt {handle.attempt} of run {handle.run} still runs is unknown: {unseen}",
         fix=f"Continue or cancel it there ({handle}). If that place is gone for good, "
@@ -167,7 +157,7 @@ def unseen_error(handle: ProcessHandle, unseen: str) -> UnseenError:
 
 
 def declare_gone(handle: ProcessHandle) -> None:
-    """Write the exit record of a process whose host or container is gone for good, as a person says.
+    """Write the exit record of a process whose host or container is gone for good, as a person confirms.
 
     Raises:
         LaunchError: It lives.
@@ -203,69 +193,26 @@ class LogFollower:
             return []
         whole = block[: block.rfind(b"\n") + 1] or (block if len(block) == limit else b"")
         self.offset += len(whole)
-        # No splitlines: it also splits within a line of a rank, and the second half would be of no rank.
+        # Not splitlines: it also splits within a rank's line, and the rest would have no rank prefix.
         lines = whole.decode(errors="replace").removesuffix("\n").split("\n") if whole else []
-        return [line.removesuffix("\r") for line in lines]  # of a launcher that writes to a terminal
+        return [line.removesuffix("\r") for line in lines]  # a launcher may write to a terminal
 
 
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
-    """Write a file that is there whole or not at all; the umask takes from its mode."""
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # threads write the same file too
+    """Write a JSON file atomically; the umask restricts its mode."""
+    # A unique name: threads may write the same file.
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         partial.touch(mode)
         partial.write_text(json.dumps(value))
         partial.replace(path)
-    except OSError:  # a full disk, perhaps
+    except OSError:  # such as a full disk
         partial.unlink(missing_ok=True)
         raise
 
 
-class ExitRecord:
-    """The exit record of an attempt, with room for it on the disk from the beginning on.
-
-    Args:
-        directory: The attempt's folder.
-
-    Raises:
-        OSError: The disk is full already.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / EXIT
-        self._reserved = self._path.with_name(f".{EXIT}.reserved")
-        with self._reserved.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, _RECORD_SIZE)
-            os.fsync(file.fileno())
-
-    def write(self, code: int, reason: str, started: float) -> None:
-        """Write how it ended; until the disk takes it, for at most a day.
-
-        Raises:
-            OSError: The disk took it for a day not, or the folder is gone.
-        """
-        record = {"code": code, "reason": reason[:_REASON], "started": started, "ended": time.time()}
-        until, pause = time.monotonic() + _RECORD_PATIENCE, 0.1
-        while True:
-            try:
-                self._overwrite(json.dumps(record).encode().ljust(_RECORD_SIZE))
-            except OSError:
-                if time.monotonic() > until or not self._path.parent.exists():
-                    raise
-            else:
-                return
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _overwrite(self, text: bytes) -> None:
-        with self._reserved.open("r+b" if self._reserved.exists() else "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        self._reserved.replace(self._path)
-
-
 def handle_of_this_process(directory: Path, name: str, attempt: int) -> ProcessHandle:
-    """Describe the calling process, so that others can find it."""
+    """Make a handle of the calling process."""
     return ProcessHandle(
         run=name,
         attempt=attempt,
@@ -281,7 +228,7 @@ def handle_of_this_process(directory: Path, name: str, attempt: int) -> ProcessH
 
 
 def wait_until_gone(handle: ProcessHandle, timeout: float) -> bool:
-    """Wait for a supervised process to end; whether it surely has."""
+    """Wait for a supervised process to end; returns whether it certainly has."""
     if is_alive(handle):
         with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
             psutil.Process(handle.pid).wait(timeout)
@@ -289,17 +236,17 @@ def wait_until_gone(handle: ProcessHandle, timeout: float) -> bool:
 
 
 def is_this_process(handle: ProcessHandle) -> bool:
-    """Whether a handle is the calling process'."""
+    """Whether a handle is that of the calling process."""
     return handle.pid == os.getpid() and bool(is_alive(handle))
 
 
 def is_alive(handle: ProcessHandle) -> bool | None:
-    """Whether a process lives; None: that cannot be seen from here."""
+    """Whether a process lives; None: it cannot be seen from here."""
     return _look(handle)[0]
 
 
 def _look(handle: ProcessHandle) -> tuple[bool | None, str]:
-    """Tell whether a process lives; where that cannot be seen from here (None), the reason why."""
+    """Return whether a process lives; None if it cannot be seen from here, with the reason."""
     host, namespace = socket.gethostname(), kernel.pid_namespace()
     if handle.host != host:
         return None, f"it was started on host {handle.host}, and this is {host}"
@@ -331,14 +278,14 @@ def _look_here(handle: ProcessHandle) -> tuple[bool | None, str]:
 
 
 class _HiddenError(Exception):
-    """A process is there, and may not be looked at; or /proc shows those of another PID namespace."""
+    """A process exists and may not be read; or /proc shows another PID namespace."""
 
 
 def _start_ticks(pid: int | str) -> int | None:
     """Read when a process started, in clock ticks since the boot (Linux); None: it has ended.
 
     Raises:
-        _HiddenError: It cannot be looked at.
+        _HiddenError: It may not be read.
     """
     if sys.platform != "linux":
         return None
@@ -366,7 +313,7 @@ def _exists(pid: int) -> bool:
 
 
 def _machine() -> str | None:
-    """Digest what identifies this machine, whatever its name; None where nothing does."""
+    """Return a digest of this machine's id, which is independent of its name; None: it has no id."""
     found = _read(Path("/etc/machine-id")) if sys.platform == "linux" else f"{uuid.getnode():x}"
     return hashlib.sha256(f"manycpu {found.strip()}".encode()).hexdigest()[:32] if found else None
 

@@ -1,4 +1,4 @@
-"""A repository of an OCI registry: images in and out, verified by digest. Pure HTTP, no container runtime."""
+"""Pull and push images of an OCI registry, verified by digest, by HTTP alone without a container runtime."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -16,15 +16,15 @@ from manycpu.pipeline.spec.image import DOCKER, INDEXES, OCI, Image, check_platf
 __all__ = ["Content", "Repository", "of_blob", "of_bytes"]
 
 CHUNK: Final = 32 << 20
-"""What is larger is sent in parts of this many bytes."""
+"""Bytes of a part: larger blobs are sent in several parts."""
 _ACCEPTED: Final = {"Accept": ", ".join((OCI, DOCKER, *INDEXES))}
-_LARGEST_CONFIG: Final = 8 << 20
+_CONFIG_LIMIT_BYTES: Final = 8 << 20
 _CREATED, _BEGUN = 201, 202
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _NOT_ALLOWED = 401, 403, 404, 405
 
 
 class Content(NamedTuple):
-    """Something to push: its digest, its size in bytes, and how to open it, each time from its beginning."""
+    """A blob to push: its digest, its size in bytes, and a function that opens it from the beginning."""
 
     digest: str
     size: int
@@ -40,7 +40,7 @@ class Repository:
         self._push = (f"repository:{name}:pull,push",)
 
     def digest(self, version: str) -> str | None:
-        """Look up the digest of a tag, or of a digest; None where the registry has no such image.
+        """Look up the digest of a tag or a digest; None: the registry has no such image.
 
         Raises:
             RegistryError: The registry refuses the call.
@@ -52,11 +52,11 @@ class Repository:
         return digest or sha256(self._manifest(version).content)
 
     def pull(self, version: str) -> Image:
-        """Read an image's manifest and config: for linux/amd64, where it is for several platforms.
+        """Read an image's manifest and config; of an image for several platforms those for linux/amd64.
 
         Raises:
             BuildError: It is not for linux/amd64.
-            RegistryError: There is none, or what came is not what its digest says.
+            RegistryError: There is no such image, or its content does not match its digest.
         """
         answer = self._manifest(version)
         name = f"{self.connection.host}/{self.name}:{version}"
@@ -66,7 +66,12 @@ class Repository:
         media_type = manifest.get("mediaType") or answer.headers.get("Content-Type", OCI)
         if media_type not in (OCI, DOCKER):
             raise RegistryError(f"{name} is a {media_type}, which is no image", field="target.image")
-        image = Image(answer.content, self._small_blob(manifest["config"]), media_type)
+        descriptor = manifest["config"]
+        if descriptor["size"] > _CONFIG_LIMIT_BYTES:
+            raise RegistryError(f"{self.name}: a config of {descriptor['size']} bytes is none")
+        config = self._ask("GET", f"blobs/{descriptor['digest']}", self._pull).content
+        self._verify(config, descriptor["digest"])
+        image = Image(answer.content, config, media_type)
         check_platform(image, name)
         return image
 
@@ -79,7 +84,7 @@ class Repository:
         return cast("BinaryIO", self._ask("GET", f"blobs/{digest}", self._pull, stream=True).raw)
 
     def mount(self, digest: str, source: str) -> bool:
-        """Take a blob from another repository of this registry; whether the registry did so."""
+        """Mount a blob of another repository of this registry; returns whether the registry did so."""
         scopes = (*self._push, f"repository:{source}:pull")
         query = {"mount": digest, "from": source}
         answer = self._ask("POST", "blobs/uploads/", scopes, params=query, fine=(_NOT_FOUND, _NOT_ALLOWED))
@@ -88,10 +93,10 @@ class Repository:
         return answer.status_code == _CREATED
 
     def push(self, content: Content) -> None:
-        """Send a blob, unless the repository has it; what breaks off is begun anew.
+        """Push a blob, unless the repository has it; a broken upload starts again.
 
         Raises:
-            RegistryError: The registry refuses it, or what was read is not what its digest says.
+            RegistryError: The registry refuses it, or its content does not match its digest.
         """
         if self.has(content.digest):
             return
@@ -104,10 +109,10 @@ class Repository:
         retrying(self._send, content)
 
     def push_image(self, image: Image, tag: str) -> str:
-        """Send a manifest, after the blobs it names; returns the digest.
+        """Push a manifest, after the blobs that it names; returns the digest.
 
         Raises:
-            RegistryError: The registry refuses it, or names it otherwise than its content says.
+            RegistryError: The registry refuses it, or stores it under another digest.
         """
         headers = {"Content-Type": image.media_type}
         body = image.manifest_bytes
@@ -118,10 +123,10 @@ class Repository:
         return image.digest
 
     def check_push(self) -> None:
-        """See that pushing is allowed: begin an upload, and cancel it.
+        """Check that pushes are allowed: begin an upload, and cancel it.
 
         Raises:
-            RegistryError: It is not.
+            RegistryError: They are not.
         """
         self._cancel(self._ask("POST", "blobs/uploads/", self._push))
 
@@ -137,7 +142,9 @@ class Repository:
                 body = _read(stream, min(CHUNK, content.size - sent))
         if sent:
             place, body = self._send_part(place, body, sent), b""
-        self._finish(place, content.digest, body)
+        headers = {"Content-Type": "application/octet-stream"}
+        options: dict[str, Any] = {"params": {"digest": content.digest}, "data": body, "headers": headers}
+        self._ask("PUT", place, self._push, patient=False, **options)
 
     def _send_part(self, place: str, body: bytes, start: int) -> str:
         if not body:
@@ -148,13 +155,8 @@ class Repository:
         }
         return self._place(self._ask("PATCH", place, self._push, data=body, headers=headers, patient=False))
 
-    def _finish(self, place: str, digest: str, body: bytes) -> None:
-        headers = {"Content-Type": "application/octet-stream"}
-        options: dict[str, Any] = {"params": {"digest": digest}, "data": body, "headers": headers}
-        self._ask("PUT", place, self._push, patient=False, **options)
-
     def _cancel(self, begun: requests.Response) -> None:
-        # Registries need not have this call, nor allow it: they forget uploads in time.
+        # Registries may lack or refuse this call: they delete unfinished uploads in time.
         fine = (_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _NOT_ALLOWED)
         scopes = (f"repository:{self.name}:delete,pull,push",)
         self._ask("DELETE", self._place(begun), scopes, fine=fine)
@@ -167,13 +169,6 @@ class Repository:
         if ":" in version:
             self._verify(answer.content, version)
         return answer
-
-    def _small_blob(self, descriptor: dict[str, Any]) -> bytes:
-        if descriptor["size"] > _LARGEST_CONFIG:
-            raise RegistryError(f"{self.name}: a config of {descriptor['size']} bytes is none")
-        content = self._ask("GET", f"blobs/{descriptor['digest']}", self._pull).content
-        self._verify(content, descriptor["digest"])
-        return content
 
     def _verify(self, content: bytes, digest: str) -> None:
         if sha256(content) != digest:
@@ -188,7 +183,7 @@ class Repository:
 
 
 def _read(stream: BinaryIO, size: int) -> bytes:
-    """Read that many bytes, or what is left."""
+    """Read ``size`` bytes, or the rest."""
     parts = []
     try:
         while size and (part := stream.read(size)):
@@ -200,11 +195,11 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 
 
 def of_bytes(content: bytes, digest: str) -> Content:
-    """Push what is in memory."""
+    """Make a content of bytes in memory."""
     return Content(digest, len(content), lambda: io.BytesIO(content))
 
 
 def of_blob(source: Repository, descriptor: Mapping[str, Any]) -> Content:
-    """Push what another repository has."""
+    """Make a content of a blob in another repository."""
     digest = descriptor["digest"]
     return Content(digest, descriptor["size"], lambda: source.open(digest))

@@ -1,4 +1,4 @@
-"""Call a registry: https or http, logins by basic auth and bearer tokens, and retries."""
+"""Call a registry by https or http, with basic auth or bearer tokens, and with retries."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -15,10 +15,10 @@ from manycpu.pipeline.spec.errors import RegistryError, TransientError
 __all__ = ["Connection", "Scopes"]
 
 Scopes = tuple[str, ...]
-"""What a token is asked for, such as ``("repository:ml/train:pull,push",)``."""
+"""Scopes of a token, such as ``("repository:ml/train:pull,push",)``."""
 
-DEADLINE: Final = 60.0  # seconds that a call is tried for
-_TIMEOUT: Final = (5.0, 60.0)  # seconds to connect, and between two answers
+DEADLINE: Final = 60.0  # seconds of retries
+_TIMEOUT: Final = (5.0, 60.0)  # seconds to connect, and between two packets
 _HOSTS: Final = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
 _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
@@ -29,10 +29,10 @@ class Connection:
 
     Args:
         host: Host and port, as in an image's name.
-        login: The user; None for nobody.
+        login: The user; None: anonymous.
         ca: File with the certificate authority.
-        plain: Ask by plain HTTP, because the user wrote so; nothing else is a reason to.
-        deadline: Seconds that a call is tried for.
+        plain: Whether to use plain HTTP: only if the user wrote ``http://``.
+        deadline: Seconds of retries.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Connection:
         self._login = login
         self._basic = False
         self._tokens: dict[Scopes, str] = {}
-        # With each call: the session's own gives way to REQUESTS_CA_BUNDLE.
+        # Passed with each call: REQUESTS_CA_BUNDLE would win over that of the session.
         self._verify = ca or True
         self._session = requests.Session()
 
@@ -68,18 +68,18 @@ class Connection:
         patient: bool = True,
         **options: Any,
     ) -> requests.Response:
-        """Call the registry, again and again while what fails is transient.
+        """Call the registry; retry transient errors.
 
         Args:
             method: The HTTP method.
-            path: The path below ``/v2/``, or the URL that the registry has given.
-            scopes: What the call needs rights for.
+            path: The path below ``/v2/``, or a URL from the registry.
+            scopes: The scopes that the call needs.
             fine: Statuses that are no errors, beside those below 400.
-            patient: Whether to try again.
-            options: The body and such, as requests takes them; the body as bytes, since it may be sent twice.
+            patient: Whether to retry.
+            options: Options of requests, such as the body, in bytes since it may be sent twice.
 
         Raises:
-            TransientError: The registry is away or overburdened.
+            TransientError: The registry is away or overloaded.
             RegistryError: The registry refuses the call.
         """
         retrying = Retrying(
@@ -91,7 +91,7 @@ class Connection:
         return retrying(self._ask, method, path, scopes, fine, options)
 
     def url(self, path: str) -> str:
-        """Make a URL of a path below ``/v2/`` or of what the registry gave as a location."""
+        """Make a URL from a path below ``/v2/``, or from a location that the registry returned."""
         scheme = "http" if self.plain else "https"
         return urljoin(f"{scheme}://{self._address}/v2/", path)
 
@@ -107,23 +107,26 @@ class Connection:
         raise self._refused(response, method)
 
     def _send(self, method: str, url: str, scopes: Scopes, options: Mapping[str, Any]) -> requests.Response:
-        fixed: dict[str, Any] = {"auth": _Header(self._address, self._header(scopes)), "verify": self._verify}
+        header = None
+        if token := self._tokens.get(scopes):
+            header = f"Bearer {token}"
+        elif self._basic and self._login:
+            header = f"Basic {self._login.pair}"
+        fixed: dict[str, Any] = {"auth": _Header(self._address, header), "verify": self._verify}
         try:
             return self._session.request(method, url, timeout=_TIMEOUT, **fixed, **options)
         except requests.exceptions.SSLError as error:
-            raise self._untrusted(error) from error
+            raise RegistryError(
+                f"the certificate of registry {self.host} cannot be trusted: {_cause(error)}",
+                field="target.registry_ca",
+                fix="Give the file of its certificate authority in target.registry_ca; if it speaks plain "
+                "HTTP, write http:// before its name",
+            ) from error
         except (requests.ConnectionError, requests.Timeout) as error:
             raise self._away(error) from error
 
-    def _header(self, scopes: Scopes) -> str | None:
-        if token := self._tokens.get(scopes):
-            return f"Bearer {token}"
-        if self._basic and self._login:
-            return f"Basic {self._login.pair}"
-        return None
-
     def _answer(self, response: requests.Response, scopes: Scopes) -> bool:
-        """Answer the registry's challenge; whether that is worth another call."""
+        """Answer the registry's challenge; returns whether to call again."""
         scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
         if scheme.lower() == "bearer":
             self._tokens[scopes] = self._token(dict(_CHALLENGE.findall(rest)), scopes)
@@ -152,9 +155,9 @@ class Connection:
             if login and login.identity_token:
                 form = {"grant_type": "refresh_token", "service": service, "client_id": "manycpu"}
                 form |= {"scope": " ".join(scopes), "refresh_token": login.identity_token}
-                return self._session.post(realm, data=form, auth=_NOBODY, **common)
+                return self._session.post(realm, data=form, auth=_ANONYMOUS, **common)
             query = [("service", service), *(("scope", scope) for scope in scopes)]
-            auth = (login.username, login.password) if login else _NOBODY
+            auth = (login.username, login.password) if login else _ANONYMOUS
             return self._session.get(realm, params=query, auth=auth, **common)
         except (requests.ConnectionError, requests.Timeout) as error:
             raise self._away(error) from error
@@ -163,22 +166,16 @@ class Connection:
         status = response.status_code
         who = f"as {self._login.username or 'a token'}" if self._login else "without a login"
         summary = f"registry {self.host} answers {method} {urlsplit(response.url).path} {who} with {status}"
-        message, fix = f"{summary}{_reason(response)}", self._fix(status)
-        return RegistryError.of_status(status, message, field="target.registry", fix=fix)
-
-    def _fix(self, status: int) -> str | None:
+        try:
+            errors = response.json()["errors"]
+            reason = ": " + "; ".join(f"{e['code']} {e.get('message', '')}".strip() for e in errors)
+        except (KeyError, TypeError, ValueError):
+            reason = ""
+        fix = "See that the image's name is right" if status == _NOT_FOUND else None
         if status in (_UNAUTHORIZED, _FORBIDDEN):
             need = "another login" if self._login else "a login"
-            return f"Give {need} for {self.host} in target.registry_connection or target.pull_secret"
-        return "See that the image's name is right" if status == _NOT_FOUND else None
-
-    def _untrusted(self, error: Exception) -> RegistryError:
-        return RegistryError(
-            f"the certificate of registry {self.host} cannot be trusted: {_cause(error)}",
-            field="target.registry_ca",
-            fix="Give the file of its certificate authority in target.registry_ca; if it speaks plain HTTP, "
-            "write http:// before its name",
-        )
+            fix = f"Give {need} for {self.host} in target.registry_connection or target.pull_secret"
+        return RegistryError.of_status(status, f"{summary}{reason}", field="target.registry", fix=fix)
 
     def _away(self, error: Exception) -> TransientError:
         return TransientError(
@@ -189,7 +186,7 @@ class Connection:
 
 
 class _Header(AuthBase):
-    """Sets the Authorization header, for the registry alone; keeps requests from reading ~/.netrc."""
+    """Sets the Authorization header for the registry only; prevents that requests reads ~/.netrc."""
 
     def __init__(self, address: str, value: str | None) -> None:
         self._address, self._value = address, value
@@ -200,19 +197,11 @@ class _Header(AuthBase):
         return request
 
 
-_NOBODY: Final = _Header("", None)
-
-
-def _reason(response: requests.Response) -> str:
-    try:
-        errors = response.json()["errors"]
-        return ": " + "; ".join(f"{e['code']} {e.get('message', '')}".strip() for e in errors)
-    except (KeyError, TypeError, ValueError):
-        return ""
+_ANONYMOUS: Final = _Header("", None)
 
 
 def _cause(error: BaseException) -> str:
-    """Find the first cause of an error of requests."""
+    """Write the root cause of an error of requests."""
     inner = error.args[0] if error.args else None
     reason = getattr(inner, "reason", inner)
     return _cause(reason) if isinstance(reason, BaseException) else str(error)

@@ -1,4 +1,4 @@
-"""Find the login for a registry: one that was given, docker's own file, or a pull secret."""
+"""Find the login for a registry, and read docker's settings on this machine: logins and its builder."""
 
 import base64
 import json
@@ -11,20 +11,30 @@ from typing import Any, Final
 from manycpu.pipeline.adapters import commands
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 
-__all__ = ["Login", "docker_config", "docker_folder", "from_config", "from_secret"]
+__all__ = [
+    "Login",
+    "docker_config",
+    "docker_folder",
+    "from_config",
+    "from_secret",
+    "has_buildkit",
+    "write_docker_settings",
+]
 
 _DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _HELPER_SECONDS: Final = 30
+_FALSE: Final = ("0", "f", "false")
+_BUILDX_TIMEOUT_S: Final = 60
 
 
 @dataclass(frozen=True)
 class Login:
-    """A user of a registry; its secrets are in no representation of it."""
+    """A user of a registry; its secrets are not in its repr."""
 
     username: str
     password: str = field(default="", repr=False)
     identity_token: str = field(default="", repr=False)
-    """What some registries give instead of a password."""
+    """A token that some registries use instead of a password."""
 
     @property
     def pair(self) -> str:
@@ -32,21 +42,21 @@ class Login:
         return base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
 
     def as_config(self, registry: str) -> dict[str, Any]:
-        """Write it as a docker config.json for one registry."""
+        """Write a docker config.json with this login for one registry."""
         entry = {"auth": self.pair} | ({"identitytoken": self.identity_token} if self.identity_token else {})
         return {"auths": dict.fromkeys(_keys(registry)[:1], entry)}
 
 
 def docker_folder() -> Path:
-    """Where docker has this user's settings."""
+    """Return the folder of this user's docker settings."""
     return Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser()
 
 
 def docker_config(path: str | None = None) -> dict[str, Any]:
-    """Read docker's config.json: the one given, $DOCKER_CONFIG's or ~/.docker's; empty where there is none.
+    """Read docker's config.json: the one given, $DOCKER_CONFIG's or ~/.docker's; empty: there is none.
 
     Raises:
-        BadInputError: The one given is not there, or it is no JSON.
+        BadInputError: The one given does not exist, or it is no JSON.
     """
     file = Path(path).expanduser() if path else docker_folder() / "config.json"
     try:
@@ -61,7 +71,7 @@ def docker_config(path: str | None = None) -> dict[str, Any]:
 
 
 def from_config(config: Mapping[str, Any], registry: str) -> Login | None:
-    """Find a registry's login in docker's config, asking a credential helper where one is named.
+    """Find a registry's login in docker's config, or by the credential helper that it names.
 
     Raises:
         BadInputError: The entry cannot be read, or the helper fails.
@@ -89,9 +99,9 @@ def from_secret(secret: Mapping[str, Any], registry: str) -> Login | None:
         raise BadInputError(
             f"Secret {name} of type {secret.get('type')} has no docker config in it",
             field="target.pull_secret",
-            fix=f"Make it anew: kubectl create secret docker-registry {name} --docker-server={registry} ...",
+            fix=f"Recreate it: kubectl create secret docker-registry {name} --docker-server={registry} ...",
         ) from None
-    # A helper that a Secret names would be somebody else's program.
+    # Without helpers: a Secret must not choose programs of this machine.
     return from_config({"auths": config.get("auths", {})}, registry)
 
 
@@ -140,3 +150,38 @@ def _unreadable(file: Path, why: str) -> BadInputError:
         field="target.registry_connection",
         fix="Give the path of a config.json as `docker login` writes it",
     )
+
+
+def has_buildkit() -> bool:
+    """Whether docker builds with BuildKit, which $DOCKER_BUILDKIT may forbid.
+
+    Raises:
+        LaunchError: There is no docker.
+    """
+    if os.environ.get("DOCKER_BUILDKIT", "").lower() in _FALSE:
+        return False
+    # With BuildKit requested, a docker that lacks its component buildx fails at once.
+    environ = {**os.environ, "DOCKER_BUILDKIT": "1"}
+    return commands.run(["docker", "build", "--help"], timeout=_BUILDX_TIMEOUT_S, env=environ).code == 0
+
+
+def write_docker_settings(folder: Path, auths: Mapping[str, Any]) -> None:
+    """Write a folder for $DOCKER_CONFIG: the user's settings, contexts and plugins, with other logins.
+
+    Args:
+        folder: The folder, which does not exist yet.
+        auths: Logins as in config.json; they win over the user's logins and credential helpers.
+
+    Raises:
+        BadInputError: The user's config.json cannot be read.
+    """
+    folder.mkdir()
+    users = docker_folder()
+    for entry in users.iterdir() if users.is_dir() else ():
+        (folder / entry.name).symlink_to(entry.resolve())
+    config = docker_config()
+    no_helper = dict.fromkeys(auths, "")
+    config["auths"] = {**config.get("auths", {}), **auths}
+    config["credHelpers"] = {**config.get("credHelpers", {}), **no_helper}
+    (folder / "config.json").unlink(missing_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))

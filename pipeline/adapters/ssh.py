@@ -1,15 +1,8 @@
 """Run commands on the hosts of a ``baremetal`` target over ssh.
 
-All calls are bounded in time:
+All calls have a timeout. ``at_all`` runs a function for every host at once.
 
-- ``at_all(hosts, act)``: do something with every host at once.
-- ``make_folder``, ``copy_folder``, ``remove_folder``, ``keep_only``: on every host; ``holding_files``: which
-  hosts have files below a folder.
-- ``run(target, host, argv)``: one command on one host; ``command(...)``: its arguments, for others to run;
-  ``script(target, host, text, variables)``: what a shell script prints there.
-
-A host may greet: what is read of a command's output begins behind a line of ours, whatever a banner or a
-login shell printed before.
+A host may print a banner, and its login shell more: the output of a script is read from after a marker line.
 """
 
 import shlex
@@ -39,14 +32,14 @@ __all__ = [
     "script_or_raise",
 ]
 
-_CONNECT: Final = 10  # seconds for a host to answer
-_COMMAND: Final = 60.0  # seconds for a short command, a slow login included
+_CONNECT_TIMEOUT_S: Final = 10
+_COMMAND_TIMEOUT_S: Final = 60.0  # of a short command, with a slow login
 COPY_TIMEOUT: Final = 3600.0
-"""Seconds for a folder."""
-_UNREACHED: Final = 255  # what ssh exits with when the connection is at fault
-_PARALLEL: Final = 16
+"""Seconds to copy a folder."""
+_UNREACHED: Final = 255  # ssh's own exit code, for connection errors
+_PARALLEL_HOSTS: Final = 16
 BEGIN: Final = "\n::manycpu-begin::\n"
-"""In front of what is read of a host."""
+"""Marker before the output that is read from a host."""
 _END: Final = "\n::manycpu-end::\n"
 
 _COPY_FOLDER: Final = """
@@ -66,7 +59,7 @@ T = TypeVar("T")
 
 def command(target: BareMetal, host: Host, argv: Sequence[str]) -> list[str]:
     """Build the arguments that run a command on a host; the user's own ssh options win."""
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT}"]
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_TIMEOUT_S}"]
     return [*target.ssh, *options, host.name, shlex.join(argv)]
 
 
@@ -75,13 +68,13 @@ def run(
     host: Host,
     argv: Sequence[str],
     *,
-    timeout: float = _COMMAND,
+    timeout: float = _COMMAND_TIMEOUT_S,
     input: bytes | None = None,  # noqa: A002 - the name that subprocess gives it
 ) -> commands.Completed:
-    """Run a command on a host; returns its exit code and what it printed.
+    """Run a command on a host; returns its exit code and its output.
 
     Raises:
-        LaunchError: The host cannot be reached, or the command took longer than ``timeout`` seconds.
+        LaunchError: The host cannot be reached, or the command timed out.
     """
     done = commands.run(command(target, host, argv), timeout=timeout, input=input)
     if done.code == _UNREACHED:
@@ -96,24 +89,28 @@ def run(
 
 def at_all(hosts: Sequence[Host], do: Callable[[Host], T]) -> list[T]:
     """Call a function for every host, several at a time; the results are in the order of the hosts."""
-    with ThreadPoolExecutor(max_workers=_PARALLEL, thread_name_prefix="ssh") as pool:
+    with ThreadPoolExecutor(max_workers=_PARALLEL_HOSTS, thread_name_prefix="ssh") as pool:
         return list(pool.map(do, hosts))
 
 
 def script(
-    target: BareMetal, host: Host, text: str, variables: Mapping[str, str | Path], timeout: float = _COMMAND
+    target: BareMetal,
+    host: Host,
+    text: str,
+    variables: Mapping[str, str | Path],
+    timeout: float = _COMMAND_TIMEOUT_S,
 ) -> commands.Completed:
-    """Run a shell script on a host; where it succeeds, ``out`` is what it printed and nothing else.
+    """Run a shell script on a host; if it succeeds, ``out`` is its output without banners.
 
     Args:
         target: The hosts.
         host: The host.
         text: The script.
-        variables: Its variables.
-        timeout: Seconds for it.
+        variables: Its shell variables.
+        timeout: Seconds after which it is ended.
 
     Raises:
-        LaunchError: The host cannot be reached, or the time was used up.
+        LaunchError: The host cannot be reached, or the script timed out.
     """
     given = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in variables.items())
     marked = f"{given}printf {shlex.quote(BEGIN)}\n(\n{text}\n) && printf {shlex.quote(_END)}"
@@ -126,9 +123,13 @@ def script(
 
 
 def script_or_raise(
-    target: BareMetal, host: Host, text: str, variables: Mapping[str, str | Path], timeout: float = _COMMAND
+    target: BareMetal,
+    host: Host,
+    text: str,
+    variables: Mapping[str, str | Path],
+    timeout: float = _COMMAND_TIMEOUT_S,
 ) -> str:
-    """Run a shell script on a host, and return what it printed.
+    """Run a shell script on a host, and return its output.
 
     Raises:
         LaunchError: It failed, or the host cannot be reached.
@@ -147,16 +148,16 @@ def make_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> None:
     """Make a folder on every host.
 
     Raises:
-        LaunchError: A host cannot be reached, or the folder not be made.
+        LaunchError: A host cannot be reached, or cannot make the folder.
     """
     at_all(hosts, lambda host: script_or_raise(target, host, 'mkdir -p "$FOLDER"', {"FOLDER": folder}))
 
 
 def copy_folder(target: BareMetal, hosts: Sequence[Host], source: Path, folder: Path) -> None:
-    """Copy a folder to another place on every host, unless it is there: folders may be shared.
+    """Copy a folder within every host, unless the copy exists: hosts may share folders.
 
     Raises:
-        LaunchError: A host cannot be reached, or the folder not be copied.
+        LaunchError: A host cannot be reached, or cannot copy the folder.
     """
 
     def copy(host: Host) -> None:
@@ -171,23 +172,22 @@ def copy_folder(target: BareMetal, hosts: Sequence[Host], source: Path, folder: 
 
 
 def remove_folder(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
-    """Delete a folder on every host; returns what is still there, as ``host:folder``."""
+    """Delete a folder on every host; returns the folders that are left, as ``host:folder``."""
 
-    def remove(host: Host) -> list[str]:
-        try:
-            done = run(target, host, ["rm", "-rf", "--", str(folder)])
-        except LaunchError:
-            return [f"{host.name}:{folder}"]
-        return [f"{host.name}:{folder}"] if done.code else []
+    def is_removed(host: Host) -> bool:
+        with suppress(LaunchError):
+            return run(target, host, ["rm", "-rf", "--", str(folder)]).code == 0
+        return False
 
-    return [path for paths in at_all(hosts, remove) for path in paths]
+    removed = zip(hosts, at_all(hosts, is_removed), strict=True)
+    return [f"{host.name}:{folder}" for host, done in removed if not done]
 
 
 def keep_only(target: BareMetal, hosts: Sequence[Host], folder: Path, names: Iterable[str]) -> None:
-    """Delete all but such names in a run's folder and in those of its attempts, on hosts that are reached."""
+    """Delete all but some names in a run's folder and its attempts' folders, on hosts that can be reached."""
 
     def keep(host: Host) -> None:
-        with suppress(LaunchError):  # it goes with the rest
+        with suppress(LaunchError):  # the removal of the run deletes the rest later
             script(target, host, _KEEP_ONLY, {"FOLDER": folder, "NAMES": " ".join(names)})
 
     at_all(hosts, keep)
@@ -200,14 +200,14 @@ def holding_files(
 
     Args:
         target: The hosts.
-        hosts: Those that are asked.
+        hosts: The hosts to search.
         folder: The folder.
-        patterns: What the files' paths below it match; none: anything.
+        patterns: Patterns for the files' paths below it; none: all files.
 
     Returns:
-        Host -> its files, by path below the folder; None where it has no such folder, or cannot be asked.
+        Host -> its files, by path below the folder; None: it has no such folder, or cannot be reached.
     """
-    # From within the folder: in its own path, "[" or "*" would be a pattern too.
+    # From within the folder: "[" or "*" in its own path would be a pattern too.
     matching = " -o ".join(f"-path {shlex.quote(f'./{pattern}')}" for pattern in patterns or ("*",))
     text = f"cd \"$FOLDER\" && find . ! -type d '(' {matching} ')' -printf '%P\\0'"
 

@@ -1,11 +1,11 @@
 """Copy folders to the hosts of a ``baremetal`` target, and back.
 
-- ``deliver(target, hosts, delivery, in_use)``: copies a folder to every host that does not have it yet.
-- ``collect(target, hosts, folder)``: brings what the hosts have in a folder to this machine.
+- ``deliver(target, hosts, delivery, in_use)``: copy a folder to every host that does not have it yet.
+- ``collect(target, hosts, folder)``: copy the hosts' files of a folder to this machine.
 
-Runs share what is delivered. Each notes on the host what it uses, as a folder ``uses/<kind>/<name>`` in its
-own, and a folder that is used is neither replaced nor deleted. A lock beside the folder is held on the host
-while a use is noted, and while a folder is put in its place, never while anything is copied.
+Runs share delivered folders. Each run records its use on the host, as a folder ``uses/<kind>/<name>`` in its
+own folder; a folder in use is neither replaced nor deleted. The host holds a lock beside the folder while a
+use is recorded and while a folder is moved into place, but not during a copy.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from manycpu.pipeline.adapters import ssh
 from manycpu.pipeline.adapters.listing import below
@@ -32,13 +32,13 @@ from manycpu.pipeline.spec.words import first_of
 __all__ = ["Delivered", "Delivery", "collect", "deliver", "hosts_without"]
 
 _LOG: Final = logging.getLogger(__name__)
-_TRIES: Final = 5  # others may deliver the same folder, and be first
-_END_TIMEOUT: Final = 60.0  # seconds for a process whose output nobody reads any more
+_TRIES: Final = 5  # other runs may deliver the same folder first
+_END_TIMEOUT_S: Final = 60.0  # of a process whose output is read to the end
 
 _LOCK: Final = """
 mkdir -p "${FOLDER%/*}" || exit
 LOCK="${FOLDER%/*}/.${FOLDER##*/}.delivery.lock"
-# One that another user made can be locked by whoever may read it.
+# To lock a file of another user, read permission is enough.
 if [ -e "$LOCK" ] && [ ! -w "$LOCK" ]; then exec 9<"$LOCK"; else exec 9>>"$LOCK"; fi
 flock -w 60 9 || { echo "its lock is held"; exit 1; }
 users() {
@@ -65,12 +65,12 @@ fi
 exec 9>&-
 rm -rf "$PARTIAL" "$PARTIAL.before" 2>/dev/null || true  # else it goes with the run
 """
-# Records end with NUL, so that any name can be told; of a link, where it leads comes first.
+# Records end with NUL, so that any name is possible; the record of a link begins with its target.
 _LIST: Final = """
 cd "$FOLDER" && find "$LINKS" . -type f -exec sha256sum -z {} + &&
 find "$LINKS" . -type l -printf '->%l\\0%p\\0'
 """
-# What links lead to is in their place, as in an export; of a link that leads nowhere there is a record.
+# Followed links stand for their targets, as in an export; a broken link has a record of its own.
 _AS_LINKS, _FOLLOWED = "-P", "-L"
 _PACK_OUTPUT: Final = "find -L . -type f -print0 | tar --null --no-recursion -h -T - -cf -"
 
@@ -80,22 +80,22 @@ cd "$PLACE" && find -L "./$ONLY" -type f -exec sha256sum -z {} +
 """
 
 Listing = dict[str, str]
-"""Path of a file or link below a folder -> its sha256, or ``->`` and where it leads."""
+"""Path of a file or link below a folder -> its sha256, or ``->`` and the link's target."""
 
 
 class Delivery(NamedTuple):
-    """What a run needs on every host."""
+    """A folder that a run needs on every host."""
 
     folder: Path
-    """Here as on the hosts: ``<home>/<kind>/<name>``."""
+    """The same path here and on the hosts: ``<home>/<kind>/<name>``."""
     files: Mapping[str, str]
-    """Path of each file below it -> its sha256; a path that ends with a slash is an empty folder."""
+    """Path of a file below it -> its sha256; a path that ends with a slash is an empty folder."""
     run: Path
-    """The run's own folder, ``<home>/runs/<run>``, which its clean-up deletes on every host."""
+    """The run's folder, ``<home>/runs/<run>``, which its clean-up deletes on every host."""
 
     @property
     def expected(self) -> Listing:
-        """The listing of a host that has it."""
+        """The listing of a host that has the folder."""
         return _expected(self.files)
 
     @property
@@ -106,30 +106,31 @@ class Delivery(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """What became of a delivery."""
+    """The result of a delivery."""
 
     copied: list[str]
-    """Hosts that it was copied to; the others had it."""
+    """Hosts that received a copy; the others had one."""
     in_use: list[str]
-    """Hosts that have something else under its name, which is in use; and who uses it."""
+    """Hosts that have another folder of this name in use, each with its users."""
 
 
 def deliver(
     target: BareMetal, hosts: Sequence[Host], delivery: Delivery, in_use: Callable[[], bool]
 ) -> Delivered:
-    """Copy a folder to every host that does not have it yet, and note there that a run uses it.
+    """Copy a folder to every host that does not have it yet, and record there that a run uses it.
 
-    A host has it when all its files are there with the same sha256: in a shared folder, or by an earlier
-    copy. What else is there, such as bytecode, is no difference. What differs is replaced, unless it is used.
+    A host has it if all its files exist there with the same sha256: in a shared folder, or by an earlier
+    copy. More files, such as bytecode, are no difference. A folder that differs is replaced, unless it is in
+    use.
 
     Args:
         target: The hosts.
-        hosts: Those of them that need it.
+        hosts: The hosts that need the folder.
         delivery: The folder.
-        in_use: Tells whether a run of this machine trains on the folder.
+        in_use: Whether a run of this machine trains on the folder.
 
     Raises:
-        StageError: A copy failed, or is not what was sent; nothing half done is left under the name.
+        StageError: A copy failed, or differs from the source; it is not moved into place then.
         LaunchError: A host cannot be reached.
     """
     folder, expected = delivery.folder, delivery.expected
@@ -140,7 +141,11 @@ def deliver(
             identity, *users = noted.split(" ")
             there = _listing(target, host, folder) if identity else None
             if there is not None and all(there.get(path) == sha256 for path, sha256 in expected.items()):
-                _warn_of_others(host, folder, there.keys() - expected.keys())
+                more = [name for name in there.keys() - expected.keys() if "__pycache__" not in name]
+                if more := [name for name in more if not name.endswith(".pyc")]:
+                    _LOG.warning(
+                        "%s on host %s also has %s, which is none of it", folder, host.name, first_of(more)
+                    )
                 return Delivered([], [])
             if identity and (users or in_use()):
                 return Delivered([], [f"{host.name} ({', '.join(users) or 'a run of this machine'})"])
@@ -155,7 +160,7 @@ def deliver(
 
 
 def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
-    """Copy to a folder of this call's own, and rename that; False where others changed what was seen."""
+    """Copy to a new folder, and move that into place; False: the folder has changed since ``seen``."""
     partial = delivery.run / "deliveries" / uuid.uuid4().hex
     unpack = f"PARTIAL={shlex.quote(str(partial))}{_UNPACK}"
     with tempfile.NamedTemporaryFile() as listed:
@@ -169,16 +174,10 @@ def _send(target: BareMetal, host: Host, delivery: Delivery, seen: str) -> bool:
     return placed == "placed"
 
 
-def _warn_of_others(host: Host, folder: Path, names: Iterable[str]) -> None:
-    others = [name for name in names if "__pycache__" not in name and not name.endswith(".pyc")]
-    if others:
-        _LOG.warning("%s on host %s also has %s, which is none of it", folder, host.name, first_of(others))
-
-
 def hosts_without(
     target: BareMetal, hosts: Sequence[Host], place: Path, files: Mapping[str, str]
 ) -> list[str]:
-    """Name the hosts on which a file or folder, what links lead to included, is not the same as here.
+    """Name the hosts on which a file or folder, with the targets of its links, differs from this machine.
 
     Raises:
         LaunchError: A host cannot be reached.
@@ -193,7 +192,7 @@ def hosts_without(
 
 
 def _expected(files: Mapping[str, str]) -> Listing:
-    """Make the listing of a host that has files; a name that is not UTF-8 is spelled as it is read there."""
+    """Make the listing of a host that has the files; other names than UTF-8 are decoded as on the host."""
     there = {path: sha256 for path, sha256 in files.items() if not path.endswith("/")}
     return {os.fsencode(path).decode(errors="replace"): sha256 for path, sha256 in there.items()}
 
@@ -201,12 +200,12 @@ def _expected(files: Mapping[str, str]) -> Listing:
 def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]:
     """Copy a folder's files from the hosts to the same folder here; returns the names of those hosts.
 
-    What a link leads to is copied in its place: it may lead to what only its host has. Nothing is deleted
-    on a host, and nothing is brought where two have different files of one name.
+    Links are replaced by their targets, which may exist on that host only. Nothing is deleted on a host, and
+    nothing is copied if two hosts have different files of one name.
 
     Raises:
         ExportError: Two hosts have different files of one name, or a host has no such folder.
-        StageError: A copy failed, or is not what was sent.
+        StageError: A copy failed, or differs from the source.
         LaunchError: A host cannot be reached.
     """
     all_listings = dict(
@@ -216,7 +215,9 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
         if listing is None:
             what = f"host {host.name} has no folder {folder}, or not all of it can be read there"
             raise ExportError(what, field="run.output")
-        _drop_broken_links(host, folder, listing)
+        for path in [path for path, content in listing.items() if content.startswith("->")]:
+            del listing[path]
+            _LOG.warning("%s in %s on host %s leads nowhere, and is left out", path, folder, host.name)
     local = _local_listing(folder)
     listings = {host: listing for host, listing in all_listings.items() if listing}
     _refuse_conflicts(
@@ -229,12 +230,6 @@ def collect(target: BareMetal, hosts: Sequence[Host], folder: Path) -> list[str]
             local |= listing
             brought.append(host.name)
     return brought
-
-
-def _drop_broken_links(host: Host, folder: Path, listing: Listing) -> None:
-    for path in [path for path, content in listing.items() if content.startswith("->")]:
-        del listing[path]
-        _LOG.warning("%s in %s on host %s leads nowhere, and is left out", path, folder, host.name)
 
 
 def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
@@ -252,7 +247,7 @@ def _refuse_conflicts(listings: Mapping[str, Listing], folder: Path) -> None:
 
 
 def _bring(target: BareMetal, host: Host, folder: Path, listing: Listing, missing: Iterable[str]) -> None:
-    """Copy a folder of a host, and move the files that are missing here to their place."""
+    """Copy a folder of a host, and move the files that are missing here into place."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -272,18 +267,17 @@ def _bring(target: BareMetal, host: Host, folder: Path, listing: Listing, missin
 
 
 def _local_listing(folder: Path) -> Listing:
-    """List a folder of this machine as :func:`collect` does on hosts, without links that lead nowhere."""
+    """List a folder of this machine as :func:`collect` does on hosts, without broken links."""
     files = [item.path for item in below(str(folder), lambda *_: None) if not item.is_folder]
-    return {path: _sha256(folder / path) for path in files}
-
-
-def _sha256(path: Path) -> str:
-    with open_file(str(path)) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    listing = {}
+    for path in files:
+        with open_file(str(folder / path)) as file:
+            listing[path] = hashlib.file_digest(file, "sha256").hexdigest()
+    return listing
 
 
 def _listing(target: BareMetal, host: Host, folder: Path, links: str = _AS_LINKS) -> Listing | None:
-    """List a folder on a host; None where there is none."""
+    """List a folder on a host; None: there is none."""
     done = ssh.script(target, host, _LIST, {"FOLDER": folder, "LINKS": links}, ssh.COPY_TIMEOUT)
     return None if done.code else _parsed(done.out)
 
@@ -297,7 +291,7 @@ def _parsed(printed: str) -> Listing:
 
 
 def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") -> None:
-    """Pipe one command's output, from behind a marker on, into another command."""
+    """Pipe one command's output, after a marker, into another command."""
     with (
         tempfile.TemporaryFile() as stderr,
         subprocess.Popen(source, bufsize=0, stdout=subprocess.PIPE, stderr=stderr) as sender,
@@ -306,7 +300,9 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
         clock = threading.Timer(ssh.COPY_TIMEOUT, sender.kill)
         clock.start()
         try:
-            _skip(sender.stdout, behind)
+            tail = b""  # byte by byte: the sink reads what follows the marker
+            while not tail.endswith(behind) and (byte := sender.stdout.read(1)):
+                tail = (tail + byte)[-len(behind) :]
             done = subprocess.run(
                 sink, check=False, stdin=sender.stdout, capture_output=True, timeout=ssh.COPY_TIMEOUT
             )
@@ -318,24 +314,12 @@ def _stream(source: list[str], sink: list[str], host: str, behind: bytes = b"") 
         finally:
             clock.cancel()
             sender.stdout.close()
-        code = _exit_code(sender)
+        try:
+            code = sender.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            sender.kill()
+            code = sender.wait()
         stderr.seek(0)
         text = (stderr.read() + done.stderr).decode(errors="replace").strip()[-500:]
     if code or done.returncode:
         raise StageError(f"copying to or from host {host} failed: {text}")
-
-
-def _skip(stream: IO[bytes], marker: bytes) -> None:
-    """Read a stream to the end of a marker, and no byte further; to its end where there is no marker."""
-    tail = b""
-    while not tail.endswith(marker) and (byte := stream.read(1)):
-        tail = (tail + byte)[-len(marker) :]
-
-
-def _exit_code(sender: "subprocess.Popen[bytes]") -> int:
-    """Wait for a process whose output nobody reads any more; kill it where it does not end."""
-    try:
-        return sender.wait(_END_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        sender.kill()
-        return sender.wait()

@@ -1,57 +1,206 @@
 """Supervise a training: ``python -m manycpu.pipeline.adapters.supervisor DIRECTORY``.
 
-It outlives the worker that started it, keeps the time budgets, adopts and ends every process that the
-training leaves behind, and writes the exit record last.
+The supervisor outlives the worker that started it. It enforces the time budgets, adopts and ends every
+process that the training leaves behind, copies the training's output to its log, and writes the exit record
+last.
 """
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
 from manycpu.pipeline.adapters import process
-from manycpu.pipeline.adapters.log_copy import LogCopy
-from manycpu.pipeline.spec import kernel
+from manycpu.pipeline.spec import events, kernel
+from manycpu.pipeline.spec.event_types import decode
 
-__all__ = ["main"]
+__all__ = ["ExitRecord", "LogCopy", "main"]
 
-_GRACE = 3.0  # seconds between asking the training to end and killing it
-_UNKILLABLE = 60.0  # seconds for what was killed to be gone: a disk that does not answer may hold on to it
-_TICK = 1.0  # seconds between looks at the log for a stall
-_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_BLOCK_BYTES: Final = 1 << 16
+_LINE_LIMIT_BYTES: Final = 1 << 20  # of a line that is kept in one piece
+_DECISIVE_EVENTS: Final = events.RESERVED - {"start", "pace"}  # the end of a run depends on these
+_KEPT_LINES_LIMIT: Final = 4096  # while the disk is full
+_RETRY_INTERVAL_S: Final = 0.2
+_FULL_DISK_TIMEOUT_S: Final = 600.0  # at the end, for the lines that are kept
+_RECORD_BYTES: Final = 1 << 14  # reserved for an exit record
+_REASON_CHARACTERS: Final = 2000  # of its reason: at most six times as many bytes in JSON
+_RECORD_TIMEOUT_S: Final = 86_400.0  # to write a record to a full disk
+_RECORD_PAUSE_LIMIT_S: Final = 5.0  # between two tries
+_GRACE_S: Final = 3.0  # between SIGTERM and SIGKILL
+_UNKILLABLE_S: Final = 60.0  # for killed processes to be gone: a disk that does not answer may delay them
+_STALL_CHECK_S: Final = 1.0  # between two checks of the log
+_SIGNALS: Final = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+class ExitRecord:
+    """The exit record of an attempt; its space on the disk is reserved at the start.
+
+    Args:
+        directory: The attempt's folder.
+
+    Raises:
+        OSError: The disk is full already.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / process.EXIT
+        self._reserved = self._path.with_name(f".{process.EXIT}.reserved")
+        with self._reserved.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _RECORD_BYTES)
+            os.fsync(file.fileno())
+
+    def write(self, code: int, reason: str, started: float) -> None:
+        """Write the record; retry on a full disk, for at most a day.
+
+        Raises:
+            OSError: The disk was full for a day, or the folder is gone.
+        """
+        record = {
+            "code": code,
+            "reason": reason[:_REASON_CHARACTERS],
+            "started": started,
+            "ended": time.time(),
+        }
+        until, pause = time.monotonic() + _RECORD_TIMEOUT_S, 0.1
+        while True:
+            try:
+                with self._reserved.open("r+b" if self._reserved.exists() else "wb") as file:
+                    file.write(json.dumps(record).encode().ljust(_RECORD_BYTES))
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._reserved.replace(self._path)
+            except OSError:
+                if time.monotonic() > until or not self._path.parent.exists():
+                    raise
+            else:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _RECORD_PAUSE_LIMIT_S)
+
+
+class LogCopy:
+    """Copies lines from a pipe to a file, in a thread: a full disk neither ends nor blocks the training.
+
+    A line that cannot be written is dropped; before the next one that can be, a warning has their count.
+    Events on which the end of the run depends are kept, and written first.
+
+    Args:
+        source: The reading end of the pipe.
+        log: The file, open for appending.
+    """
+
+    def __init__(self, source: int, log: int) -> None:
+        self._source, self._log = source, log
+        self._pending, self._torn = b"", False
+        self._kept: list[bytes] = []
+        self._dropped = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self.received = 0
+        """Bytes that were read so far, written or not."""
+        self.spoken = False
+        """Whether a rank has written a line."""
+        os.set_blocking(source, False)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Copy the rest of the pipe, and wait for disk space for the lines that are kept."""
+        self._ending.set()
+        self._thread.join()
+        os.close(self._source)
+
+    def _copy(self) -> None:
+        while self._read(_RETRY_INTERVAL_S) or not self._ending.is_set():
+            self._catch_up()
+        self._write([self._pending] if self._pending else [])
+        until = time.monotonic() + _FULL_DISK_TIMEOUT_S
+        while not self._catch_up() and time.monotonic() < until:
+            time.sleep(_RETRY_INTERVAL_S)
+
+    def _read(self, seconds: float) -> bool:
+        """Copy the next block; False: none comes in so many seconds."""
+        if not select.select([self._source], [], [], seconds)[0]:
+            return False
+        block = os.read(self._source, _BLOCK_BYTES)
+        if not block:  # its writers are gone: wait for the end
+            self._ending.wait()
+            return False
+        self.received += len(block)
+        *whole, self._pending = (self._pending + block).split(b"\n")
+        if len(self._pending) > _LINE_LIMIT_BYTES:
+            whole, self._pending = [*whole, self._pending], b""
+        self.spoken = self.spoken or any(
+            events.split(line.decode(errors="replace")).rank is not None for line in whole
+        )
+        self._write(whole)
+        return True
+
+    def _write(self, lines: list[bytes]) -> None:
+        """Write lines now; if there is no room, keep decisive events and drop the others."""
+        rest = lines[self._put(lines) if self._catch_up() else 0 :]
+        for line in rest:
+            has_room = len(self._kept) < _KEPT_LINES_LIMIT
+            event = decode(events.split(line.decode(errors="replace")).text) if has_room else None
+            if event is not None and event.event in _DECISIVE_EVENTS:
+                self._kept.append(line)
+            else:
+                self._dropped += 1
+
+    def _catch_up(self) -> bool:
+        """Write the kept lines and the count of dropped ones; returns whether there was room for all."""
+        del self._kept[: self._put(self._kept)]
+        if self._kept:
+            return False
+        if self._dropped and self._put([events.missing_lines(self._dropped).encode()]):
+            self._dropped = 0
+        return not self._dropped
+
+    def _put(self, lines: list[bytes]) -> int:
+        """Write lines while there is room; returns how many were written whole."""
+        text = b"".join(line + b"\n" for line in lines)
+        start = b"\n" if self._torn else b""
+        content, sent = start + text if text else b"", 0
+        while sent < len(content):
+            try:
+                sent += os.write(self._log, content[sent:])
+            except OSError:
+                break
+        written = sent - len(start)
+        if written < 0 or not text:
+            return 0
+        self._torn = written > 0 and text[written - 1 : written] != b"\n"
+        return text[:written].count(b"\n")
 
 
 def main(directory: str) -> None:
-    """Fork, so that whoever starts this has nothing to reap; return once the child can be found."""
+    """Fork, so that the starter has no child to reap; the parent ends once others can find the child."""
     ready, announce = os.pipe()
     if os.fork():
         os.close(announce)
         os._exit(0 if os.read(ready, 1) else 1)
     os.close(ready)
-    record = process.ExitRecord(Path(directory))  # before it is found: what cannot be recorded does not begin
-    _become_findable(Path(directory), announce)
-    supervise(Path(directory), record)
-
-
-def _become_findable(directory: Path, announce: int) -> None:
+    record = ExitRecord(Path(directory))  # first: without space for its record, no training starts
     os.setsid()
-    command = json.loads((directory / process.COMMAND).read_text())
-    handle = process.handle_of_this_process(directory, command["run"], command["attempt"])
-    process.write_json(directory / process.HANDLE, handle.model_dump())
+    command = json.loads((Path(directory) / process.COMMAND).read_text())
+    handle = process.handle_of_this_process(Path(directory), command["run"], command["attempt"])
+    process.write_json(Path(directory) / process.HANDLE, handle.model_dump())
     _close_all_but(announce)
     os.write(announce, b"1")
     os.close(announce)
+    supervise(Path(directory), record)
 
 
 def _close_all_but(announce: int) -> None:
-    """Close every inherited file, such as the one that holds the ledger's lock; the log has 1 and 2."""
+    """Close every inherited file, such as the one with the ledger's lock, but not the log (1 and 2)."""
     inherited = Path("/proc/self/fd")
     numbers = [int(each.name) for each in inherited.iterdir()] if inherited.exists() else [1023]
     last = max(announce, *numbers) + 1
@@ -59,10 +208,10 @@ def _close_all_but(announce: int) -> None:
     os.closerange(announce + 1, last)
 
 
-def supervise(directory: Path, record: process.ExitRecord) -> None:
-    """Run the command of ``command.json`` to its end, and leave the exit record."""
+def supervise(directory: Path, record: ExitRecord) -> None:
+    """Run the command of ``command.json`` to its end, and write the exit record."""
     command = json.loads((directory / process.COMMAND).read_text())
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a child ended
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, exit codes of children are lost
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kernel.adopt_orphans()
     started = time.time()
@@ -100,7 +249,7 @@ def _wait(pid: int, command: dict[str, Any], log: LogCopy) -> tuple[int | None, 
         code = _reap(pid)
         if code is not None:
             return code, ""
-        received = signal.sigtimedwait(_SIGNALS, min(seconds, _TICK))
+        received = signal.sigtimedwait(_SIGNALS, min(seconds, _STALL_CHECK_S))
         if received is not None and received.si_signo != signal.SIGCHLD:
             return None, "cancelled"
         if silence := watch.silence():
@@ -109,7 +258,7 @@ def _wait(pid: int, command: dict[str, Any], log: LogCopy) -> tuple[int | None, 
 
 
 class _LogWatch:
-    """Tells whether the ranks are silent for longer than the run allows."""
+    """Watches whether the ranks are silent for longer than the run allows."""
 
     def __init__(self, log: LogCopy, command: dict[str, Any]) -> None:
         self._log, self._started = log, time.monotonic()
@@ -117,7 +266,7 @@ class _LogWatch:
         self._start_timeout, self._stall_timeout = command["start_timeout"], command["stall_timeout"]
 
     def silence(self) -> str:
-        """Name the budget that silence used up; empty while there is none."""
+        """Name the budget that the silence has used up; empty: none."""
         if not self._log.spoken and time.monotonic() - self._started > self._start_timeout:
             return f"run.start_timeout: no rank spoke within {self._start_timeout} s"
         if (received := self._log.received) != self._received:
@@ -127,26 +276,26 @@ class _LogWatch:
 
 
 def end_tree(pid: int | None = None, code: int | None = None) -> int:
-    """End every descendant: a launcher is asked first, so that it ends its ranks on other hosts too.
+    """End every descendant; SIGTERM to the launcher first, so that it ends its ranks on other hosts too.
 
     Args:
-        pid: The launcher, where it still runs.
-        code: Its exit code, where it has ended.
+        pid: The launcher, if it still runs.
+        code: Its exit code, if it has ended.
 
     Returns:
         Its exit code.
     """
     if pid is not None:
         _signal(pid, signal.SIGTERM)
-    code = _drain(pid, time.monotonic() + (_GRACE if pid is not None else 0), code)
-    until = time.monotonic() + _UNKILLABLE
+    code = _drain(pid, time.monotonic() + (_GRACE_S if pid is not None else 0), code)
+    until = time.monotonic() + _UNKILLABLE_S
     while living := psutil.Process().children(recursive=True):
         for orphan in living:
             _signal(orphan.pid, signal.SIGKILL)
-        code = _drain(pid, time.monotonic() + _GRACE, code)
+        code = _drain(pid, time.monotonic() + _GRACE_S, code)
         if time.monotonic() > until:
             pids = ", ".join(str(orphan.pid) for orphan in living)
-            with suppress(OSError):  # of a full disk: the record is still to be written
+            with suppress(OSError):  # such as a full disk: the record must still be written
                 sys.stdout.write(
                     f"manycpu: killed, and still there: {pids}; what they wait for does not answer\n"
                 )
@@ -156,7 +305,7 @@ def end_tree(pid: int | None = None, code: int | None = None) -> int:
 
 
 def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | None:
-    """Reap until no descendant is left, or the deadline; the exit code of ``pid`` where it was among them."""
+    """Reap until no descendant is left, or the deadline; returns the exit code of ``pid`` if reaped."""
     while True:
         status = _reap(pid)
         code = status if status is not None else code
@@ -167,7 +316,7 @@ def _drain(pid: int | None, deadline: float, code: int | None = None) -> int | N
 
 
 def _reap(awaited: int | None) -> int | None:
-    """Reap every child that has ended; the exit code of ``awaited`` where it is among them."""
+    """Reap every child that has ended; returns the exit code of ``awaited`` if it is among them."""
     code = None
     while True:
         try:
@@ -188,7 +337,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _begin() -> None:
-    """Prepare the launcher: signals reach it again, and it is ended when this supervisor is killed."""
+    """Prepare the launcher: unblock its signals, and end it when this supervisor is killed."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     kernel.end_with_parent(signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""The door to MLflow: its own client, with the credentials of MLflow's environment variables."""
+"""Record trainings in MLflow, by its own client and the credentials of its environment variables."""
 
 import os
 import re
@@ -17,11 +17,11 @@ from manycpu.pipeline.spec.tracking import Ending, Place, Point, Tracked
 
 __all__ = ["MlflowTracker", "name_champion", "silence"]
 
-_PATIENCE: Final = 5.0  # seconds to answer
+_CONNECT_TIMEOUT_S: Final = 5.0
 _PORTS: Final = {"http": 80, "https": 443}
 _QUIET: Final = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # nobody is told that somebody trains
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # which is the ranks'
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # trainings are private
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout is for the ranks' lines
 }
 """How MLflow's client behaves, unless its user says otherwise."""
 _UNNAMEABLE: Final = re.compile(r"[^\w\-. /]")
@@ -35,9 +35,9 @@ _MODEL: Final = "model"  # folder among a run's artifacts
 
 
 def silence(address: str) -> str | None:
-    """Say why a server does not answer; None where it does, or cannot be asked so simply.
+    """Return why a server does not answer; None: it does, or a TCP connection cannot tell.
 
-    MLflow's client tries for minutes before it says so.
+    MLflow's client would retry for minutes first.
     """
     parts = urlsplit(address)
     if parts.scheme not in _PORTS or parts.hostname is None:
@@ -46,10 +46,10 @@ def silence(address: str) -> str | None:
         return None
     try:
         where = (parts.hostname, parts.port or _PORTS[parts.scheme])
-    except ValueError:  # which would quote what may be a password
+    except ValueError:  # without its message, which may quote a password
         return "MLFLOW_TRACKING_URI is no address"
     try:
-        socket.create_connection(where, _PATIENCE).close()
+        socket.create_connection(where, _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         return f"{where[0]}:{where[1]} does not answer: {error}"
     return None
@@ -59,11 +59,11 @@ def name_champion(key: str, sha256: str) -> str | None:
     """Give the alias ``champion`` to the version that a run has registered in the model registry.
 
     Args:
-        key: The run's.
-        sha256: Of the model that it exported.
+        key: The run's key.
+        sha256: Digest of the model that it exported.
 
     Returns:
-        Name and version; None where nothing is tracked, or the run has not registered that model.
+        Name and version; None: nothing is tracked, or the run has not registered that model.
 
     Raises:
         ConnectionError: The server does not answer.
@@ -78,7 +78,7 @@ def name_champion(key: str, sha256: str) -> str | None:
 
 
 class _Run(NamedTuple):
-    """What MLflow calls an attempt."""
+    """The run of MLflow that records an attempt."""
 
     id: str
     experiment: str
@@ -86,10 +86,10 @@ class _Run(NamedTuple):
 
 
 class MlflowTracker:
-    """Keeps each attempt as a run of MLflow, found again by its tags from every process.
+    """Records each attempt as a run of MLflow, which every process finds by its tags.
 
     Args:
-        address: The server's, as in MLFLOW_TRACKING_URI.
+        address: Address of the server, as in MLFLOW_TRACKING_URI.
     """
 
     def __init__(self, address: str) -> None:
@@ -102,7 +102,7 @@ class MlflowTracker:
         self._found: dict[tuple[str, ...], _Run] = {}
 
     def send(self, tracked: Tracked, points: Sequence[Point]) -> None:
-        """Log points; MLflow keeps one that it has already once.
+        """Log points; MLflow ignores points that it has already.
 
         Raises:
             ConnectionError: The server does not answer.
@@ -118,7 +118,7 @@ class MlflowTracker:
         self._client.log_batch(self._run_of(tracked), metrics=metrics)
 
     def end(self, tracked: Tracked, ending: Ending) -> None:
-        """Log what was missed, the last tags and the status, and register the model."""
+        """Log the missed points, the last tags and the status, and register the model."""
         from mlflow.entities import RunTag
 
         self.send(tracked, ending.points)
@@ -126,25 +126,25 @@ class MlflowTracker:
         tags = [RunTag(name, value[:_LONGEST_TAG]) for name, value in ending.tags.items()]
         self._client.log_batch(own, tags=tags)
         self._client.set_terminated(own, _STATUS[ending.state], round(ending.time * 1000))
-        self._tidy(tracked, own)
+        self._end_others(tracked, own)
         if ending.model and ending.path:
             self._register(ending.model, ending.path, own)
 
     def place_of(self, tracked: Tracked) -> Place:
-        """Name the server, the experiment and, once it is found, the run."""
+        """Return the server, the experiment and, once it is known, the run."""
         address = redacted(self._address).replace(f"{HIDDEN}@", "").rstrip("/")
         place = {"address": address, "experiment": _experiment_name(tracked.group)}
         if (run := self._found.get(_identity(tracked))) is None:
             return place
         place["run"] = run.id
-        if urlsplit(address).scheme in _PORTS:  # else it is no server that has pages, such as a database
+        if urlsplit(address).scheme in _PORTS:  # others, such as a database, have no pages
             place["link"] = f"{address}/#/experiments/{run.experiment}/runs/{run.id}"
         return place
 
     def give_alias(self, alias: str, key: str, sha256: str) -> str | None:
-        """Give an alias to the newest version that a run has registered of a model; returns name and version.
+        """Give an alias to the newest version of a model that a run has registered; returns name and version.
 
-        A run that was cleared and done anew has the same key: the digest of an export tells models apart.
+        A run that is cleared and repeated has the same key: the export's digest distinguishes its models.
         """
         experiments = [experiment.experiment_id for experiment in self._client.search_experiments()]
         runs = self._client.search_runs(experiments, f"tags.`manycpu.key` = '{key}'")
@@ -160,8 +160,15 @@ class MlflowTracker:
         """Find the run of an attempt, or make it."""
         identity = _identity(tracked)
         if identity not in self._found:
-            found = self._search(tracked) or self._made(tracked)
-            if not found[0].data.params:  # whoever made it may have ended before
+            if not (found := self._search(tracked)):
+                tags = {**tracked.tags, **_tags(tracked)}
+                cut = {name: value[:_LONGEST_TAG] for name, value in tags.items()}
+                name = f"{tracked.name}, attempt {tracked.attempt}" if tracked.attempt > 1 else tracked.name
+                started = round(tracked.started * 1000)
+                self._client.create_run(self._experiment(tracked.group), started, cut, name)
+                # Another process may have made one at the same time: all processes use the first by id.
+                found = self._search(tracked)
+            if not found[0].data.params:  # the process that made it may have ended before
                 self._describe(found[0].info.run_id, tracked.params)
             self._found[identity] = _Run(str(found[0].info.run_id), str(found[0].info.experiment_id))
         return self._found[identity].id
@@ -172,19 +179,11 @@ class MlflowTracker:
         try:
             self._client.log_batch(run, params=_params(params))
         except MlflowException:
-            if not self._client.get_run(run).data.params:  # else another process did, in the same moment
+            if not self._client.get_run(run).data.params:  # else another process has logged them
                 raise
 
-    def _made(self, tracked: Tracked) -> list[Any]:
-        tags = {name: value[:_LONGEST_TAG] for name, value in {**tracked.tags, **_tags(tracked)}.items()}
-        name = tracked.name if tracked.attempt == 1 else f"{tracked.name}, attempt {tracked.attempt}"
-        started = round(tracked.started * 1000)
-        self._client.create_run(self._experiment(tracked.group), started, tags, name)
-        # Another process may have made one in the same moment: the first by id is the one, for all of them.
-        return self._search(tracked)
-
     def _search(self, tracked: Tracked, *, any_attempt: bool = False) -> list[Any]:
-        """Find the runs of an attempt, or of all attempts, in an order that is the same for everybody."""
+        """Find the runs of an attempt, or of all attempts, in the same order for every process."""
         tags = _tags(tracked)
         if any_attempt:
             del tags["manycpu.attempt"]
@@ -198,8 +197,8 @@ class MlflowTracker:
             _unless_there(self._client.create_experiment, name)
         return str(self._client.get_experiment_by_name(name).experiment_id)  # type: ignore[union-attr]
 
-    def _tidy(self, tracked: Tracked, own: str) -> None:
-        """End the runs of earlier attempts, and delete one that was made in the same moment as this one."""
+    def _end_others(self, tracked: Tracked, own: str) -> None:
+        """End the runs of earlier attempts, and delete a second run of this attempt."""
         for run in self._search(tracked, any_attempt=True):
             if run.info.run_id == own:
                 continue
@@ -209,12 +208,12 @@ class MlflowTracker:
                 self._client.set_terminated(run.info.run_id, _STATUS["failed"])
 
     def _register(self, name: str, path: str, run: str) -> None:
-        """Register a model, once for a run; a folder's files become artifacts of the run."""
+        """Register a model once for each run; the files of a folder become artifacts of the run."""
         _unless_there(self._client.create_registered_model, name)
         if self._client.search_model_versions(f"name = '{name}' and run_id = '{run}'"):
             return
         source = path
-        if not is_remote(path):  # MLflow registers no path on a disk, which may be anywhere
+        if not is_remote(path):  # MLflow registers no path of a local disk
             self._client.log_artifacts(run, str(Path(path)), _MODEL)
             source = f"runs:/{run}/{_MODEL}"
         self._client.create_model_version(name, source, run, await_creation_for=0)
@@ -239,7 +238,7 @@ def _identity(tracked: Tracked) -> tuple[str, ...]:
 
 
 def _tags(tracked: Tracked) -> dict[str, str]:
-    """Return the tags that tell an attempt from every other."""
+    """Return the tags that identify an attempt."""
     return {
         "manycpu.key": tracked.key,
         "manycpu.began": f"{tracked.began:.3f}",
@@ -254,7 +253,7 @@ def _params(params: Mapping[str, str]) -> list[Any]:
 
 
 def _named(name: str) -> str:
-    """Write a name in the characters that MLflow takes; a digest tells it from others that become the same.
+    """Replace characters that MLflow refuses in a name; a digest keeps different names different.
 
     >>> _named("eval/f1"), _named("acc>0.5"), _named("acc<0.5")
     ('eval/f1', 'acc_0.5_3ad057cf', 'acc_0.5_8f69ed7f')

@@ -1,4 +1,4 @@
-"""The door to TensorBoard: its files, by its own package, which imports no torch."""
+"""Record trainings in TensorBoard's files, by its own package, which imports no torch."""
 
 import secrets
 import shlex
@@ -21,12 +21,12 @@ Key = tuple[str, int, float]
 
 
 class TensorBoardTracker:
-    """Writes each attempt into a folder of its own, ``<run>/<began>-<attempt>``.
+    """Writes each attempt into its own folder, ``<run>/<began>-<attempt>``.
 
-    Every process writes a file of its own there; what is in another one it does not write again.
+    Every process writes its own file there, and does not repeat values of another file.
 
     Args:
-        root: What ``tensorboard --logdir`` is given.
+        root: The folder for ``tensorboard --logdir``.
     """
 
     def __init__(self, root: Path) -> None:
@@ -47,7 +47,7 @@ class TensorBoardTracker:
         )
 
     def end(self, tracked: Tracked, ending: Ending) -> None:
-        """Write what was missed, and what the run was, as text.
+        """Write the missed points, and a text with parameters and tags.
 
         Raises:
             OSError: It cannot be written.
@@ -57,7 +57,7 @@ class TensorBoardTracker:
             self._file(tracked).write([(_text(_ABOUT, _table(tracked, ending)), 0, ending.time)])
 
     def place_of(self, tracked: Tracked) -> Place:
-        """Name the folder of an attempt, and the command that shows all of them."""
+        """Return the folder of an attempt, and the command that shows all attempts."""
         command = shlex.join(["tensorboard", "--logdir", str(self._root)])
         return {"folder": str(self._folder(tracked)), "command": command}
 
@@ -73,7 +73,7 @@ class TensorBoardTracker:
 
 
 class _File:
-    """A file of this process's own, which has what those beside it have not."""
+    """The file of this process, with the values that the files beside it lack."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -81,7 +81,7 @@ class _File:
         self._path: Path | None = None
 
     def write(self, values: Iterable[tuple[Any, int, float]]) -> None:
-        """Append values, each with its step and its time, that are not there yet."""
+        """Append the values, each with step and time, that no file has yet."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -93,15 +93,13 @@ class _File:
             Event(wall_time=when, step=step, summary=Summary(value=[value]))
             for value, step, when in new.values()
         ]
-        path, self._path = self._path or self._new_path(), None  # what fails may have written half of it
+        # TensorBoard reads files in the order of their names; others may begin one in the same second.
+        name = f"{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
+        new_path = self._folder / f"events.out.tfevents.{name}"
+        path, self._path = self._path or new_path, None  # after a failure, which may write half, another file
         _append(path, [*first, *events])
         self._path = path
         self._known |= new.keys()
-
-    def _new_path(self) -> Path:
-        # TensorBoard reads files in the order of their names; others may begin one in the same second.
-        name = f"{time.time():017.6f}.{socket.gethostname()}.{secrets.token_hex(4)}"
-        return self._folder / f"events.out.tfevents.{name}"
 
 
 def _append(path: Path, events: Iterable[Any]) -> None:
@@ -115,7 +113,7 @@ def _append(path: Path, events: Iterable[Any]) -> None:
 
 
 def _key(value: Any, step: int, when: float) -> Key:
-    """Tell a value from others; what a run was is told once."""
+    """Return the identity of a value; the text about a run is written once."""
     return (value.tag, step, round(when, 3)) if value.tag != _ABOUT else (_ABOUT, 0, 0.0)
 
 
@@ -140,7 +138,7 @@ def _keys(path: Path) -> Iterator[Key]:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """Read the records of a file; the last one may be half written."""
+    """Read the records of a file; the last one may be cut off."""
     with path.open("rb") as file:
         while len(head := file.read(_HEADER.size)) == _HEADER.size:
             length = _HEADER.unpack(head)[0]
@@ -151,7 +149,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 
 def _table(tracked: Tracked, ending: Ending) -> str:
-    """Write what the run was as a table in Markdown, which TensorBoard shows."""
+    """Write parameters and tags as a table in Markdown, which TensorBoard renders."""
     rows = {**tracked.params, **tracked.tags, **ending.tags}
     lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items()]
     return "\n".join(["| | |", "| --- | --- |", *lines])

@@ -1,4 +1,4 @@
-"""The command ``manycpu``: the verbs without Airflow."""
+"""The command ``manycpu``: everything that it does works without Airflow."""
 
 import errno
 import sys
@@ -11,8 +11,8 @@ from manycpu.pipeline.spec.errors import ManycpuError
 
 __all__ = ["cli", "main"]
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_MEANT = {
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SYNONYMS = {
     "train": "run",
     "launch": "run",
     "list": "status",
@@ -26,8 +26,8 @@ _MEANT = {
     "rm": "clean",
     "show": "report",
 }
-"""What others call a command -> its name here."""
-_INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
+"""A name in other programs -> the command's name here."""
+_EXIT_INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
 
 
 class _Commands(click.Group):
@@ -35,16 +35,15 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        near = [_MEANT[name]] if name in _MEANT else get_close_matches(name, self.commands, 1)
+        near = [_SYNONYMS[name]] if name in _SYNONYMS else get_close_matches(name, self.commands, 1)
         if near and self.get_command(ctx, name) is None:
             ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
 
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-
-
-@click.group(cls=_Commands, context_settings=_SETTINGS)
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(package_name="manycpu")
 def cli() -> None:
     """Train PyTorch models on many CPUs: on this machine, on hosts of a hostfile, on Kubernetes."""
@@ -55,25 +54,25 @@ for _command in (*spec_commands.COMMANDS, *run_commands.COMMANDS, report_command
 
 
 def main() -> None:
-    """Run the command; errors are one message and an exit code: 2 for bad input, otherwise 1."""
+    """Run the command; an error is one message and an exit code: 2 for bad input, otherwise 1."""
     try:
         cli(standalone_mode=False)
     except ManycpuError as error:
         click.echo(f"manycpu: {_with_notes(error, str(error))}", err=True)
-        sys.exit(_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else error.exit_code)
+        sys.exit(_EXIT_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else error.exit_code)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _DISK_FULL:
             raise
         where = f" at {error.filename}" if error.filename else ""
-        said = f"a disk is full{where}: {error.strerror}. Make room, and run again."
-        click.echo(f"manycpu: {_with_notes(error, said)}", err=True)
+        message = f"a disk is full{where}: {error.strerror}. Make room, and run again."
+        click.echo(f"manycpu: {_with_notes(error, message)}", err=True)
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(_INTERRUPTED)
+        sys.exit(_EXIT_INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
 
 
-def _with_notes(error: BaseException, said: str) -> str:
-    return "\n".join([said, *getattr(error, "__notes__", ())])
+def _with_notes(error: BaseException, message: str) -> str:
+    return "\n".join([message, *getattr(error, "__notes__", ())])

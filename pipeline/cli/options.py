@@ -1,10 +1,10 @@
-"""Options that several commands share: the fields of a run and its target, or where to look for runs."""
+"""Options that several commands share: the fields of a run and its target, and where to look for runs."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 import yaml
@@ -12,7 +12,6 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from manycpu.pipeline.accelerate_config import read_accelerate_config
-from manycpu.pipeline.cli.panels import PanelCommand, PanelOption
 from manycpu.pipeline.runfile import parse_yaml, read_run_file
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.targets import KINDS
@@ -24,94 +23,144 @@ __all__ = ["Command", "command", "fields", "fields_of", "location_options", "ope
 
 Command = Callable[..., Any]
 Options = Mapping[str, Any]
-"""``run__field`` or ``target__field`` -> what was given; several where it may be repeated. Beside them what
-``_OF_ACCELERATE`` names."""
-_CONFIG = "--accelerate-config"
-_OF_ACCELERATE = ("accelerate_config", "module", "words")
-
-
-class _BeforeAScript(PanelCommand):
-    """A command whose options end where a script begins: what follows is the script's."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.allow_interspersed_args = all(word.partition("=")[0] != _CONFIG for word in args)
-        return super().parse_args(ctx, args)
-
-
-_TARGET = "Target {}"  # title of a panel
-
-
-def command(*args: Any, kind: str = "local", **attributes: Any) -> Callable[[Command], click.Command]:
-    """Make a command, as ``click.command`` does; its short help has the options of one kind of target."""
-    advanced = tuple(_TARGET.format(other) for other in KINDS if other not in ("local", kind))
-    return click.command(*args, cls=_BeforeAScript, advanced=advanced, **attributes)
-
-
-def fields(command: Command) -> Command:
-    """Give a command the run file, or a config of Accelerate and a script, and an option for every field."""
-    for (part, name), field in reversed(_FIELDS.items()):
-        flag = _flag(part, name)
-        metavar, more = _SHAPES[_shape(field)]
-        metavar = "|".join(_choices(part, name)) or metavar
-        help_text = (field.description or "local, baremetal or kubernetes.") + more
-        command = click.option(
-            flag,
-            f"{part}__{name}",
-            cls=PanelOption,
-            panel=_panel(part, name),
-            metavar=metavar,
-            multiple=bool(more),
-            help=help_text,
-        )(command)
-    for add in _FILES:
-        command = add(command)
-    return command
-
-
-_FILES: tuple[Callable[[Command], Command], ...] = (
-    click.option("-m", "module", is_flag=True, help=f"With {_CONFIG}: SCRIPT is the name of a module."),
-    click.option(
-        _CONFIG,
-        type=click.Path(path_type=Path),
-        metavar="CONFIG",
-        help="A config that `accelerate config` has written; SCRIPT and its ARGS come last.",
-    ),
-    click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...]"),
-    click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE | SCRIPT"),
-)
-
-
+"""``run__field`` or ``target__field`` -> the given text, a tuple if the option may be repeated; and the
+parameters in ``_SCRIPT_PARAMETERS``."""
 Shape = Literal["value", "mapping", "list"]
-_SHAPES: dict[Shape, tuple[str, str]] = {
+
+_CONFIG: Final = "--accelerate-config"
+_SCRIPT_PARAMETERS: Final = ("accelerate_config", "module", "words")
+_TARGET_PANEL: Final = "Target {}"
+_OTHER_PANEL: Final = "Options"  # of options that name no panel
+_HELP_ALL: Final = "manycpu.help_all"  # key in click's context: --help-all was given
+_CLAUSE_END: Final = re.compile(r"[.;] ")
+_SHAPES: Final[dict[Shape, tuple[str, str]]] = {
     "value": ("VALUE", ""),
     "mapping": ("NAME=VALUE", " May be repeated; a whole mapping in YAML replaces the file's."),
     "list": ("VALUE", " May be repeated."),
 }
-_MODELS: dict[str, tuple[type[BaseModel], ...]] = {
+_MODELS: Final[dict[str, tuple[type[BaseModel], ...]]] = {
     "run": (TrainingRun,),
     "target": tuple(KINDS.values()),
 }
+_FIELDS: Final[dict[tuple[str, str], tuple[type[BaseModel], FieldInfo]]] = {}
+"""Part and name of a field -> its model (of several targets the first that has it) and its description."""
+for _part, _models in _MODELS.items():
+    for _model in _models:
+        for _name, _field in _model.model_fields.items():
+            _FIELDS.setdefault((_part, _name), (_model, _field))
 
 
-def _first_with(part: str, name: str) -> type[BaseModel]:
-    """Find the model whose words on a field count: of several targets that have it, the first."""
-    return next(model for model in _MODELS[part] if name in model.model_fields)
+class _PanelOption(click.Option):
+    """An option in a panel of the help, which shows the first clause of its text.
+
+    Args:
+        panel: Title of the panel.
+    """
+
+    def __init__(self, *args: Any, panel: str, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.panel = panel
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option and its help, as click asks for it."""
+        record = super().get_help_record(ctx)
+        if record is None or ctx.meta.get(_HELP_ALL):
+            return record
+        return record[0], _CLAUSE_END.split(record[1], maxsplit=1)[0].rstrip(".") + "."
 
 
-_FIELDS = {
-    (part, name): _first_with(part, name).model_fields[name]
-    for part, models in _MODELS.items()
-    for model in models
-    for name in model.model_fields
-}
+class _RunCommand(click.Command):
+    """A command for a run: its help has panels, and its options end at a script, whose words follow.
+
+    Args:
+        advanced: Titles of panels that only ``--help-all`` shows.
+    """
+
+    def __init__(self, *args: Any, advanced: tuple[str, ...], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._advanced = advanced
+        others = " and ".join(panel.lower() for panel in advanced)
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_all_help,
+                help=f"Show every option, with all of its text, also of {others}, and exit.",
+            )
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse options also behind arguments, unless a config of Accelerate and a script are given."""
+        ctx.allow_interspersed_args = all(word.partition("=")[0] != _CONFIG for word in args)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the panels."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Argument):
+                continue
+            panel = getattr(param, "panel", _OTHER_PANEL)
+            record = param.get_help_record(ctx)
+            if record and (ctx.meta.get(_HELP_ALL) or panel not in self._advanced):
+                panels.setdefault(panel, []).append(record)
+        others = panels.pop(_OTHER_PANEL, [])
+        for panel, records in [*panels.items(), (_OTHER_PANEL, others)]:
+            with formatter.section(panel):
+                formatter.write_dl(records)
+
+
+def _show_all_help(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    if value:
+        ctx.meta[_HELP_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def command(*args: Any, kind: str = "local", **attributes: Any) -> Callable[[Command], click.Command]:
+    """Make a command as ``click.command`` does; its short help has the options of one kind of target."""
+    advanced = tuple(_TARGET_PANEL.format(other) for other in KINDS if other not in ("local", kind))
+    return click.command(*args, cls=_RunCommand, advanced=advanced, **attributes)
+
+
+def fields(command: Command) -> Command:
+    """Add the run file, or a config of Accelerate and a script, and an option for every field."""
+    for (part, name), (_, field) in reversed(_FIELDS.items()):
+        metavar, repeated = _SHAPES[_shape(field)]
+        command = click.option(
+            _flag(part, name),
+            f"{part}__{name}",
+            cls=_PanelOption,
+            panel=_panel(part, name),
+            metavar="|".join(_choices(part, name)) or metavar,
+            multiple=bool(repeated),
+            help=(field.description or "local, baremetal or kubernetes.") + repeated,
+        )(command)
+    for add in (
+        click.option("-m", "module", is_flag=True, help=f"With {_CONFIG}: SCRIPT is the name of a module."),
+        click.option(
+            _CONFIG,
+            type=click.Path(path_type=Path),
+            metavar="CONFIG",
+            help="A config that `accelerate config` has written; SCRIPT and its ARGS come last.",
+        ),
+        click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...]"),
+        click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE | SCRIPT"),
+    ):
+        command = add(command)
+    return command
 
 
 def _panel(part: str, name: str) -> str:
-    """Name the panel of a field: its section in the trigger form, or its target."""
-    model = _first_with(part, name)
+    """Return the title of a field's panel: its section in the trigger form, or its target."""
+    model, field = _FIELDS[part, name]
     if part == "target":
-        return "Target" if model is _MODELS[part][0] else _TARGET.format(model.model_fields["kind"].default)
-    extra = model.model_fields[name].json_schema_extra
+        if model is _MODELS[part][0]:
+            return "Target"
+        return _TARGET_PANEL.format(model.model_fields["kind"].default)
+    extra = field.json_schema_extra
     return str(extra["section"]) if isinstance(extra, dict) else "Run"
 
 
@@ -120,53 +169,53 @@ def _flag(part: str, name: str) -> str:
 
 
 def _choices(part: str, name: str) -> list[str]:
-    """List the values that a field takes, of all targets that have it; none where one takes any."""
-    fields = [model.model_fields[name] for model in _MODELS[part] if name in model.model_fields]
-    values = [_enumerated(field) or _literals(field.annotation) for field in fields]
-    return list(dict.fromkeys(chain(*values))) if all(values) else []
-
-
-def _enumerated(field: FieldInfo) -> list[str]:
-    """Read the values that a field's schema lists, where its type does not."""
-    extra = field.json_schema_extra
-    return [str(value) for value in extra.get("enum", ())] if isinstance(extra, dict) else []  # type: ignore[union-attr]
+    """List the values that a field takes in all targets that have it; none if one takes any value."""
+    choices: list[str] = []
+    for model in _MODELS[part]:
+        if name in model.model_fields:
+            field = model.model_fields[name]
+            extra = field.json_schema_extra
+            # The schema lists the values if the type does not.
+            listed = extra.get("enum", ()) if isinstance(extra, dict) else ()
+            values = [str(value) for value in listed] or _literals(field.annotation)  # type: ignore[union-attr]
+            if not values:
+                return []
+            choices += values
+    return list(dict.fromkeys(choices))
 
 
 def _literals(kind: Any) -> list[str]:
-    inner = get_args(kind)
-    return (
-        list(inner) if get_origin(kind) is Literal else [value for each in inner for value in _literals(each)]
-    )
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [value for inner in get_args(kind) for value in _literals(inner)]
 
 
 def _shape(field: FieldInfo) -> Shape:
-    kind, words = field.annotation, any(isinstance(each, BeforeValidator) for each in field.metadata)
+    kind = field.annotation
     if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "mapping"
-    return "list" if get_origin(kind) is tuple and not words else "value"
+    splits_words = any(isinstance(each, BeforeValidator) for each in field.metadata)
+    return "list" if get_origin(kind) is tuple and not splits_words else "value"
 
 
 run_id = click.option(
-    "--run-id", help="Tells this run from others; the same again goes on with it when its process is gone."
+    "--run-id", help="Identifies this run; the same again resumes it when its process is gone."
 )
 
 
 def location_options(command: Command) -> Command:
     """Add the options that say where to look for runs."""
-    for name, help_text in reversed(_PLACES.items()):
+    for name, help_text in (
+        ("connection", "Path of a kubeconfig; default: $KUBECONFIG, or ~/.kube/config."),
+        ("namespace", "Look for runs on Kubernetes, in this namespace."),
+        ("directory", "The folder of runs; default: $MANYCPU_HOME, or ~/.manycpu."),
+    ):
         command = click.option(f"--{name}", metavar="VALUE", help=help_text)(command)
     return command
 
 
-_PLACES = {
-    "directory": "The folder of runs; default: $MANYCPU_HOME, or ~/.manycpu.",
-    "namespace": "Look for runs on Kubernetes, in this namespace.",
-    "connection": "Path of a kubeconfig; default: $KUBECONFIG, or ~/.kube/config.",
-}
-
-
 def open_run(file: Path | None, options: Options, name: str) -> RunContext:
-    """Open the run that a file and options describe; ``name`` tells it from others."""
+    """Open the run that a file and options describe; ``name`` identifies it."""
     parts = fields_of(file, options)
     config = options.get("accelerate_config")
     base = file.parent if file and not config else Path.cwd()
@@ -178,61 +227,62 @@ def fields_of(file: Path | None, options: Options) -> dict[str, dict[str, Any]]:
     """Read the fields of run and target from a file and from options, which win.
 
     Args:
-        file: The run file; beside a config of Accelerate, the script.
-        options: What else was given.
+        file: The run file; with a config of Accelerate, the script.
+        options: The command's other parameters.
 
     Raises:
-        BadInputError: Something of it cannot be read.
+        BadInputError: The file or an option cannot be read.
     """
     if config := options.get("accelerate_config"):
-        return _with_config(config, file, options)
+        return _fields_of_accelerate(config, file, options)
     if extra := [*(["-m"] if options.get("module") else []), *options.get("words", ())]:
         fix = f"A script's own words come after {_CONFIG} CONFIG SCRIPT, or in --args"
         raise BadInputError(f"{' '.join(extra)!r} cannot be used", fix=fix)
     run_fields, target_fields = read_run_file(file) if file else ({}, {})
-    return _over({"run": run_fields, "target": target_fields}, options)
+    return _merged({"run": run_fields, "target": target_fields}, options)
 
 
-def _with_config(config: Path, script: Path | None, options: Options) -> dict[str, dict[str, Any]]:
-    given = _over({"run": {}, "target": {}}, options)
-    told = read_accelerate_config(config, given["run"], given["target"])
+def _fields_of_accelerate(config: Path, script: Path | None, options: Options) -> dict[str, dict[str, Any]]:
+    given = _merged({"run": {}, "target": {}}, options)
+    translated = read_accelerate_config(config, given["run"], given["target"])
     if script and script.is_dir() and not options["module"]:
         raise BadInputError(f"{script} is a folder", field="run.program", fix="Give the script that trains")
-    for note in told.notes:
+    for note in translated.notes:
         click.echo(f"{config}: {note}", err=True)
     program = {"program": f"-m {script}" if options["module"] else str(script)} if script else {}
     words = {"args": list(options["words"])} if options["words"] else {}
     for name in {**program, **words}.keys() & given["run"].keys():
         raise BadInputError("it is given twice", field=f"run.{name}", fix=f"Leave out {_flag('run', name)}")
-    return _over({"run": {**told.run, **program, **words}, "target": told.target}, options)
+    run_fields = {**translated.run, **program, **words}
+    return _merged({"run": run_fields, "target": translated.target}, options)
 
 
-def _over(parts: dict[str, dict[str, Any]], options: Options) -> dict[str, dict[str, Any]]:
-    """Lay options over the fields of a file."""
+def _merged(parts: dict[str, dict[str, Any]], options: Options) -> dict[str, dict[str, Any]]:
+    """Write the options that were given over the fields of a file."""
     for option, value in options.items():
-        if option not in _OF_ACCELERATE and value not in (None, ()):
+        if option not in _SCRIPT_PARAMETERS and value not in (None, ()):
             part, name = option.split("__", 1)
             parts[part][name] = _value(part, name, value, parts[part].get(name))
     return parts
 
 
 def _value(part: str, name: str, raw: str | tuple[str, ...], before: Any) -> Any:
-    """Parse an option: repeated values are merged; YAML where it looks so, else left to the field."""
-    field, shape = f"{part}.{name}", _shape(_FIELDS[part, name])
+    """Parse an option as YAML if it looks so, else leave its text to the field; merge repeated options."""
+    field = f"{part}.{name}"
     if isinstance(raw, str):
         return _read(field, raw, "[")  # a brace begins a placeholder
-    if shape == "list":
+    if _shape(_FIELDS[part, name][1]) == "list":
         read = [_read(field, text) for text in raw]
         return [each for item in read for each in (item if isinstance(item, list) else [item])]
     mapping = dict(before) if isinstance(before, Mapping) else {}
     for text in raw:
-        name, equals, value = text.partition("=")
+        key, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
             mapping = _read(field, text)
-        elif equals and name:
-            mapping[name] = value
+        elif equals and key:
+            mapping[key] = value
         else:
-            fix = f"Write it as {_flag(*field.split('.'))} NAME=value, once for each"
+            fix = f"Write it as {_flag(part, name)} NAME=value, once for each"
             raise BadInputError(f"{text!r} is no NAME=value", field=field, fix=fix)
     return mapping
 

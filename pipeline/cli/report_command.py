@@ -1,4 +1,4 @@
-"""The command report: a run's report in the terminal, or as a page."""
+"""The command report: show a run's report in the terminal, or write it as a page."""
 
 from pathlib import Path
 from shlex import quote
@@ -19,7 +19,7 @@ from manycpu.pipeline.verbs.report import newest_report
 
 __all__ = ["report"]
 
-_BESIDE = "beside"  # no FILE was given
+_BESIDE = "beside"  # value of --html without FILE
 
 
 @click.command()
@@ -31,7 +31,7 @@ _BESIDE = "beside"  # no FILE was given
     is_flag=False,
     flag_value=_BESIDE,
     help=f"Write it as a page, one file that needs no other; without FILE to {PAGE} beside the report, or to "
-    "the present folder where the report is behind a URL.",
+    "the current folder if the report is behind a URL.",
 )
 def report(path: str | None, page: str | None) -> None:
     """Show the report of a run that has ended.
@@ -40,20 +40,22 @@ def report(path: str | None, page: str | None) -> None:
     default: the report of the run of this machine that ended last.
     """
     path = _newest(page) if path is None else path
-    if not path.strip():  # such as that of a variable which is not set
+    if not path.strip():  # such as "$OUTPUT", if that variable is not set
         raise BadInputError("PATH is empty", fix="Give a report.json, or the folder or URL that has one")
     try:
-        _show(path, page)
+        fields = _read(path)
+        if page is None:
+            console, whole = Console(), _whole(path, fields)
+            display.summary(console, whole, redacted(path))
+            display.failure(console, whole)
+        else:
+            click.echo(_write(_beside(path) if page == _BESIDE else Path(page), as_html(fields)))
     except RecursionError as error:
         raise BadInputError(f"{redacted(path)} cannot be read: it is nested too deeply") from error
 
 
 def _newest(page: str | None) -> str:
-    """Find the newest report, where no PATH is given.
-
-    Raises:
-        click.UsageError: There is none; or a word behind --html, which is its FILE, may be the PATH.
-    """
+    """Find the report of the run that ended last, for a command without PATH."""
     if page not in (None, _BESIDE):
         fix = f"Type: manycpu report {quote(redacted(page))} --html"
         raise click.UsageError(f"Missing argument 'PATH': what follows --html is its FILE. {fix}")
@@ -63,33 +65,13 @@ def _newest(page: str | None) -> str:
     return found
 
 
-def _show(path: str, page: str | None) -> None:
-    """Show a report in the terminal, or write its page.
-
-    Raises:
-        BadInputError: It cannot be read, or the page not be written.
-    """
-    fields = _read(path)
-    if page is None:
-        console, whole = Console(), _whole(path, fields)
-        display.summary(console, whole, redacted(path))
-        display.failure(console, whole)
-    else:
-        click.echo(_write(_beside(path) if page == _BESIDE else Path(page), as_html(fields)))
-
-
 def _read(path: str) -> dict[str, Any]:
-    """Read as much of a report as there is.
-
-    Raises:
-        BadInputError: There is none, or it cannot be read.
-    """
+    """Read the fields of a report, which may be incomplete."""
     try:
         text = Location.of(path, "PATH").read_text(REPORT)
     except BadInputError:
         raise
-    except Exception as error:
-        # Every protocol of fsspec has errors of its own.
+    except Exception as error:  # every protocol of fsspec has errors of its own
         raise BadInputError(without(f"{path} cannot be read: {error}", path)) from error
     if text is None:
         fix = "Give a report.json, or the folder or URL that a run wrote its model to"
@@ -103,20 +85,17 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _whole(path: str, fields: dict[str, Any]) -> Report:
-    """Parse a report.
-
-    Raises:
-        BadInputError: It is half a report.
-    """
+    """Validate the fields of a report, which must be complete."""
     try:
         return Report.model_validate(fields)
     except ValidationError as error:
         wrong = ", ".join(dict.fromkeys(str(each["loc"][0]) for each in error.errors()))
-        fix = "--html shows what it has"
+        fix = "--html shows the fields that it has"
         raise BadInputError(f"{redacted(path)} is not a whole report: see {wrong}", fix=fix) from error
 
 
 def _beside(path: str) -> Path:
+    """Return the page's path beside a report, or in the current folder if that is behind a URL."""
     if is_remote(path):
         return Path(PAGE)
     given = Path(Location.of(path, "PATH").root)
@@ -124,11 +103,7 @@ def _beside(path: str) -> Path:
 
 
 def _write(file: Path, text: str) -> Path:
-    """Write a page; one of ours is replaced, and no other file.
-
-    Raises:
-        BadInputError: There is something else, or it cannot be written.
-    """
+    """Write a page and return its path; an existing file is replaced only if it is such a page."""
     try:
         if file.exists() and not is_page(file.read_text(errors="replace")):
             raise BadInputError(f"{file} exists, and is no page of a report", fix="Give another FILE")

@@ -1,4 +1,4 @@
-"""Commands for runs that have begun: status, logs, cancel and clean."""
+"""The commands status, logs, cancel and clean, for runs that have begun."""
 
 import time
 from collections.abc import Container
@@ -26,18 +26,20 @@ from manycpu.pipeline.verbs.cleanup import Remains, cleanup, remains
 
 __all__ = ["COMMANDS"]
 
-_CANCEL = "manycpu cancel"
+_CANCEL = "manycpu cancel"  # who ended the run, in its ledger
+Location = dict[str, str | None]
+"""What ``location_options`` gave: directory, namespace and connection."""
 
 
-def _some(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:  # noqa: ARG001
-    """Refuse an empty NAME, such as that of a variable which is not set: every run's name begins with it."""
+def _require_name(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:  # noqa: ARG001
+    """Refuse an empty NAME, as of a variable that is not set: every name begins with it."""
     if name is not None and not name.strip():
         raise BadInputError("NAME is empty", fix="Give a run's name: `manycpu status` lists them")
     return name
 
 
 @click.command()
-@click.argument("name", required=False, callback=_some)
+@click.argument("name", required=False, callback=_require_name)
 @location_options
 def status(name: str | None, **location: str | None) -> None:
     """List the runs of this machine or of a namespace, or look at one."""
@@ -50,19 +52,21 @@ def status(name: str | None, **location: str | None) -> None:
             entry = ctx.ledger.read()
             state, reason = _state(ctx, entry)
         except RunGoneError:
-            continue  # it ended just now
+            continue  # it ended meanwhile
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
         table.add_row(entry.name, state, str(entry.attempt), began, *([] if name else [reason]))
     if not table.rows:
-        click.echo(f"no run in {_place(location)}; what a run leaves beside its model is its report.json")
+        click.echo(
+            f"no run in {_place(location)}; a run that has ended leaves its report.json beside its model"
+        )
         return
     Console().print(table)
-    if name and reason:  # of one run, there is room for all of it
+    if name and reason:  # a single run has room for the whole reason
         click.echo(reason)
 
 
 def _state(ctx: RunContext, entry: Entry) -> tuple[str, str]:
-    """Read the state of a run, and why; what one run lacks hides no other from the list."""
+    """Return the state of a run, and why; an error is a state, so that the list shows the other runs."""
     try:
         handle = launch.present_handle(ctx, entry)
         current = attempt_status(ctx, handle, entry) if handle else None
@@ -74,11 +78,11 @@ def _state(ctx: RunContext, entry: Entry) -> tuple[str, str]:
 
 
 @click.command()
-@click.argument("name", required=False, callback=_some)
-@click.option("--follow", "-f", is_flag=True, help="Go on until the training ends.")
+@click.argument("name", required=False, callback=_require_name)
+@click.option("--follow", "-f", is_flag=True, help="Continue until the training ends.")
 @location_options
 def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
-    """Print the log of a run's present attempt; of its progress, a line every ten seconds.
+    """Print the log of a run's current attempt; of its progress, a line every ten seconds.
 
     NAME is the name of the run or its beginning; default: the newest run.
     """
@@ -98,32 +102,32 @@ def logs(name: str | None, *, follow: bool, **location: str | None) -> None:
 
 
 @click.command()
-@click.argument("name", callback=_some)
+@click.argument("name", callback=_require_name)
 @click.option("--gone", is_flag=True, help="The host or container that it ran on is gone for good.")
 @location_options
 def cancel(name: str, *, gone: bool, **location: str | None) -> None:
-    """End a run's training; `manycpu clean` may remove it then, unless somebody goes on with it.
+    """End a run's training; `manycpu clean` may remove it then, unless another process resumes it.
 
-    What is not launched yet will not be. NAME is the whole name of the run.
+    A training that is not launched yet will not be. NAME is the whole name of the run.
     """
     ctx = _named(name, location)
     if gone:
         recorded = declare_gone(ctx, _CANCEL)
-        said = "recorded as gone" if recorded else "nothing of it was out of sight"
-        click.echo(f"{ctx.name}: {said}; the same run id continues it, manycpu clean removes it")
+        outcome = "recorded as gone" if recorded else "nothing to record, no process of it was unreachable"
+        click.echo(f"{ctx.name}: {outcome}; the same run id continues it, manycpu clean removes it")
         return
     outcome = "ended" if end_run(ctx, by=_CANCEL) else "nothing was running"
     if outcome != "ended" and withhold(ctx, by=_CANCEL):
         outcome += "; nothing more of it will be launched"
-    with suppress(RunGoneError):  # its process lived, and has cleaned up meanwhile
+    with suppress(RunGoneError):  # its process has cleaned up meanwhile
         lease = ctx.ledger.lease()
-        if lease.holder is None or not lease.held(ctx.ledger.now()):  # else it lives, and cleans up itself
+        if lease.holder is None or not lease.held(ctx.ledger.now()):  # a live process cleans up itself
             ctx.ledger.change_lease(ended=True)
     click.echo(f"{ctx.name}: {outcome}")
 
 
 @click.command()
-@click.argument("name", required=False, callback=_some)
+@click.argument("name", required=False, callback=_require_name)
 @click.option(
     "--data", is_flag=True, help="On this machine, also staged data, models and code that no run uses."
 )
@@ -131,9 +135,9 @@ def cancel(name: str, *, gone: bool, **location: str | None) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @location_options
 def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **location: str | None) -> None:
-    """Remove what older runs left: shown first, and asked about.
+    """Remove what older runs left; the command lists it first, and asks.
 
-    What somebody works on is left alone, whatever its step; so is a run with a model that was not exported.
+    A run that a process works on is left alone, and so is a run with a model that was not exported.
     NAME is the whole name of the run.
     """
     if delete_model and name is None:
@@ -152,7 +156,7 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
     if not yes:
         click.confirm("remove these?", abort=True)
     for ctx in ended:
-        if _is_removable(ctx, delete_model=delete_model):  # the answer may have taken its time
+        if _is_removable(ctx, delete_model=delete_model):  # it may have changed while the question waited
             written = cleanup(ctx, keep=False, delete_model=delete_model)
             if written is not None and written.advice:
                 click.echo(f"run {ctx.name}: {written.advice}")
@@ -161,24 +165,24 @@ def clean(name: str | None, *, data: bool, delete_model: bool, yes: bool, **loca
             transfer.discard(folder)
 
 
-def _runs(location: dict[str, str | None]) -> list[RunContext]:
+def _runs(location: Location) -> list[RunContext]:
     if location["namespace"] is not None:
         return runs.in_namespace(location["namespace"], location["connection"])
     return runs.on_this_machine(home(location["directory"]))
 
 
-def _newest(location: dict[str, str | None]) -> RunContext:
-    """Find the run that began last, and name it."""
+def _newest(location: Location) -> RunContext:
+    """Find the run that began last, and print its name."""
     found = _runs(location)
     if not found:
-        fix = "`manycpu report` shows the last that ended"
+        fix = "`manycpu report` shows the run that ended last"
         raise BadInputError(f"there is no run in {_place(location)}", fix=fix)
     click.echo(f"run {found[-1].name}", err=True)
     return found[-1]
 
 
-def _find(name: str, location: dict[str, str | None]) -> RunContext:
-    """Find a run to look at, by its name or the beginning of it."""
+def _find(name: str, location: Location) -> RunContext:
+    """Find a run by its name or the beginning of it, for commands that only read."""
     matching = [ctx for ctx in _runs(location) if ctx.name.startswith(name)]
     named = [ctx for ctx in matching if ctx.name == name] or matching
     if len(named) != 1:
@@ -186,15 +190,16 @@ def _find(name: str, location: dict[str, str | None]) -> RunContext:
     return named[0]
 
 
-def _named(name: str, location: dict[str, str | None]) -> RunContext:
-    """Find the run that is to be ended or removed, by its whole name: a part of it may be another run's."""
+def _named(name: str, location: Location) -> RunContext:
+    """Find a run by its whole name, for commands that end or remove it."""
     for ctx in _runs(location):
         if ctx.name == name:
             return ctx
     raise _unknown(name, location, f"there is no run {name!r}")
 
 
-def _unknown(name: str, location: dict[str, str | None], problem: str) -> BadInputError:
+def _unknown(name: str, location: Location, problem: str) -> BadInputError:
+    """Return the error for a name that is no run's, or that several runs begin with."""
     names = [ctx.name for ctx in _runs(location)]
     if meant := [each for each in names if each.startswith(name)]:
         return BadInputError(
@@ -204,12 +209,12 @@ def _unknown(name: str, location: dict[str, str | None], problem: str) -> BadInp
     return BadInputError(problem, fix=f"Runs there: {', '.join(names) or 'none'}")
 
 
-def _place(location: dict[str, str | None]) -> str:
+def _place(location: Location) -> str:
     return location["namespace"] or str(home(location["directory"]))
 
 
 def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
-    """Whether a run may be removed; prints why where not."""
+    """Whether a run may be removed; prints why not."""
     try:
         why = _reason_to_keep(ctx, delete_model=delete_model)
     except RunGoneError:
@@ -222,16 +227,19 @@ def _is_removable(ctx: RunContext, *, delete_model: bool) -> bool:
 
 
 def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
+    """Return why `clean` must not remove a run; an empty text if it may."""
     lease, now = ctx.ledger.lease(), ctx.ledger.now()
     entry = ctx.ledger.read()
     handle = launch.present_handle(ctx, entry)
     current = attempt_status(ctx, handle, entry) if handle else None
     if current and current.state is RunState.UNKNOWN:
         gone = f"manycpu cancel {ctx.name} --gone"
-        return f"whether it runs is unknown: {current.reason}; `{gone}` says that this place is gone for good"
+        return (
+            f"whether it runs is unknown: {current.reason}; `{gone}` records that this place is gone for good"
+        )
     running = current is not None and not current.state.terminal
     if lease.held(now) or (running and not lease.over(now)):
-        return f"somebody works on it; `manycpu cancel {ctx.name}` ends that"
+        return f"a process works on it; `manycpu cancel {ctx.name}` ends that"
     left = Remains.NOTHING if delete_model else remains(ctx)
     if left is Remains.MODEL:
         return f"it has a model that was not exported; `{ctx.deletion}` deletes it"
@@ -241,7 +249,7 @@ def _reason_to_keep(ctx: RunContext, *, delete_model: bool) -> str:
 
 
 def _unused(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
-    """List staged data, models and code; none, and a line why, where another run may use them."""
+    """List staged data, models and code; none, and print why, if another run may use them."""
     others = [ledger for ledger in ledgers(home_folder / "runs") if ledger.directory.name not in leaving]
     if using := [ledger.directory.name for ledger in others if _uses(ledger)]:
         click.echo(f"staged data, models and code are left alone: {', '.join(using)} may use them")
@@ -251,7 +259,7 @@ def _unused(home_folder: Path, leaving: Container[str] = ()) -> list[Path]:
 
 
 def _uses(ledger: FileLedger) -> bool:
-    """Whether a run may use what is staged: it is not over, or cannot be read."""
+    """Whether a run may use what is staged: it has not ended, or cannot be read."""
     try:
         return bool(_reason_to_keep(runs.reopen_folder(ledger.directory), delete_model=False))
     except RunGoneError:

@@ -1,4 +1,4 @@
-"""Commands for a run that a file and options describe: run, preflight, plan, render and image."""
+"""The commands run, preflight, plan, render and image, for a run that a file and options describe."""
 
 import signal
 import sys
@@ -8,24 +8,24 @@ from types import FrameType
 from typing import Any
 
 import click
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from manycpu.pipeline import display
 from manycpu.pipeline.cli import options
-from manycpu.pipeline.render import as_yaml
-from manycpu.pipeline.spec import cpu_plan, node_spec, started_processes
+from manycpu.pipeline.spec import cpu_plan, node_spec
 from manycpu.pipeline.spec.credentials import redacted_description
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets import runs
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.program_code import main_file
 from manycpu.pipeline.verbs import all_verbs, launch, preflight
+from manycpu.pipeline.verbs.source_checks import process_findings
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "as_yaml"]
 
 
 @options.command()
@@ -37,14 +37,14 @@ def run(file: Path | None, run_id: str | None, **values: Any) -> None:
     FILE is YAML with `run` and `target`; options win over it. With --accelerate-config, SCRIPT is what to
     run, without an output unless --output names one, and what follows it is its own.
     """
-    # The run outlives whatever shows it; so do libraries that print.
+    # A closed terminal ends neither the run nor a library that prints.
     sys.stdout, sys.stderr = display.lossy(sys.stdout), display.lossy(sys.stderr)
     has_run_id, run_id = bool(run_id), run_id or all_verbs.new_run_id()
     ctx = options.open_run(file, values, run_id)
     ctx = runs.find(ctx) if has_run_id else ctx
     console = Console()
     console.print(f"run {ctx.name} (--run-id {run_id})", markup=False, highlight=False, soft_wrap=True)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
     with display.Display(console) as shown:
         all_verbs.run_all(ctx, shown)
 
@@ -67,7 +67,7 @@ def preflight_(file: Path | None, **values: Any) -> None:
 def plan(file: Path | None, node: str | None, **values: Any) -> None:
     """Show the CPU plan of a node: processes, threads, cores and memory, and why.
 
-    Of this machine or of the one that --node describes; for the run of FILE, or for any.
+    The node is this machine or the one that --node describes; the run is that of FILE, or any.
     """
     machine = node_spec.describe(node) if node else Machine.observe()
     run_fields = options.fields_of(file, values)["run"]
@@ -81,7 +81,7 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
         click.echo(f"warning: {warning}")
     if path := main_file(requested, file.parent if file else Path.cwd()):
         source = path.read_text(errors="replace")
-        found = started_processes.findings(source, path.name, requested.subprocesses, node_plan.threads)
+        found = process_findings(source, path.name, requested.subprocesses, node_plan.threads)
         for finding in found:
             click.echo(f"warning: {finding}")
 
@@ -90,7 +90,7 @@ def plan(file: Path | None, node: str | None, **values: Any) -> None:
 @options.fields
 @options.run_id
 def render(file: Path | None, run_id: str | None, **values: Any) -> None:
-    """Print what would be run, as YAML; what is secret is shown as ***."""
+    """Print what would be run, as YAML; secrets are shown as ***."""
     ctx = options.open_run(file, values, run_id or "render")
     shown = redacted_description(ctx.run.model_dump(include={"env", "args"}))
     ctx = replace(ctx, run=ctx.run.model_copy(update=shown))
@@ -103,16 +103,31 @@ def render(file: Path | None, run_id: str | None, **values: Any) -> None:
 def image(file: Path | None, archive: Path, **values: Any) -> None:
     """Write the training image as an OCI archive, for nodes without a registry; print its name."""
     ctx = options.open_run(file, values, "image")
-    if not isinstance(ctx, ClusterContext):
-        raise BadInputError("only Kubernetes has images", field="target.kind")
-    from manycpu.pipeline.targets.kubernetes.image.image_archive import save
-
     with display.Display(Console(stderr=True)):
-        name = save(ctx, archive)
+        name = ctx.driver.save_image(ctx, archive)
     click.echo(name)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the shape of a signal handler
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - repeated parts are written in full
+        return True
+
+
+# Small files are written line by line.
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
+def as_yaml(*manifests: Any) -> str:
+    """Write Kubernetes objects as YAML documents, for people and for ``kubectl create -f``."""
+    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=110)
+
+
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler
     raise KeyboardInterrupt
 
 

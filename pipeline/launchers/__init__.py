@@ -1,57 +1,66 @@
-"""Launchers: how a run becomes something running, one file for each launch kind and one line here.
+"""Launchers describe what to run: one file for each launch kind, and one line here.
 
-A launcher is a module with pure functions, and the fields that it cannot express:
+A launcher is a module of pure functions, with the fields that it refuses:
 
 - ``objects(run, target, placement) -> list``: what to create or run, the job last.
-- ``state(...) -> Status``: what the target says of it.
-- ``ranks(job) -> Ranks``, of jobs: what the ranks need.
-- ``UNSUPPORTED``: field of the run, or one of the target with ``target.`` before it, or ``elastic`` for a
-  range of nodes -> why this launch kind refuses it, so that nothing is dropped in silence.
+- ``state(...) -> Status``: the state of a job or a process.
+- ``ranks(job) -> Ranks``, for jobs: what the ranks need.
+- ``UNSUPPORTED``: field of the run, or ``target.`` and a field of the target, or ``elastic`` for a range of
+  nodes -> why this launch kind refuses it. So no field is ignored silently.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from pydantic import BaseModel
 
 from manycpu.pipeline.launchers import mpijob, mpirun, processes, pytorchjob, torchrun, trainjob
-from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.launchers.pod_spec import TPU, TPU_LABELS, Ranks
+from manycpu.pipeline.spec import program
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import Status
-from manycpu.pipeline.spec.targets import Kubernetes, Target
+from manycpu.pipeline.spec.targets import Kubernetes, TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun
 
-__all__ = ["JOB_LAUNCHERS", "LAUNCHERS", "JobLauncher", "Launcher", "ProcessLauncher", "refusals"]
+__all__ = [
+    "JOB_LAUNCHERS",
+    "LAUNCHERS",
+    "JobLauncher",
+    "Launcher",
+    "ProcessLauncher",
+    "device_refusals",
+    "refusals",
+]
 
 
 class Launcher(Protocol):
-    """What every module of this package offers."""
+    """The interface of every launcher module."""
 
     @property
     def UNSUPPORTED(self) -> Mapping[str, str]:  # noqa: N802 - a constant of the module
-        """Name the fields that it refuses, with the reason."""
+        """Field that the launcher refuses -> why."""
 
     def objects(self, run: TrainingRun, target: Any, placement: Placement) -> list[dict[str, Any]]:
-        """Describe what to create or run; the job, or the command, is the last."""
+        """Describe what to create or run; the job, or the command, comes last."""
 
 
 class ProcessLauncher(Launcher, Protocol):
     """Starts a command on machines."""
 
     def state(self, observed: Mapping[str, Any]) -> Status:
-        """Read the run's state off what was observed of the supervised process."""
+        """Derive the run's state from observations of the supervised process."""
 
 
 class JobLauncher(Launcher, Protocol):
     """Creates a job on Kubernetes; its facts are in ``spec/job_kinds.py``."""
 
     def state(self, job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
-        """Read whether a job has ended, and how; of one that goes on, what its operator says of it."""
+        """Derive the run's state from a job and its pods."""
 
     def ranks(self, job: KubeObject) -> Ranks | None:
-        """Read off a job what its ranks need; None where it is none of ours."""
+        """Read from a job what its ranks need; None: manycpu did not create it."""
 
 
 LAUNCHERS: Final[dict[str, ProcessLauncher]] = {
@@ -66,27 +75,27 @@ JOB_LAUNCHERS: Final[dict[str, JobLauncher]] = {
 }
 
 
-_OF_A_LAUNCHER: Final = dict.fromkeys(
+_NO_LAUNCHER_POD: Final = dict.fromkeys(
     ("resources.launcher_cpu", "resources.launcher_memory"), "mpirun has no pod of its own"
 )
-_INSTEAD: Final = {"elastic": "Give one number."}
-"""A field that is not to be left out, since its default is another run -> what to do."""
+_FIXES: Final = {"elastic": "Give one number."}
+"""Field that cannot simply be left out, since its default is another run -> what to do."""
 
 
-def refusals(run: TrainingRun, target: Target) -> list[Finding]:
+def refusals(run: TrainingRun, target: TargetFields) -> list[Finding]:
     """List the fields that were set and that the target's launch kind cannot express."""
     launcher: Launcher = {**LAUNCHERS, **JOB_LAUNCHERS}[target.launch]
-    alone = isinstance(target, Kubernetes) and target.has_launcher
+    refused = {**launcher.UNSUPPORTED, **({} if target.has_launcher else _NO_LAUNCHER_POD)}
     return [
-        Finding(named, f"{target.launch!r} cannot do this: {why}", _INSTEAD.get(field, f"Leave {named} out."))
-        for field, why in {**launcher.UNSUPPORTED, **({} if alone else _OF_A_LAUNCHER)}.items()
+        Finding(named, f"{target.launch!r} cannot do this: {why}", _FIXES.get(field, f"Leave {named} out."))
+        for field, why in refused.items()
         for named, is_set in [_find(run, target, field)]
         if is_set
     ]
 
 
-def _find(run: TrainingRun, target: Target, field: str) -> tuple[str, bool]:
-    """Name a field in full, and tell whether it was set to something of its own."""
+def _find(run: TrainingRun, target: TargetFields, field: str) -> tuple[str, bool]:
+    """Return a field's full name, and whether its value differs from the default."""
     if field == "elastic":
         return "run.nnodes", run.elastic
     if field.startswith("target."):
@@ -100,3 +109,27 @@ def _is_set(model: BaseModel, field: str) -> bool:
     if inner:
         return getattr(value, inner) is not None
     return bool(value != type(model).model_fields[name].get_default(call_default_factory=True))
+
+
+def device_refusals(run: TrainingRun, target: TargetFields) -> Iterator[Finding]:
+    """Yield a finding for each field that contradicts ``run.device``, for every launch kind alike."""
+    if run.downcast_bf16 and (run.device, run.dtype) != ("xla", "bf16"):
+        message = f"it is for device xla with dtype bf16, and this is {run.device} with {run.dtype}"
+        yield Finding("run.downcast_bf16", message, "Set run.device to 'xla' and run.dtype to 'bf16'")
+    if run.device != "xla":
+        return
+    if run.backend is not None:
+        message = f"{run.backend!r} was asked for, and among its devices XLA has collectives of its own"
+        yield Finding("run.backend", message, "Leave run.backend out")
+    if run.nodes != (1, 1):
+        message = f"{run.nnodes} nodes were asked for, and device xla divides batches among those of one node"
+        yield Finding("run.nnodes", message, "Set run.nnodes to 1; run.nproc_per_node is the devices")
+    if program.parse(run.program).kind == "recipe":
+        message = f"the recipe {run.program} trains on CPUs alone"
+        yield Finding("run.program", message, "Give a script that trains by Accelerate, or run.device cpu")
+    if not isinstance(target, Kubernetes):  # no other kind has labels of nodes
+        return
+    if missing := [label for label in TPU_LABELS if label not in target.node_selector]:
+        message = f"pods that ask for {TPU} must say which TPUs, and {' and '.join(missing)} are missing"
+        shown = ", ".join(f"{label}: {TPU_LABELS[label]}" for label in missing)
+        yield Finding("target.node_selector", message, f"Add them, for example: {shown}")

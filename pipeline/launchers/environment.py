@@ -10,7 +10,7 @@ from manycpu.pipeline.spec.training_run import TrainingRun
 __all__ = ["PLACEHOLDERS", "arguments", "environment", "node_command"]
 
 PLACEHOLDERS: Final = ("data", "model", "output", "checkpoints")
-"""Words that stand in braces in a program's arguments for a path of the placement."""
+"""Words in braces in a program's arguments that are replaced by paths of the placement."""
 
 
 def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
@@ -24,7 +24,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_NPROC_PER_NODE": str(run.processes),
         "MANYCPU_SUBPROCESSES": str(run.subprocesses) if run.subprocesses > 1 else "",
         "MANYCPU_XLA_DEVICES": str(run.nproc_per_node) if on_xla else "",
-        # The ranks choose: they know what is there. Among its devices XLA has collectives of its own.
+        # The ranks choose: they know what is installed. XLA has its own collectives among its devices.
         "MANYCPU_BACKEND": "" if on_xla else run.backend or "auto",
         "MANYCPU_DTYPE": run.dtype,
         "ACCELERATE_DOWNCAST_BF16": "true" if run.downcast_bf16 else "",
@@ -32,7 +32,7 @@ def environment(run: TrainingRun, placement: Placement) -> dict[str, str]:
         "MANYCPU_CPUS": str(run.resources.cpu or ""),
         "MANYCPU_START_TIMEOUT": str(run.start_timeout),
         "MANYCPU_STALL_TIMEOUT": str(run.stall_timeout or ""),
-        # Names only: the node lets these win over its CPU plan, and says so.
+        # Names only: these variables win over the node's CPU plan, with a warning.
         "MANYCPU_USER_ENV": ",".join(sorted(run.env)),
         "MANYCPU_DATA": placement.data,
         "MANYCPU_MODEL": placement.model,

@@ -1,7 +1,7 @@
-"""mpirun in a launcher pod and sshd in the workers, nobody root: what jobs with an MPI share.
+"""The pods of jobs with an MPI: mpirun in a launcher pod and sshd in the workers, none of them as root.
 
-mpirun is spoken to as on hosts (:mod:`manycpu.pipeline.launchers.mpirun`); an operator makes the keys, and
-adds variables to the launcher that win over ours, so that ssh has its options from a file.
+mpirun gets the same options as on hosts (:mod:`manycpu.pipeline.launchers.mpirun`). An operator makes the
+keys, and adds variables to the launcher that win over ours; so ssh reads its options from a file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,24 +10,24 @@ from typing import Any, Final
 
 from manycpu.pipeline.launchers import mpirun, pods
 from manycpu.pipeline.launchers.pod_spec import HOME, literal
-from manycpu.pipeline.spec import quantity
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Host, Mpi, Placement
 from manycpu.pipeline.spec.targets import DEFAULT_MPI, BareMetal, Family, Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.spec.words import format_cores
 
 __all__ = ["HOSTFILE", "KEYS", "PORT", "await_workers", "launcher", "worker"]
 
 # Intel's mpirun is a shell script, which as process 1 would not end on SIGTERM.
 PROGRAMS: Final[Mapping[Family, str]] = {"intel": "mpiexec.hydra", "openmpi": "mpirun", "mpich": "mpirun"}
-HOSTFILE: Final = f"/etc/mpi/{mpirun.HOSTFILE}"  # where both operators put theirs
-KEYS: Final = "/etc/manycpu/keys"  # not /root/.ssh: of that folder only root could read the keys
+HOSTFILE: Final = f"/etc/mpi/{mpirun.HOSTFILE}"  # where both operators write it
+KEYS: Final = "/etc/manycpu/keys"  # not /root/.ssh, which only root can read
 OWN: Final = "/run/manycpu"
 PORT: Final = 2222
 MASTER_PORT: Final = 23456
 INTERFACE: Final = "eth0"
-_CPU, _BURST = 0.05, 10  # cores that mpirun's pod asks for, and how many times that it may use
-_MEMORY, _MEMORY_OF_NODE = 256, 16  # MiB of mpirun, and of the ssh of each node
+_CPU_REQUEST, _BURST_FACTOR = 0.05, 10  # cores of mpirun's pod; its limit is a multiple
+_MEMORY_MIB, _NODE_MEMORY_MIB = 256, 16  # of mpirun, and of the ssh of each node
 HOSTS: Final = f"{HOME}/manycpu-hosts"  # where the launcher writes the addresses of its workers
 
 SSH: Final = f"""\
@@ -44,7 +44,7 @@ Host *
     ServerAliveCountMax 4
     LogLevel ERROR
 """
-# A login starts from nothing: what Kubernetes gave to the container, secrets too, is kept in a file.
+# A login starts with an empty environment: the container's variables, secrets too, are kept in a file.
 SSHD: Final = f"""\
 Port {PORT}
 HostKey {OWN}/host_key
@@ -65,13 +65,13 @@ START_SSHD: Final = (
 SSHD_FILES: Final = {"/etc/manycpu/sshd_config": SSHD}
 SSH_FILES: Final = {"/etc/ssh/ssh_config": SSH}
 
-# mpirun gives up on a worker whose sshd does not answer yet, or whose name DNS does not know for a moment.
-# All pods begin at once: here each sshd is waited for until it speaks, and ssh is told the addresses.
+# mpirun gives up on a worker whose sshd does not answer yet, or whose name is not in DNS for a moment.
+# All pods start at once: this program waits until each sshd answers, and writes the addresses for ssh.
 AWAIT_WORKERS: Final = """\
 import os, re, signal, socket, sys, time
 signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 hostfile, port, hosts, *program = sys.argv[1:]
-found, told = [], time.monotonic()
+found, reported = [], time.monotonic()
 for name in [re.split("[: ]", line.strip())[0] for line in open(hostfile) if line.strip()]:
     while True:
         try:
@@ -81,8 +81,8 @@ for name in [re.split("[: ]", line.strip())[0] for line in open(hostfile) if lin
                 found.append(f"Host {name}\\n    HostName {connection.getpeername()[0]}\\n")
             break
         except OSError as error:
-            if time.monotonic() - told > 30:
-                told = time.monotonic()
+            if time.monotonic() - reported > 30:
+                reported = time.monotonic()
                 print(f"mpirun waits for {name}: {error}", file=sys.stderr, flush=True)
             time.sleep(0.5)
 with open(hosts, "w") as file:
@@ -108,7 +108,7 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
         target: Where it runs.
         placement: Where everything is.
         hosts: Names of the workers' hosts.
-        hostfile: Where they are listed; another than the operator's is written for this MPI.
+        hostfile: Path of their list; one that differs from the operator's is written here, for this MPI.
 
     Raises:
         BadInputError: A range of nodes.
@@ -129,7 +129,7 @@ def launcher(  # noqa: PLR0913 - what makes up a launcher
 
 
 def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Placement) -> KubeObject:
-    """Build the template of a pod that has ranks, which mpirun starts in it by ssh.
+    """Build the template of a worker pod, in which mpirun starts ranks by ssh.
 
     Args:
         container: Name of its container.
@@ -145,7 +145,7 @@ def worker(container: str, run: TrainingRun, target: Kubernetes, placement: Plac
         variables=pods.rank_variables(run, placement),
         limits=pods.rank_resources(run),
     )
-    # Not ready before sshd answers; unlike a readiness probe this one does not go on through the training.
+    # Not ready before sshd answers; unlike a readiness probe, this one ends when the training starts.
     probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 120}
     inner |= {"startupProbe": probe}
     template = pods.rank_template(inner, run, target, placement, SSHD_FILES | SSH_FILES)
@@ -159,17 +159,16 @@ def await_workers(hostfile: str = HOSTFILE) -> list[str]:
 
 
 def _launcher_resources(run: TrainingRun) -> dict[str, Any]:
-    """Size the launcher: it starts mpirun, an ssh for each node, and passes on lines.
+    """Size the launcher pod, which runs mpirun and an ssh for each node, and passes on lines.
 
-    It asks for little, so that it finds room where the ranks have taken the rest. Nothing where they ask for
-    nothing.
+    It asks for little, so that it fits where the ranks have taken the rest, and for nothing if they do.
     """
     asked = run.resources
-    cpu = asked.launcher_cpu or (asked.cpu and _CPU)
-    memory = asked.launcher_memory or (asked.memory and f"{_MEMORY + _MEMORY_OF_NODE * run.nodes[1]}Mi")
+    cpu = asked.launcher_cpu or (asked.cpu and _CPU_REQUEST)
+    memory = asked.launcher_memory or (asked.memory and f"{_MEMORY_MIB + _NODE_MEMORY_MIB * run.nodes[1]}Mi")
     built = pods.resources(cpu, memory)
     if cpu:
-        built["limits"]["cpu"] = quantity.of_cores(_BURST * cpu)
+        built["limits"]["cpu"] = format_cores(_BURST_FACTOR * cpu)
     return built
 
 
@@ -183,7 +182,7 @@ def _placement(
         "hosts": tuple(Host(name) for name in hosts),
         "master_addr": hosts[0],
         "master_port": MASTER_PORT,
-        # Workers connect back to an address: the launcher's name may not have reached DNS yet.
+        # Workers connect back to an address: the launcher's name may not be in DNS yet.
         "launcher_interface": INTERFACE,
         "launcher_address": None,
     }

@@ -1,13 +1,14 @@
 """MPIJob (kubeflow.org/v2beta1): mpirun in a launcher pod, sshd in the workers.
 
-The operator writes the hostfile and the keys. What is in the pods is in ``mpi_pods.py``.
+The operator writes the hostfile and the keys. ``mpi_pods.py`` describes the pods.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from manycpu.pipeline.launchers import conditions, mpi_pods, pods
-from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.launchers import mpi_pods, pods
+from manycpu.pipeline.launchers.pod_spec import Ranks
+from manycpu.pipeline.launchers.states import job_state
 from manycpu.pipeline.spec.job_kinds import MPIJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
@@ -31,7 +32,8 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
     Raises:
         BadInputError: A range of nodes.
     """
-    hosts = _hosts(run, target, placement)
+    job, namespace = placement.job, target.namespace
+    hosts = [f"{job}-worker-{number}.{job}.{namespace}.svc" for number in range(run.nodes[1])]
     launcher = mpi_pods.launcher("launcher", run, target, placement, hosts=hosts)
     return [
         {
@@ -42,9 +44,9 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
                 "mpiImplementation": IMPLEMENTATIONS[target.mpi or DEFAULT_MPI],
                 "slotsPerWorker": run.processes,
                 "sshAuthMountPath": mpi_pods.KEYS,
-                # So that the launcher has its place when the workers have theirs; it waits for them itself.
+                # So that the launcher is placed with the workers; it waits for them itself.
                 "launcherCreationPolicy": "AtStartup",
-                # The default is None: sshd would run for ever.
+                # With the default, None, sshd would run for ever.
                 "runPolicy": pods.run_policy(run, target, clean="Running", backoff=run.max_restarts),
                 "mpiReplicaSpecs": {
                     # A new pod for each restart: a pod is deleted with its last container, log and all.
@@ -65,16 +67,11 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa: ARG001
-    """Read the run's state. mpirun ends after all ranks: workers that still run are sshd alone."""
-    return conditions.state(MPIJOB, job)
+    """Derive the run's state. mpirun ends after all ranks: workers that still run have only sshd."""
+    return job_state(MPIJOB, job)
 
 
 def ranks(job: KubeObject) -> Ranks | None:
-    """Read how many workers there are, and what each asks for."""
+    """Read the number of workers, and the pod spec of each."""
     worker = job["spec"].get("mpiReplicaSpecs", {}).get("Worker")
     return worker and Ranks(nodes=worker.get("replicas", 1), pod=worker["template"]["spec"])
-
-
-def _hosts(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[str]:
-    job, namespace = placement.job, target.namespace
-    return [f"{job}-worker-{number}.{job}.{namespace}.svc" for number in range(run.nodes[1])]

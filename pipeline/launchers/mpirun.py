@@ -1,14 +1,14 @@
-"""mpirun, in the dialects of Intel MPI, MPICH and Open MPI (4 and 5): here, or on hosts over ssh.
+"""mpirun with the options of Intel MPI, MPICH and Open MPI (4 and 5): on this machine, or on hosts over ssh.
 
-The values of variables never stand in an argument list: mpirun has them in its own environment, and is told
-their names.
+The values of variables are never in an argument list: mpirun has them in its own environment, and its
+arguments name them.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.launchers.environment import environment, node_command
-from manycpu.pipeline.launchers.supervised import state
+from manycpu.pipeline.launchers.states import process_state as state
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import BareMetal, Local
@@ -37,7 +37,7 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
     """Describe the launch as one ``{argv, env, cwd, files}``: a command, its environment, folder and files.
 
     Raises:
-        BadInputError: A range of nodes, or an ssh command with a word that mpirun would tear apart.
+        BadInputError: A range of nodes, or an ssh command with a word that mpirun would split.
         LaunchError: No MPI was found.
     """
     mpi = placement.mpi
@@ -49,12 +49,16 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
             field="run.nnodes",
             fix="Give one number",
         )
-    env = environment(run, placement) | _meeting_point(target, placement) | mpi.env
-    dialect = _DIALECTS[mpi.family](run, target, placement, sorted(env))
+    meeting = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
+    remote = target if isinstance(target, BareMetal) else None  # mpirun starts ranks by fork, or by ssh
+    if remote is not None and remote.interface:
+        meeting["GLOO_SOCKET_IFNAME"] = remote.interface
+    env = environment(run, placement) | meeting | mpi.env
+    dialect = _DIALECTS[mpi.family](run, remote, placement, sorted(env))
     # The dialect's own variables are for mpirun, not for the ranks; the user's win over both.
     env = dialect.env | env | run.env
     if mpi.family == "mpich":
-        # Its -genvlist loses the last variable of its environment (4.0.2): let that be one that nobody needs.
+        # MPICH 4.0.2 loses the last variable of -genvlist: add one that is not needed.
         env["MANYCPU_LAST"] = "1"
     processes = run.processes * (len(placement.hosts) or 1)
     words = [*dialect.options, "-n", str(processes), placement.python, *node_command(run, placement)]
@@ -68,35 +72,28 @@ def objects(run: TrainingRun, target: Local | BareMetal, placement: Placement) -
     ]
 
 
-def _meeting_point(target: Local | BareMetal, placement: Placement) -> dict[str, str]:
-    point = {"MASTER_ADDR": placement.master_addr, "MASTER_PORT": str(placement.master_port)}
-    if isinstance(target, BareMetal) and target.interface:
-        point["GLOO_SOCKET_IFNAME"] = target.interface
-    return point
-
-
-def _intel(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Dialect:
+def _intel(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
     env = {"I_MPI_PIN": "off"}  # the node's CPU plan decides where threads run
-    if not isinstance(target, BareMetal):
+    if remote is None:
         return _Dialect([], env | {"I_MPI_HYDRA_BOOTSTRAP": "fork"})
-    program, rest = _ssh(target)
+    program, rest = _ssh(remote)
     env |= {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
         "I_MPI_HYDRA_BOOTSTRAP_EXEC": program,
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": rest,
     }
-    interface = target.interface or placement.launcher_interface
-    # The hosts connect back to an address: this machine's name often is not known to them.
+    interface = remote.interface or placement.launcher_interface
+    # The hosts connect back to an address: they often cannot resolve this machine's name.
     back = ["-iface", interface] if interface else []
     return _Dialect([*_hydra_options(run, placement, names), *back], env, _hydra_hosts(run, placement))
 
 
-def _mpich(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Dialect:
+def _mpich(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
     binding = ["-bind-to", "none"]
-    if not isinstance(target, BareMetal):
+    if remote is None:
         return _Dialect([*binding, "-launcher", "fork"], {})
-    program, rest = _ssh(target)
-    # Renamed between versions 3 and 4; the name that is not known is not read.
+    program, rest = _ssh(remote)
+    # Renamed between versions 3 and 4; each version ignores the other name.
     env = dict.fromkeys(("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"), rest)
     launcher = ["-launcher", "ssh", "-launcher-exec", program]
     back = ["-iface", placement.launcher_interface] if placement.launcher_interface else []
@@ -106,31 +103,31 @@ def _mpich(run: TrainingRun, target: Local | BareMetal, placement: Placement, na
     return _Dialect(options, env, _hydra_hosts(run, placement))
 
 
-def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, names: list[str]) -> _Dialect:
+def _openmpi(run: TrainingRun, remote: BareMetal | None, placement: Placement, names: list[str]) -> _Dialect:
     # Version 5 reads PRTE_* where version 4 reads OMPI_*; each ignores the other's.
     env = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     binding = ["--bind-to", "none"]
-    if not isinstance(target, BareMetal):
+    if remote is None:
         return _Dialect([*binding, "--host", f"localhost:{run.processes}"], env)
-    agent = " ".join(_ssh(target)).strip()
+    agent = " ".join(_ssh(remote)).strip()
     env |= {
         "OMPI_MCA_plm_rsh_agent": agent,
         "PRTE_MCA_plm_ssh_agent": agent,
-        # Each host is reached from here: hosts need no keys for one another.
+        # This machine connects to each host: hosts need no keys for one another.
         "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
-        # A host is called what the hostfile calls it: cut at the first dot, ssh may not find it.
+        # Keep the names of the hostfile: cut at the first dot, ssh may not find the host.
         "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
         "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
     }
-    if target.interface:
+    if remote.interface:
         env |= dict.fromkeys(
             ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"),
-            target.interface,
+            remote.interface,
         )
     count = run.processes
     options = [
-        "--hostfile",  # always said: version 5 without it runs one node and reports success
+        "--hostfile",  # without it version 5 runs one node and reports success
         f"{placement.attempt_directory}/{HOSTFILE}",
         "--map-by",
         f"ppr:{count}:node",
@@ -142,7 +139,7 @@ def _openmpi(run: TrainingRun, target: Local | BareMetal, placement: Placement, 
     return _Dialect([*binding, *options], env, hosts)
 
 
-_DIALECTS: Final[Mapping[str, Callable[[TrainingRun, Local | BareMetal, Placement, list[str]], _Dialect]]] = {
+_DIALECTS: Final[Mapping[str, Callable[[TrainingRun, BareMetal | None, Placement, list[str]], _Dialect]]] = {
     "intel": _intel,
     "mpich": _mpich,
     "openmpi": _openmpi,
@@ -167,7 +164,7 @@ def _hydra_hosts(run: TrainingRun, placement: Placement) -> str:
 
 
 def _ssh(target: BareMetal) -> tuple[str, str]:
-    """Split the ssh command into its program and the rest, which every MPI splits at blanks again."""
+    """Split the ssh command into its program and the other words, which every MPI splits at blanks again."""
     for word in target.ssh:
         if len(word.split()) != 1:
             raise BadInputError(
@@ -175,5 +172,5 @@ def _ssh(target: BareMetal) -> tuple[str, str]:
                 field="target.ssh",
                 fix="Put the option into ~/.ssh/config",
             )
-    # mpirun has no terminal to ask at.
+    # mpirun has no terminal for a password prompt.
     return target.ssh[0], " ".join([*target.ssh[1:], "-o", "BatchMode=yes"])

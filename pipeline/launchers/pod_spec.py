@@ -1,7 +1,7 @@
-"""What all pods of ours share: no API token, no privileges, and the nodes and the registry of the target."""
+"""The parts of a pod that all pods of manycpu share, without API token and privileges; and a job's ranks."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.spec.credentials import is_secret
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -12,45 +12,47 @@ __all__ = [
     "TPU",
     "TPU_LABELS",
     "UID",
+    "Ranks",
     "env_list",
+    "find_rank_template",
     "literal",
     "node_selector",
     "on_nodes",
     "one_off_pod",
     "pod_spec",
-    "security",
+    "security_context",
     "unprivileged",
 ]
 
 UID: Final = 1000
-HOME: Final = "/tmp"  # noqa: S108 - inside a pod, where nobody else is
+HOME: Final = "/tmp"  # noqa: S108 - inside a pod, with one user
 TPU: Final = "google.com/tpu"  # the resource of GKE's nodes with TPUs
 TPU_LABELS: Final = {
     "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
     "cloud.google.com/gke-tpu-topology": "2x4",
 }
 """Label by which GKE places pods that ask for TPUs -> an example of its value."""
-_GRACE: Final = 5  # seconds: such a pod has nothing to finish
+_GRACE_S: Final = 5  # such a pod has nothing to finish
 
 
 def pod_spec(container: KubeObject, volumes: list[KubeObject], **fields: Any) -> KubeObject:
-    """Build the spec of a pod of one container, which can ask the cluster for nothing."""
+    """Build the spec of a pod of one container, without access to the API server."""
     return {
         "containers": [container],
         "volumes": volumes,
         "automountServiceAccountToken": False,
-        # Services of the namespace would fill the environment, some in the names that launchers read.
+        # Services of the namespace would add variables, some with names that launchers read.
         "enableServiceLinks": False,
         **fields,
     }
 
 
 def one_off_pod(metadata: KubeObject, spec: KubeObject, seconds: int) -> KubeObject:
-    """Build a pod that runs once, and is ended after so many seconds at the latest."""
+    """Build a pod that runs once, for at most ``seconds`` seconds."""
     ends = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": seconds,
-        "terminationGracePeriodSeconds": _GRACE,
+        "terminationGracePeriodSeconds": _GRACE_S,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | ends}
 
@@ -60,26 +62,26 @@ def unprivileged() -> KubeObject:
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def security() -> KubeObject:
-    """Whom a pod's processes and its volumes belong to."""
+def security_context() -> KubeObject:
+    """Build the securityContext of a pod: the user of its processes and volumes."""
     return {
         "runAsNonRoot": True,
         "runAsUser": UID,
         "runAsGroup": UID,
         "fsGroup": UID,
-        # A volume of many files is not walked through at every start.
+        # Else every start walks through all files of a volume.
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
 def node_selector(target: Kubernetes) -> KubeObject:
-    """Choose the nodes of a pod that asks for no TPU: those with TPUs let no such pod in."""
+    """Choose the nodes of a pod that asks for no TPU: nodes with TPUs do not admit it."""
     return {label: value for label, value in target.node_selector.items() if label not in TPU_LABELS}
 
 
 def on_nodes(target: Kubernetes, *, ranks: bool = False) -> KubeObject:
-    """Say which nodes a pod may run on, as whom, and from where its image comes."""
+    """Build the fields of a pod for its nodes, its service account and its image's secret."""
     fields = {
         "nodeSelector": target.node_selector if ranks else node_selector(target),
         "tolerations": list(target.tolerations),
@@ -97,8 +99,8 @@ def env_list(
 
     Args:
         values: Name -> value.
-        secret: Name of the Secret with the variables that are called like one; None: all are written out.
-        optional: Whether the container starts without one that is not in the Secret.
+        secret: Name of the Secret with the variables that are named like a secret; None: write all values.
+        optional: Whether the container starts without a variable that is not in the Secret.
     """
     listed: list[KubeObject] = []
     for name, value in values.items():
@@ -113,3 +115,26 @@ def env_list(
 def literal(text: str) -> str:
     """Write a text so that Kubernetes expands nothing in it."""
     return text.replace("$", "$$")
+
+
+class Ranks(NamedTuple):
+    """What the ranks of a job need."""
+
+    nodes: int
+    """Number of pods that the job needs to begin."""
+    pod: KubeObject
+    """The spec of each pod."""
+
+
+def find_rank_template(objects: Iterable[KubeObject]) -> KubeObject:
+    """Find the template of a rank's pod in a launcher's objects, by its label ``manycpu/role``."""
+    waiting: list[Any] = list(objects)
+    while waiting:
+        match node := waiting.pop(0):
+            case {"metadata": {"labels": {"manycpu/role": "rank"}}, "spec": _}:
+                return dict(node)
+            case Mapping():
+                waiting = [*node.values(), *waiting]
+            case list() | tuple():
+                waiting = [*node, *waiting]
+    raise LookupError("no rank's pod is among the objects")

@@ -1,9 +1,9 @@
-"""Processes of this machine: a parent that imports no torch starts the ranks, and ends them together."""
+"""Processes on this machine: a parent that imports no torch starts the ranks, and ends them together."""
 
 from typing import Any
 
 from manycpu.pipeline.launchers.environment import arguments, environment
-from manycpu.pipeline.launchers.supervised import state
+from manycpu.pipeline.launchers.states import process_state as state
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun

@@ -8,8 +8,9 @@ job a success while Workers still write.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from manycpu.pipeline.launchers import conditions, pods, torchrun_pods
-from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.launchers import pods, torchrun_pods
+from manycpu.pipeline.launchers.pod_spec import Ranks
+from manycpu.pipeline.launchers.states import completion_time, job_state
 from manycpu.pipeline.spec.job_kinds import PYTORCHJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
@@ -24,7 +25,7 @@ UNSUPPORTED = {
     "target.runtime": "a runtime is of Trainer; target.launch 'trainjob' has one",
 }
 
-CONTAINER: Final = "pytorch"  # the only one that the operator looks at
+CONTAINER: Final = "pytorch"  # the operator looks at no other container
 # The operator's own label: nothing else numbers the pods of a template.
 NUMBER: Final = "metadata.labels['training.kubeflow.org/replica-index']"
 
@@ -44,8 +45,8 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
             "kind": PYTORCHJOB.kind,
             "metadata": pods.metadata(target, placement),
             "spec": {
-                # Running ones are let be: they may still write when the job is called a success.
-                # Restarts of all pods together at which the operator gives up: one more than may be.
+                # Running pods stay: they may still write when the operator calls the job a success.
+                # The operator gives up at this number of restarts of all pods: one more than is allowed.
                 "runPolicy": pods.run_policy(run, target, clean="None", backoff=run.max_restarts + 1),
                 "nprocPerNode": str(run.processes),
                 **({"elasticPolicy": _elastic(run, placement)} if torchrun_pods.restarts(run) else {}),
@@ -56,25 +57,27 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
-    """Read the run's state: it has succeeded when the job says so and no pod still works.
+    """Derive the run's state: it has succeeded when the job has and no pod still works.
 
-    A job with a rendezvous is called a success when the first pod is; the others may still write, or fail.
+    The operator calls a job with a rendezvous a success when the first pod is; others may still write.
     """
-    status = conditions.state(PYTORCHJOB, job)
+    status = job_state(PYTORCHJOB, job)
     if job is None or status.state is not RunState.SUCCEEDED:
         return status
-    ended = conditions.completed(job)
+    ended = completion_time(job)
     if working := _names(pod for pod in pods if _works(pod, ended)):
         return Status(state=RunState.RUNNING, reason=f"waiting for {working} to end")
     failed = _names(pod for pod in pods if _failed(pod))
-    if failed and not _may_shrink(job):
+    elastic = job["spec"].get("elasticPolicy")
+    may_shrink = elastic is not None and elastic["minReplicas"] < elastic["maxReplicas"]
+    if failed and not may_shrink:
         reason = f"the PyTorchJob is called a success, but {failed} failed"
         return Status(state=RunState.FAILED, reason=reason)
     return status
 
 
 def ranks(job: KubeObject) -> Ranks | None:
-    """Read how many workers it cannot begin without, and what each asks for."""
+    """Read the number of workers that the job needs to begin, and the pod spec of each."""
     worker = job["spec"].get("pytorchReplicaSpecs", {}).get("Worker")
     least = (job["spec"].get("elasticPolicy") or {}).get("minReplicas")
     return worker and Ranks(nodes=least or worker.get("replicas", 1), pod=worker["template"]["spec"])
@@ -88,7 +91,9 @@ def _elastic(run: TrainingRun, placement: Placement) -> dict[str, Any]:
         "minReplicas": low,
         "maxReplicas": high,
         "maxRestarts": run.max_restarts,
-        "rdzvConf": [{"key": key, "value": str(value)} for key, value in torchrun_pods.patience(run).items()],
+        "rdzvConf": [
+            {"key": key, "value": str(value)} for key, value in torchrun_pods.join_timeouts(run).items()
+        ],
     }
 
 
@@ -97,13 +102,13 @@ def _names(pods: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _works(pod: Mapping[str, Any], ended: str | None) -> bool:
-    """Whether a pod has ranks that were there before the job ended: one that starts later finds nobody."""
+    """Whether a pod has ranks that started before the job ended; later ones find no other ranks."""
     running = _container(pod, "state").get("running")
     return running is not None and (ended is None or running["startedAt"] <= ended)
 
 
 def _failed(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod's ranks failed in the end."""
+    """Whether a pod's ranks failed last."""
     phase = (pod.get("status") or {}).get("phase")
     last = _container(pod, "lastState").get("terminated") or {}
     return phase == "Failed" or (phase != "Succeeded" and last.get("exitCode", 0) != 0)
@@ -114,9 +119,3 @@ def _container(pod: Mapping[str, Any], what: str) -> Mapping[str, Any]:
         if inner["name"] == CONTAINER:
             return inner.get(what) or {}
     return {}
-
-
-def _may_shrink(job: Mapping[str, Any]) -> bool:
-    """Whether the run goes on when it has lost a node."""
-    elastic = job["spec"].get("elasticPolicy")
-    return elastic is not None and elastic["minReplicas"] < elastic["maxReplicas"]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from manycpu.pipeline.launchers.environment import environment, node_command
-from manycpu.pipeline.launchers.supervised import state
+from manycpu.pipeline.launchers.states import process_state as state
 from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.targets import Local
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -22,7 +22,7 @@ def objects(run: TrainingRun, target: Local, placement: Placement) -> list[dict[
         placement.python,
         "-m",
         "torch.distributed.run",
-        "--standalone",  # a rendezvous on a free port of its own: runs side by side do not meet
+        "--standalone",  # a rendezvous on a free port: concurrent runs do not meet
         f"--nproc-per-node={run.processes}",
         f"--max-restarts={run.max_restarts}",
         f"--log-dir={placement.attempt_directory}/torchrun",  # else it leaves a folder in /tmp
@@ -30,8 +30,8 @@ def objects(run: TrainingRun, target: Local, placement: Placement) -> list[dict[
         placement.python,
         *node_command(run, placement),
     ]
-    # torchrun warns, and guesses 1 thread, where this is not set; each rank's CPU plan replaces it.
+    # Without it torchrun warns and sets 1 thread; each rank's CPU plan replaces it.
     env = {"OMP_NUM_THREADS": "1"} | environment(run, placement)
-    if run.max_restarts:  # gloo would find the addresses of dead ranks in a store that outlives a round
+    if run.max_restarts:  # else gloo finds addresses of dead ranks in a store that outlives a round
         env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return [{"argv": argv, "env": env, "cwd": placement.code, "files": {}}]

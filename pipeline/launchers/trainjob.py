@@ -1,18 +1,18 @@
-"""TrainJob (trainer.kubeflow.org/v1alpha1): a JobSet that Trainer makes of a runtime.
+"""TrainJob (trainer.kubeflow.org/v1alpha1): a JobSet that Trainer makes from a runtime.
 
-Either the runtime is made for the run, and has all that its pods are to be; or it is one of the cluster's,
-and the job changes of its pods what Trainer lets jobs change. A JobSet gives its pods names with random ends:
-they meet by host names, which have none. torchrun starts the ranks, or mpirun where an MPI is named: then
-a launcher of their own runs it, and Trainer makes the keys.
+Either the runtime is made for the run and describes its pods in full; or it is one of the cluster's, and the
+job patches the fields of its pods that Trainer allows. A JobSet gives its pods names with random suffixes;
+the ranks meet by host names, which have none. torchrun starts the ranks, or mpirun if an MPI is named: then a
+launcher pod runs it, and Trainer makes the keys.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from manycpu.pipeline.launchers import conditions, mpi_pods, mpirun, pods, torchrun_pods
-from manycpu.pipeline.launchers.pod_spec import literal
-from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.launchers import mpi_pods, mpirun, pods, torchrun_pods
+from manycpu.pipeline.launchers.pod_spec import Ranks, literal
+from manycpu.pipeline.launchers.states import job_state
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.job_kinds import TRAINING_RUNTIME, TRAINJOB
 from manycpu.pipeline.spec.kube_object import KubeObject
@@ -27,7 +27,7 @@ UNSUPPORTED = {
     "elastic": "a TrainJob has a fixed number of nodes; target.launch 'pytorchjob' takes a range",
     "target.restart_policy": "a TrainJob has a new pod in the place of one that failed",
 }
-NODE: Final = "node"  # job and container that Trainer looks at
+NODE: Final = "node"  # the job and the container that Trainer looks at
 LAUNCHER: Final = "launcher"
 HOSTFILE: Final = f"/etc/manycpu/{mpirun.HOSTFILE}"
 SPEAKER: Final = {"manycpu/speaker": "launcher"}
@@ -35,21 +35,21 @@ STEP: Final = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 NUMBER: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 MANAGER: Final = "manycpu.dev/run"
 RANKS: Final = "manycpu/ranks"
-"""Annotation with the spec of a rank's pod, for those who wait for the same room."""
+"""Annotation with the spec of a rank's pod, for other jobs that wait for the same nodes."""
 _PATCHED: Final = (
     *("affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName"),
     *("tolerations", "volumes"),
 )
-"""What a job may change of the pods of a runtime."""
-_WORDS: Final = 128  # what Trainer's API takes
+"""Fields of a runtime's pods that a job may change."""
+_ARGUMENTS_LIMIT: Final = 128  # of Trainer's API
 _IN_FOLDER: Final = ("/bin/sh", "-c", 'cd "$0" && exec "$@"')
 
 
 def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[KubeObject]:
-    """Describe the TrainJob, and before it the run's own runtime where it has one.
+    """Describe the TrainJob, and before it the run's own runtime if it has one.
 
     Raises:
-        BadInputError: A field that no job may change of a runtime of the cluster's.
+        BadInputError: A field that a job may not change in a runtime of the cluster.
     """
     if target.mpi:
         template = mpi_pods.worker(NODE, run, target, placement)
@@ -67,35 +67,34 @@ def objects(run: TrainingRun, target: Kubernetes, placement: Placement) -> list[
 
 
 def state(job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:
-    """Read the run's state.
+    """Derive the run's state.
 
-    Runtimes of the cluster mostly begin ranks that failed anew, and Trainer a job that failed whose JobSet is
-    gone: where a run is to begin once, its first failure is the end. Those of a suspended job are none.
+    Most runtimes of a cluster restart failed ranks, and Trainer restarts a failed job whose JobSet is gone:
+    if the run allows no restarts, its first failure is the end. Failed pods of a suspended job do not count.
     """
-    status = conditions.state(TRAINJOB, job)
-    if job is None or status.state.terminal or TRAINJOB.suspended(job) or not _begins_once(job):
+    status = job_state(TRAINJOB, job)
+    if job is None or status.state.terminal or TRAINJOB.suspended(job) or not _allows_no_restarts(job):
         return status
     failed = sorted(pod["metadata"]["name"] for pod in pods if _has_failed(pod))
     if not failed:
         return status
-    reason = f"{', '.join(failed)} failed, and the runtime {job['spec']['runtimeRef']['name']} begins anew"
+    reason = f"{', '.join(failed)} failed, and the runtime {job['spec']['runtimeRef']['name']} restarts them"
     return Status(state=RunState.FAILED, reason=reason)
 
 
 def ranks(job: KubeObject) -> Ranks | None:
-    """Read how many pods it cannot begin without, and what each asks for."""
+    """Read the number of pods that the job needs to begin, and the spec of each."""
     try:
         pod = json.loads(job["metadata"]["annotations"][RANKS])
         return Ranks(nodes=job["spec"]["trainer"]["numNodes"], pod=pod)
-    except (KeyError, TypeError, ValueError):  # none of ours, or somebody has changed it
+    except (KeyError, TypeError, ValueError):  # not made by manycpu, or changed by a person
         return None
 
 
 def _has_own_runtime(target: Kubernetes) -> bool:
-    """Whether the runtime is made for the run: with an MPI, and in a queue of Kueue's.
+    """Whether the runtime is made for the run: with an MPI, and in a queue of Kueue.
 
-    Kueue (as of 0.16) writes the whole job when it admits it, as it knows jobs: without what they change of a
-    runtime of the cluster's.
+    Kueue (as of 0.16) rewrites the whole job when it admits it, and drops its patches of a runtime.
     """
     why = "with an MPI" if target.mpi else "in a queue" if target.queue else ""
     if why and target.runtime not in (DEFAULT_RUNTIME, OWN_RUNTIME):
@@ -120,9 +119,9 @@ def _check_patch(run: TrainingRun, target: Kubernetes, arguments: Sequence[str])
                 field=field,
                 fix=f"Set target.runtime to {OWN_RUNTIME!r}, or leave {field} out",
             )
-    if len(arguments) > _WORDS:
+    if len(arguments) > _ARGUMENTS_LIMIT:
         raise BadInputError(
-            f"a TrainJob has {_WORDS} arguments at most, and {len(arguments)} were to be given",
+            f"a TrainJob has {_ARGUMENTS_LIMIT} arguments at most, and {len(arguments)} were to be given",
             field="run.args",
             fix=f"Set target.runtime to {OWN_RUNTIME!r}",
         )
@@ -135,13 +134,16 @@ def _runtime(run: TrainingRun, target: Kubernetes, placement: Placement, templat
         "replicatedJobs": [node | {"template": {"metadata": {"labels": STEP}} | node["template"]}]
     }
     if target.mpi:
-        # Trainer knows Open MPI only: it makes the keys, and a list of hosts that is not read.
+        # Trainer supports only Open MPI: it makes the keys, and a hostfile that is not used.
         policy = {"mpi": {"sshAuthMountPath": mpi_pods.KEYS, "numProcPerNode": run.processes}}
         hosts = [_host(placement, number, target.namespace) for number in range(run.nodes[1])]
         launcher = mpi_pods.launcher(NODE, run, target, placement, hosts=hosts, hostfile=HOSTFILE)
+        # A rank that refused to begin would refuse again: the launcher's job fails at once.
+        codes = {"containerName": NODE, "operator": "In", "values": sorted(EXIT_CODES)}
+        refused = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
         jobs = {
             "replicatedJobs": [
-                _replicated(run, LAUNCHER, launcher, podFailurePolicy=_ends_where_refused()),
+                _replicated(run, LAUNCHER, launcher, podFailurePolicy=refused),
                 node,
             ],
             "successPolicy": {"operator": "All", "targetReplicatedJobs": [LAUNCHER]},  # sshd never ends
@@ -161,12 +163,6 @@ def _replicated(run: TrainingRun, name: str, template: KubeObject, **fields: Any
         "template": template | {"spec": template["spec"] | {"restartPolicy": "Never"}},
     }
     return {"name": name, "template": {"spec": spec}}
-
-
-def _ends_where_refused() -> KubeObject:
-    """Say that a launcher ends as a rank that refused to begin does: another try would be refused as well."""
-    codes = {"containerName": NODE, "operator": "In", "values": sorted(EXIT_CODES)}
-    return {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
 
 
 def _host(placement: Placement, number: int, namespace: str = "") -> str:
@@ -189,7 +185,7 @@ def _job(target: Kubernetes, placement: Placement, template: KubeObject, spec: K
 def _spec(run: TrainingRun, target: Kubernetes, runtime: KubeObject) -> KubeObject:
     spec = {
         "runtimeRef": runtime,
-        # Without numProcPerNode Trainer counts CPUs: torchrun would start a rank for each.
+        # Without numProcPerNode Trainer counts CPUs, and torchrun starts a rank for each.
         "trainer": {"numNodes": run.nodes[1], "numProcPerNode": run.processes},
         **pods.latest_end(run),
     }
@@ -197,20 +193,20 @@ def _spec(run: TrainingRun, target: Kubernetes, runtime: KubeObject) -> KubeObje
 
 
 def _trainer(placement: Placement, template: KubeObject) -> KubeObject:
-    """Say what ranks run in a runtime of the cluster's, which has a folder of its own."""
+    """Build the program of the ranks in a runtime of the cluster, which has its own working folder."""
     (container,) = template["spec"]["containers"]
     fields = {
         "image": container["image"],
         "command": list(_IN_FOLDER),
-        "args": _arguments(placement, template),  # or a runtime's own would follow
+        "args": _arguments(placement, template),  # else the runtime's own arguments would follow
         "env": container["env"],
     }
     return fields | ({"resourcesPerNode": container["resources"]} if container["resources"] else {})
 
 
 def _patch(template: KubeObject) -> KubeObject:
-    """Describe the change of a runtime's pods."""
-    spec = _with_a_volume_for_each_mount(template["spec"])
+    """Build the patch of a runtime's pods."""
+    spec = _with_one_mount_per_volume(template["spec"])
     (container,) = spec["containers"]
     changed = {name: container[name] for name in ("name", "securityContext", "volumeMounts")}
     pod = {name: spec[name] for name in _PATCHED if name in spec} | {"containers": [changed]}
@@ -221,8 +217,8 @@ def _patch(template: KubeObject) -> KubeObject:
     }
 
 
-def _with_a_volume_for_each_mount(spec: KubeObject) -> KubeObject:
-    """Have no two mounts of one volume: of a patch, Trainer tells mounts apart by their volumes' names."""
+def _with_one_mount_per_volume(spec: KubeObject) -> KubeObject:
+    """Copy volumes with several mounts: in a patch, Trainer identifies mounts by their volumes' names."""
     (container,) = spec["containers"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     mounts: dict[str, KubeObject] = {}
@@ -239,7 +235,7 @@ def _with_a_volume_for_each_mount(spec: KubeObject) -> KubeObject:
 
 
 def _asked(template: KubeObject) -> KubeObject:
-    """Read what a pod is and needs, without what runs in it."""
+    """Return the spec of a pod without the command and the environment of its container."""
     (container,) = template["spec"]["containers"]
     left = {name: value for name, value in container.items() if name not in ("command", "env", "envFrom")}
     return {**template["spec"], "containers": [left]}
@@ -250,15 +246,15 @@ def _arguments(placement: Placement, template: KubeObject) -> list[str]:
     return [literal(placement.code), *container["command"]]
 
 
-def _begins_once(job: KubeObject) -> bool:
-    """Whether a job with a runtime of the cluster's is to have no restarts."""
+def _allows_no_restarts(job: KubeObject) -> bool:
+    """Whether a job with a runtime of the cluster is to have no restarts."""
     words = job["spec"]["trainer"].get("args") or []
     return "--max-restarts=0" in words[: words.index("--no-python") if "--no-python" in words else 0]
 
 
 def _has_failed(pod: Mapping[str, Any]) -> bool:
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    for inner in (one for one in statuses if one["name"] == NODE):  # others may have been put beside it
+    for inner in (one for one in statuses if one["name"] == NODE):  # there may be sidecars
         for when in ("state", "lastState"):
             if ((inner.get(when) or {}).get("terminated") or {}).get("exitCode"):
                 return True

@@ -1,7 +1,7 @@
 """The ledger of a run on Kubernetes: a ConfigMap, which owns everything that the run creates.
 
-Each field of the entry has a key of its own, and each member of its mappings too, so that verbs that run side
-by side (stage and build) change different keys.
+Each field of the entry has its own key, and so has each member of its mappings: verbs that run at the same
+time (stage and build) change different keys.
 """
 
 import json
@@ -11,9 +11,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from manycpu.pipeline.adapters.cluster import DEADLINE, Cluster
-from manycpu.pipeline.ledger.base import Ledger
+from manycpu.pipeline.ledger.base import (
+    LEASE_S,
+    REMOVED_ANNOTATION,
+    Lease,
+    Ledger,
+    from_annotations,
+    to_annotations,
+)
 from manycpu.pipeline.ledger.entry import Entry
-from manycpu.pipeline.ledger.lease import LENGTH, REMOVED, Lease, from_annotations, to_annotations
 from manycpu.pipeline.spec.errors import (
     ClusterError,
     ConflictError,
@@ -29,21 +35,21 @@ __all__ = ["ConfigMapLedger", "expired", "ledgers", "names"]
 
 _MAPPINGS = ("attempts", "cancelled", "digests", "elsewhere", "tasks", "verbs")
 _LEDGER = {"manycpu/part": "ledger"}
-_GOING = 120.0  # seconds in which a ledger that is being deleted must be gone
-_LOOK = 0.25  # seconds
-_QUICK = 5.0  # seconds that a renewal is tried for: another follows
+_DELETION_TIMEOUT_S = 120.0  # for the ledger of an earlier run that is being deleted
+_POLL_INTERVAL_S = 0.25
+_RENEWAL_TIMEOUT_S = 5.0  # short: another renewal follows
 _KEY = "manycpu/key"
 
 
 class ConfigMapLedger(Ledger):
     """The ConfigMap with the run's name.
 
-    What is read first is what is meant from then on: a later one of the same name is another run's.
+    The one that is read first counts from then on: a later one of the same name belongs to another run.
 
     Args:
         cluster: Its namespace.
         name: The run's name.
-        present: The ConfigMap, where it was read already.
+        present: The ConfigMap, if it was read already.
     """
 
     def __init__(self, cluster: Cluster, name: str, present: KubeObject | None = None) -> None:
@@ -51,10 +57,10 @@ class ConfigMapLedger(Ledger):
         self._meta: KubeObject = present["metadata"] if present else {}
 
     def open(self, entry: Entry) -> Entry:
-        """Create the ledger, or continue with the one that exists; one that is being deleted is waited for.
+        """Create the ledger, or continue with the one that exists; wait while one is being deleted.
 
         Raises:
-            ClusterError: One that is being deleted does not go.
+            ClusterError: The deletion does not end in time.
         """
         manifest = {
             "apiVersion": "v1",
@@ -62,18 +68,18 @@ class ConfigMapLedger(Ledger):
             "metadata": {
                 "name": self.name,
                 "labels": labels(self.name) | _LEDGER | {_KEY: entry.key},
-                "annotations": to_annotations(until=self.now() + LENGTH),
+                "annotations": to_annotations(until=self.now() + LEASE_S),
             },
             "data": _data(entry),
         }
-        deadline = time.monotonic() + _GOING
+        deadline = time.monotonic() + _DELETION_TIMEOUT_S
         while (configmap := self._begin(manifest)) is None:
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"ledger {self._full_name} of an earlier run is being deleted and does not go",
                     fix=f"See why: kubectl -n {self._cluster.namespace} describe configmap {self.name}",
                 )
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL_S)
         self._meta = configmap["metadata"]
         return _entry(configmap)
 
@@ -81,12 +87,13 @@ class ConfigMapLedger(Ledger):
         """Create it, or continue with the existing one; None while that is being deleted or changed."""
         try:
             configmap = self._cluster.create(manifest)
-            if _is_leaving(configmap):
+            removed = REMOVED_ANNOTATION in (configmap["metadata"].get("annotations") or {})
+            if removed or is_being_deleted(configmap):
                 return None
             if configmap.get("data") == manifest["data"]:
                 return configmap
             meta = {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}
-            taken_up = to_annotations(until=self.now() + LENGTH, ended=False, kept=False, holder=None)
+            taken_up = to_annotations(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
             return self._cluster.patch("ConfigMap", self.name, {"metadata": meta | {"annotations": taken_up}})
         except (NotFoundError, ConflictError):
             return None
@@ -117,14 +124,14 @@ class ConfigMapLedger(Ledger):
         """Change fields of the lease; the others stay as they are."""
         self._change({"metadata": {"annotations": to_annotations(**fields)}})
 
-    def renew(self, seconds: float = LENGTH) -> None:
+    def renew(self, seconds: float = LEASE_S) -> None:
         """Renew the lease for so many seconds from now."""
         renewed = to_annotations(until=self.now() + seconds, ended=False, kept=False)
-        self._change({"metadata": {"annotations": renewed}}, deadline=_QUICK)
+        self._change({"metadata": {"annotations": renewed}}, deadline=_RENEWAL_TIMEOUT_S)
 
     @contextmanager
     def update(self) -> Iterator[Entry]:
-        """Record what the block changes, and nothing else: changes of other keys by others stay."""
+        """Record what the block changes, and nothing else: other processes' changes of other keys stay."""
         entry = self.read()
         before = _data(entry)
         yield entry
@@ -132,10 +139,10 @@ class ConfigMapLedger(Ledger):
 
     @contextmanager
     def claim(self) -> Iterator[Entry]:
-        """Record what the block changes, unless anybody has changed the ledger meanwhile.
+        """Record what the block changes, unless the ledger has changed meanwhile.
 
         Raises:
-            ConflictError: Somebody has.
+            ConflictError: Another process has changed it.
         """
         present = self._configmap()
         entry = _entry(present)
@@ -158,7 +165,7 @@ class ConfigMapLedger(Ledger):
         ]
 
     def uid(self) -> str:
-        """Return the uid, which tells this ledger from every other, also from later ones of its name.
+        """Return the uid, which distinguishes this ledger from later ones of the same name.
 
         Raises:
             RunGoneError: The run has not begun, or is cleaned up.
@@ -167,16 +174,16 @@ class ConfigMapLedger(Ledger):
 
     @property
     def is_taken(self) -> bool:
-        """Whether somebody has begun to remove the run, because its lease was over."""
-        return REMOVED in (self._meta.get("annotations") or {})
+        """Whether the run is being removed, because its lease was over."""
+        return REMOVED_ANNOTATION in (self._meta.get("annotations") or {})
 
     def take(self, now: float) -> bool:
-        """Mark a run as being removed; False where its lease is not over, or somebody has just changed it."""
+        """Mark a run as being removed; False: its lease is not over, or it has just been changed."""
         if not from_annotations(self._meta).over(now):
             return False
         meta = {key: self._meta[key] for key in ("uid", "resourceVersion")}
         try:
-            self._change({"metadata": meta | {"annotations": {REMOVED: "true"}}})
+            self._change({"metadata": meta | {"annotations": {REMOVED_ANNOTATION: "true"}}})
         except (RunGoneError, ConflictError):
             return False
         return True
@@ -193,12 +200,12 @@ class ConfigMapLedger(Ledger):
             self._change({"metadata": metadata, "data": changed})
 
     def _change(self, body: KubeObject, deadline: float = DEADLINE) -> None:
-        """Patch the ledger that was read, but no later one of its name."""
+        """Patch the ledger that was read, and no later one of the same name."""
         meta = {"uid": self._meta["uid"]} if self._meta else {}
         body = body | {"metadata": meta | body["metadata"]}
         try:
             configmap = self._cluster.patch("ConfigMap", self.name, body, deadline=deadline)
-        except (NotFoundError, ConflictError, InvalidError):  # the last for another uid, among others
+        except (NotFoundError, ConflictError, InvalidError):  # InvalidError: another uid, among others
             self._configmap()
             raise
         self._remember(configmap)
@@ -249,32 +256,22 @@ def names(cluster: Cluster, key: str) -> list[str]:
 
 
 def expired(cluster: Cluster, now: float) -> list[ConfigMapLedger]:
-    """List the ledgers of runs whose time is over at ``now``, in seconds since the epoch."""
-    configmaps = [item for item in cluster.list("ConfigMap", _LEDGER) if _is_over(item, now)]
-    return [ConfigMapLedger(cluster, item["metadata"]["name"], item) for item in configmaps]
-
-
-def _is_over(configmap: KubeObject, now: float) -> bool:
-    return not is_being_deleted(configmap) and from_annotations(configmap["metadata"]).over(now)
-
-
-def _is_leaving(configmap: KubeObject) -> bool:
-    removed = REMOVED in (configmap["metadata"].get("annotations") or {})
-    return removed or is_being_deleted(configmap)
+    """List the ledgers of runs whose lease is over at ``now``, in seconds since the epoch."""
+    return [
+        ConfigMapLedger(cluster, item["metadata"]["name"], item)
+        for item in cluster.list("ConfigMap", _LEDGER)
+        if not is_being_deleted(item) and from_annotations(item["metadata"]).over(now)
+    ]
 
 
 def _data(entry: Entry) -> dict[str, str]:
     fields = entry.model_dump(mode="json", exclude_none=True)
     flat = {name: value for name, value in fields.items() if name not in _MAPPINGS}
     for name in _MAPPINGS:
-        # A ConfigMap's keys are of letters, digits and -_. only: a member's name stands in its value.
+        # A ConfigMap's keys have only letters, digits and -_. : a member's full name is in its value.
         members = fields[name].items()
-        flat |= {f"{name}.{_key(member)}": [member, value] for member, value in members}
+        flat |= {f"{name}.{str(member).replace('/', '.')}": [member, value] for member, value in members}
     return {key: json.dumps(value, sort_keys=True) for key, value in flat.items()}
-
-
-def _key(member: Any) -> str:
-    return str(member).replace("/", ".")
 
 
 def _entry(configmap: KubeObject) -> Entry:

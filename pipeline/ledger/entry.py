@@ -1,4 +1,4 @@
-"""What a ledger holds."""
+"""The models of a ledger's content: the entry of a run, its attempts and its verbs."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ Result = Literal["done", "reused", "skipped", "failed"]
 
 
 def _with_backend(run: dict[str, Any]) -> dict[str, Any]:
-    """Name the backend of a run recorded when gloo was the default, which was left out."""
+    """Add the backend of a run that was recorded when gloo was the default and not written."""
     return {"backend": "gloo"} | run
 
 
@@ -35,17 +35,17 @@ class Attempt(BaseModel):
     run: RunFields
     target: dict[str, Any]
     data: str | None = None
-    """Where the staged data is, and below, the staged base model and the snapshot of the code."""
+    """Path of the staged data; the next two are those of the base model and the code snapshot."""
     model: str | None = None
     code: str | None = None
     image: str | None = None
     """The image by digest, on targets that have images."""
     digests: dict[str, str] = Field(default_factory=dict)
-    """What was staged and built -> sha256 of its manifest."""
+    """Kind of what was staged or built -> sha256 of its manifest."""
     hosts: tuple[str, ...] = ()
-    """Of a hostfile, those that it runs on: what it wrote is there, whatever the file says later."""
+    """The hosts of the hostfile that it runs on: its files are there, even if the hostfile changes."""
     fruitless: bool = False
-    """Whether it succeeded and wrote no model, though one was asked for: the next try trains again."""
+    """Whether it succeeded without writing the requested model: the next try trains again."""
 
 
 class End(BaseModel):
@@ -57,7 +57,7 @@ class End(BaseModel):
 
 
 class Entry(BaseModel):
-    """What the ledger holds."""
+    """The entry of a run."""
 
     key: str
     name: str
@@ -67,33 +67,33 @@ class Entry(BaseModel):
     """As the run was described before its first attempt; each attempt has a description of its own."""
     target: dict[str, Any]
     tasks: dict[str, str] = Field(default_factory=dict)
-    """What is done for the run (prepare, train) -> the task that did it first."""
+    """Step of the run (prepare, train) -> the task that did it first."""
     dag: dict[str, str] = Field(default_factory=dict)
-    """``dag_id`` and ``run_id`` of the DAG run that it is of; empty elsewhere."""
+    """``dag_id`` and ``run_id`` of its DAG run; empty outside of Airflow."""
     attempts: dict[int, Attempt] = Field(default_factory=dict)
-    """Attempt -> what it was started with; older versions did not note it."""
+    """Attempt -> what it was started with; older versions did not record it."""
     ends: dict[int, End] = Field(default_factory=dict)
-    """Attempt -> how it ended, where somebody saw it."""
+    """Attempt -> how it ended, if that was observed."""
     attempt: int = 0
     handle: Handle | None = None
     cancelled: dict[int, str] = Field(default_factory=dict)
     """Attempt -> who ended it."""
     data: str | None = None
-    """What was staged last, and below, what was built: the next attempt is started with it."""
+    """What was staged last, and in the next fields built: the next attempt starts with it."""
     model: str | None = None
     code: str | None = None
     image: str | None = None
     elsewhere: dict[str, str] = Field(default_factory=dict)
-    """What the run made outside of its own namespace: namespace/kind/name -> why."""
+    """Objects that the run made outside of its own namespace: namespace/kind/name -> why."""
     observed: dict[str, Any] | None = None
-    """What the ranks of the present attempt said of themselves, where their lines do not stay."""
+    """Reports of the present attempt's ranks, on targets whose logs are not kept."""
     digests: dict[str, str] = Field(default_factory=dict)
     export: dict[str, Any] | None = None
     verbs: dict[str, VerbRecord] = Field(default_factory=dict)
 
     @property
     def cancelled_by(self) -> str | None:
-        """Who cancelled the present attempt; None when nobody did."""
+        """Who cancelled the present attempt; None: it was not cancelled."""
         return self.cancelled.get(self.attempt)
 
     def described(self, attempt: int | None = None) -> Attempt:

@@ -9,9 +9,8 @@ from typing import Any
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.adapters.lock import locked
-from manycpu.pipeline.ledger.base import Ledger
+from manycpu.pipeline.ledger.base import LEASE_S, Lease, Ledger
 from manycpu.pipeline.ledger.entry import Entry
-from manycpu.pipeline.ledger.lease import LENGTH, Lease
 from manycpu.pipeline.spec.credentials import secrets_in
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 
@@ -31,22 +30,22 @@ class FileLedger(Ledger):
         """Create the ledger, or continue with the one that exists.
 
         Raises:
-            ForeignRunError: Another process that lives goes on with it.
+            ForeignRunError: Another living process works on it.
         """
         with locked(self._lock):
-            # Here: until the lock is held, another process may remove it.
+            # Not before: until the lock is held, another process may remove it.
             self.directory.mkdir(parents=True, exist_ok=True)
             if not self._file.exists():
                 self.save(entry)
             self.refuse_second()
-            self._write_lease(until=self.now() + LENGTH, ended=False, kept=False, holder=None)
+            self._write_lease(until=self.now() + LEASE_S, ended=False, kept=False, holder=None)
         return self.read()
 
     def refuse_second(self) -> None:
-        """Raise if another process runs all verbs of this run, or may do so where it cannot be seen.
+        """Raise if another process runs all verbs of this run, or may run them on a host that cannot be seen.
 
         Raises:
-            ForeignRunError: One does; nothing of the run was touched.
+            ForeignRunError: Another process does, or may; nothing of the run was changed.
         """
         super().refuse_second()
         lease = self.lease()
@@ -88,7 +87,7 @@ class FileLedger(Ledger):
         """Change fields of the lease; the others stay as they are.
 
         Raises:
-            ForeignRunError: Another process that lives is its holder, and this one wants to be.
+            ForeignRunError: This process wants to be the holder, and another living process is.
         """
         if not self.directory.exists():
             raise self._gone_error()
@@ -132,21 +131,21 @@ class FileLedger(Ledger):
             self.save(entry)
 
     def save(self, entry: Entry) -> None:
-        """Write the entry; for callers inside :meth:`hold` that must have it on disk before they go on."""
+        """Write the entry; for callers inside :meth:`hold` that need it on disk before they continue."""
         fields = entry.model_dump(mode="json")
-        # An output's credentials are needed to clean up; they are for the run's owner alone, as are the
-        # commands and logs beside the ledger, which hold them too.
+        # Clean-up needs the output's credentials. Only the run's owner may read them, and the commands and
+        # logs beside the ledger, which hold them too.
         secret = bool(secrets_in([fields["run"], fields["target"], fields["attempts"]]))
         if secret:
             self.directory.chmod(0o700)
         process.write_json(self._file, fields, 0o600 if secret else 0o666)
 
     def remove(self, *, only_over: bool = False, before: Callable[[], object] = lambda: None) -> None:
-        """Delete the run's folder with everything in it; the run is gone at once, whenever this is killed.
+        """Delete the run's folder with everything in it: a rename first, so that a kill leaves no half run.
 
         Args:
-            only_over: Whether a run stays whose lease somebody has renewed.
-            before: Deletes what the run has elsewhere, while nobody can begin it again.
+            only_over: Whether to keep the run if its lease was renewed.
+            before: Deletes what the run has elsewhere, while no process can begin it again.
         """
         removed = self.directory.with_name(f".{self.directory.name}{_REMOVED}")
         if not self.directory.parent.exists():
@@ -156,7 +155,7 @@ class FileLedger(Ledger):
             if only_over and not self.lease().over(self.now()):
                 return
             before()
-            _delete(removed)  # of a process that was killed meanwhile
+            _delete(removed)  # left by a process that was killed
             with suppress(FileNotFoundError):
                 self.directory.rename(removed)
             _delete(removed)
@@ -164,7 +163,7 @@ class FileLedger(Ledger):
 
     @property
     def _lock(self) -> Path:
-        # Beside the folder, not in it: held while the folder is deleted.
+        # Beside the folder, not in it: the lock is held while the folder is deleted.
         return self.directory.with_name(f".{self.directory.name}.lock")
 
 
@@ -178,12 +177,12 @@ def ledgers(runs: Path) -> list[FileLedger]:
 def _exists(ledger: FileLedger) -> bool:
     try:
         return ledger.exists()
-    except PermissionError:  # another user's, who alone may look into it
+    except PermissionError:  # another user's, which only that user may read
         return True
 
 
 def finish_removals(runs: Path) -> None:
-    """Delete what processes left that were killed while they deleted a run."""
+    """Delete the rest of runs whose removal was killed."""
     for folder in runs.glob(f".*{_REMOVED}"):
         _delete(folder)
 

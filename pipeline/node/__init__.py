@@ -1,22 +1,25 @@
 """What runs inside every training process: rank, CPU plan, proof of scale, backend, metrics.
 
-``python -m manycpu.pipeline.node SCRIPT ARGS`` is what every launcher starts on every rank; with
-``--nproc-per-node=COUNT`` before the script it starts all ranks of this machine by itself. It tells what
-happens by events on stdout (:mod:`manycpu.pipeline.spec.events`), which readers may rely on:
+Every launcher starts ``python -m manycpu.pipeline.node SCRIPT ARGS`` on every rank; with
+``--nproc-per-node=COUNT`` before the script it starts all ranks of this machine. It reports what happens as
+events on stdout (:mod:`manycpu.pipeline.spec.events`), a format that readers may rely on:
 
 =========  ==============================================================================
 event      fields
 =========  ==============================================================================
-start      message: what the start waits for, and how long the last thing took; of no rank, once
-proof      rank, world_size, host, cpus, threads, backend, round; of rank 0, where the ranks chose
-           the backend: backend_reason
-backend    asked, observed, world_size
+start      message: what the start waits for, and how long the step before took; without a rank
+proof      rank, world_size, host, cpus, threads, backend, round, meeting; of rank 0, if the ranks
+           chose the backend: backend_reason
+backend    requested, observed, world_size
 progress   step, total_steps, epoch, loss, grad_norm, learning_rate, samples_per_second,
            seconds_left (those given)
 metrics    values: name -> number
+pace       step, step_seconds, samples_per_second, wait_seconds (those known); of each rank
+returned   part, parts, text: a part of what a task's function returned, as JSON
+result     value, sha256 (of a file) or message: what a notebook's function returned, or why it cannot
 warning    message
-error      message, kind: what the script, or the node itself, died of
-finished   meeting, message: an earlier meeting of which all ranks ended well, so that nothing is run
+error      message, kind: the exception or the refusal that ended the rank
+finished   meeting, message: all ranks of an earlier meeting have succeeded, so that nothing is run
 exit       code (negative: a signal), rank, host; the last event of every rank
 =========  ==============================================================================
 """

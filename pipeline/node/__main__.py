@@ -6,16 +6,17 @@ import socket
 import sys
 from typing import Final
 
-from manycpu.pipeline.node import cpus, emit, local_world, rank_environment
+from manycpu.pipeline.node import cpus, emit, local_world, world
 from manycpu.pipeline.node.log_forwarder import die_with_parent, forward_logs
 from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.exit_records import EXIT_PROOF
 
 USAGE = "usage: python -m manycpu.pipeline.node [--nproc-per-node=COUNT] [-m MODULE | SCRIPT] ARGS..."
 _COUNT: Final = "--nproc-per-node="  # with it, all ranks of this machine are started
 
 
 def main(argv: list[str]) -> int:
-    """Fork: returns in the rank only, with the code to exit with."""
+    """Fork the rank and run its program; only the rank returns, with its exit code."""
     count = argv.pop(0).removeprefix(_COUNT) if argv and argv[0].startswith(_COUNT) else None
     if not argv or argv == ["-m"] or (count is not None and (not count.isdecimal() or int(count) < 1)):
         sys.stderr.write(USAGE + "\n")
@@ -23,12 +24,12 @@ def main(argv: list[str]) -> int:
     listener = local_world.fork_ranks(int(count)) if count else None
     host = os.environ.setdefault("MANYCPU_HOST", socket.gethostname())
     try:
-        rank = rank_environment.of(os.environ)
-    except rank_environment.RankError as error:
+        rank = world.read_rank(os.environ)
+    except world.RankError as error:
         message = f"proof of scale failed on {host}: {error}"
         sys.stdout.write(events.encode("error", kind="RankError", message=message) + "\n")
-        return 87
-    if count is None:  # otherwise it was done for all of them
+        return EXIT_PROOF
+    if count is None:  # else fork_ranks has done it for all ranks
         cpus.preload(rank)
     stream, output = os.pipe()
     forwarder, signature = os.getpid(), events.new_signature()
@@ -41,8 +42,12 @@ def main(argv: list[str]) -> int:
     die_with_parent(forwarder)
     os.close(stream)
     emit.keep(output, signature)
-    _redirect_output(output)
-    # Late: the forwarding process stays small without it.
+    _lead_group(0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # Late: without it the forwarding process stays small.
     from manycpu.pipeline.node.run_rank import run
 
     return run(rank, argv, listener)
@@ -50,17 +55,9 @@ def main(argv: list[str]) -> int:
 
 def _lead_group(process: int) -> None:
     # A signal sent to the launcher's group then reaches the rank once, through the log forwarder.
-    # Parent and child both do this, as shells do: whoever comes first.
+    # Parent and child both do this, as shells do, because either may run first.
     with contextlib.suppress(OSError):
         os.setpgid(process, process)
-
-
-def _redirect_output(output: int) -> None:
-    _lead_group(0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":

@@ -1,43 +1,69 @@
-"""See that Accelerate takes the ranks for one world: on CPUs it does so only where it is told of them."""
+"""Have Accelerate and torch_xla use the run's ranks and devices, by variables that they read at import."""
 
 import functools
 import inspect
 import os
 import sys
+from collections.abc import MutableMapping
+from importlib.util import find_spec
 from typing import Any, Final
 
-from manycpu.pipeline.node.emit import warn
-from manycpu.pipeline.node.node_exit import NEVER_INITIALISED, NodeExit
-from manycpu.pipeline.node.rank_environment import Rank
+from manycpu.pipeline.node.emit import NodeExit, warn
+from manycpu.pipeline.node.world import Rank
+from manycpu.pipeline.spec.exit_records import EXIT_NOT_TOGETHER
 from manycpu.pipeline.spec.words import is_true
 
-__all__ = ["check", "prepare", "tell_backend", "widen_fp16"]
+__all__ = ["check", "prepare", "prepare_devices", "set_backend", "widen_fp16"]
 
-_VARIABLE: Final = "ACCELERATE_USE_CPU"
+_USE_CPU: Final = "ACCELERATE_USE_CPU"
 
 
 def prepare(rank: Rank) -> None:
-    """Tell Accelerate of CPUs, where there are several ranks; only what the run itself names wins."""
-    if rank.world_size == 1:  # it would wrap the model of a rank alone for a world of several
+    """Set ACCELERATE_USE_CPU where there are several ranks, unless run.env sets it.
+
+    Without it Accelerate takes each rank on CPUs for a world of one process.
+    """
+    if rank.world_size == 1:  # with it, Accelerate would wrap the model of a single rank for several
         return
-    if _VARIABLE not in os.environ.get("MANYCPU_USER_ENV", "").split(","):
-        os.environ[_VARIABLE] = "true"
+    if _USE_CPU not in os.environ.get("MANYCPU_USER_ENV", "").split(","):
+        os.environ[_USE_CPU] = "true"
         return
-    value = os.environ.get(_VARIABLE, "")
+    value = os.environ.get(_USE_CPU, "")
     if not is_true(value) and rank.local_rank == 0:
-        warn(f"run.env sets {_VARIABLE} to {value!r}: Accelerate may take each rank for a world of its own")
+        warn(f"run.env sets {_USE_CPU} to {value!r}: Accelerate may take each rank for a world of its own")
 
 
-def tell_backend(backend: str) -> None:
-    """Have Accelerate's state name the backend that is used, where it is being made: it takes its default."""
+def prepare_devices(environ: MutableMapping[str, str], devices: int | None) -> None:
+    """Set what torch_xla, Accelerate and transformers read of devices; only what is not set already.
+
+    Args:
+        environ: The environment of the rank.
+        devices: Devices of XLA that the rank drives; None: it trains on CPUs.
+    """
+    if devices is not None:
+        variables = {
+            "CPU_NUM_DEVICES": str(devices),  # where there is no TPU, and where PJRT_DEVICE is CPU
+            "TF_CPP_MIN_LOG_LEVEL": "2",  # else the partitioner warns with every compilation
+        }
+        variables |= {"ACCELERATE_MIXED_PRECISION": "bf16"} if environ.get("MANYCPU_DTYPE") == "bf16" else {}
+    elif "MANYCPU_RUN" in environ and find_spec("torch_xla") is not None:
+        variables = {"USE_TORCH_XLA": "false"}  # else Accelerate uses XLA's device
+    else:
+        return
+    for name, value in variables.items():
+        environ.setdefault(name, value)
+
+
+def set_backend(backend: str) -> None:
+    """Set the backend in Accelerate's state, which has a default while it is being made."""
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     shared = getattr(state, "_shared_state", {})
-    if shared.get("backend"):  # without one it takes each rank for a world of its own
+    if shared.get("backend"):  # a state without a backend is a world of one process
         shared["backend"] = backend
 
 
 def widen_fp16() -> None:
-    """Have ``Accelerator(mixed_precision="fp16")`` mean bf16, aloud: it would be fp32, silently."""
+    """Have ``Accelerator(mixed_precision="fp16")`` use bf16 and warn; it would use fp32 silently."""
     from accelerate import Accelerator
 
     original = Accelerator.__init__
@@ -54,18 +80,18 @@ def widen_fp16() -> None:
 
 
 def check(program: str, world_size: int) -> None:
-    """See how large a world Accelerate made of the ranks, where the script used it.
+    """Check that Accelerate, where the script used it, made one world of all ranks.
 
     Raises:
-        NodeExit: 86, another than the ranks that met.
+        NodeExit: 86, its world has another size than the ranks that met.
     """
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     size = getattr(state, "_shared_state", {}).get("num_processes", world_size)
     if size == world_size:
         return
     raise NodeExit(
-        NEVER_INITIALISED,
+        EXIT_NOT_TOGETHER,
         f"{program} ended with a state of Accelerate for a world of {size}, although {world_size} ranks met: "
-        "each of them trained alone. Accelerate's first object decides, and must be told of CPUs: begin with "
+        "each of them trained alone. Accelerate's first object decides: begin with "
         "Accelerator(cpu=True) or PartialState(cpu=True), and leave ACCELERATE_USE_CPU out of run.env.",
     )

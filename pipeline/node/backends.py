@@ -1,20 +1,32 @@
-"""The collective backends: a name, and what makes it available.
+"""The collective backends: make one available, and have every process group use the one that was chosen.
 
-Another backend is one more function and one more line: a function that registers it with
+Another backend is one more function and one more line in :data:`BACKENDS`: the function registers it with
 torch.distributed, or raises :class:`UnavailableError` with the reason.
 """
 
+import functools
+import inspect
+import mmap
+import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed
+from torch.distributed import DistError, PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
-__all__ = ["BACKENDS", "UnavailableError"]
+from manycpu.pipeline.node import accelerate_world
+from manycpu.pipeline.node.emit import NodeExit, say, warn
+from manycpu.pipeline.node.world import AUTO
+from manycpu.pipeline.spec.exit_records import EXIT_BACKEND, EXIT_PROOF
+
+__all__ = ["BACKENDS", "UnavailableError", "awaited", "lacking", "require", "was_initialised", "wrap"]
+
+_INITIALISED: Final = mmap.mmap(-1, 1)  # a flag in memory that the script's forks share
 
 
 class UnavailableError(RuntimeError):
-    """This backend cannot be had here; the message says why and what to do."""
+    """This backend cannot be used here; the message says why and what to do."""
 
 
 def _gloo() -> None:
@@ -33,10 +45,156 @@ def _mpi() -> None:
 
 
 def _ccl() -> None:
-    # Late: it needs a compiler, or what one has built.
+    # Late: it needs a compiler, or a library that a compiler has built.
     from manycpu.pipeline.node.ccl import register
 
     register()
 
 
 BACKENDS: Final[dict[str, Callable[[], None]]] = {"gloo": _gloo, "mpi": _mpi, "ccl": _ccl}
+
+
+def require(backend: str) -> None:
+    """Make a backend available.
+
+    Raises:
+        NodeExit: 88, with the reason.
+    """
+    if why := lacking(backend):
+        raise NodeExit(EXIT_BACKEND, f"run.backend: {backend!r} is not available: {why}.")
+
+
+def awaited(backend: str | None) -> str:
+    """Name what making a backend available waits for; empty where it takes no time, or is not possible.
+
+    Args:
+        backend: The one that the run asks for, or ``auto``.
+    """
+    if backend not in ("ccl", AUTO):
+        return ""
+    try:
+        # Late: it needs what this torch may lack.
+        from manycpu.pipeline.node.ccl import awaited
+
+        return awaited()
+    except Exception:  # noqa: BLE001 - lacking() has the reason
+        return ""
+
+
+def lacking(backend: str) -> str:
+    """Make a backend available; returns the reason where that is not possible, else an empty text."""
+    if backend not in BACKENDS:
+        return f"one of {', '.join(BACKENDS)} is known"
+    try:
+        BACKENDS[backend]()
+    except UnavailableError as error:
+        return str(error.args[0])
+    except Exception as error:  # noqa: BLE001 - also a full disk, or a compiler that does not run, is a reason
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def was_initialised() -> bool:
+    """Whether the script has had a process group, in this process or in one that it forked."""
+    return bool(_INITIALISED[0]) or torch.distributed.is_initialized()
+
+
+def wrap(backend: str | None, world_size: int) -> None:
+    """Have every initialisation of the default process group use ``backend``.
+
+    Subgroups have the backend that the script gives them: the same on each of their ranks, or making the
+    group fails.
+
+    Args:
+        backend: The one that was chosen; None: the script chooses.
+        world_size: How many ranks met: the group must be as large.
+    """
+    original = distributed_c10d.init_process_group
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        if backend is not None:
+            _override(bound, backend, by=sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001 - no other way
+        original(*bound.args, **bound.kwargs)
+        _check_group(backend, world_size)
+
+    _replace(original, init_process_group)
+    helper = distributed_c10d._new_process_group_helper  # noqa: SLF001 - every kind of group is made by it
+    _replace(helper, _compare_first(helper))
+
+
+def _replace(original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
+    # device_mesh and others have bound the name when they were imported.
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(original.__name__) is original:
+            setattr(module, original.__name__, wrapper)
+
+
+def _compare_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the ranks of a subgroup compare their backends first: with different ones they would hang."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        # The default group has no list of ranks; a process outside the group no rank; torch's mpi no store.
+        can_compare = arguments["group_rank"] is not None and arguments["store"] is not None
+        if can_compare and arguments["global_ranks_in_group"]:
+            _compare(arguments)
+        return original(*args, **kwargs)
+
+    return make
+
+
+def _compare(arguments: dict[str, Any]) -> None:
+    members = arguments["global_ranks_in_group"]
+    store = PrefixStore(f"manycpu/backend/{arguments['group_name']}", arguments["store"])
+    store.set(str(arguments["group_rank"]), _on_cpu(str(arguments["backend"])))
+    keys = [str(number) for number in range(len(members))]
+    try:
+        store.wait(keys, arguments.get("timeout") or distributed_c10d.default_pg_timeout)
+    except DistError as error:
+        missing = [rank for rank, key in zip(members, keys, strict=True) if not store.check([key])]
+        raise DistError(f"ranks {missing} did not come to make the group of ranks {members}") from error
+    backends = [store.get(key).decode() for key in keys]
+    if len(set(backends)) > 1:
+        choices = ", ".join(f"rank {rank} {name}" for rank, name in zip(members, backends, strict=True))
+        raise NodeExit(EXIT_BACKEND, f"the ranks of a group ask for different backends: {choices}.")
+
+
+def _override(bound: inspect.BoundArguments, backend: str, by: str) -> None:
+    requested = bound.arguments.get("backend")
+    if by == "accelerate.state":  # its own default, not the user's choice
+        accelerate_world.set_backend(backend)
+    elif requested is not None and _on_cpu(str(requested)) != backend:
+        why = "as run.backend or the ranks chose"
+        warn(f"the script asks for the backend {str(requested)!r}; {backend!r} is used, {why}")
+    bound.arguments["backend"] = backend
+
+
+def _on_cpu(backend: str) -> str:
+    """Read the backend for tensors on the CPU from its name: ``cpu:gloo,cuda:nccl`` is gloo."""
+    for part in backend.lower().split(","):
+        device, separator, name = part.partition(":")
+        if separator and device == "cpu":
+            return name
+    return backend.lower()
+
+
+def _check_group(backend: str | None, world_size: int) -> None:
+    """Check the backend and the size of the group that torch has made, and report them."""
+    observed, size = _on_cpu(distributed_c10d.get_backend_config()), torch.distributed.get_world_size()
+    if backend is not None and observed != backend:
+        raise NodeExit(
+            EXIT_BACKEND, f"run.backend: {backend!r} was asked for, and torch.distributed uses {observed!r}."
+        )
+    if size != world_size:
+        raise NodeExit(
+            EXIT_PROOF,
+            f"proof of scale failed: {world_size} ranks met, and the process group of backend {observed!r} "
+            f"has {size}: two MPIs that do not match?",
+        )
+    _INITIALISED[0] = 1
+    say("backend", requested=backend, observed=observed, world_size=size)

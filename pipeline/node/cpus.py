@@ -1,21 +1,46 @@
-"""Apply the CPU plan to a rank: libraries before Python begins, cores before threads do."""
+"""Apply the CPU plan to a rank: preload libraries, and pin the rank to cores that no other run has.
 
-import contextlib
+Each run that pins its ranks has a record of their cores in a folder of its user, which its ranks lock until
+they end. The kernel releases a lock when its process ends, so that no record outlives its run.
+"""
+
+import fcntl
+import hashlib
+import json
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from manycpu.pipeline.node import shared_cores
-from manycpu.pipeline.node.rank_environment import Rank
+from manycpu.pipeline.node.world import Rank
 from manycpu.pipeline.spec import cpu_plan
+from manycpu.pipeline.spec.cpu_plan import pinned
 from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.words import counted
 
-__all__ = ["pin", "plan", "preload"]
+__all__ = ["Share", "folder_of_user", "held", "pin", "plan", "preload", "take"]
+
+_LOCK_TIMEOUT_S: Final = 30.0  # others hold the folder's lock for milliseconds, unless they are frozen
+_POLL_INTERVAL_S: Final = 0.02
+held: Final[list[int]] = []
+"""Descriptors that hold this rank's locks, until it ends."""
+
+
+class Share(NamedTuple):
+    """What a run may pin its ranks of this machine to."""
+
+    pins: tuple[tuple[int, ...], ...]
+    """Processors of each rank, by its local rank; empty: the kernel decides."""
+    why_not: str = ""
+    """Why no rank is pinned, though the plan pins them."""
 
 
 def plan(rank: Rank, environ: Mapping[str, str]) -> cpu_plan.CpuPlan:
-    """Plan for this node and its ranks, from what the launcher passed on of the run."""
+    """Plan for this node and its ranks, from the run's variables."""
     cpus = environ.get("MANYCPU_CPUS")
     named = environ.get("MANYCPU_USER_ENV", "").split(",")
     request = CpuRequest(
@@ -30,9 +55,9 @@ def plan(rank: Rank, environ: Mapping[str, str]) -> cpu_plan.CpuPlan:
 
 
 def preload(rank: Rank) -> None:
-    """Begin anew with the plan's libraries preloaded; returns where there are none, or they already are.
+    """Restart this process with the plan's libraries preloaded; returns if there are none, or it has them.
 
-    What is in LD_PRELOAD already, by the user or by the image, stays as it is.
+    An LD_PRELOAD that the user or the image has set stays as it is.
     """
     if os.environ.get("LD_PRELOAD") is not None:
         return
@@ -46,16 +71,106 @@ def pin(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str]) -> str:
     """Bind this process, and all that it starts, to processors that no other rank of this machine has.
 
     Returns:
-        Why it is not bound, though the plan binds it; else nothing.
+        Why it is not bound, though the plan binds it; else an empty text.
     """
     if not plan.pins:
         return ""
-    folder = shared_cores.folder_of_user(environ)
     try:
-        share = shared_cores.take(plan, rank, environ, folder)
+        share = take(plan, rank, environ, folder_of_user(environ))
     except (OSError, ValueError) as error:
         return f"the ranks are not pinned to cores, which other runs may have: {error}"
     if share.pins:
-        with contextlib.suppress(OSError):  # the cpuset has changed since: the kernel decides
+        with suppress(OSError):  # the cpuset has changed since the plan was made: the kernel decides
             os.sched_setaffinity(0, share.pins[rank.local_rank])
     return share.why_not
+
+
+def take(plan: cpu_plan.CpuPlan, rank: Rank, environ: Mapping[str, str], folder: Path) -> Share:
+    """Take the cores that a plan asks for, and keep them until the last rank of the run has ended.
+
+    All ranks of the run on this machine get the same answer: the first of them writes it to the record.
+
+    Raises:
+        OSError: The folder cannot be used; then no cores are taken.
+    """
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for made in (folder.parent, folder):
+        seen = made.lstat()
+        if seen.st_uid != os.getuid() or seen.st_mode & 0o022 or made.is_symlink():
+            raise PermissionError(f"{made} is not this user's alone")
+    # What the ranks of this run on this host have in common, and no other running process has.
+    names = ("MANYCPU_RUN", "MANYCPU_ATTEMPT", "MASTER_ADDR", "MASTER_PORT", "MANYCPU_HOST")
+    words = [*(environ.get(name, "") for name in names), str(rank.local_world_size)]
+    key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
+    own = folder / f"{key}.json"
+    with _locked(folder / "lock"):
+        others = list(_records_of_others(folder, own))
+        if not _is_held(own):
+            share = _place_beside(others, plan)
+            own.write_text(json.dumps({"run": environ.get("MANYCPU_RUN", "")} | share._asdict()))
+        descriptor = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        held.append(descriptor)
+        record = json.loads(own.read_text())
+    return Share(tuple(map(tuple, record["pins"])), record["why_not"])
+
+
+def folder_of_user(environ: Mapping[str, str]) -> Path:
+    """Name the folder of this user's records, on a disk of this machine."""
+    # Not in the home folder: other machines may share that, whose locks are not seen here.
+    return Path(environ.get("TMPDIR") or "/tmp") / f"manycpu-{os.getuid()}" / "cores"  # noqa: S108 - see take
+
+
+def _records_of_others(folder: Path, own: Path) -> Iterator[dict[str, Any]]:
+    """Read the records of other runs that are running, and delete the rest."""
+    for path in sorted(folder.glob("*.json")):
+        if path == own:
+            continue
+        if _is_held(path):
+            yield json.loads(path.read_text())
+        else:
+            path.unlink()
+
+
+def _is_held(path: Path) -> bool:
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _place_beside(others: list[dict[str, Any]], plan: cpu_plan.CpuPlan) -> Share:
+    """Place the plan's ranks on cores that no other run has; on none, where too few are free."""
+    used = {number: str(other["run"]) for other in others for pin in other["pins"] for number in pin}
+    cores = {cpu.core for cpu in plan.machine.cpus if cpu.number in used}
+    free = [cpu for cpu in plan.machine.cpus if cpu.core not in cores]
+    each = max(1, int(plan.cores // plan.processes))
+    left = len({cpu.core for cpu in free})
+    if left >= plan.processes * each:
+        pins = pinned(free, plan.processes, each)
+        return Share(tuple(tuple(cpu.number for cpu in pin) for pin in pins))
+    runs = sorted({used[cpu.number] for cpu in plan.machine.cpus if cpu.number in used})
+    needed = counted(plan.processes * each, "core")
+    return Share(
+        (),
+        f"the ranks are not pinned to cores: they need {needed}, and {', '.join(runs)}, which runs on this "
+        f"machine too, leaves {left}. Both are slower than alone",
+    )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_INTERVAL_S)
+        yield

@@ -1,4 +1,4 @@
-"""Call a function that travelled by value: the program of a run that a notebook launches."""
+"""Call a function that a notebook has pickled by value: the program of a run that a notebook launches."""
 
 import hashlib
 import json
@@ -19,46 +19,74 @@ from manycpu.pipeline.spec.events import is_plain, is_shallow
 from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.words import first_of, public
 
-__all__ = ["FUNCTION", "LARGEST", "NOTES", "call", "define", "versions"]
+__all__ = ["FUNCTION", "LARGEST", "NOTES", "call", "define", "meet", "versions"]
 
 NOTES: Final = "function.json"
 FUNCTION: Final = "function.pkl"
 LARGEST: Final = 64 << 20
-"""Bytes that what a function returns may take."""
-_COMPARED: Final = ("torch", "accelerate")  # whose objects and records travel
+"""Bytes of a pickled return value, at most."""
+_COMPARED: Final = ("torch", "accelerate")  # packages whose objects are pickled
 _BAD_INPUT: Final = 2
 
 
 def call(folder: Path) -> None:
-    """Call the function, in a folder where its relative paths lead to what they led to in the notebook.
+    """Call the function, in a folder where its relative paths lead to the same files as in the notebook.
 
     Args:
-        folder: Where the function and the notes on it are, as :mod:`manycpu.pipeline.notebook` writes them.
+        folder: Has the function and the notes on it, as :mod:`manycpu.pipeline.notebook` writes them.
 
     Raises:
         SystemExit: The rank's Python, torch or accelerate is not the notebook's, or lacks a module.
     """
     notes = json.loads((folder / NOTES).read_text())
     _check_versions(notes["versions"])
-    _show_sources(notes["sources"])
+    # A cell is no file: put its lines where tracebacks look for them.
+    for name, lines in notes["sources"].items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     with _working_folder(notes):
         function, args = _load(folder / FUNCTION)
         if notes["accelerate"]:
             accelerate_world.widen_fp16()
-        rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change or fork either
+        rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change RANK, or fork
         place = Path(os.environ["MANYCPU_OUTPUT"]).parent / RETURNED
         returned = function(*args)
         if rank == "0" and os.getpid() == process:
-            _tell(returned, place)
+            _report(returned, place)
 
 
 def define(folder: Path) -> None:
-    """Have ``__main__`` define what the notebook does, for a process that finds things there by name."""
+    """Define in ``__main__`` what the notebook defines, for a spawned process that looks it up by name."""
     _load(folder / FUNCTION)
 
 
+def meet() -> dict[str, Any]:
+    """Initialise a process group and add up the ranks' numbers: the check of Accelerate's debug mode.
+
+    Returns:
+        ``world`` (ranks), ``hosts`` (their names) and ``backend``.
+
+    Raises:
+        RuntimeError: The sum is wrong: the ranks do not exchange what they should.
+    """
+    # Late: the notebook imports this function, and needs no torch.
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group()
+    numbers = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(numbers)
+    world = dist.get_world_size()
+    if int(numbers.item()) != world * (world - 1) // 2:
+        raise RuntimeError(f"the sum of the numbers of {world} ranks came out as {numbers.item()}")
+    hosts: list[Any] = [None] * world
+    dist.all_gather_object(hosts, os.environ.get("MANYCPU_HOST", ""))
+    backend = dist.get_backend()
+    dist.destroy_process_group()
+    return {"world": world, "hosts": sorted(set(hosts)), "backend": backend}
+
+
 def versions() -> dict[str, str]:
-    """Read the versions that must be the same on both sides; of what is not installed none."""
+    """Read the versions that notebook and node must have in common, of what is installed."""
     found = {"Python": ".".join(map(str, sys.version_info[:2]))}
     for name in _COMPARED:
         try:
@@ -69,14 +97,15 @@ def versions() -> dict[str, str]:
 
 
 def _check_versions(expected: Mapping[str, str]) -> None:
-    here = versions()
-    other = [
-        f"{name} {here[name]} where the notebook has {of_notebook}"
+    own = versions()
+    different = [
+        f"{name} {own[name]} where the notebook has {of_notebook}"
         for name, of_notebook in expected.items()
-        if here.get(name, of_notebook) != of_notebook
+        if own.get(name, of_notebook) != of_notebook
     ]
-    if other:
-        _refuse(f"this node has {' and '.join(other)}: a function travels between the same versions only")
+    if different:
+        found = " and ".join(different)
+        _refuse(f"this node has {found}: a function travels between the same versions only")
 
 
 def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -86,20 +115,14 @@ def _load(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         function, args = cloudpickle.loads(file.read_bytes())
     except ImportError as error:
         _refuse(f"the function needs what this node lacks: {error}. Install it there, or in the image")
-    _define(function)
-    return function, args
-
-
-def _define(function: Callable[..., Any]) -> None:
-    """Put what came with a function where it was defined: pickles of its classes name that place."""
-    from cloudpickle import cloudpickle
-
+    # Put what came with the function where it was defined: pickles of its classes name that place.
     main = vars(sys.modules["__main__"])
     came = {name: value for name, value in getattr(function, "__globals__", {}).items() if name[:2] != "__"}
     if getattr(function, "__module__", None) == "__main__":
         main.update(came)
-    classes = [*getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})]
+    classes = [*getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})]
     main.update({kind.__name__: kind for kind in classes if kind.__module__ == "__main__"})
+    return function, args
 
 
 def _refuse(message: str) -> None:
@@ -107,15 +130,9 @@ def _refuse(message: str) -> None:
     raise SystemExit(_BAD_INPUT)
 
 
-def _show_sources(sources: Mapping[str, list[str]]) -> None:
-    """Have tracebacks show the lines of cells, whose files are nowhere."""
-    for name, lines in sources.items():
-        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-
-
 @contextmanager
 def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
-    """Work in the notebook's folder; elsewhere in one of the same place, beside which the data lies."""
+    """Change to the notebook's folder; elsewhere to a new one, at the same place below a temporary root."""
     here = Path(notes["folder"])
     if notes["same_machine"]:
         os.chdir(here)
@@ -124,38 +141,29 @@ def _working_folder(notes: Mapping[str, Any]) -> Iterator[None]:
     root = Path(tempfile.mkdtemp(prefix="manycpu-"))
     folder = root / here.relative_to("/")
     folder.mkdir(parents=True)
-    _lay_data(root, notes["data"])
+    staged = os.environ.get("MANYCPU_DATA")
+    if notes["data"] is not None and staged is not None:
+        # Link the staged data to where the notebook has it.
+        place = root / Path(notes["data"]).relative_to("/")
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(staged)
     os.chdir(folder)
     try:
         yield
     finally:
-        _warn_of_files(root)
+        written = [path.name for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+        if written:
+            warn(
+                f"{first_of(written)} was written to the working folder, which is gone with the run: "
+                "write to os.environ['MANYCPU_OUTPUT'], and give the run an output"
+            )
         os.chdir("/")
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _lay_data(root: Path, data: str | None) -> None:
-    """Link the staged data to where the notebook has it, below a root of our own."""
-    staged = os.environ.get("MANYCPU_DATA")
-    if data is None or staged is None:
-        return
-    place = root / Path(data).relative_to("/")
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(staged)
-
-
-def _warn_of_files(root: Path) -> None:
-    written = [path.name for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
-    if written:
-        warn(
-            f"{first_of(written)} was written to the working folder, which is gone with the run: "
-            "write to os.environ['MANYCPU_OUTPUT'], and give the run an output"
-        )
-
-
-def _tell(returned: Any, place: Path) -> None:
-    """Tell what was returned, or why that cannot travel: the training has succeeded all the same."""
+def _report(returned: Any, place: Path) -> None:
+    """Report what was returned, or why it cannot be: then the training has succeeded all the same."""
     import cloudpickle
 
     if is_shallow(returned) and is_plain(returned):
@@ -165,22 +173,22 @@ def _tell(returned: Any, place: Path) -> None:
     what = f"what the function returned, of type {type(returned).__name__},"
     try:
         pickled = cloudpickle.dumps(returned)
-    except Exception as error:  # noqa: BLE001 - whatever an object may raise
+    except Exception as error:  # noqa: BLE001 - an object's pickling may raise anything
         fix = "Return numbers, tensors, or a model out of accelerator.unwrap_model"
-        _tell_why_not(f"{what} cannot be pickled: {error}. {fix}")
+        say("result", message=f"{what} cannot be pickled: {error}. {fix}")
         return
     if len(pickled) > LARGEST:
         fix = "Write it to os.environ['MANYCPU_OUTPUT'], and give the run an output"
-        _tell_why_not(f"{what} takes {len(pickled):,} bytes, of which {LARGEST:,} can travel. {fix}")
+        say("result", message=f"{what} takes {len(pickled):,} bytes, of which {LARGEST:,} can travel. {fix}")
         return
     try:
         say("result", sha256=_write(pickled, place))
     except OSError as error:
-        _tell_why_not(f"{what} could not be written: {error}")
+        say("result", message=f"{what} could not be written: {error}")
 
 
 def _write(content: bytes, folder: Path) -> str:
-    """Write a file that is named by its digest, and there whole or not at all; the digest."""
+    """Write a file named by its digest, whole or not at all; returns the digest."""
     digest = hashlib.sha256(content).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder.parent / f".{digest}"
@@ -190,7 +198,3 @@ def _write(content: bytes, folder: Path) -> str:
         os.fsync(file.fileno())
     partial.replace(folder / digest)
     return digest
-
-
-def _tell_why_not(message: str) -> None:
-    say("result", message=message)

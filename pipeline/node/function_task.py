@@ -1,4 +1,4 @@
-"""Call the function of a task in a rank: what the module that is made of it ends with.
+"""Call the function of a ``@task.manycpu`` task in a rank: the last line of the module made of it.
 
 Its arguments are the program's one argument, as JSON::
 
@@ -15,15 +15,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from manycpu.pipeline.node.emit import say_in_parts
-from manycpu.pipeline.node.node_exit import RETURNED, NodeExit
+from manycpu.pipeline.node.emit import NodeExit, say_in_parts
 from manycpu.pipeline.spec.events import RETURN_LIMIT, is_shallow
+from manycpu.pipeline.spec.exit_records import EXIT_RETURNED
 
 __all__ = ["call"]
 
 
 def call(function: Callable[..., Any]) -> None:
-    """Call a function with the arguments of the task, and have rank 0 tell what it returns.
+    """Call a function with the arguments of the task; rank 0 reports what it returns.
 
     Raises:
         NodeExit: 89, what it returned is not JSON, or more than 32 KiB of it; or it did not return.
@@ -31,7 +31,7 @@ def call(function: Callable[..., Any]) -> None:
     given = json.loads(sys.argv[1])
     places = {name: os.environ[f"MANYCPU_{name.upper()}"] for name in given["places"]}
     bound = inspect.BoundArguments(inspect.signature(function), {**given["arguments"], **places})
-    rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change or fork either
+    rank, process = os.environ.get("RANK", "0"), os.getpid()  # the function may change RANK, or fork
     try:
         value = function(*bound.args, **bound.kwargs)
     except SystemExit as end:
@@ -45,8 +45,8 @@ def call(function: Callable[..., Any]) -> None:
 def _as_json(name: str, value: Any) -> str:
     """Write a value as JSON; numbers of numpy and torch become Python's."""
     try:
-        text = json.dumps(value, default=_number, ensure_ascii=False, allow_nan=False)
-        json.loads(text, object_pairs_hook=_each_once)
+        text = json.dumps(value, default=_as_number, ensure_ascii=False, allow_nan=False)
+        json.loads(text, object_pairs_hook=_check_keys)
         size = len(text.encode())
         deep = not is_shallow(json.loads(text))
     except (TypeError, ValueError, RecursionError) as error:
@@ -58,14 +58,14 @@ def _as_json(name: str, value: Any) -> str:
     return text
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         twice = next(name for name in found if sum(name == other for other, _ in pairs) > 1)
         raise ValueError(f"two keys of a mapping are {twice!r} in JSON, such as 1 and '1'")
     return found
 
 
-def _number(value: Any) -> Any:
+def _as_number(value: Any) -> Any:
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     raise TypeError(f"there is a {type(value).__name__} in it")
@@ -73,4 +73,4 @@ def _number(value: Any) -> Any:
 
 def _refusal(name: str, what: str) -> NodeExit:
     fix = "Write it to a file in `output`, and return plain numbers, texts, lists and mappings."
-    return NodeExit(RETURNED, f"{name} {what}. {fix}")
+    return NodeExit(EXIT_RETURNED, f"{name} {what}. {fix}")

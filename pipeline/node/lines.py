@@ -1,6 +1,6 @@
-r"""Whole lines out of a stream of bytes, as a reader of a log wants them.
+r"""A rank's lines on their way to the launcher: split, without forged events and secrets, written untorn.
 
-What a program prints is never an event that decides something, whatever it looks like.
+A line that a program prints is never an event that decides something, even if it looks like one.
 
 >>> lines = Lines(signature=b"::manycpu-5ec2e7:: ")
 >>> lines.feed(b"one\n 10%\r 20%\rtwo")
@@ -9,32 +9,46 @@ What a program prints is never an event that decides something, whatever it look
 [b'two', b'::manycpu:: {"event": "exit"}', b'::manycpu: : {"event": "exit"}']
 """
 
+import array
+import fcntl
 import json
-from collections.abc import Iterator
+import os
+import select
+import stat
+import termios
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from manycpu.pipeline.spec import events
+from manycpu.pipeline.spec.credentials import HIDDEN, SHORTEST, secrets_in
 from manycpu.pipeline.spec.events import LINE_LIMIT, PREFIX, RESERVED
 
-__all__ = ["Lines", "pieces"]
+__all__ = ["HiddenSecrets", "Lines", "OrphanedError", "PipeWriter", "pieces"]
 
-_MARK = PREFIX.encode()
-_NO_MARK = b"::manycpu: : "
-_PENDING_LIMIT = 1 << 20  # a line without an end is cut here, so that memory stays bounded
+_MARK: Final = PREFIX.encode()
+_NO_MARK: Final = b"::manycpu: : "
+_PENDING_LIMIT: Final = 1 << 20  # bytes; a longer line without an end is cut, so that memory stays bounded
+_READER_TIMEOUT_S: Final = 1.0  # to wait for a reader; then the line is written even if it may be torn
+_POLL_INTERVAL_S: Final = 0.0002
 
 
 class Lines:
-    """Collects bytes and gives back lines without their ends; of a progress bar only its last state.
+    """Collects bytes and returns lines without their ends; of a progress bar only its last state.
 
     Args:
-        signature: What events of the rank itself begin with.
+        signature: Begins each event of the rank itself.
     """
 
     def __init__(self, signature: bytes) -> None:
         self._signature, self._pending = signature, b""
 
     def feed(self, block: bytes) -> list[bytes]:
-        """Add bytes; the lines that are whole now."""
+        """Add bytes; returns the lines that are complete now."""
         *whole, rest = (self._pending + block).split(b"\n")
-        self._pending = _latest(rest)
+        # Of a progress bar the last finished state is kept too: its carriage return may begin an "\r\n".
+        head, ended, tail = rest.rpartition(b"\r")
+        self._pending = head.rpartition(b"\r")[2] + ended + tail
         if len(self._pending) > _PENDING_LIMIT:
             whole, self._pending = [*whole, self._pending], b""
         return [part for line in whole for part in self._parts(line)]
@@ -48,18 +62,84 @@ class Lines:
         return _without_mark(rest or state.rpartition(b"\r")[2])
 
     def rest(self) -> list[bytes]:
-        """Take what was never ended by a newline: a process that died in the middle of a line."""
+        """Take the last line, which has no newline: its process died in the middle of it."""
         last, self._pending = self._pending, b""
         return list(self._parts(last)) if last else []
 
     def _parts(self, line: bytes) -> Iterator[bytes]:
-        """Reduce a progress bar to its last state, and start a line of its own for an event behind it."""
+        """Reduce a progress bar to its last state, and put an event that follows it on a line of its own."""
         text = line.rstrip(b"\r").rpartition(b"\r")[2]
         before, signed, after = text.partition(self._signature)
         if before or not signed:
             yield from _printed(before)
         if signed:
             yield _MARK + after
+
+
+def _printed(text: bytes) -> Iterator[bytes]:
+    """Pass on what a program printed: an event only if programs may report it."""
+    before, mark, after = text.partition(_MARK)
+    if not mark or not _may_be_printed(after):
+        yield _without_mark(text)
+        return
+    if before:
+        yield before
+    yield mark + after
+
+
+def _may_be_printed(fields: bytes) -> bool:
+    try:
+        event = json.loads(fields.decode(errors="replace"))
+    except (ValueError, RecursionError):  # another version of Python may be able to read it
+        return False
+    kind = event.get("event") if isinstance(event, dict) else None
+    return isinstance(kind, str) and kind not in RESERVED
+
+
+def _without_mark(text: bytes) -> bytes:
+    """Change an event's prefix, so that no reader takes the text, or a piece of it, for an event."""
+    return text.replace(_MARK, _NO_MARK)
+
+
+class HiddenSecrets:
+    """Hides secrets that the run names in a rank's lines: more people read a log than may know them.
+
+    In an event it hides them in the message only, because other fields decide something or are returned.
+
+    Args:
+        environ: The rank's environment; of its variables only those that ``run.env`` has set are searched.
+        argv: The command line with the program and its options.
+    """
+
+    def __init__(self, environ: Mapping[str, str], argv: Sequence[str]) -> None:
+        names = environ.get("MANYCPU_USER_ENV", "").split(",")
+        env = {name: environ[name] for name in names if name in environ}
+        found = sorted(secrets_in({"env": env, "args": [*argv]}), key=len, reverse=True)
+        self._texts = [text for text in found if len(text) >= SHORTEST]
+        written = {form for text in self._texts for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])}
+        self._written = [
+            form.encode(errors="surrogateescape") for form in sorted(written, key=len, reverse=True)
+        ]
+
+    def hide(self, line: bytes) -> bytes:
+        """Hide the secrets in a line, given without its newline."""
+        if not any(form in line for form in self._written):
+            return line
+        if line.startswith(_MARK):
+            return self._hide_in_message(line)
+        for form in self._written:
+            line = line.replace(form, HIDDEN.encode())
+        return line
+
+    def _hide_in_message(self, line: bytes) -> bytes:
+        try:
+            event: Any = json.loads(line[len(_MARK) :])
+            message = event["message"]
+            for text in self._texts:
+                message = message.replace(text, HIDDEN)
+            return events.encode(**{**event, "message": message}).encode()
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):  # it has no message
+            return line
 
 
 def pieces(prefix: bytes, line: bytes) -> Iterator[bytes]:
@@ -76,7 +156,7 @@ def pieces(prefix: bytes, line: bytes) -> Iterator[bytes]:
 
 
 def _boundary(line: bytes, limit: int) -> int:
-    """Find where to cut so that no UTF-8 character is torn: before a byte that continues none."""
+    """Find where to cut without splitting a UTF-8 character: not before a continuation byte."""
     if len(line) <= limit:
         return len(line)
     end = limit
@@ -85,32 +165,63 @@ def _boundary(line: bytes, limit: int) -> int:
     return end
 
 
-def _latest(rest: bytes) -> bytes:
-    # Keeps the last finished state too: its carriage return may be the first half of "\r\n".
-    head, ended, tail = rest.rpartition(b"\r")
-    return head.rpartition(b"\r")[2] + ended + tail
+class OrphanedError(Exception):
+    """The launcher has ended, so that no process reads the rank's lines."""
 
 
-def _printed(text: bytes) -> Iterator[bytes]:
-    """Pass on what a program printed: an event only where programs may report it."""
-    before, mark, after = text.partition(_MARK)
-    if not mark or not _may_be_printed(after):
-        yield _without_mark(text)
-        return
-    if before:
-        yield before
-    yield mark + after
+class PipeWriter:
+    """Writes lines to the launcher, never more than it takes in one read, so that none is torn.
+
+    mpirun reads blocks and passes them on as they are: of two lines that do not fit into a block one is torn,
+    and another rank's line lands in between. So this waits while the pipe would hold over 4,096 bytes.
+    """
+
+    def __init__(self) -> None:
+        # Open MPI gives a terminal for stdout, whose fill level cannot be asked for, and a pipe for stderr.
+        terminal = "OMPI_COMM_WORLD_RANK" in os.environ and os.isatty(1)
+        self._file = 2 if terminal and _is_pipe(2) else 1
+        self._has_fill_level = _is_pipe(self._file)
+        self._dropped = 0
+
+    def write(self, line: bytes) -> None:
+        """Write a line, or drop it where the disk is full; the next write reports how many were dropped.
+
+        Raises:
+            OrphanedError: No process reads any more.
+        """
+        note = f"\n{events.missing_lines(self._dropped)}\n".encode() if self._dropped else b""
+        self._dropped = 0 if self._put(note + line) else self._dropped + 1
+
+    def drain(self) -> None:
+        """Wait until the launcher has read everything, so that nothing is lost if it is killed next."""
+        self._wait_until_held(0)
+
+    def _put(self, text: bytes) -> bool:
+        self._wait_until_held(LINE_LIMIT - len(text))
+        while text:
+            try:
+                text = text[os.write(self._file, text) :]
+            except BrokenPipeError as error:
+                raise OrphanedError from error
+            except BlockingIOError:  # a process that shares the file made it non-blocking
+                select.select([], [self._file], [])
+            except OSError:
+                return False
+        return True
+
+    def _wait_until_held(self, limit: int) -> None:
+        """Wait until the pipe holds at most so many bytes, for a second at most."""
+        if not self._has_fill_level:
+            return
+        deadline = time.monotonic() + _READER_TIMEOUT_S
+        while self._held() > max(limit, 0) and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL_S)
+
+    def _held(self) -> int:
+        count = array.array("i", [0])
+        fcntl.ioctl(self._file, termios.FIONREAD, count)
+        return count[0]
 
 
-def _may_be_printed(fields: bytes) -> bool:
-    try:
-        event = json.loads(fields.decode(errors="replace"))
-    except (ValueError, RecursionError):  # another version of Python may read it
-        return False
-    kind = event.get("event") if isinstance(event, dict) else None
-    return isinstance(kind, str) and kind not in RESERVED
-
-
-def _without_mark(text: bytes) -> bytes:
-    """Have a text look almost the same, and be an event to nobody: also not a piece of it."""
-    return text.replace(_MARK, _NO_MARK)
+def _is_pipe(file: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(file).st_mode)

@@ -1,6 +1,7 @@
-"""The parent of a rank: forwards its lines and signals, and ends as it ended."""
+"""The parent of a rank: forwards its lines and signals, records how it ended, and ends in the same way."""
 
 import contextlib
+import json
 import os
 import resource
 import select
@@ -8,16 +9,13 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from manycpu.pipeline.node import leftovers
-from manycpu.pipeline.node.exit_record import ExitRecord
-from manycpu.pipeline.node.hidden_secrets import HiddenSecrets
-from manycpu.pipeline.node.lines import Lines, pieces
-from manycpu.pipeline.node.orphan_killer import start_orphan_killer
-from manycpu.pipeline.node.pipe_writer import OrphanedError, PipeWriter
-from manycpu.pipeline.spec import events, kernel
+from manycpu.pipeline.node.lines import HiddenSecrets, Lines, OrphanedError, PipeWriter, pieces
+from manycpu.pipeline.spec import events, exit_records, kernel
 
 __all__ = ["die_with_parent", "forward_logs"]
 
@@ -29,15 +27,17 @@ _FORWARDED: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_TICK = 1.0  # seconds between looks at whether the launcher still lives
-_GRACE = 3.0  # seconds that a rank has to end by itself once its launcher is gone
-_MOMENT = 2.0  # seconds that helpers of a script that has ended have to end by themselves
-_NAMED = 10  # processes, at most, that are named in a warning
-_BAR_EVERY = 30.0  # seconds, at most, between states of a progress bar that does not end its line
-_BLOCK = 1 << 16
-_BLOCKS = 64  # more than a pipe holds; then look up, for whoever writes may never pause
-# Of the run as a whole, so that no rank is named: one that waits to start has not spoken yet.
+_PARENT_CHECK_INTERVAL_S: Final = 1.0  # between checks that the launcher still runs
+_ORPHAN_GRACE_S: Final = 3.0  # that a rank has to end by itself once its launcher is gone
+_HELPER_GRACE_S: Final = 2.0  # that processes of a script that has ended have to end by themselves
+_MAX_NAMED: Final = 10  # processes that are named in a warning
+_MAX_BAR_INTERVAL_S: Final = 30.0  # between states of a progress bar that does not end its line
+_BLOCK_BYTES: Final = 1 << 16
+_MAX_BLOCKS: Final = 64  # read at once: more than a pipe holds; bounded, because a script may never pause
+# Events of the run as a whole get no rank's prefix: a rank that waits to start has not written anything yet.
 _OF_THE_RUN: Final = events.encode("start").removesuffix("}").encode()
+_MARK: Final = events.PREFIX.encode()
+_RECORDED: Final = frozenset({"proof", "backend", "returned"})  # events that only the rank itself can report
 
 
 def die_with_parent(parent: int) -> None:
@@ -51,23 +51,22 @@ def forward_logs(child: int, stream: int, signature: str, rank: int, host: str) 
     """Forward a rank's lines and signals until it ends, then end as it did.
 
     Args:
-        child: Its process id; leads a process group.
-        stream: Where its stdout and stderr can be read.
-        signature: What its own events begin with, and nothing that its script prints.
+        child: Its process id; it leads a process group.
+        stream: The read end of its stdout and stderr.
+        signature: Begins each of its own events, and nothing that its script prints.
         rank: Its rank, for the prefix of its lines.
         host: The name of this host, for the same.
     """
     launcher = os.getppid()
-    killer = start_orphan_killer(child)
-    # What the script leaves behind becomes ours, so that it can be found and ended.
-    kernel.adopt_orphans()
+    killer = leftovers.start_orphan_killer(child)
+    kernel.adopt_orphans()  # what the script leaves running becomes a child of this process, which ends it
     wake = _wake_on_signals(child)
     writer = _Writer(events.join(rank, host, "").encode(), signature.encode())
-    left = list[str]()
+    warnings = list[str]()
     try:
         status = _serve(child, stream, writer, wake, launcher)
-        if status == 0:  # of one that failed nothing else was to be expected
-            left = _left_running(stream, writer, killer)
+        if status == 0:  # a script that failed is expected to leave processes
+            warnings = _warn_of_left(stream, writer, killer)
     except OrphanedError:
         status = _end(child)
     leftovers.end(child)
@@ -76,12 +75,50 @@ def forward_logs(child: int, stream: int, signature: str, rank: int, host: str) 
         writer.read(stream)
     name = socket.gethostname()
     where = {"host": host} | ({} if name == host else {"hostname": name})  # a host may have several pods
-    writer.record.write(code, rank=rank, **where)  # first: a log may be stuck
+    writer.record.write(code, rank=rank, **where)  # before the last lines, which may wait for a reader
     with contextlib.suppress(OrphanedError):
-        writer.finish(*_warning(left), events.encode("exit", code=code, rank=rank, **where))
+        writer.finish(*warnings, events.encode("exit", code=code, rank=rank, **where))
     if code:
-        _abort(code if code > 0 else 128 - code)
+        _abort_hydra(code if code > 0 else 128 - code)
     _exit_like(code)
+
+
+class _ExitRecord:
+    """Collects what an exit record needs from the rank's lines, and writes it (spec/exit_records.py)."""
+
+    def __init__(self) -> None:
+        self._folder = os.environ.get("MANYCPU_EXITS")
+        self._proof: dict[str, Any] = {}
+        self._lines: dict[tuple[str, int], str] = {}
+
+    def note(self, line: bytes) -> None:
+        """Keep a line that decides how the rank's end is judged; of several of one event the last one."""
+        if not self._folder or not line.startswith(_MARK):
+            return
+        kind, event = "", {}
+        with contextlib.suppress(ValueError, RecursionError):  # a program may print what only looks like one
+            event = json.loads(line[len(_MARK) :])
+            kind = event["event"]
+        if kind == "proof":
+            self._proof = event
+        if kind in _RECORDED:
+            self._lines[kind, event.get("part", 0)] = line.decode()
+
+    def write(self, code: int, **fields: Any) -> None:
+        """Write the record, unless the ranks have not met; a full or read-only volume does not fail the run.
+
+        Args:
+            code: Its exit code, negative for a signal.
+            fields: The others of its ``exit`` event.
+        """
+        if not self._folder or not self._proof:
+            return
+        meeting, ended = self._proof["meeting"], round(time.time(), 3)
+        end = events.encode("exit", code=code, time=ended, meeting=meeting, **fields)
+        record = {name: self._proof[name] for name in ("meeting", "rank", "world_size", "host", "hostname")}
+        record |= {"code": code, "time": ended, "lines": [*self._lines.values(), end]}
+        with contextlib.suppress(OSError):
+            exit_records.write(Path(self._folder), record)
 
 
 class _Writer:
@@ -89,19 +126,19 @@ class _Writer:
 
     def __init__(self, prefix: bytes, signature: bytes) -> None:
         self._prefix = prefix
-        self.record = ExitRecord()
+        self.record = _ExitRecord()
         self._out = PipeWriter()
         self._lines = Lines(signature)
         self._secrets = HiddenSecrets(os.environ, sys.argv[1:])
         self._last = time.monotonic()
         stall_timeout = float(os.environ.get("MANYCPU_STALL_TIMEOUT") or "inf")
-        self.bar_every = min(_BAR_EVERY, stall_timeout / 3)
+        self.bar_interval_s = min(_MAX_BAR_INTERVAL_S, stall_timeout / 3)
 
     def read(self, stream: int) -> bool:
-        """Forward what can be read without waiting; False at the stream's end."""
-        for _ in range(_BLOCKS):
+        """Forward what can be read without waiting; returns False at the stream's end."""
+        for _ in range(_MAX_BLOCKS):
             try:
-                block = os.read(stream, _BLOCK)
+                block = os.read(stream, _BLOCK_BYTES)
             except BlockingIOError:
                 return True
             if not block:
@@ -110,12 +147,12 @@ class _Writer:
         return True
 
     def tick(self) -> None:
-        """Show a progress bar now and then: a long epoch is no silence."""
-        if time.monotonic() - self._last > self.bar_every and (bar := self._lines.bar()):
+        """Show a progress bar from time to time, so that a long epoch is not taken for a stall."""
+        if time.monotonic() - self._last > self.bar_interval_s and (bar := self._lines.bar()):
             self._write([bar])
 
     def finish(self, *last: str) -> None:
-        """Write what had no newline yet, and the last lines."""
+        """Write the line that has no newline yet, and then the last lines."""
         self._write([*self._lines.rest(), *(line.encode() for line in last)])
         self._out.drain()
 
@@ -130,13 +167,15 @@ class _Writer:
 
 
 def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -> int:
-    """Forward lines until the rank has ended; its wait status."""
+    """Forward lines until the rank has ended; returns its wait status."""
     os.set_blocking(stream, False)
-    readers, tick = [stream, wake], min(_TICK, writer.bar_every)
+    readers, interval_s = [stream, wake], min(_PARENT_CHECK_INTERVAL_S, writer.bar_interval_s)
     while (status := _reap(child)) is None:
-        ready, _, _ = select.select(readers, [], [], tick)
+        ready, _, _ = select.select(readers, [], [], interval_s)
         if wake in ready:
-            _drain(wake)
+            with contextlib.suppress(BlockingIOError):
+                while os.read(wake, 512):
+                    pass
         if stream in ready and not writer.read(stream):
             readers.remove(stream)
         writer.tick()
@@ -146,8 +185,8 @@ def _serve(child: int, stream: int, writer: _Writer, wake: int, launcher: int) -
 
 
 def _end(child: int) -> int:
-    """Ask the rank to end, then make it; its wait status."""
-    deadline = time.monotonic() + _GRACE
+    """End the rank by SIGTERM, and after a grace period by SIGKILL; returns its wait status."""
+    deadline = time.monotonic() + _ORPHAN_GRACE_S
     _kill(child, signal.SIGTERM)
     while (status := _reap(child)) is None:
         if time.monotonic() > deadline:
@@ -157,7 +196,7 @@ def _end(child: int) -> int:
 
 
 def _reap(child: int) -> int | None:
-    """Reap whatever has ended, also orphans that became ours; the wait status of the rank once it has."""
+    """Reap what has ended, also adopted orphans; returns the wait status of the rank once it has ended."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -168,29 +207,26 @@ def _reap(child: int) -> int | None:
     return None
 
 
-def _left_running(stream: int, writer: _Writer, killer: int) -> list[str]:
-    """Name what the script left running, once what ends by itself within a moment has ended."""
-    deadline = time.monotonic() + _MOMENT
-    while (names := leftovers.names(but=killer)) and time.monotonic() < deadline:
+def _warn_of_left(stream: int, writer: _Writer, killer: int) -> list[str]:
+    """Return the warning about processes that the script left running, such as an upload that hangs.
+
+    Processes that end by themselves within two seconds are left out.
+    """
+    deadline = time.monotonic() + _HELPER_GRACE_S
+    while (left := leftovers.names(but=killer)) and time.monotonic() < deadline:
         time.sleep(0.05)
         with contextlib.suppress(OrphanedError):
-            writer.read(stream)  # nobody waits for room to write
-    return names
-
-
-def _warning(left: list[str]) -> list[str]:
-    """Tell that something was left running: a service that the script needs, an upload that never ended."""
+            writer.read(stream)  # so that none of them hangs because the pipe is full
     if not left:
         return []
-    which = "1 process" if len(left) == 1 else f"{len(left)} processes"
-    was = "was" if len(left) == 1 else "were"
-    names = ", ".join([*left[:_NAMED], *(["…"] if len(left) > _NAMED else [])])
+    which, was = ("1 process", "was") if len(left) == 1 else (f"{len(left)} processes", "were")
+    names = ", ".join([*left[:_MAX_NAMED], *(["…"] if len(left) > _MAX_NAMED else [])])
     message = f"{which} that the script left running {was} ended: {names}"
     return [events.encode("warning", message=message)]
 
 
 def _wake_on_signals(child: int) -> int:
-    """Forward signals from now on, also while a write blocks; a pipe that wakes the loop up."""
+    """Forward signals from now on, also while a write blocks; returns a pipe that wakes up the loop."""
     wake, wakened = os.pipe()
     for end in (wake, wakened):
         os.set_blocking(end, False)
@@ -205,21 +241,15 @@ def _wake_on_signals(child: int) -> int:
     return wake
 
 
-def _drain(wake: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        while os.read(wake, 512):
-            pass
-
-
 def _kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def _abort(code: int) -> None:
-    """Tell Hydra (Intel MPI, MPICH) to end the other ranks: it does so by itself for MPI programs only.
+def _abort_hydra(code: int) -> None:
+    """Have Hydra (Intel MPI, MPICH) end the other ranks: without this, it does so for MPI programs only.
 
-    One line of the PMI protocol, on the descriptor that Hydra gives to every rank.
+    Writes one line of the PMI protocol to the descriptor that Hydra gives to every rank.
     """
     with contextlib.suppress(OSError, ValueError, KeyError):
         os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)
@@ -227,7 +257,7 @@ def _abort(code: int) -> None:
 
 def _exit_like(code: int) -> NoReturn:
     if code < 0:
-        # The same signal, so that the launcher sees the truth; one core file is enough.
+        # The same signal, so that the launcher sees how the rank ended; one core file is enough.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)

@@ -1,6 +1,6 @@
 """Report a training's progress and its results.
 
-Both functions speak on rank 0 only, and do nothing at all outside of a run: a script that calls them still
+Both functions report on rank 0 only, and do nothing at all outside of a run: a script that calls them still
 runs alone.
 
     from manycpu.pipeline.node.metrics import metrics, progress
@@ -8,6 +8,8 @@ runs alone.
     progress(step=30, total_steps=92, loss=0.71, samples_per_second=20.4, seconds_left=49)
     metrics({"eval_loss": 0.62})  # at step 30
     metrics({"exact_match": 93.1, "f1": 95.0})
+
+For a script that calls neither, what a Hugging Face Trainer has written to the output is reported in the end.
 """
 
 import contextlib
@@ -21,12 +23,16 @@ from typing import Any, Final
 
 from manycpu.pipeline.node.emit import say, warn
 
-__all__ = ["has_told", "metrics", "progress", "tell"]
+__all__ = ["metrics", "progress", "report_trainer_files"]
 
 _STEP: Final[list[int | None]] = []
-"""The step that progress was reported of last."""
-_TOLD: Final[set[str]] = set()
-"""What the program has reported."""
+"""The step of the last progress report."""
+_REPORTED: Final[set[str]] = set()
+"""Kinds of events that the program has reported."""
+_TRAINER_STATE: Final = "trainer_state.json"
+_TRAINER_RESULTS: Final = "all_results.json"
+_MAX_POINTS: Final = 300  # of a curve
+_CURVES: Final = ("epoch", "loss", "grad_norm", "learning_rate")
 
 
 def progress(  # noqa: PLR0913 - each is optional and has a name
@@ -52,7 +58,7 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
         samples_per_second: Samples that all ranks together take in a second.
         seconds_left: Seconds until the last step is done.
     """
-    if not _speaks():
+    if not _is_reporting():
         return
     values = {
         "step": step,
@@ -65,8 +71,8 @@ def progress(  # noqa: PLR0913 - each is optional and has a name
         "seconds_left": seconds_left,
     }
     _STEP[:] = [step]
-    _TOLD.add("progress")
-    say("progress", **{name: _plain(name, value) for name, value in values.items() if value is not None})
+    _REPORTED.add("progress")
+    say("progress", **{name: _as_json(name, value) for name, value in values.items() if value is not None})
 
 
 def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
@@ -76,29 +82,42 @@ def metrics(values: Mapping[str, Any], *, step: int | None = None) -> None:
         values: Name -> number, also of numpy or torch.
         step: The step that they belong to; default: that of the last :func:`progress`, if there was one.
     """
-    plain = tell(values, step=step)
+    plain = _report(values, step)
     if plain and (output := os.environ.get("MANYCPU_OUTPUT")):
         _merge(Path(output) / "metrics.json", plain)
 
 
-def tell(values: Mapping[str, Any], *, step: int | None = None) -> dict[str, Any]:
-    """Report results as :func:`metrics` does, into no file; returns them as JSON has them."""
+def report_trainer_files() -> None:
+    """Report all_results.json and trainer_state.json of the output, if the script has reported nothing."""
+    output = os.environ.get("MANYCPU_OUTPUT")
+    if not output or not _is_reporting() or _REPORTED:
+        return
+    try:
+        _report_trainer(_read(Path(output), _TRAINER_STATE), _read(Path(output), _TRAINER_RESULTS))
+    except Exception as error:  # noqa: BLE001 - the files may hold anything; the training has succeeded
+        warn(
+            f"{_TRAINER_STATE} and {_TRAINER_RESULTS} of the output are not the Trainer's, "
+            f"and not in the report: {error!r}"
+        )
+
+
+def _is_reporting() -> bool:
+    return "MANYCPU_RUN" in os.environ and os.environ.get("RANK", "0") == "0"
+
+
+def _report(values: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+    """Report results as events; returns them as JSON has them."""
     step = next(iter(_STEP), None) if step is None else step
-    if not _speaks():
+    if not _is_reporting():
         return {}
-    plain = {str(name): _plain(str(name), value) for name, value in values.items()}
-    _TOLD.add("metrics")
-    _say(plain, {} if step is None else {"step": step})
+    plain = {str(name): _as_json(str(name), value) for name, value in values.items()}
+    _REPORTED.add("metrics")
+    _say_metrics(plain, {} if step is None else {"step": step})
     return plain
 
 
-def has_told() -> bool:
-    """Whether this process is one that reports nothing, or has reported something."""
-    return not _speaks() or bool(_TOLD)
-
-
-def _say(values: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Write values in as many events as it takes; one that fits into none is in the file only."""
+def _say_metrics(values: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Write values in as many events as it takes; a value too long for an event is in metrics.json only."""
     try:
         say("metrics", values=values, **fields)
     except ValueError:
@@ -107,15 +126,11 @@ def _say(values: dict[str, Any], fields: dict[str, Any]) -> None:
         if half == 0:
             warn(f"the metric {items[0][0][:100]} is too long to be shown")
             return
-        _say(dict(items[:half]), fields)
-        _say(dict(items[half:]), fields)
+        _say_metrics(dict(items[:half]), fields)
+        _say_metrics(dict(items[half:]), fields)
 
 
-def _speaks() -> bool:
-    return "MANYCPU_RUN" in os.environ and os.environ.get("RANK", "0") == "0"
-
-
-def _plain(name: str, value: Any) -> Any:
+def _as_json(name: str, value: Any) -> Any:
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float) and not math.isfinite(value):
         warn(f"{name} is {value}: JSON has no such number, null is recorded")
@@ -131,6 +146,43 @@ def _merge(path: Path, values: Mapping[str, Any]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".metrics-", delete=False) as file:
         json.dump(recorded | dict(values), file, indent=2, sort_keys=True, default=str)
         file.write("\n")
-    # Never half written, and readable as other files are: a temporary file is its owner's alone.
+    # The rename is atomic. A temporary file is its owner's alone: make it readable as other files are.
     Path(file.name).chmod(0o644)
     Path(file.name).replace(path)
+
+
+def _report_trainer(state: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    logged = state.get("log_history", [])
+    steps = [entry for entry in logged if "loss" in entry]
+    for entry in steps[:: max(1, math.ceil(len(steps) / _MAX_POINTS))]:
+        fields = {name: value for name, value in _numbers(entry).items() if name in _CURVES}
+        progress(step=entry["step"], total_steps=state.get("max_steps"), **fields)
+    values: dict[str, Any] = {}
+    for entry in (*logged, results):
+        values |= _numbers(entry)
+    values.pop("step", None)
+    if values:
+        _report(values, state.get("global_step"))
+
+
+def _read(output: Path, name: str) -> dict[str, Any]:
+    """Read a file of the Trainer: of the output, else the newest in a folder of it, such as a checkpoint."""
+    below = [file for pattern in (name, f"*/{name}", f"*/*/{name}") for file in output.glob(pattern)]
+    file = output / name if output / name in below else max(below, key=_modified, default=None)
+    content: dict[str, Any] = {} if file is None else json.loads(file.read_text())
+    return content
+
+
+def _modified(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }

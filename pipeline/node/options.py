@@ -1,4 +1,4 @@
-"""Translate options of older Hugging Face Trainers to today's.
+"""Translate options of older Hugging Face Trainers to those of the installed one.
 
 >>> words, notes = translate(["--no_cuda", "--use_ipex", "True", "--ddp_backend=ccl", "--bf16"], "gloo")
 >>> words
@@ -18,17 +18,21 @@ from manycpu.pipeline.node.script import Program
 __all__ = ["translate", "translated"]
 
 _OPTION: Final = re.compile(r"--(ddp[_-]backend|no[_-]cuda|use[_-]ipex)(=.*)?", re.DOTALL)
-_TRUTH: Final = {"true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"}  # as HfArgumentParser reads them
+_BOOLEANS: Final = {"true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"}  # of HfArgumentParser
 _TRAINER: Final = re.compile(r"\b(HfArgumentParser|TrainingArguments)\b")
-_RECIPES: Final = "manycpu.pipeline.recipes."  # know what became of old options by themselves
-_DROPPED_IN: Final = 5  # the version of transformers that no longer knows these options
+_RECIPES: Final = "manycpu.pipeline.recipes."  # these translate old options by themselves
+_DROPPED_IN: Final = 5  # the first major version of transformers without these options
 
 
 def translated(program: Program, backend: str | None) -> Program:
-    """Translate the arguments of a program that hands them to today's Trainer; others are left alone."""
+    """Translate the arguments of a program that passes them to a current Trainer; others stay as they are."""
     if program.name.startswith(_RECIPES) or not any(_OPTION.fullmatch(word) for word in program.args):
         return program
-    if not _transformers_needs_it() or not _TRAINER.search(program.source()):
+    try:
+        dropped = int(version("transformers").partition(".")[0]) >= _DROPPED_IN
+    except (PackageNotFoundError, ValueError):
+        dropped = False
+    if not dropped or not _TRAINER.search(program.source()):
         return program
     words, notes = translate(program.args, backend)
     for note in notes:
@@ -37,7 +41,7 @@ def translated(program: Program, backend: str | None) -> Program:
 
 
 def translate(words: Sequence[str], backend: str | None) -> tuple[list[str], list[str]]:
-    """Replace the old options; the new arguments, and a note for each of what changed."""
+    """Replace the old options; returns the new arguments, and a note for each change."""
     new: list[str] = []
     notes: list[str] = []
     rest = list(words)
@@ -48,16 +52,12 @@ def translate(words: Sequence[str], backend: str | None) -> tuple[list[str], lis
             new.append(word)
             continue
         option, value = match[1].replace("-", "_"), match[2] or ""
-        if not value and rest and _is_value(option, rest[0]):
+        if not value and rest and (option == "ddp_backend" or rest[0].lower() in _BOOLEANS):
             value = f"={rest.pop(0)}"
         arguments, note = _replacement(option, value, backend)
         new.extend(arguments)
         notes.extend(note)
     return new, notes
-
-
-def _is_value(option: str, word: str) -> bool:
-    return option == "ddp_backend" or word.lower() in _TRUTH
 
 
 def _replacement(option: str, value: str, backend: str | None) -> tuple[list[str], list[str]]:
@@ -66,14 +66,7 @@ def _replacement(option: str, value: str, backend: str | None) -> tuple[list[str
     if option == "use_ipex":
         note = "--use_ipex: dropped; --bf16 (autocast) and --optim adamw_torch_fused do what it did"
         return [], [note]
-    if value.removeprefix("=") != "ccl":  # the Trainer still knows the others; the backend is checked anyway
+    if value.removeprefix("=") != "ccl":  # the Trainer still has the others; the backend is checked later
         return [f"--ddp_backend{value}"], []
     used = f"{backend!r} is used" if backend else "torch's default is used"
     return [], [f"--ddp_backend: ccl is no choice of today's Trainer; run.backend decides, {used}"]
-
-
-def _transformers_needs_it() -> bool:
-    try:
-        return int(version("transformers").partition(".")[0]) >= _DROPPED_IN
-    except (PackageNotFoundError, ValueError):
-        return False

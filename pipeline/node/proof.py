@@ -1,6 +1,7 @@
-"""Proof of scale: the ranks meet and say who they are, before the script may run."""
+"""Proof of scale: all ranks meet and exchange records of themselves, before the script may run."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import secrets
@@ -11,19 +12,19 @@ from typing import Any, Final, NamedTuple
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from manycpu.pipeline.node.emit import say
-from manycpu.pipeline.node.node_exit import PROOF, NodeExit
-from manycpu.pipeline.node.rank_environment import Rank
-from manycpu.pipeline.node.requested_world import RequestedWorld
+from manycpu.pipeline.node.emit import NodeExit, say, warn
+from manycpu.pipeline.node.world import Rank, RequestedWorld
 from manycpu.pipeline.spec import exit_records
 from manycpu.pipeline.spec.cpu_plan import CpuPlan
-from manycpu.pipeline.spec.kernel import address_towards
+from manycpu.pipeline.spec.exit_records import EXIT_PROOF
+from manycpu.pipeline.spec.kernel import address_towards, interface_of
 
-__all__ = ["Meeting", "meet"]
+__all__ = ["Meeting", "choose_interface", "meet"]
 
-# Rank 0 serves the store: it stays for as long as the process, for the script meets there too (env://).
-_KEPT: list[Store] = []
-_LEAVING: Final = timedelta(seconds=10)  # in which the others read what was exchanged: milliseconds
+# Rank 0 serves the store. It is kept until the process ends, because the script meets there too (env://).
+_STORES: list[Store] = []
+_READ_TIMEOUT: Final = timedelta(seconds=10)  # for the other ranks to read the records: it takes milliseconds
+_ANY_PORT: Final = 9
 
 
 class Meeting(NamedTuple):
@@ -32,7 +33,7 @@ class Meeting(NamedTuple):
     me: dict[str, Any]
     records: tuple[dict[str, Any], ...]
     finished: str = ""
-    """The name of an earlier meeting whose ranks have all finished: there is nothing left to do."""
+    """The name of an earlier meeting whose ranks have all finished: nothing is left to do."""
 
     @property
     def world_size(self) -> int:
@@ -41,7 +42,7 @@ class Meeting(NamedTuple):
 
     @property
     def backend(self) -> str | None:
-        """The collective backend that all of them use; None leaves the choice to the script."""
+        """The collective backend that all of them use; None: the script chooses."""
         chosen: str | None = self.me["backend"]
         return chosen
 
@@ -53,28 +54,28 @@ def meet(
     no_ccl: str,
     listener: socket.socket | None = None,
 ) -> Meeting:
-    """Exchange records with all ranks, judge them, and choose the backend by them.
+    """Exchange records with all ranks, check them, and choose the backend from them.
 
     Args:
         rank: This rank.
-        requested: What the run asked for.
+        requested: The world that the run asks for.
         plan: Its CPU plan.
-        no_ccl: Why this rank cannot have the backend ccl; empty where it can.
-        listener: What rank 0 is to serve the store on; None: on a port that it takes by itself.
+        no_ccl: Why this rank cannot use the backend ccl; empty where it can.
+        listener: The socket on which rank 0 serves the store; None: rank 0 opens MASTER_PORT itself.
 
     Raises:
-        NodeExit: 87, somebody did not come in time, or who came is not who was asked for.
+        NodeExit: 87, a rank did not come in time, or the ranks that came are not those asked for.
     """
     me = _describe(rank, requested, plan) | {"no_ccl": no_ccl}
-    # A port that is taken for the store is served also for one rank alone: the script meets itself there.
+    # With a listener the store is needed for one rank too: the script meets itself there.
     met = rank.world_size > 1 or listener is not None
     records = _exchange(rank, me, requested, listener) if met else [me]
-    if finished := max(record["finished"] for record in records):  # one who sees it is enough
+    if finished := max(record["finished"] for record in records):  # one rank that sees it is enough
         return Meeting(me, tuple(records), finished)
     requested.check_meeting(records)
-    # Each node counts its own restarts, a new one from nothing: who was there longest gives the number.
+    # Each node counts its own restarts, and a new node starts at 0: the oldest node has the right number.
     me["round"] = max(record["round"] for record in records)
-    # Membership may change within a round: the meeting has a name of its own, which rank 0 brings.
+    # The members may change within a round, so each meeting has a name of its own, chosen by rank 0.
     me["meeting"] = next(record["meeting"] for record in records if record["rank"] == 0)
     me["backend"], reason = requested.choose_backend(records)
     shown = ["rank", "world_size", "host", "hostname", "cpus", "threads", "backend", "round", "meeting"]
@@ -84,31 +85,56 @@ def meet(
     return Meeting(me, tuple(sorted(records, key=lambda record: int(record["rank"]))))
 
 
+def choose_interface(meeting: Meeting) -> None:
+    """Set GLOO_SOCKET_IFNAME if it is not set: gloo alone may bind to an address that others cannot reach.
+
+    On one machine that is the loopback interface; between machines never.
+    """
+    if os.environ.get("GLOO_SOCKET_IFNAME") or meeting.world_size == 1:
+        return
+    me = (meeting.me["host"], meeting.me["address"])
+    others = [record for record in meeting.records if (record["host"], record["address"]) != me]
+    address = str(meeting.me["address"])
+    if not others:
+        address = "127.0.0.1"
+    elif not address or ipaddress.ip_address(address).is_loopback:
+        # The host of the meeting point reaches itself over the loopback: use the route to another host.
+        address = _own_address_towards(str(others[0]["address"]), _ANY_PORT)
+    name = interface_of(address)
+    if name is None:
+        warn(f"no interface has the address {address!r}: gloo chooses one by itself; set GLOO_SOCKET_IFNAME")
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def _own_address_towards(address: str, port: int) -> str:
+    """Find the address by which this host reaches another one; empty where there is no route."""
+    try:
+        return address_towards(address, port)
+    except OSError:
+        return ""
+
+
 def _describe(rank: Rank, requested: RequestedWorld, plan: CpuPlan) -> dict[str, Any]:
     host = os.environ.get("MANYCPU_HOST") or socket.gethostname()
+    finished: list[dict[str, Any]] = []  # records of a round of this attempt that all ranks have finished
+    with contextlib.suppress(OSError, KeyError):
+        finished = exit_records.finished_round(Path(os.environ["MANYCPU_EXITS"]))
     return {
         "rank": rank.rank,
         "world_size": rank.world_size,
         "host": host,
         "hostname": socket.gethostname(),
         "machine": os.environ.get("MANYCPU_MACHINE") or host,
-        "address": _own_address(),
+        "address": _own_address_towards(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
         "cpus": plan.cores,
         "threads": plan.threads,
         "backend": requested.backend,
         "devices": requested.devices,
-        "round": _round(),
+        "round": _restart_count(),
         "meeting": secrets.token_hex(4),
-        "finished": _finished(),
+        "finished": str(finished[0]["meeting"]) if finished else "",
     }
-
-
-def _finished() -> str:
-    """Name the round of this attempt that all of its ranks have finished; empty where none is seen."""
-    records: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError, KeyError):
-        records = exit_records.finished_round(Path(os.environ["MANYCPU_EXITS"]))
-    return str(records[0]["meeting"]) if records else ""
 
 
 def _exchange(
@@ -116,30 +142,38 @@ def _exchange(
 ) -> list[dict[str, Any]]:
     limit = timedelta(seconds=requested.timeout)
     try:
-        base = _store(rank, limit, listener)
+        base = _connect(rank, limit, listener)
     except DistError as error:
-        raise NodeExit(PROOF, _unreachable(rank, requested, error)) from error
-    _KEPT.append(base)
-    store = PrefixStore(_place(), base)
-    # Seats in the order of arrival, not by rank: two processes of the same rank are both seen.
+        raise NodeExit(
+            EXIT_PROOF,
+            f"proof of scale failed: rank {rank.rank} could not reach the meeting point "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within "
+            f"{requested.timeout} s (run.start_timeout): {str(error).splitlines()[0]}",
+        ) from error
+    _STORES.append(base)
+    # An agent's store outlives its ranks and serves every round; any other store serves one round only.
+    store = PrefixStore(f"proof/{_restart_count()}" if _agent_serves() else "proof", base)
+    # Seats in the order of arrival, not by rank: so two processes with the same rank are both seen.
     seat = store.add("seats", 1) - 1
     store.set(f"seat/{seat}", json.dumps(me))
     if seat >= rank.world_size:
-        raise NodeExit(PROOF, f"proof of scale failed: {seat + 1} processes came for {rank.world_size} ranks")
+        message = f"proof of scale failed: {seat + 1} processes came for {rank.world_size} ranks"
+        raise NodeExit(EXIT_PROOF, message)
     seats = [f"seat/{number}" for number in range(rank.world_size)]
     try:
         store.wait(seats, limit)
         records = [json.loads(store.get(name)) for name in seats]
         store.set(f"read/{seat}", "")
     except DistError as error:
-        raise NodeExit(PROOF, _missing(rank, store, seats, requested, error)) from error
-    if rank.rank == 0 and not _agent_serves():  # who serves the store leaves last, also where it will refuse
+        raise NodeExit(EXIT_PROOF, _describe_missing(rank, store, seats, requested, error)) from error
+    # Rank 0 serves the store: it leaves last, also where it refuses the run.
+    if rank.rank == 0 and not _agent_serves():
         with contextlib.suppress(DistError):
-            store.wait([f"read/{number}" for number in range(rank.world_size)], min(limit, _LEAVING))
+            store.wait([f"read/{number}" for number in range(rank.world_size)], min(limit, _READ_TIMEOUT))
     return records
 
 
-def _store(rank: Rank, limit: timedelta, listener: socket.socket | None) -> Store:
+def _connect(rank: Rank, limit: timedelta, listener: socket.socket | None) -> Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if listener is not None:
         own: dict[str, Any] = {"is_master": True, "multi_tenant": True, "master_listen_fd": listener.detach()}
@@ -149,32 +183,25 @@ def _store(rank: Rank, limit: timedelta, listener: socket.socket | None) -> Stor
         try:
             return TCPStore(address, port, None, is_master=True, timeout=limit, multi_tenant=True)
         except DistError:
-            # Somebody serves there already: another rank 0 is found out only by meeting it.
+            # Something serves at that port already. Only a meeting there shows whether it is another rank 0.
             limit = min(limit, timedelta(seconds=10))
     return TCPStore(address, port, None, is_master=False, timeout=limit)
-
-
-def _place() -> str:
-    # An agent's store outlives its ranks and serves every round; else each round has one of its own.
-    return f"proof/{_round()}" if _agent_serves() else "proof"
 
 
 def _agent_serves() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _unreachable(rank: Rank, requested: RequestedWorld, error: Exception) -> str:
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return (
-        f"proof of scale failed: rank {rank.rank} could not reach the meeting point {where} within "
-        f"{requested.timeout} s (run.start_timeout): {str(error).splitlines()[0]}"
-    )
+def _restart_count() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
-def _missing(rank: Rank, store: Store, seats: list[str], requested: RequestedWorld, error: Exception) -> str:
+def _describe_missing(
+    rank: Rank, store: Store, seats: list[str], requested: RequestedWorld, error: Exception
+) -> str:
     try:
         came = [json.loads(store.get(name)) for name in seats if store.check([name])]
-    except DistError:  # who serves it has given up a moment before
+    except DistError:  # rank 0 timed out a moment earlier, and its store is gone
         return (
             f"proof of scale failed: rank {rank.rank} lost the meeting point, which rank 0 serves: "
             f"{str(error).splitlines()[0]}"
@@ -184,15 +211,3 @@ def _missing(rank: Rank, store: Store, seats: list[str], requested: RequestedWor
         f"proof of scale failed: {len(came)} of {len(seats)} ranks came within {requested.timeout} s "
         f"(run.start_timeout): {who}"
     )
-
-
-def _round() -> int:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-
-
-def _own_address() -> str:
-    """Find the address by which this host reaches the meeting point; empty where there is no way to it."""
-    try:
-        return address_towards(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    except OSError:
-        return ""

@@ -7,19 +7,19 @@ import runpy
 import sys
 import traceback
 from collections.abc import Sequence
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from manycpu.pipeline.node.emit import say
-from manycpu.pipeline.node.node_exit import NodeExit
+from manycpu.pipeline.node.emit import NodeExit, say, warn
 
-__all__ = ["Program", "execute"]
+__all__ = ["Program", "execute", "warn_of_forks"]
 
-_OURS = str(Path(__file__).parent)
-_NO_SUCH_FILE = 2  # as Python exits
-# The script's globals live as long as the process, as they do under Python: threads may still use them.
-_KEPT: list[dict[str, Any]] = []
+_OWN_FOLDER: Final = str(Path(__file__).parent)
+_NO_SUCH_FILE: Final = 2  # as Python exits
+# The script's globals are kept until the process ends, as Python does: threads may still use them.
+_GLOBALS: Final[list[dict[str, Any]]] = []
 
 
 class Program(NamedTuple):
@@ -37,7 +37,7 @@ class Program(NamedTuple):
         return cls(argv[0], module=False, args=tuple(argv[1:]))
 
     def source(self) -> str:
-        """Read its source; of a package all of it, and nothing where there is none."""
+        """Read its source; of a package all modules; empty where there is no source."""
         return "\n".join(path.read_text(errors="replace") for path in self._files() if path.is_file())
 
     def _files(self) -> list[Path]:
@@ -53,26 +53,30 @@ class Program(NamedTuple):
     def run(self) -> None:
         """Run it as ``__main__`` of this process."""
         sys.argv[:] = [self.name, *self.args]
+        path = Path(self.name)
         if self.module:
-            _KEPT.append(runpy.run_module(self.name, run_name="__main__", alter_sys=True))
+            _GLOBALS.append(runpy.run_module(self.name, run_name="__main__", alter_sys=True))
             return
-        if Path(self.name).is_dir():
-            _KEPT.append(runpy.run_path(self.name, run_name="__main__"))
+        if path.is_dir():
+            _GLOBALS.append(runpy.run_path(self.name, run_name="__main__"))
             return
         if not sys.flags.safe_path:
             sys.path[0] = os.path.dirname(os.path.realpath(self.name))  # noqa: PTH120 - "" stays ""
-            if (
-                not Path(self.name).is_absolute() and len(Path(self.name).parts) > 1
-            ):  # in a folder of its code
+            if not path.is_absolute() and len(path.parts) > 1:  # in a folder of the run's code
                 sys.path.insert(1, str(Path.cwd()))
-        _run_file(Path(self.name).absolute())
+        # Not by runpy: it changes the script's sys.argv[0], and removes its module while threads still run.
+        file = path.absolute()
+        main = ModuleType("__main__")
+        vars(main).update(__file__=str(file), __builtins__=builtins, __cached__=None)
+        sys.modules["__main__"] = main
+        exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), vars(main))  # noqa: S102
 
 
 def execute(program: Program) -> int:
-    """Run the program; its own exit code.
+    """Run the program; returns its own exit code.
 
     Raises:
-        NodeExit: It did not end by itself: its process group is not what was asked for.
+        NodeExit: manycpu ended it, because its process group is not what the run asks for.
     """
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -88,20 +92,49 @@ def execute(program: Program) -> int:
         raise
     except SystemExit as end:
         return _exit_code(end)
-    except Exception as error:  # noqa: BLE001 - whatever a script may raise
-        error.__traceback__ = _without_ours(error.__traceback__)
+    except Exception as error:  # noqa: BLE001 - a script may raise anything
+        error.__traceback__ = _without_own_frames(error.__traceback__)
         handler.record_exception(error)
         _report(error)
         return 1
     return 0
 
 
-def _run_file(path: Path) -> None:
-    # runpy would show the script another sys.argv[0], and take its module away while threads still run.
-    main = ModuleType("__main__")
-    vars(main).update(__file__=str(path), __builtins__=builtins, __cached__=None)
-    sys.modules["__main__"] = main
-    exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(main))  # noqa: S102
+def warn_of_forks() -> None:
+    """Warn once when the script forks a process while threads run that it has started since this call.
+
+    Workers of torch's data loaders are left out: they are forked at any time, and compute with one thread.
+    """
+    before, forked = _count_threads(), ForkProcess._Popen  # noqa: SLF001 - no hook gets the process
+    warned: list[int] = []
+
+    def popen(process: Any) -> Any:
+        more = _count_threads() - before
+        target = getattr(process, "_target", None)
+        of_loader = str(getattr(target, "__module__", "")).startswith("torch.utils.data")
+        if more > 0 and not warned and not of_loader:
+            warned.append(more)
+            warn(
+                f"the script forks {process.name} while {more} thread(s) that it started run: a lock that "
+                "one of them holds is held in the fork for ever, and OpenMP may hang there; start processes "
+                "before the first computation, or by spawn"
+            )
+        return forked(process)
+
+    ForkProcess._Popen = staticmethod(popen)  # type: ignore[assignment, method-assign] # noqa: SLF001
+
+
+def _count_threads() -> int:
+    """Count the threads with the process' name: those of Python and OpenMP; service threads have others."""
+    names = [_thread_name(task) for task in Path("/proc/self/task").glob("*")]
+    return names.count(_thread_name(Path("/proc/self")))
+
+
+def _thread_name(task: Path) -> str:
+    try:
+        return (task / "comm").read_text()
+    except OSError:  # it has ended
+        return ""
 
 
 def _exit_code(end: SystemExit) -> int:
@@ -118,7 +151,7 @@ def _exit_code(end: SystemExit) -> int:
 def _report(error: Exception) -> None:
     sys.stdout.flush()
     if sys.excepthook is sys.__excepthook__ or sys.excepthook.__module__.startswith("torch."):
-        traceback.print_exception(error)  # theirs shows no line of a notebook's cell
+        traceback.print_exception(error)  # Python's and torch's hooks show no line of a notebook's cell
     else:
         sys.excepthook(type(error), error, error.__traceback__)
     sys.stderr.flush()
@@ -126,13 +159,13 @@ def _report(error: Exception) -> None:
     say("error", kind=type(error).__name__, message=short)
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames before the script's own first; all are kept where that would leave none."""
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Drop the frames before the script's first one; keep all where that would drop every frame."""
     start = trace
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        hidden = "__tracebackhide__" in trace.tb_frame.f_globals  # as pytest and IPython have it
-        if not file.startswith(_OURS) and "runpy" not in file and not hidden:
+        hidden = "__tracebackhide__" in trace.tb_frame.f_globals  # the convention of pytest and IPython
+        if not file.startswith(_OWN_FOLDER) and "runpy" not in file and not hidden:
             return trace
         trace = trace.tb_next
     return start

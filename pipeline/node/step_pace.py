@@ -1,6 +1,7 @@
-"""Tell how fast this rank's steps go, whatever program makes them: a step is one of its optimizer.
+"""Report how fast this rank's steps are, for any program: a step is one of its optimizer.
 
-Most of what a rank waits for others is told by torch's DistributedDataParallel, which times it in some steps.
+How long a step waits for other ranks comes from torch's DistributedDataParallel, which measures it for some
+steps.
 """
 
 import functools
@@ -17,22 +18,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from manycpu.pipeline.node.emit import say
-from manycpu.pipeline.spec.pace import EVERY, samples_of_a_step
 
-__all__ = ["StepPace", "watch"]
+__all__ = ["StepPace", "set_samples_per_step", "watch"]
 
-_WAITED: Final = ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time")  # nanoseconds
-_NANO: Final = 1e9
+_REPORT_INTERVAL_S: Final = 10.0  # at least
+_SAMPLES: Final[list[int]] = []  # of a step; empty or 0: not known
+_WAIT_TIMES: Final = ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time")  # in nanoseconds
+_NANOSECONDS: Final = 1e9  # in a second
 _MODELS: Final[list[weakref.ref[Any]]] = []
-_KEPT: Final = 4096  # durations of steps
-_OUT_OF_USE: Final = 8  # steps of others after which an optimizer makes no more
+_MAX_DURATIONS: Final = 4096  # of steps since the last report
+_MAX_OTHER_STEPS: Final = 8  # of other optimizers, after which the first one counts as no longer used
 
 
 class StepPace:
-    """Counts the steps of a process, and tells how long they take, at most once in ten seconds.
+    """Counts the steps of a process, and reports how long they take, at most once in ten seconds.
 
-    The first step is not timed: much is made in it that later ones find. Of the others the median is told:
-    what is done between some of them, such as an evaluation, is none of theirs.
+    The first step is not timed: it allocates and compiles what later steps reuse. Of the others the median is
+    reported, so that work between some of them, such as an evaluation, does not count.
 
     Args:
         clock: Seconds.
@@ -41,75 +43,71 @@ class StepPace:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._process = clock, os.getpid()
         self._optimizer: weakref.ref[Optimizer] | None = None
-        self._others = 0  # steps of other optimizers since one of this
+        self._other_steps = 0  # of other optimizers, since the last one of this optimizer
         self._steps = 0
-        self._last = self._told = 0.0
-        self._seconds: deque[float] = deque(maxlen=_KEPT)
+        self._last = self._reported = 0.0
+        self._seconds: deque[float] = deque(maxlen=_MAX_DURATIONS)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Count a step, of one optimizer: others work for the same step, until the first is out of use."""
+        """Count a step of one optimizer; others share its steps, until the first is no longer used."""
         first = self._optimizer() if self._optimizer else None
-        if first is not None and first is not optimizer and self._others < _OUT_OF_USE:
-            self._others += 1
+        if first is not None and first is not optimizer and self._other_steps < _MAX_OTHER_STEPS:
+            self._other_steps += 1
             return
-        self._others = 0
+        self._other_steps = 0
         if first is not optimizer:
             self._optimizer = weakref.ref(optimizer)
         now = self._clock()
         if self._steps:
             self._seconds.append(now - self._last)
         else:
-            self._told = now
+            self._reported = now
         self._steps += 1
         self._last = now
-        if now - self._told >= EVERY:
-            self.tell()
+        if now - self._reported >= _REPORT_INTERVAL_S:
+            self.report()
 
-    def tell(self) -> None:
-        """Tell the pace since the last time; nothing where there was no step, or in a child of the rank."""
+    def report(self) -> None:
+        """Report the pace since the last report; nothing without a step, or in a child of the rank."""
         if not self._seconds or os.getpid() != self._process:
             return
         seconds = statistics.median_low(self._seconds)
         self._seconds.clear()
-        self._told = self._clock()
+        self._reported = self._clock()
         fields: dict[str, Any] = {"step": self._steps, "step_seconds": round(seconds, 6)}
-        if seconds and (samples := samples_of_a_step()):
+        if seconds and (samples := next(iter(_SAMPLES), 0)):
             fields["samples_per_second"] = round(samples / seconds, 3)
-        if (waited := _waited()) is not None:
+        if (waited := _read_wait_seconds()) is not None:
             fields["wait_seconds"] = round(waited, 6)
-        with suppress(OSError):  # nobody reads any more: no reason for a training to end
+        with suppress(OSError):  # a log that nothing reads any more must not end the training
             say("pace", **fields)
 
 
+def set_samples_per_step(samples: int) -> None:
+    """Set how many samples this rank takes in each step of its optimizer; 0: not known."""
+    _SAMPLES[:] = [samples]
+
+
 def watch() -> StepPace:
-    """Count the steps of this process from now on."""
+    """Count the steps of this process from now on, and note the models whose gradients DDP reduces."""
     pace = StepPace()
+    register_optimizer_step_post_hook(lambda optimizer, *_: pace.stepped(optimizer))
+    original = DistributedDataParallel.__init__
 
-    def stepped(optimizer: Optimizer, *_: Any) -> None:
-        pace.stepped(optimizer)
-
-    register_optimizer_step_post_hook(stepped)
-    _note_models()
-    return pace
-
-
-def _note_models() -> None:
-    """Know each model whose gradients torch brings together."""
-    made = DistributedDataParallel.__init__
-
-    @functools.wraps(made)
+    @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
+        original(self, *args, **kwargs)
         _MODELS.append(weakref.ref(self))
 
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+    return pace
 
 
-def _waited() -> float | None:
-    """Read for how many seconds of a step gradients were on their way and nothing was computed; or None."""
-    for model in [model for made in _MODELS if (model := made()) is not None]:
-        with suppress(Exception):  # what torch tells of itself is no promise
+def _read_wait_seconds() -> float | None:
+    """Read the seconds of a step in which gradients were on their way and nothing was computed; or None."""
+    for model in [model for reference in _MODELS if (model := reference()) is not None]:
+        with suppress(Exception):  # torch does not promise these values
             times = model._get_ddp_logging_data()  # noqa: SLF001 - no other way
-            on_the_way, overlapped = (int(times[name]) for name in _WAITED)
-            return max(0, on_the_way - overlapped) / _NANO
+            on_the_way, overlapped = (int(times[name]) for name in _WAIT_TIMES)
+            return max(0, on_the_way - overlapped) / _NANOSECONDS
     return None

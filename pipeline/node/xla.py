@@ -1,27 +1,121 @@
-"""Devices of XLA: one process drives all of its node's, and each batch is divided among them (SPMD).
+"""Devices of XLA: one process drives all devices of its node, and divides each batch among them (SPMD).
 
-The program is one that trains by Accelerate, or takes its batches from torch_xla's loaders. Its batch size is
-that of all devices together, and its loss that of one device.
+The program trains with Accelerate, or takes its batches from torch_xla's loaders. Its batch size is that of
+all devices together, and its loss that of one device.
 """
 
 import functools
 import importlib.util
-from collections.abc import Callable
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from manycpu.pipeline.node import metrics, xla_accelerate
-from manycpu.pipeline.node.emit import say
-from manycpu.pipeline.node.node_exit import BACKEND, NEVER_INITIALISED, PROOF, NodeExit
-from manycpu.pipeline.node.xla_steps import Compiled, Steps
+from manycpu.pipeline.node import metrics
+from manycpu.pipeline.node.emit import NodeExit, say, warn
+from manycpu.pipeline.spec.exit_records import EXIT_BACKEND, EXIT_NOT_TOGETHER, EXIT_PROOF
 
-__all__ = ["Devices", "take"]
+__all__ = ["Compiled", "Devices", "Steps", "take"]
 
+Shapes = tuple[tuple[int, ...], ...]
 _MISSING: Final = (
-    "run.device: 'xla' cannot be had: this environment has no torch_xla. Install requirements/xla-torch.txt "
-    "and requirements/xla.txt, and on TPUs 'torch_xla[tpu]' of the same version: docs/xla.md"
+    "run.device: 'xla' is not available: this environment has no torch_xla. Install "
+    "requirements/xla-torch.txt and requirements/xla.txt, and on TPUs 'torch_xla[tpu]' of the same version: "
+    "docs/xla.md"
 )
+_MAX_WARNINGS: Final = 5  # about new shapes
+_NARROWER: Final = {torch.float32: torch.bfloat16, torch.float64: torch.float32}
+
+
+class Compiled(NamedTuple):
+    """What XLA has compiled so far."""
+
+    number: int
+    seconds: float
+
+    def since(self, earlier: "Compiled") -> "Compiled":
+        """Count what was compiled after an earlier time."""
+        return Compiled(self.number - earlier.number, self.seconds - earlier.seconds)
+
+    def __str__(self) -> str:
+        return f"{self.number} compilation{'' if self.number == 1 else 's'}, {self.seconds:.1f} s"
+
+
+class Steps:
+    """Times the steps of a training, each from one batch to the next, and warns of compilations.
+
+    XLA compiles again for each new shape of a batch, which makes the first steps slow, and some later ones.
+
+    Args:
+        compiled: Reads what XLA has compiled so far.
+        clock: Seconds.
+    """
+
+    def __init__(self, compiled: Callable[[], Compiled], clock: Callable[[], float] = time.monotonic) -> None:
+        self._compiled, self._clock = compiled, clock
+        self._usual: Shapes = ()
+        self._present: tuple[Shapes, float, Compiled] | None = None
+        self._slow: list[Compiled] = []  # of the first steps, until one compiles nothing
+        self._first = self._later = 0.0
+        self._later_steps = 0
+        self._warned: set[Shapes] = set()
+
+    def begins(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Begin a step with tensors of these shapes: the step before it has ended."""
+        self.ends()
+        present = tuple(dict.fromkeys(tuple(shape) for shape in shapes))
+        self._usual = self._usual or present
+        self._present = present, self._clock(), self._compiled()
+
+    def ends(self) -> None:
+        """End the step: there is no batch after this one, or not now."""
+        if self._present is None:
+            return
+        (shapes, since, before), self._present = self._present, None
+        seconds, compiled = self._clock() - since, self._compiled().since(before)
+        self._first = self._first or seconds
+        if compiled.number:
+            self._note_compilation(shapes, compiled)
+            return
+        if self._slow and not self._later_steps:
+            total = Compiled(sum(one.number for one in self._slow), sum(one.seconds for one in self._slow))
+            count = len(self._slow)
+            steps = "the first step was" if count == 1 else f"the first {count} steps were"
+            say("start", message=f"{steps} slow: XLA compiled ({total}); a step takes {seconds:.3f} s now")
+        self._later_steps, self._later = self._later_steps + 1, self._later + seconds
+
+    def metrics(self) -> dict[str, float | int]:
+        """Return the metrics of ``report.json``: seconds, and numbers of compilations."""
+        self.ends()
+        total = self._compiled()
+        values: dict[str, float | int] = {
+            "xla_compilations": total.number,
+            "xla_compile_seconds": round(total.seconds, 3),
+        }
+        if self._first:
+            values["xla_first_step_seconds"] = round(self._first, 4)
+        if self._later_steps:
+            values["xla_later_step_seconds"] = round(self._later / self._later_steps, 4)
+        return values
+
+    def _note_compilation(self, shapes: Shapes, compiled: Compiled) -> None:
+        if not self._later_steps:
+            self._slow.append(compiled)
+        if shapes == self._usual or shapes in self._warned or len(self._warned) == _MAX_WARNINGS:
+            return
+        self._warned.add(shapes)
+        own, usual = (
+            " and ".join("x".join(map(str, shape)) or "a number" for shape in each)
+            for each in (shapes, self._usual)
+        )
+        warn(
+            f"a batch of another size made XLA compile again ({compiled}): its tensors are {own}, "
+            f"and those of the first batch {usual}. Give all batches one size, also the "
+            "evaluation's: drop_last=True for the last one, and padding to one length"
+        )
 
 
 class Devices(NamedTuple):
@@ -35,57 +129,58 @@ class Devices(NamedTuple):
         metrics.metrics(self.steps.metrics())
 
     def check(self, program: str) -> None:
-        """See that the program had its batches divided among the devices.
+        """Check that the program's batches were divided among the devices.
 
         Raises:
             NodeExit: 86, each device did all of the work.
         """
-        from torch_xla.debug import metrics as seen
+        from torch_xla.debug import metrics as counters
 
-        if self.number == 1 or seen.counter_value("CreateOpSharding"):
+        if self.number == 1 or counters.counter_value("CreateOpSharding"):
             return
         raise NodeExit(
-            NEVER_INITIALISED,
+            EXIT_NOT_TOGETHER,
             f"{program} ended without ever dividing a batch among the {self.number} devices that were asked "
             "for. Take batches from a loader that Accelerator.prepare has prepared, or from torch_xla's "
             "MpDeviceLoader.",
         )
 
 
-def take(asked_for: int) -> Devices:
+def take(requested: int) -> Devices:
     """Take the devices of this node, and have every loader of torch_xla divide its batches among them.
 
     Raises:
         NodeExit: 88, there is no torch_xla; 87, there is another number of devices.
     """
     if importlib.util.find_spec("torch_xla") is None:
-        raise NodeExit(BACKEND, _MISSING)
+        raise NodeExit(EXIT_BACKEND, _MISSING)
     from torch_xla import runtime
 
     runtime.use_spmd()
     count = runtime.global_runtime_device_count()
-    if count != asked_for:
+    if count != requested:
         raise NodeExit(
-            PROOF,
-            f"proof of scale failed: {asked_for} devices of XLA were asked for (run.nproc_per_node), and "
+            EXIT_PROOF,
+            f"proof of scale failed: {requested} devices of XLA were asked for (run.nproc_per_node), and "
             f"{runtime.device_type()} has {count}",
         )
     say("start", message=f"XLA has {count} devices of this node, of type {runtime.device_type()}")
-    steps = Steps(_compiled)
+    steps = Steps(_read_compiled)
     _wrap_loaders(count, steps)
-    xla_accelerate.wrap()
+    if importlib.util.find_spec("accelerate") is not None:
+        _wrap_accelerate()
     return Devices(count, steps)
 
 
-def _compiled() -> Compiled:
-    from torch_xla.debug import metrics as seen
+def _read_compiled() -> Compiled:
+    from torch_xla.debug import metrics as counters
 
-    count, nanoseconds, _ = seen.metric_data("CompileTime") or (0, 0, ())
+    count, nanoseconds, _ = counters.metric_data("CompileTime") or (0, 0, ())
     return Compiled(int(count), nanoseconds / 1e9)
 
 
 class _Divided:
-    """Where a batch's tensors lie, as torch_xla asks for it: divided by their first dimension."""
+    """Places a batch's tensors, as torch_xla asks for it: divided by their first dimension."""
 
     minibatch: Final = False
 
@@ -104,31 +199,23 @@ class _Divided:
 
 
 def _wrap_loaders(devices: int, steps: Steps) -> None:
+    """Have torch_xla's loaders divide each batch among the devices, and time the steps."""
     from torch_xla.distributed import parallel_loader
-
-    loader, of_device = parallel_loader.ParallelLoader, parallel_loader.PerDeviceLoader
-    loader.__init__ = _dividing(loader.__init__, _Divided(devices))
-    of_device.next = _timed(of_device.next, steps)
-    if xla_accelerate.downcasts():
-        loader.send_cpu_data_to_device = _downcasting(loader.send_cpu_data_to_device)
-
-
-def _dividing(original: Callable[..., None], divided: _Divided) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs["input_sharding"] = kwargs.get("input_sharding") or divided
-        original(self, *args, **kwargs)
-
-    return init
-
-
-def _timed(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
     from torch_xla.utils.utils import for_each_instance
 
-    @functools.wraps(original)
-    def following(self: Any) -> Any:
+    loader, of_device = parallel_loader.ParallelLoader, parallel_loader.PerDeviceLoader
+    divided = _Divided(devices)
+    make, take_next = loader.__init__, of_device.next
+
+    @functools.wraps(make)
+    def divide(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs["input_sharding"] = kwargs.get("input_sharding") or divided
+        make(self, *args, **kwargs)
+
+    @functools.wraps(take_next)
+    def time_step(self: Any) -> Any:
         try:
-            batch = original(self)
+            batch = take_next(self)
         except StopIteration:
             steps.ends()
             raise
@@ -137,15 +224,54 @@ def _timed(original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
         steps.begins(shapes)
         return batch
 
-    return following
+    loader.__init__, of_device.next = divide, time_step
+    if _downcasts():
+        loader.send_cpu_data_to_device = _narrow_first(loader.send_cpu_data_to_device)
 
 
-def _downcasting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _narrow_first(send: Callable[..., Any]) -> Callable[..., Any]:
     from torch_xla.utils.utils import for_each_instance_rewrite
 
-    @functools.wraps(original)
-    def send(self: Any, batches: Any, device: Any) -> Any:
-        narrow = for_each_instance_rewrite(batches, torch.is_tensor, xla_accelerate.narrowed)
-        return original(self, narrow, device)
+    @functools.wraps(send)
+    def send_narrowed(self: Any, batches: Any, device: Any) -> Any:
+        return send(self, for_each_instance_rewrite(batches, torch.is_tensor, _narrowed), device)
 
-    return send
+    return send_narrowed
+
+
+def _wrap_accelerate() -> None:
+    """Have Accelerate do on XLA what its options say.
+
+    torch_xla no longer reads the variables by which Accelerate asks it for bf16 (XLA_USE_BF16,
+    XLA_DOWNCAST_BF16).
+    """
+    from accelerate import Accelerator
+
+    make, prepare = Accelerator.__init__, Accelerator.prepare_model
+
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        # Accelerate leaves autocast out on TPUs, and sets a variable instead that is not read any more.
+        self.native_amp = self.native_amp or self.mixed_precision == "bf16"
+        if _downcasts() and self.mixed_precision != "bf16":
+            raise ValueError(f"downcast_bf16 needs mixed_precision 'bf16', not {self.mixed_precision!r}")
+
+    @functools.wraps(prepare)
+    def prepare_model(self: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _downcasts():
+            for tensor in itertools.chain(model.parameters(), model.buffers()):
+                tensor.data = _narrowed(tensor.data)  # in place: the optimizer has these very parameters
+        return prepare(self, model, *args, **kwargs)
+
+    Accelerator.__init__, Accelerator.prepare_model = init, prepare_model
+
+
+def _downcasts() -> bool:
+    """Whether Accelerate's variable asks for ``downcast_bf16``."""
+    return bool(os.environ.get("ACCELERATE_DOWNCAST_BF16"))
+
+
+def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor as ``downcast_bf16`` needs it: float as bfloat16, double as float."""
+    return tensor.to(_NARROWER.get(tensor.dtype, tensor.dtype))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from manycpu.pipeline.node.environment_check import meet
+from manycpu.pipeline.node.function import meet
 from manycpu.pipeline.notebook import payload
 from manycpu.pipeline.notebook.launch import AnyTarget, launch
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
@@ -17,8 +17,8 @@ from manycpu.pipeline.spec.words import is_true
 
 __all__ = ["notebook_launcher"]
 
-_DEBUG: Final = "ACCELERATE_DEBUG_MODE"
-_NOT_NEEDED: Final[Mapping[str, object]] = {
+_DEBUG_VARIABLE: Final = "ACCELERATE_DEBUG_MODE"
+_UNUSED_DEFAULTS: Final[Mapping[str, object]] = {
     "use_port": "29500",
     "rdzv_backend": "static",
     "rdzv_endpoint": "",
@@ -27,8 +27,9 @@ _NOT_NEEDED: Final[Mapping[str, object]] = {
     "monitor_interval": 0.1,
     "log_line_prefix_template": None,
 }
-"""What Accelerate asks for so that processes find each other, with its defaults."""
-_NOT_TRIED: Final = ("data", "model", "output", "checkpoints", "resume_from")
+"""Accelerate's arguments for its rendezvous, with its defaults: a run connects its processes itself."""
+_NOT_TRIED_OUT: Final = ("run_id", "data", "model", "output", "checkpoints", "resume_from")
+"""Fields that belong to the training, and not to the run that connects its ranks before it."""
 _DTYPES: Final = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}
 
 
@@ -53,32 +54,31 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     timeouts: Mapping[str, int] | None = None,
     **fields: Any,
 ) -> Any:
-    """Call a training function on every process, as Accelerate's function of this name does, and everywhere.
+    """Call a training function on every process, as Accelerate's function of this name, on any target.
 
-    One call launches all nodes: nothing is started on them by hand. How the processes find each other is
-    settled by the run, so that ``use_port``, ``rdzv_*``, ``monitor_interval`` and
-    ``log_line_prefix_template`` are taken and have nothing to say.
+    One call launches all nodes. The run connects the processes itself, so ``use_port``, ``rdzv_*``,
+    ``monitor_interval`` and ``log_line_prefix_template`` are accepted and not used.
 
     Args:
         function: The training function.
         args: Its arguments.
         num_processes: Processes on each node; None: as the run file says, else one for each socket of this
             machine.
-        mixed_precision: ``no`` or ``bf16``: what ``Accelerator()`` takes where it is told nothing; ``fp16``
-            becomes ``bf16``, which is what CPUs have. None: as the run file says, else ``no``.
-        use_port: Taken, not needed.
+        mixed_precision: ``no`` or ``bf16``: the default of ``Accelerator()``; ``fp16`` becomes ``bf16``,
+            since CPUs have no fp16. None: as the run file says, else ``no``.
+        use_port: Not used.
         master_addr: This machine.
         node_rank: 0: this call.
         num_nodes: Nodes; None: as the run file says, else 1.
-        rdzv_backend: Taken, not needed.
-        rdzv_endpoint: Taken, not needed.
-        rdzv_conf: Taken, not needed.
-        rdzv_id: Taken, not needed.
-        max_restarts: How often processes that failed are started anew; the function begins again, and finds
-            what it saved in ``MANYCPU_CHECKPOINTS``. None: as the run file says, else 0.
-        monitor_interval: Taken, not needed.
-        log_line_prefix_template: Taken, not needed.
-        target: Where, as :func:`launch` has it; None: this machine.
+        rdzv_backend: Not used.
+        rdzv_endpoint: Not used.
+        rdzv_conf: Not used.
+        rdzv_id: Not used.
+        max_restarts: How often failed processes are restarted; the function then begins again, and finds
+            its checkpoints in ``MANYCPU_CHECKPOINTS``. None: as the run file says, else 0.
+        monitor_interval: Not used.
+        log_line_prefix_template: Not used.
+        target: As in :func:`launch`; None: this machine.
         timeouts: ``acknowledge``, ``queue``, ``start``, ``run``, ``stall`` -> seconds.
         fields: More fields of the run: ``data``, ``output``, ``backend``, ``env``, ``resources``, ...
 
@@ -96,7 +96,7 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
     if not isinstance(timeouts or {}, Mapping):
         fix = "Write it as {'start': 600}: acknowledge, queue, start, run or stall, and seconds"
         raise BadInputError(f"given was {timeouts!r}", field="timeouts", fix=fix)
-    given = {name: value for name, value in locals().items() if name in _NOT_NEEDED}
+    given = {name: value for name, value in locals().items() if name in _UNUSED_DEFAULTS}
     _refuse_other_nodes(node_rank, master_addr, num_nodes, target)
     counts = {"nnodes": num_nodes, "nproc_per_node": num_processes, "max_restarts": max_restarts}
     run = {
@@ -105,13 +105,13 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - Accelerate's call
         **{f"{name}_timeout": seconds for name, seconds in (timeouts or {}).items()},
         **fields,
     }
-    _tell_not_needed(given)
+    unused = [name for name, value in given.items() if str(value) != str(_UNUSED_DEFAULTS[name])]
+    if unused:
+        _say(f"not needed, and left out: {', '.join(unused)}: the run connects its processes itself")
     payload.check_call(function, args)
     call = partial(launch, target=target)
-    if is_true(os.environ.get(_DEBUG, "")):
-        _try_out(
-            call, {name: value for name, value in run.items() if name not in ("data", "model", "output")}
-        )
+    if is_true(os.environ.get(_DEBUG_VARIABLE, "")):
+        _try_out(call, {name: value for name, value in run.items() if name not in _NOT_TRIED_OUT})
     return call(function, *args, **run)
 
 
@@ -141,7 +141,7 @@ def _refuse_other_nodes(node_rank: int, master_addr: str, num_nodes: int | None,
 
 
 def _is_this_machine(address: str) -> bool:
-    """Whether an address can be bound here: then it is one of this machine's."""
+    """Whether an address is one of this machine's: then a socket can bind it."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as bound:
@@ -163,19 +163,9 @@ def _dtype(mixed_precision: str | None) -> dict[str, str]:
     return {"dtype": _DTYPES[asked]}
 
 
-def _tell_not_needed(given: Mapping[str, object]) -> None:
-    names = [name for name, value in given.items() if str(value) != str(_NOT_NEEDED[name])]
-    if names:
-        _say(f"not needed, and left out: {', '.join(names)}: the run has its processes meet by itself")
-
-
 def _try_out(call: Callable[..., Any], run: Mapping[str, Any]) -> None:
-    """Have all ranks meet once before the training, as Accelerate's debug mode does.
-
-    Raises:
-        ManycpuError: They cannot, and why.
-    """
-    _say(f"{_DEBUG}: all ranks meet once before the training")
+    """Connect all ranks once before the training, as Accelerate's debug mode does; raise why they cannot."""
+    _say(f"{_DEBUG_VARIABLE}: all ranks meet once before the training")
     try:
         seen = call(meet, **run)
     except BadInputError:
@@ -186,7 +176,7 @@ def _try_out(call: Callable[..., Any], run: Mapping[str, Any]) -> None:
             fix="The training was not started. Mend the environment of the ranks, and call again",
         ) from None
     hosts = ", ".join(seen["hosts"])
-    _say(f"{_DEBUG}: {seen['world']} ranks on {hosts} added up their numbers by {seen['backend']}")
+    _say(f"{_DEBUG_VARIABLE}: {seen['world']} ranks on {hosts} added up their numbers by {seen['backend']}")
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Write a function as the program of a run: pickled by value, with the user's modules that it imports."""
+"""Write a function as the program of a run, with the modules beside the notebook that it imports."""
 
 import inspect
 import json
@@ -14,11 +14,11 @@ from manycpu.pipeline.node.function import FUNCTION, NOTES, versions
 from manycpu.pipeline.notebook import travel
 from manycpu.pipeline.notebook.pickling import dumps, named_only
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.module_files import copy_files
+from manycpu.pipeline.spec.program import copy_files
 
 __all__ = ["check_call", "paths_of_here", "script_of", "write"]
 
-_LARGEST: Final = 90 << 20  # bytes: what a run takes for code
+_MAX_BYTES: Final = 90 << 20  # of a function; a run accepts no more for its code
 _SCRIPT: Final = '''"""Calls the function that travelled with it."""
 
 from pathlib import Path
@@ -31,25 +31,26 @@ if __name__ == "__main__":
 else:  # a process that the function spawns
     function.define(Path(__file__).parent)
 '''
-_EVERYWHERE: Final = ("/dev", "/etc", "/proc", "/sys", "/usr")  # what nodes have too
-_SHORTEST: Final = 3  # parts of a path: /tmp and /home are everywhere, too
+_SYSTEM_FOLDERS: Final = ("/dev", "/etc", "/proc", "/sys", "/usr")  # every node has them
+_MIN_PARTS: Final = 3  # of a path: every node has /tmp and /home
+_MAX_CHARACTERS: Final = 500  # of a text that may be a path
 
 
 def write(folder: Path, call: travel.Call, *, base: Path, data: str | None, same_machine: bool) -> Path:
-    """Write a function and its arguments as a program; the path of its script.
+    """Write a function and its arguments as a program, and return the path of its script.
 
     Args:
-        folder: Where it is written: an empty folder.
+        folder: An empty folder.
         call: The function and its arguments.
         base: The notebook's folder.
-        data: Path of the data that the run stages, where it is a path.
+        data: Path of the data that the run stages, if it is a path.
         same_machine: Whether the ranks run where the notebook does.
 
     Raises:
-        BadInputError: A variable that it uses cannot travel, or it takes too much along.
+        BadInputError: A variable that the function uses cannot travel, or it takes too much along.
     """
     __tracebackhide__ = True
-    (folder / ".gitignore").write_text("!*\n")  # whatever a repository around it leaves out
+    (folder / ".gitignore").write_text("!*\n")  # a repository around it may ignore these files
     (folder / FUNCTION).write_bytes(_pickled(call))
     modules = {*travel.modules(call)}
     notes = {
@@ -68,7 +69,7 @@ def write(folder: Path, call: travel.Call, *, base: Path, data: str | None, same
 
 
 def script_of(function: Callable[..., Any]) -> str:
-    """Name a function's script: as no module is named, for its folder comes first where ranks import.
+    """Return the name of a function's script, which hides no module: ranks import from its folder first.
 
     >>> script_of(print), script_of(lambda: None)
     ('print-function.py', 'a-function.py')
@@ -78,10 +79,10 @@ def script_of(function: Callable[..., Any]) -> str:
 
 
 def check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """See that a function can be called with its arguments, and does its work when it is.
+    """Check that a function can be called with its arguments, and that the call does its work.
 
     Raises:
-        BadInputError: It is none, or takes others, or what it returns does the work.
+        BadInputError: It is no function, takes other arguments, or is async or a generator.
     """
     if not callable(function):
         fix = "Give the function itself: launch(training_loop, 1, 2)"
@@ -99,7 +100,7 @@ def check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         )
     try:
         inspect.signature(function).bind(*args)
-    except ValueError:  # of a builtin nobody knows
+    except ValueError:  # a builtin without a signature
         return
     except TypeError as error:
         given = f"with {len(args)} argument{'' if len(args) == 1 else 's'}"
@@ -109,8 +110,9 @@ def check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
 
 
 def _pickled(call: travel.Call) -> bytes:
+    """Pickle a call, or raise an error that names the variable that cannot travel."""
     __tracebackhide__ = True
-    _refuse(call.variables, travel.reason_to_stay)
+    _refuse(call.variables, travel.obstacle)
     try:
         pickled = dumps((call.function, call.args))
     except Exception as error:
@@ -120,15 +122,23 @@ def _pickled(call: travel.Call) -> bytes:
         message = f"`{named[0]}` travels by name alone, and no rank has it: it is no plain function or class"
         fix = "Define it inside the function, or in a module beside the notebook"
         raise BadInputError(message, field="function", fix=fix)
-    if len(pickled) > _LARGEST:
-        raise _too_much(len(pickled), call.variables)
+    if len(pickled) > _MAX_BYTES:
+        sizes = {each.name: len(dumps(each.value)) for each in call.variables}
+        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
+        named_sizes = ", ".join(f"{name} ({decimal(sizes[name])})" for name in largest)
+        raise BadInputError(
+            f"the function takes {decimal(len(pickled))} along, and {decimal(_MAX_BYTES)} can travel with it"
+            f": {named_sizes}",
+            field="function",
+            fix="Load it inside the function, from what `data=` stages: os.environ['MANYCPU_DATA']",
+        )
     return pickled
 
 
 def _refuse(variables: list[travel.Variable], fails: Callable[[Any], str | None]) -> None:
-    """Raise for the first variable of which a part cannot travel."""
+    """Raise an error for the first variable that has a part which cannot travel."""
     __tracebackhide__ = True
-    deep = fails if fails is _fails else travel.anywhere(fails)
+    deep = fails if fails is _fails else travel.in_any_part(fails)
     for variable in variables:
         if found := travel.culprit(variable, deep):
             name, why = found
@@ -141,38 +151,27 @@ def _refuse(variables: list[travel.Variable], fails: Callable[[Any], str | None]
 def _fails(value: Any) -> str | None:
     try:
         dumps(value)
-    except Exception as error:  # noqa: BLE001 - whatever an object may raise
+    except Exception as error:  # noqa: BLE001 - objects may raise anything
         return f"cannot be pickled: {error}"
     return None
 
 
-def _too_much(size: int, variables: list[travel.Variable]) -> BadInputError:
-    sizes = {each.name: len(dumps(each.value)) for each in variables}
-    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
-    named = ", ".join(f"{name} ({decimal(sizes[name])})" for name in largest)
-    return BadInputError(
-        f"the function takes {decimal(size)} along, and {decimal(_LARGEST)} can travel with it: {named}",
-        field="function",
-        fix="Load it inside the function, from what `data=` stages: os.environ['MANYCPU_DATA']",
-    )
-
-
 def _root_of(base: Path, name: str) -> Path | None:
-    """Find a module in the notebook's folder or a script's own; None where neither has it."""
+    """Return the folder that has a module: the notebook's or the script's; None if neither has it."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     origin = getattr(sys.modules.get(name), "__file__", None)
     for root in [base, *([Path(script).absolute().parent] if script else [])]:
         if origin is not None and not Path(origin).absolute().is_relative_to(root):
-            continue  # it is installed, whatever lies here by its name
+            continue  # an installed module of this name is the one in use
         if (root / f"{name}.py").is_file() or (root / name).is_dir():
             return root
     return None
 
 
 def paths_of_here(call: travel.Call, base: Path, data: str | None) -> Mapping[str, str]:
-    """Find the paths of this machine that a call takes along: text -> where it stands.
+    """Find the paths of this machine that a call takes along: text -> the place where it is.
 
-    Relative ones below the data lead to where it is staged, and are none of these.
+    A relative path below the data is not listed: it also leads to the staged data.
     """
     found: dict[str, str] = {}
     for where, text in travel.texts(call):
@@ -182,7 +181,7 @@ def paths_of_here(call: travel.Call, base: Path, data: str | None) -> Mapping[st
 
 
 def _is_of_here(text: str, base: Path, data: str | None) -> bool:
-    if not text.strip(". /") or len(text) > 500 or "\n" in text:  # noqa: PLR2004 - no path is as long
+    if not text.strip(". /") or len(text) > _MAX_CHARACTERS or "\n" in text:
         return False
     path = Path(base, text)
     try:
@@ -192,4 +191,4 @@ def _is_of_here(text: str, base: Path, data: str | None) -> bool:
         return False
     place = path.resolve()
     staged = data is not None and not Path(text).is_absolute() and place.is_relative_to(Path(data).resolve())
-    return not staged and len(place.parts) >= _SHORTEST and not str(place).startswith(_EVERYWHERE)
+    return not staged and len(place.parts) >= _MIN_PARTS and not str(place).startswith(_SYSTEM_FOLDERS)

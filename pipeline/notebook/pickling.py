@@ -1,33 +1,37 @@
-"""Pickle what travels: functions and classes of the notebook by value, the environment by name."""
+"""Pickle the function that travels to the ranks, and unpickle what rank 0 returned."""
 
+import hashlib
 import io
 import os
 import pickletools
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from manycpu.pipeline.spec.errors import ManycpuError
+from manycpu.pipeline.spec.event_types import ResultEvent
 from manycpu.pipeline.spec.extras import require
 
-__all__ = ["dumps", "is_held", "named_only"]
+__all__ = ["Returned", "dumps", "is_held", "named_only"]
 
 _TEXTS: Final = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
 _GETS: Final = {"BINGET", "LONG_BINGET", "GET"}
 _DOWNLOADED: Final = {"datasets_modules", "evaluate_modules", "transformers_modules"}
-"""Code that Hugging Face's libraries import from a folder of their caches, which ranks do not look in."""
-_MADE_ANEW: Final = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
+"""Code that Hugging Face's libraries import from their caches, where ranks do not look for modules."""
+_LOCKS: Final = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 
 
 def is_held(value: Any) -> bool | None:
-    """Whether a lock is held, of threads or of the package filelock; None for what is no lock.
+    """Whether a lock of threading or of the package filelock is held; None if the value is no lock.
 
-    One that is free is made anew where it arrives, so that each rank has its own, as after a fork.
+    A free lock is replaced by a new one when it is pickled, so that each rank has its own, as after a fork.
     """
-    if _is_file_lock(type(value)):
+    kind = type(value)
+    names = ((base.__module__.split(".")[0], base.__name__) for base in kind.__mro__)
+    if ("filelock", "BaseFileLock") in names:
         return bool(value.is_locked)
-    if type(value) not in _MADE_ANEW:
+    if kind not in _LOCKS:
         return None
     if getattr(value, "_is_owned", lambda: False)() or not value.acquire(blocking=False):
         return True
@@ -35,15 +39,11 @@ def is_held(value: Any) -> bool | None:
     return False
 
 
-def _is_file_lock(kind: type) -> bool:
-    return any(
-        (base.__module__.split(".")[0], base.__name__) == ("filelock", "BaseFileLock")
-        for base in kind.__mro__
-    )
-
-
 def dumps(value: Any) -> bytes:
-    """Pickle a value by cloudpickle; of ``os.environ`` the name: each process has its own, with secrets."""
+    """Pickle a value by cloudpickle: functions and classes of the notebook and of downloaded code by value.
+
+    ``os.environ`` is pickled by name: each process has its own, with secrets.
+    """
     require("train", "function", "a function that travels")
     import cloudpickle
 
@@ -52,31 +52,24 @@ def dumps(value: Any) -> bytes:
             if obj is os.environ:
                 return getattr, (os, "environ")
             if is_held(obj) is False:
-                made = _MADE_ANEW.get(type(obj))
-                return (type(obj), (obj.lock_file, obj.timeout)) if made is None else (made, ())
+                make = _LOCKS.get(type(obj))
+                return (type(obj), (obj.lock_file, obj.timeout)) if make is None else (make, ())
             return super().reducer_override(obj)
 
     stream = io.BytesIO()
-    with _by_value(cloudpickle):
+    by_value = [module for name, module in [*sys.modules.items()] if name.split(".")[0] in _DOWNLOADED]
+    for module in by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
         Pickler(stream).dump(value)
+    finally:
+        for module in by_value:
+            cloudpickle.unregister_pickle_by_value(module)
     return stream.getvalue()
 
 
-@contextmanager
-def _by_value(cloudpickle: Any) -> Iterator[None]:
-    """Have functions and classes of downloaded code travel by value."""
-    modules = [module for name, module in [*sys.modules.items()] if name.split(".")[0] in _DOWNLOADED]
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
 def named_only(pickled: bytes) -> Iterator[str]:
-    """List what a pickle has of ``__main__`` by its name alone: no other process finds it there.
+    """List what a pickle has of ``__main__`` by name only: no other process finds it there.
 
     cloudpickle does so with what is neither a function nor a class, such as a function within a cache.
     """
@@ -94,3 +87,54 @@ def named_only(pickled: bytes) -> Iterator[str]:
             last = [last[1], text]
         elif opcode.name not in ("FRAME", "PROTO"):
             last = [None, None]
+
+
+class Returned:
+    """What rank 0 of the current round returned: a value in an event, or in a file that the event names."""
+
+    def __init__(self) -> None:
+        self._result: ResultEvent | None = None
+        self._content: bytes | None = None
+        self._read_error: Exception | None = None
+
+    def begin_round(self) -> None:
+        """Forget what an earlier round returned: its ranks were restarted."""
+        self._result = None
+
+    def take(self, result: ResultEvent) -> None:
+        """Take the event of rank 0."""
+        self._result = result
+
+    def read(self, read: Callable[[str], bytes]) -> None:
+        """Read the file of the value by its name, if there is one; :meth:`value` raises what fails here."""
+        if self._result is None or self._result.sha256 is None:
+            return
+        try:
+            self._content = read(self._result.sha256)
+        except Exception as error:  # noqa: BLE001 - the model must be exported all the same
+            self._read_error = error
+
+    def value(self) -> Any:
+        """Return what rank 0 returned; unpickle a file only if its digest is the one of the event.
+
+        Raises:
+            ManycpuError: The value cannot travel, or did not arrive, as if the function ended the process.
+        """
+        import cloudpickle
+
+        match self._result:
+            case None:
+                raise ManycpuError(
+                    "the training succeeded, but nothing came back from the function",
+                    fix="It ends rank 0 itself, as sys.exit does: have it return",
+                )
+            case ResultEvent(message=str(why_not)):
+                raise ManycpuError(f"the training succeeded, but {why_not}")
+            case ResultEvent(sha256=None):
+                return self._result.value
+        failure = "the training succeeded, but what the function returned"
+        if self._content is None:
+            raise ManycpuError(f"{failure} could not be read: {self._read_error}")
+        if hashlib.sha256(self._content).hexdigest() != self._result.sha256:
+            raise ManycpuError(f"{failure} was changed since")
+        return cloudpickle.loads(self._content)

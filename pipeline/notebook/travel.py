@@ -1,4 +1,4 @@
-"""What a function takes along: variables of the notebook that it uses, and which of them cannot travel."""
+"""Find the variables of a notebook that a function takes along, and those that cannot travel to its ranks."""
 
 import dis
 import inspect
@@ -19,28 +19,29 @@ from manycpu.pipeline.spec import xla
 __all__ = [
     "Call",
     "Variable",
-    "anywhere",
     "culprit",
+    "in_any_part",
     "item_name",
     "model_advice",
     "modules",
-    "reason_to_stay",
+    "obstacle",
     "sources",
     "texts",
 ]
 
-_OF_A_PROCESS: Final = {"Accelerator", "AcceleratorState", "GradientState", "PartialState"}
+_PROCESS_STATES: Final = {"Accelerator", "AcceleratorState", "GradientState", "PartialState"}
 _MODEL: Final = ("torch.nn.modules.module", "Module")
 _LOOKUPS: Final = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"}
-_DEPTH: Final = 3  # containers in containers, and attributes, in which a culprit is looked for
-_MOST: Final = 1000  # items of a container that are looked at
+_IMPORTS: Final = {"IMPORT_NAME"}
+_MAX_DEPTH: Final = 3  # of containers and attributes that are searched
+_MAX_ITEMS: Final = 1000  # of a container that are searched
 
 
 class Variable(NamedTuple):
     """A variable that a function uses, or an argument."""
 
     name: str
-    """As the cell has it; of one that another function uses, with that one's name."""
+    """Its name in the cell; if another function uses it, with the name of that function."""
     value: Any
 
 
@@ -55,9 +56,21 @@ class Call:
     def variables(self) -> list[Variable]:
         """The variables that travel: arguments, globals, closures and defaults.
 
-        What is defined in a module that can be imported is not taken along, and neither is what it uses.
+        Functions and classes of modules that can be imported do not travel, nor does what they use.
         """
-        return _taken_along(self.function, self.args)
+        found = [Variable(f"args[{place}]", value) for place, value in enumerate(self.args)]
+        seen: set[int] = set()
+        waiting: list[tuple[str, Any]] = [("", self.function), *(("", value) for value in self.args)]
+        while waiting:
+            user, item = waiting.pop()
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            for name, value in _used_by(item):
+                found.append(Variable(f"{name} (which {user} uses)" if user else name, value))
+                waiting.append((item_name(value) if callable(value) else name, value))
+        # Each value once, by the first name that was found.
+        return [*{id(each.value): each for each in reversed(found)}.values()][::-1]
 
     @property
     def items(self) -> list[Any]:
@@ -65,24 +78,8 @@ class Call:
         return [self.function, *(each.value for each in self.variables)]
 
 
-def _taken_along(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Variable]:
-    found = [Variable(f"args[{place}]", value) for place, value in enumerate(args)]
-    seen: set[int] = set()
-    waiting: list[tuple[str, Any]] = [("", function), *(("", value) for value in args)]
-    while waiting:
-        user, item = waiting.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        for name, value in _used_by(item):
-            named = f"{name} (which {user} uses)" if user else name
-            found.append(Variable(named, value))
-            waiting.append((item_name(value) if callable(value) else name, value))
-    return [*{id(each.value): each for each in reversed(found)}.values()][::-1]
-
-
 def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
-    """List what a function or class of the notebook uses, by name; nothing of what is imported by name."""
+    """List by name what a function or class of the notebook uses; nothing for imported ones."""
     match item:
         case MethodType():
             yield from (("self", item.__self__), (item.__name__, item.__func__))
@@ -101,7 +98,7 @@ def _used_by(item: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _used_by_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    names = set(_names(function.__code__))
+    names = _operands(function.__code__, _LOOKUPS)
     yield from ((name, value) for name, value in function.__globals__.items() if name in names)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # not assigned yet
@@ -111,12 +108,12 @@ def _used_by_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of_the_notebook(item: FunctionType | type) -> bool:
-    """Whether a function or class travels by value: no module has it that could be imported."""
+    """Whether a function or class travels by value: it is in no module that ranks can import."""
     return item.__module__ == "__main__" or item.__module__ not in sys.modules
 
 
 def item_name(item: Any) -> str:
-    """Name a function or class; of anything else its class.
+    """Return the name of a function or class, or that of the class of any other value.
 
     >>> item_name(len), item_name(3)
     ('len', 'int')
@@ -124,24 +121,31 @@ def item_name(item: Any) -> str:
     return str(getattr(item, "__name__", type(item).__name__))
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """List the names that code looks up outside of itself: not those of attributes."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _LOOKUPS:
-            yield str(instruction.argval)
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
+def _operands(code: CodeType, opnames: set[str]) -> set[str]:
+    """Return the operands of some instructions of a function's code, and of the functions in it."""
+    return {
+        str(instruction.argval)
+        for each in _code_objects(code)
+        for instruction in dis.get_instructions(each)
+        if instruction.opname in opnames
+    }
 
 
-def reason_to_stay(value: Any) -> str | None:
-    """Say why a value cannot travel, whatever pickle thinks of it; None where nothing is known against it."""
+def _code_objects(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code_objects(constant)
+
+
+def obstacle(value: Any) -> str | None:
+    """Return why a value must not travel, even if pickle accepts it; None if no reason is known."""
     if is_held(value):
         return "is a lock that is held"
     if isinstance(value, io.IOBase) and not isinstance(value, (io.BytesIO, io.StringIO)):
         return "is an open file"
     kind = type(value)
-    if kind.__module__.split(".")[0] == "accelerate" and kind.__name__ in _OF_A_PROCESS:
+    if kind.__module__.split(".")[0] == "accelerate" and kind.__name__ in _PROCESS_STATES:
         return f"is of Accelerate's {kind.__name__}, which is each process's own"
     if device := _device(value):
         return f"is on the device {device}: leave it on the CPU, each rank has its own"
@@ -149,7 +153,7 @@ def reason_to_stay(value: Any) -> str | None:
 
 
 def _device(value: Any) -> str | None:
-    """Find the device of a tensor or model where it is no CPU, without importing torch."""
+    """Return the device of a tensor or model that is not on the CPU, without importing torch."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "Tensor"):
         return None
@@ -159,21 +163,33 @@ def _device(value: Any) -> str | None:
     return next((str(tensor.device) for tensor in tensors if tensor.device.type != "cpu"), None)
 
 
-def culprit(variable: Variable, fails: Callable[[Any], str | None]) -> tuple[str, str] | None:
+def culprit(
+    variable: Variable, fails: Callable[[Any], str | None], depth: int = _MAX_DEPTH
+) -> tuple[str, str] | None:
     """Find the innermost part of a variable that cannot travel.
 
     Args:
         variable: The variable.
-        fails: Says why a value cannot travel; None where it can.
+        fails: Returns why a value cannot travel; None if it can.
+        depth: Levels of containers and attributes that are searched.
 
     Returns:
-        What it is called, and why; None where all of it travels.
+        The name of the part, and why it cannot travel; None if all of the variable can.
     """
-    return _culprit(variable.name, variable.value, fails, _DEPTH)
+    name, value = variable
+    why = fails(value)
+    if why is None or isinstance(value, (FunctionType, type)):
+        return None  # what functions and classes use is checked by its own name
+    if known := obstacle(value):
+        return name, known
+    for path, part in _parts(value) if depth else ():
+        if found := culprit(Variable(name + path, part), fails, depth - 1):
+            return found
+    return name, why
 
 
-def anywhere(fails: Callable[[Any], str | None], depth: int = _DEPTH) -> Callable[[Any], str | None]:
-    """Extend what is said of a value to what it contains; what an object does with its own is its affair."""
+def in_any_part(fails: Callable[[Any], str | None], depth: int = _MAX_DEPTH) -> Callable[[Any], str | None]:
+    """Extend a check of a value to the items of containers, but not to the attributes of objects."""
 
     def inside(value: Any, levels: int = depth) -> str | None:
         if why := fails(value):
@@ -184,16 +200,6 @@ def anywhere(fails: Callable[[Any], str | None], depth: int = _DEPTH) -> Callabl
     return inside
 
 
-def _culprit(name: str, value: Any, fails: Callable[[Any], str | None], depth: int) -> tuple[str, str] | None:
-    why = fails(value)
-    if why is None or isinstance(value, (FunctionType, type)):
-        return None  # of functions and classes, what they use is looked at by its own name
-    if known := reason_to_stay(value):
-        return name, known
-    inner = (_culprit(name + path, part, fails, depth - 1) for path, part in _parts(value) if depth)
-    return next((found for found in inner if found), (name, why))
-
-
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     yield from _items(value)
     if hasattr(value, "__dict__") and not isinstance(value, ModuleType):
@@ -202,26 +208,27 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", part) for key, part in [*value.items()][:_MOST])
+        yield from ((f"[{key!r}]", part) for key, part in [*value.items()][:_MAX_ITEMS])
     elif isinstance(value, (list, tuple)):
-        yield from ((f"[{place}]", part) for place, part in enumerate(value[:_MOST]))
+        yield from ((f"[{place}]", part) for place, part in enumerate(value[:_MAX_ITEMS]))
 
 
 def model_advice(call: Call) -> str | None:
-    """Tell what it costs that a function for XLA's devices builds its model inside; None where none does."""
-    models = {kind.__name__ for kind in call.items if isinstance(kind, type) and _is_model(kind)}
+    """Return advice if a function for XLA's devices builds its model inside; else None."""
+    classes = [kind for kind in call.items if isinstance(kind, type)]
+    models = {
+        kind.__name__
+        for kind in classes
+        if any((base.__module__, base.__name__) == _MODEL for base in kind.__mro__)
+    }
     try:
         return xla.model_advice(inspect.getsource(call.function), models)
-    except (OSError, TypeError):  # a partial, or what was typed in no cell
+    except (OSError, TypeError):  # a partial, or a function without source
         return None
 
 
-def _is_model(kind: type) -> bool:
-    return any((base.__module__, base.__name__) == _MODEL for base in kind.__mro__)
-
-
 def sources(call: Call) -> dict[str, list[str]]:
-    """Collect the lines of the cells that functions come from: their files are on no disk."""
+    """Return the lines of the cells that functions come from, by file name: no disk has these files."""
     files = {code.co_filename for each in call.items if (code := getattr(each, "__code__", None))}
     lines = {file: linecache.getlines(file) for file in files if not Path(file).is_file()}
     return {file: text for file, text in lines.items() if text}
@@ -236,31 +243,17 @@ def modules(call: Call) -> Iterator[str]:
         kind = item if isinstance(item, (FunctionType, type)) else type(item)
         yield kind.__module__.split(".")[0]
         if isinstance(item, FunctionType):
-            yield from _imported(item.__code__)
-
-
-def _imported(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME":
-            yield str(instruction.argval).split(".")[0]
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _imported(inner)
+            yield from (name.split(".")[0] for name in _operands(item.__code__, _IMPORTS))
 
 
 def texts(call: Call) -> Iterator[tuple[str, str]]:
-    """List the texts that a function takes along, each with where it stands."""
+    """List the texts that a function takes along, each after the place where it is."""
     for name, value in [("", call.function), *call.variables]:
         if isinstance(value, FunctionType) and _is_of_the_notebook(value):
-            yield from ((f"in {value.__name__}", text) for text in _constants(value.__code__))
-        yield from ((f"in {name}", text) for text in _texts_of(value, _DEPTH))
-
-
-def _constants(code: CodeType) -> Iterator[str]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _constants(constant)
-        yield from _texts_of(constant, _DEPTH)
+            for code in _code_objects(value.__code__):
+                for constant in code.co_consts:
+                    yield from ((f"in {value.__name__}", text) for text in _texts_of(constant, _MAX_DEPTH))
+        yield from ((f"in {name}", text) for text in _texts_of(value, _MAX_DEPTH))
 
 
 def _texts_of(value: Any, depth: int) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""What runs inside helper pods, beside the volume, and the protocol in which the worker talks with it."""
+"""The program inside helper pods, beside the volume, and the protocol between it and the worker."""

@@ -1,7 +1,7 @@
 """``python -m manycpu.pipeline.pod COMMAND``: answer a request on stdin and stdout, or idle in a pod.
 
-With ``direct`` after the command, the worker may connect to the pod instead. Its exit codes: as of
-:func:`answer`; EX_UNAVAILABLE where nothing was heard of the worker.
+With ``direct`` after the command, the worker may connect to the pod instead. The exit codes are those of
+:func:`answer`, and EX_UNAVAILABLE if the worker is silent.
 """
 
 import os
@@ -12,7 +12,7 @@ from manycpu.pipeline.pod import direct
 from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.pod.commands import answer
 
-_LOOK = 15  # seconds
+_POLL_INTERVAL_S = 15
 
 
 def main(command: str) -> int:
@@ -20,7 +20,7 @@ def main(command: str) -> int:
     if command == "idle":
         return idle(float(sys.argv[2]))
     stdin, stdout = open(0, "rb", buffering=1 << 20), open(os.dup(1), "wb")  # noqa: PTH123, SIM115 - for ever
-    os.dup2(2, 1)  # what libraries print is no frame
+    os.dup2(2, 1)  # output of libraries must not mix with frames
     try:
         streams = direct.accept(stdin, stdout) if sys.argv[2:] == ["direct"] else None
     except ConnectionError:
@@ -28,18 +28,18 @@ def main(command: str) -> int:
     with Channel(streams or stdin, streams or stdout, lambda: os._exit(os.EX_UNAVAILABLE)) as channel:
         code = answer(channel, command)
         stdout.flush()
-        # At once: a thread waits for stdin, and Python would wait for it.
+        # At once: Python would wait for a thread that reads stdin.
         os._exit(code)
 
 
 def idle(seconds: float) -> int:
-    """Run as a pod's first process: end on a signal, or when no other process has run for so long."""
+    """Run as a pod's first process: end on a signal, or after ``seconds`` without another process."""
     import psutil
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     remaining = seconds
-    while remaining > 0 and signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, _LOOK) is None:
-        remaining = seconds if len(psutil.pids()) > 1 else remaining - _LOOK
+    while remaining > 0 and signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, _POLL_INTERVAL_S) is None:
+        remaining = seconds if len(psutil.pids()) > 1 else remaining - _POLL_INTERVAL_S
     return 0
 
 

@@ -1,9 +1,9 @@
 """Messages and file contents between the worker and a helper pod, over two byte streams.
 
-A frame is its kind (one byte), its length (four bytes, the highest first) and its content: a message in JSON,
-or the next bytes of the files that are being sent, one after another, with no regard to where a file ends.
-Both ends give a sign of life when they have nothing to say, so that either learns when the other is gone. It
-comes from the progress of the work: an end whose disk does not answer says so, and is silent from then on.
+A frame is its kind (one byte), its length (four bytes, big-endian) and its content: a message in JSON, or the
+next bytes of the files that are sent, one file after another without boundaries. An end without anything to
+send sends heartbeats, so that the other end notices when it is gone. A heartbeat needs progress of the work:
+an end whose disk does not answer sends an error, and is silent from then on.
 """
 
 import json
@@ -21,15 +21,15 @@ from manycpu.pipeline.transfer import Progress, TransferError
 
 __all__ = ["Channel", "Content", "LostError", "Message", "Reader", "RemoteError", "SilentError", "Writer"]
 
-BEAT: Final = 5.0  # seconds between signs of life
-SILENCE: Final = 60.0  # seconds without any after which the other end is given up
-STUCK: Final = 900.0  # seconds without progress after which an end gives its own work up
-BLOCK: Final = 1 << 16  # bytes of files in a frame, about
+BEAT: Final = 5.0  # seconds between heartbeats
+SILENCE: Final = 60.0  # seconds without a frame after which the other end is presumed dead
+STUCK: Final = 900.0  # seconds without progress after which an end gives up its own work
+BLOCK: Final = 1 << 16  # bytes of file content that are sent in one frame
 _HEADER: Final = struct.Struct(">cI")
 _MESSAGE, _CONTENT = b"M", b"C"
 _ALIVE: Final = b'{"kind": "alive"}'
-_WAITING: Final = 32  # frames that are read ahead
-_LOOK: Final = 0.5  # seconds between two looks at how far the other end is
+_FRAMES_AHEAD: Final = 32
+_POLL_INTERVAL_S: Final = 0.5  # between two checks of the other end's progress
 
 Message = dict[str, Any]
 Content = Block | bytearray
@@ -37,15 +37,15 @@ log = logging.getLogger(__name__)
 
 
 class LostError(ConnectionError):
-    """The other end is gone; what it was asked for may be done."""
+    """The other end is gone; it may have done the request."""
 
 
 class SilentError(LostError):
-    """Nothing was heard of the other end for too long."""
+    """The other end was silent for too long."""
 
 
 class RemoteError(TransferError):
-    """The other end could not do what it was asked for, and said why."""
+    """The other end failed at the request, and sent the reason."""
 
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(text)
@@ -56,28 +56,31 @@ class Reader(Protocol):
     """A byte stream that frames are read from."""
 
     def read(self, size: int, /) -> Content:
-        """Read exactly this many bytes, fewer only at the end."""
+        """Read exactly ``size`` bytes; fewer only at the end of the stream."""
 
 
 class Writer(Protocol):
     """A byte stream that frames are written to."""
 
     def writelines(self, parts: Sequence[Content], /) -> object:
-        """Write all of them, now or at the next flush."""
+        """Write all parts, now or at the next flush."""
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered bytes."""
 
 
 class Channel:
     """One end of a channel.
 
     Args:
-        reader: Where the other end's frames come from.
-        writer: Where frames for the other end go.
-        close: Ends both streams, also those that another thread waits for.
-        progress: Is told how many bytes the other end has done, of how many.
-        silence: Seconds without a sign of life after which the other end is given up.
+        reader: The stream with the other end's frames.
+        writer: The stream for frames to the other end.
+        close: Ends both streams, also under a thread that waits for one.
+        progress: Called with the bytes that the other end has done, and bytes in all.
+        silence: Seconds without a frame after which the other end is presumed dead.
+
+    Methods that send or wait raise :class:`LostError` if the other end is gone, and :class:`RemoteError` if
+    it failed.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class Channel:
     ) -> None:
         self._reader, self._writer, self._close = reader, writer, close
         self._progress, self._silence, self._stuck = progress, silence, STUCK
-        self._frames: queue.Queue[Message | Content | Exception] = queue.Queue(_WAITING)
+        self._frames: queue.Queue[Message | Content | Exception] = queue.Queue(_FRAMES_AHEAD)
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._small = bytearray()
@@ -111,7 +114,7 @@ class Channel:
         self._close()
         for thread in self._threads:
             while thread.is_alive():
-                with suppress(queue.Empty):  # it may wait for room there
+                with suppress(queue.Empty):  # the thread may wait for room in the queue
                     self._frames.get(timeout=0.05)
 
     def tick(self) -> None:
@@ -124,22 +127,12 @@ class Channel:
         return self._waits or time.monotonic() - self._last_worked < self._stuck
 
     def say(self, kind: str, **fields: Any) -> None:
-        """Send a message, after the content that was poured before it.
-
-        Raises:
-            LostError: The other end is gone.
-            RemoteError: It has failed.
-        """
+        """Send a message, after the content that was poured before it."""
         self.flush()
         self._send_and_wait(_MESSAGE, json.dumps({"kind": kind, **fields}).encode())
 
     def pour(self, block: Block) -> None:
-        """Send bytes of files, buffered.
-
-        Raises:
-            LostError: The other end is gone.
-            RemoteError: It has failed.
-        """
+        """Send bytes of files, buffered."""
         if len(block) >= BLOCK:
             self.flush()
             self._send_and_wait(_CONTENT, block)
@@ -150,35 +143,20 @@ class Channel:
         self._report_progress()
 
     def flush(self) -> None:
-        """Send the bytes that are buffered.
-
-        Raises:
-            LostError: The other end is gone.
-            RemoteError: It has failed.
-        """
+        """Send the buffered bytes."""
         if self._small:
             content, self._small = self._small, bytearray()
             self._send_and_wait(_CONTENT, content)
 
     def hear(self, *kinds: str) -> Message:
-        """Wait for a message of one of these kinds.
-
-        Raises:
-            LostError: The other end is gone.
-            RemoteError: It has failed.
-        """
+        """Wait for a message of one of these kinds."""
         frame = self._next()
         if not isinstance(frame, dict) or frame["kind"] not in kinds:
             raise LostError(f"the other end was to say {' or '.join(kinds)}, and sent {str(frame)[:80]}")
         return frame
 
     def take(self) -> Content:
-        """Wait for the next bytes of files.
-
-        Raises:
-            LostError: The other end is gone.
-            RemoteError: It has failed.
-        """
+        """Wait for the next bytes of files."""
         frame = self._next()
         if isinstance(frame, dict):
             raise LostError(f"the other end was to send files, and said {str(frame)[:80]}")
@@ -189,11 +167,11 @@ class Channel:
             self._report_progress()
             try:
                 with self._waiting():
-                    frame = self._frames.get(timeout=_LOOK)
+                    frame = self._frames.get(timeout=_POLL_INTERVAL_S)
             except queue.Empty:
                 if self._failure is not None:
                     raise self._failure from None
-                continue  # a silent end is given up by the watch
+                continue  # the watch of silence ends this loop
             self._report_progress()
             if isinstance(frame, Exception):
                 raise frame
@@ -201,7 +179,7 @@ class Channel:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Wait for the other end: meanwhile this end need make no progress."""
+        """Count the block as waiting for the other end, which needs no progress of this end."""
         self._waits = True
         try:
             yield
@@ -215,11 +193,11 @@ class Channel:
         with self._waiting():
             try:
                 self._send(kind, content)
-            except (OSError, ValueError) as error:  # ValueError: the stream was closed by the watch
+            except (OSError, ValueError) as error:  # ValueError: the watch of silence closed the stream
                 raise self._cause(error) from error
 
     def _report_progress(self) -> None:
-        # In the caller's thread: what shows progress need not be safe for several.
+        # In the caller's thread: the progress callback need not be thread-safe.
         done, self._done = self._done, None
         if done is not None:
             self._progress(*done)
@@ -230,14 +208,14 @@ class Channel:
             self._writer.flush()
 
     def _cause(self, error: Exception) -> Exception:
-        """Prefer an error that the other end sent before it went away; it may still be on its way.
+        """Return the error that the other end sent before it closed, which may still arrive; else ``error``.
 
-        Only for who takes the frames: they make room for it.
+        Only for the thread that takes frames: it makes room for the error.
         """
         deadline = time.monotonic() + BEAT
         while self._failure is None and time.monotonic() < deadline:
             try:
-                self._frames.get(timeout=_LOOK)
+                self._frames.get(timeout=_POLL_INTERVAL_S)
             except queue.Empty:
                 continue
         return self._failure or LostError(str(error) or type(error).__name__)
@@ -246,7 +224,7 @@ class Channel:
         try:
             while True:
                 self._dispatch(*_HEADER.unpack(self._read_exactly(_HEADER.size)))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where the frames are awaited
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread that takes frames
             failure = error if isinstance(error, (LostError, RemoteError)) else LostError(str(error))
             self._failure = self._failure or failure
             self._frames.put(self._failure)
@@ -276,23 +254,21 @@ class Channel:
     def _send_heartbeats(self) -> None:
         while not self._ended.wait(min(BEAT, self._stuck / 4)) and self._failure is None:
             works = self.works
+            text = f"its work has stood still for {self._stuck:g} s: the disk or volume there does not answer"
+            stuck = json.dumps({"kind": "error", "reason": "stuck", "text": text}).encode()
             try:
-                self._send(_MESSAGE, _ALIVE if works else self._stuck_message())
-            except (OSError, ValueError):  # who takes the frames hears of it
+                self._send(_MESSAGE, _ALIVE if works else stuck)
+            except (OSError, ValueError):  # the thread that takes frames sees the error
                 return
             if not works:
                 self._failure = LostError("this end's own work stands still")
                 self._close()
                 return
 
-    def _stuck_message(self) -> bytes:
-        text = f"its work has stood still for {self._stuck:g} s: the disk or volume there does not answer"
-        return json.dumps({"kind": "error", "reason": "stuck", "text": text}).encode()
-
     def _watch_silence(self) -> None:
         while not self._ended.wait(min(BEAT, self._silence / 4)):
             if self._frames.full():
-                self._last_received = time.monotonic()  # it has more to say than was taken
+                self._last_received = time.monotonic()  # frames wait to be taken
             if time.monotonic() - self._last_received > self._silence:
                 self._failure = self._failure or SilentError(f"no sign of life for {self._silence:g} s")
                 self._close()

@@ -19,7 +19,7 @@ def push(channel: Channel, source: Location, folder: str) -> Message:
     Raises:
         TransferError: The source changed.
         RemoteError: The pod could not write it.
-        LostError: The pod is gone: ask another.
+        LostError: The pod is gone: try another.
     """
     items = source.items(channel.tick)
     say_rows(channel, "request", items, folder=folder)
@@ -37,9 +37,9 @@ def pull(channel: Channel, source: str, destination: Path, key: str, progress: P
     """Copy a folder of the volume to this machine's disk; see :func:`transfer.save`.
 
     Raises:
-        TransferError: A file reads back otherwise than the pod read it.
+        TransferError: A file reads back differently than the pod read it.
         RemoteError: The pod could not read it, or it changed meanwhile.
-        LostError: The pod is gone: ask another.
+        LostError: The pod is gone: try another.
         OSError: The destination cannot be written.
     """
     channel.say("request", source=source)
@@ -53,18 +53,18 @@ def publish(channel: Channel, **request: str) -> Manifest:
     """Have the pod copy a folder of the volume to a URL.
 
     Raises:
-        RemoteError: The pod could not do it.
-        LostError: The pod is gone: ask another.
+        RemoteError: The pod failed.
+        LostError: The pod is gone: try another.
     """
     return Manifest(take_rows(channel, ask(channel, **request), File))
 
 
 def ask(channel: Channel, **request: Any) -> Message:
-    """Have the pod do something by itself, and wait for its answer.
+    """Send a request without file contents, and wait for the answer.
 
     Raises:
-        RemoteError: The pod could not do it.
-        LostError: The pod is gone: ask another.
+        RemoteError: The pod failed.
+        LostError: The pod is gone: try another.
     """
     channel.say("request", **request)
     return channel.hear("done")

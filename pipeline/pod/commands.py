@@ -23,14 +23,14 @@ from manycpu.pipeline.transfer import Lock, Manifest, Progress
 
 __all__ = ["COMMANDS", "answer"]
 
-_TELL_EVERY: Final = 0.5  # seconds
+_PROGRESS_INTERVAL_S: Final = 0.5
 
 
 def answer(channel: Channel, command: str) -> int:
-    """Run a command for the other end; the exit code.
+    """Run a command for the other end.
 
     Returns:
-        0; 1 where it was told why not; EX_TEMPFAIL where it should be asked for again.
+        The exit code: 0; 1: the other end has received the error; EX_TEMPFAIL: try again.
     """
     logger = logging.getLogger("manycpu")
     logger.setLevel(logging.INFO)
@@ -39,9 +39,9 @@ def answer(channel: Channel, command: str) -> int:
         request = channel.hear("request")
         COMMANDS[command](channel, **{name: value for name, value in request.items() if name != "kind"})
     except LostError:
-        return os.EX_TEMPFAIL  # nobody is there to be told
+        return os.EX_TEMPFAIL  # the other end is gone
     except transfer.TakenOverError:
-        return os.EX_TEMPFAIL  # whoever asks again waits for it to be ready
+        return os.EX_TEMPFAIL  # the next try waits for the other copy
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
         with suppress(LostError):
             channel.say("error", text=_text(error), reason=_reason(error))
@@ -61,7 +61,7 @@ class _Notes(logging.Handler):
 
 
 def receive(channel: Channel, folder: str, **listed: Any) -> None:
-    """Receive a folder from the other end, into one that is named by its content."""
+    """Receive a folder from the other end, and store it under the digest of its content."""
     source = Incoming(channel, take_rows(channel, listed, Item))
 
     def digest() -> str:
@@ -89,7 +89,7 @@ def send(channel: Channel, source: str) -> None:
 
 
 def fetch(channel: Channel, url: str, folder: str, field: str) -> None:
-    """Copy a URL to a folder that is named by its content."""
+    """Copy a URL to a folder that is named by the digest of its content."""
     source = Location.of(url, field)
     identity = transfer.identity(source, channel.tick)
     destination = Path(folder) / identity[: transfer.DIGITS]
@@ -116,7 +116,7 @@ def publish(channel: Channel, source: str, url: str, key: str) -> None:
 
 
 def claim(channel: Channel, url: str, **claimant: Any) -> None:
-    """Claim an output for a run; the answer names the run that has it, where that is another."""
+    """Claim an output for a run; the answer names another run that holds it, if there is one."""
     other = fix = None
     try:
         transfer.claim(Location.of(url, "run.output"), transfer.Claimant(**claimant))
@@ -138,7 +138,7 @@ def write(channel: Channel, url: str, name: str, text: str) -> None:
 
 
 def read(channel: Channel, url: str, name: str) -> None:
-    """Read a small file from a URL, and name two of the files that are there."""
+    """Read a small file from a URL, and list two of the files in its folder."""
     location = Location.of(url, "run.output")
     items = location.without_odd(lambda *_: None).items() if location.exists() else ()
     names = [item.path for item in islice((i for i in items if not i.is_folder), 2)]
@@ -158,12 +158,12 @@ def remove(channel: Channel, folder: str) -> None:
 
 
 def trim(channel: Channel, folder: str, within: str) -> None:
-    """Delete all within a folder but the outputs and checkpoints of a run, and tell which have files.
+    """Delete everything in a folder except a run's outputs and checkpoints; answer which of these have files.
 
     Args:
         channel: The other end.
-        folder: The run's.
-        within: A folder around it that is the run's alone; or the same.
+        folder: The run's folder.
+        within: The folder to clear: the run's, or one around it that belongs to the run alone.
     """
     run = Path(folder)
     candidates = [run / "checkpoints", *sorted(run.glob("attempts/*/output"))]
@@ -200,7 +200,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
 
 
 def _lock(channel: Channel) -> Lock:
-    """Lock with leases that are renewed while work goes on; to wait for another's work counts as work."""
+    """Lock with leases that are renewed during the work; waiting for the other end counts as work."""
     return partial(leased, alive=lambda: channel.works, tick=channel.tick)
 
 
@@ -210,7 +210,7 @@ def _progress(channel: Channel) -> Progress:
     def report(done: int, total: int) -> None:
         nonlocal last
         channel.tick()
-        if time.monotonic() - last > _TELL_EVERY:
+        if time.monotonic() - last > _PROGRESS_INTERVAL_S:
             last = time.monotonic()
             channel.say("progress", done=done, total=total)
 

@@ -1,9 +1,10 @@
-"""A helper pod spoken to straight over TLS, in place of the streams of an exec through the API server.
+"""Connect to a helper pod directly over TLS, instead of through the streams of an exec and the API server.
 
-The exec begins it: the worker makes a key and a certificate for this one command and sends them to the pod
-over the exec's stdin; no disk has them, but for a worker's outside of Linux while OpenSSL reads them. Both
-ends prove that they have the key (mutual TLS 1.3), and trust nothing but the certificate. There are two
-connections, one for each direction: OpenSSL lets no two threads read and write one at once.
+It begins with an exec: the worker makes a key and a certificate for this one command, and sends them to the
+pod over the exec's stdin. They are never on a disk, except outside of Linux while the worker's OpenSSL reads
+them.
+Both ends prove that they have the key (mutual TLS 1.3), and trust only this certificate. There are two
+connections, one for each direction: OpenSSL does not allow two threads to read and write one at once.
 """
 
 import os
@@ -15,34 +16,36 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO, Final, Protocol
 
 from manycpu.pipeline.pod.channel import Content, Reader, Writer
 
-__all__ = ["PATIENCE", "PORT", "Streams", "accept", "choose", "connect", "offer"]
+__all__ = ["ANSWER_TIMEOUT_S", "PORT", "Streams", "accept", "choose", "connect", "make_identity", "offer"]
 
 PORT: Final = 23457
-"""Where a pod listens; another where this one is taken."""
-CONNECT: Final = 3.0  # seconds until a connection is there
-HANDSHAKE: Final = 5.0  # seconds until both ends know each other
-PATIENCE: Final = 60.0  # seconds in which the other end of an exec says its next word
-_STRANGERS: Final = 256  # connections that may be about to prove who they are
+"""The port of a pod; if it is in use, the pod chooses another."""
+CONNECT: Final = 3.0  # seconds to connect
+HANDSHAKE: Final = 5.0  # seconds until both ends have proved their identity
+ANSWER_TIMEOUT_S: Final = 60.0  # for the next message over the exec
+_VALID: Final = timedelta(days=8)  # before and after now: longer than a helper pod lives, with any clock skew
+_HANDSHAKES: Final = 256  # at the same time
 _SIZE: Final = struct.Struct(">I")
 _ACCEPTED: Final = b"k"
 _TO_POD, _FROM_POD = b"w", b"r"
 _DIRECT, _EXEC = b"D", b"E"
-_TOGETHER: Final = 1 << 14  # bytes that are put into one record
+_RECORD_BYTES: Final = 1 << 14  # smaller parts are sent in one TLS record
 
 
 class Streams:
-    """Two connections of TLS: one that is read, one that is written."""
+    """Two TLS connections: one to read, one to write."""
 
     def __init__(self, reading: ssl.SSLSocket, writing: ssl.SSLSocket) -> None:
         self._reading, self._writing = reading, writing
 
     def read(self, size: int) -> memoryview:
-        """Read exactly this much, less only at the end."""
+        """Read exactly ``size`` bytes; fewer only at the end of the stream."""
         content, done = memoryview(bytearray(size)), 0
         while done < size:
             count = self._reading.recv_into(content[done:])
@@ -52,24 +55,24 @@ class Streams:
         return content[:done]
 
     def writelines(self, parts: Sequence[Content]) -> None:
-        """Write all of them.
+        """Write all parts.
 
         Raises:
             OSError: The connection is broken.
         """
-        if sum(map(len, parts)) <= _TOGETHER:
+        if sum(map(len, parts)) <= _RECORD_BYTES:
             self._writing.sendall(b"".join(parts))
             return
         for part in parts:
             self._writing.sendall(part)
 
     def flush(self) -> None:
-        """Do nothing: what is written is sent."""
+        """Do nothing: writes are not buffered."""
 
     def close(self) -> None:
         """End both, also under threads that read and write."""
         for connection in (self._reading, self._writing):
-            with suppress(OSError):  # SSLSocket's own would take TLS away under them
+            with suppress(OSError):  # SSLSocket's own shutdown would remove TLS under them
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def release(self) -> None:
@@ -78,12 +81,38 @@ class Streams:
         self._writing.close()
 
 
+def make_identity(name: str) -> bytes:
+    """Make a key (P-256) and a self-signed certificate for one conversation with a helper pod, both in PEM.
+
+    Args:
+        name: The certificate's common name, which is never compared.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])]), datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - _VALID)
+        .not_valid_after(now + _VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    unencrypted = serialization.NoEncryption()
+    encoding, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(encoding, pkcs8, unencrypted) + certificate.public_bytes(encoding)
+
+
 class _Exec(Reader, Writer, Protocol):
     """The streams of an exec."""
 
 
 def offer(running: _Exec, identity: bytes) -> int:
-    """Send a pod its key and certificate, in PEM, over an exec; the port where it listens from then on.
+    """Send a pod its key and certificate, in PEM, over an exec; returns the port on which it listens then.
 
     Raises:
         OSError: The exec has ended.
@@ -100,7 +129,7 @@ def connect(host: str, port: int, identity: bytes) -> Streams:
     """Connect to a pod that listens.
 
     Raises:
-        OSError: It cannot be reached within seconds, or is another; TLS's errors among them.
+        OSError: It cannot be reached in time, or is another pod; also errors of TLS.
     """
     with ExitStack() as stack:
         reading, writing = (
@@ -111,7 +140,7 @@ def connect(host: str, port: int, identity: bytes) -> Streams:
 
 
 def choose(running: _Exec, *, straight: bool) -> None:
-    """Have a pod that listens use the connections, or the exec.
+    """Tell a pod that listens to use the connections, or the exec.
 
     Raises:
         OSError: The exec has ended.
@@ -121,7 +150,7 @@ def choose(running: _Exec, *, straight: bool) -> None:
 
 
 def _greeted(host: str, port: int, identity: bytes, way: bytes) -> ssl.SSLSocket:
-    """Open a connection whose other end has proved who it is, and has seen who this is."""
+    """Open a connection on which both ends have proved their identity."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
     with ExitStack() as stack:
         plain = stack.enter_context(socket.create_connection((host, port), timeout=CONNECT))
@@ -138,11 +167,11 @@ def _greeted(host: str, port: int, identity: bytes, way: bytes) -> ssl.SSLSocket
 
 
 def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
-    """Listen, in a pod, until the worker has connected; None where it is to be the exec after all.
+    """Listen, in a pod, until the worker has connected; None: the worker chose the exec.
 
     Args:
-        stdin: The exec's, from which the identity comes.
-        stdout: The exec's.
+        stdin: The exec's stdin, which brings the identity.
+        stdout: The exec's stdout.
 
     Raises:
         ConnectionError: The worker is gone.
@@ -162,18 +191,18 @@ def accept(stdin: BinaryIO, stdout: BinaryIO) -> Streams | None:
 
 
 class _Greeting:
-    """Accepts connections on threads of its own, and keeps those of whoever has the key."""
+    """Accepts connections in threads, and keeps those of a peer that has the key."""
 
     def __init__(self, listener: socket.socket, identity: bytes) -> None:
         self._listener, self._ended = listener, threading.Event()
         self._context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
         self._connections: dict[bytes, ssl.SSLSocket] = {}
-        self._room = threading.Semaphore(_STRANGERS)
+        self._room = threading.Semaphore(_HANDSHAKES)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
     def end(self) -> dict[bytes, ssl.SSLSocket]:
-        """Accept no more; by direction, the connections of the worker."""
+        """Stop to accept; returns the worker's connections by direction."""
         self._ended.set()
         self._thread.join()
         return self._connections
@@ -194,7 +223,7 @@ class _Greeting:
             way = connection.recv(1)
             self._connections[way] = connection
             connection.sendall(_ACCEPTED)
-        except OSError:  # somebody else, or nobody
+        except OSError:  # a peer without the key, or a broken connection
             plain.close()
         finally:
             self._room.release()
@@ -214,14 +243,14 @@ def _listen_at(port: int) -> socket.socket:
 
 
 def _context(side: "ssl._SSLMethod", identity: bytes) -> ssl.SSLContext:
-    """Trust this one certificate, and prove to have its key."""
+    """Make a TLS context that trusts this one certificate, and has its key."""
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the certificate itself is known
+    context.check_hostname = False  # the certificate itself is compared
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if side == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # each is a message that the reading side would have to take
+        context.num_tickets = 0  # a ticket is a message that the reading side would have to take
     _, mark, certificate = identity.partition(b"-----BEGIN CERTIFICATE-----")
     context.load_verify_locations(cadata=(mark + certificate).decode())
     with _file_of(identity) as path:
@@ -231,7 +260,7 @@ def _context(side: "ssl._SSLMethod", identity: bytes) -> ssl.SSLContext:
 
 @contextmanager
 def _file_of(content: bytes) -> Iterator[str]:
-    """Put content where OpenSSL reads it, which takes a path alone: in memory, where the system has that."""
+    """Write content to a path for OpenSSL, which reads only paths: in memory if the system can."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("identity"), "wb", buffering=0) as file:
             file.write(content)
@@ -244,15 +273,15 @@ def _file_of(content: bytes) -> Iterator[str]:
 
 
 def _set_up(connection: ssl.SSLSocket) -> None:
-    connection.settimeout(None)  # from here on, who talks over it gives up whoever is silent
+    connection.settimeout(None)  # from here on the channel watches for silence
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _await(stream: BinaryIO) -> None:
-    """Wait for bytes of a stream of which nothing is buffered: a worker may be gone without a word."""
-    ready, _, _ = select.select([stream], [], [], PATIENCE)
+    """Wait, with a timeout, for bytes of an unbuffered stream: a worker may be gone without closing it."""
+    ready, _, _ = select.select([stream], [], [], ANSWER_TIMEOUT_S)
     if not ready:
-        raise ConnectionResetError(f"no word of the worker for {PATIENCE:g} s")
+        raise ConnectionResetError(f"no word of the worker for {ANSWER_TIMEOUT_S:g} s")
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

@@ -1,7 +1,7 @@
 """Send folders over a channel: first the list of files, then the bytes that the other end does not have.
 
-Lists go as they are kept in memory, and not as messages: a million files are some hundred megabytes.
-The rest of each file is followed by the sha256 of all of it, as its sender saw it.
+Lists are sent as they are in memory, and not as messages: a million files take about a hundred megabytes.
+After the missing bytes of a file comes the sha256 of the whole file, as the sender read it.
 """
 
 from array import array
@@ -15,13 +15,13 @@ from manycpu.pipeline.transfer import Hashing, TransferError
 
 __all__ = ["Incoming", "pour", "say_rows", "take_rows", "take_starts"]
 
-_DIGEST: Final = 32  # bytes
-_BLOCK: Final = 1 << 18  # bytes
+_DIGEST_BYTES: Final = 32
+_BLOCK_BYTES: Final = 1 << 18
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 def say_rows(channel: Channel, kind: str, rows: Rows[Row], **fields: Any) -> None:
-    """Send a message, and a list of files after it."""
+    """Send a message, followed by a list of files."""
     channel.say(kind, bytes=len(rows.content), **fields)
     _send(channel, memoryview(rows.content))
 
@@ -43,8 +43,8 @@ def take_rows(channel: Channel, message: Message, kind: Callable[[str, int, str,
 
 
 def _send(channel: Channel, content: memoryview) -> None:
-    for start in range(0, len(content), _BLOCK):
-        channel.pour(content[start : start + _BLOCK])
+    for start in range(0, len(content), _BLOCK_BYTES):
+        channel.pour(content[start : start + _BLOCK_BYTES])
     channel.flush()
 
 
@@ -58,7 +58,7 @@ def _take(channel: Channel, size: int) -> bytearray:
 
 
 def take_starts(channel: Channel, message: Message) -> "array[int]":
-    """Receive how many bytes of each file the other end has; empty where it has none of any."""
+    """Receive how many bytes of each file the other end has; empty: it has none."""
     starts = array("q")
     starts.frombytes(_take(channel, message["bytes"]))
     return starts
@@ -78,7 +78,7 @@ class Incoming:
         return self._items
 
     def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
-        """Tell the other end how much of each file is here, and receive the rest of each in turn."""
+        """Send how many bytes of each file exist here, and receive the rest of each in turn."""
         counts = memoryview(array("q", starts if any(starts) else [])).cast("B")
         self._channel.say("have", bytes=len(counts))
         _send(self._channel, counts)
@@ -94,20 +94,20 @@ class Incoming:
             yield block
 
     def _digest(self) -> str:
-        return b"".join(self._take(_DIGEST)).hex()
+        return b"".join(self._take(_DIGEST_BYTES)).hex()
 
 
 def pour(channel: Channel, source: Hashing, items: Rows[Item], starts: Sequence[int]) -> None:
     """Send the part of each file that the other end does not have.
 
     Args:
-        channel: Leads to the other end.
-        source: What it is read from.
-        items: The files that the other end was told of.
-        starts: What it has of them, see :func:`take_starts`.
+        channel: The connection to the other end.
+        source: The folder to read.
+        items: The list of files that was sent.
+        starts: How many bytes of each the other end has, see :func:`take_starts`.
 
     Raises:
-        TransferError: A file is longer or shorter than was listed, or changed otherwise.
+        TransferError: A file changed after it was listed.
     """
     starts = starts or array("q", bytes(8 * len(items)))
     for item, start, reading in zip(items, starts, source.read(items, starts), strict=True):

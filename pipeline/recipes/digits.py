@@ -1,6 +1,6 @@
-"""Handwritten digits of 8x8 pixels, in rows of comma-separated values: fit a small network, judge it, use it.
+"""Handwritten digits of 8x8 pixels in CSV files: fit a small network, evaluate it, and predict with it.
 
-What ``dags/champion.py`` trains. A row is the digit and its 64 pixels; one that is to be told has no digit.
+``dags/champion.py`` trains it. A row is the digit and its 64 pixels; a row to predict has no digit.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "fit", "predict"]
 
 _STEPS: Final = 100
-_SHOWN: Final = 20  # steps between two that are reported
-_VALIDATION: Final = 5  # every fifth row tells candidates apart, and none of them learns it
+_REPORT_INTERVAL: Final = 20  # steps
+_VALIDATION_SHARE: Final = 5  # every fifth row compares candidates, and is not trained on
 _PIXELS: Final = 64
-_WHITE: Final = 16
+_MAX_VALUE: Final = 16  # of a pixel
 _MODEL, _SEEN = "model.pt", "seen.txt"
 Labelled = tuple[torch.Tensor, torch.Tensor]
 
 
 def fit(rate: float, data: str, output: str) -> dict[str, float]:
-    """Train on every rank's share of the rows, and write the model and what it has seen.
+    """Train on every rank's share of the rows, and write the model and the digests of its rows.
 
     Returns:
         The rate, and the share of the validation rows that the network gets right.
@@ -43,10 +43,12 @@ def fit(rate: float, data: str, output: str) -> dict[str, float]:
     dist.init_process_group()
     torch.manual_seed(0)
     rows = _read(data)
-    train, validation = _split(rows)
+    validation = rows[::_VALIDATION_SHARE]
+    train = [row for number, row in enumerate(rows) if number % _VALIDATION_SHARE]
     network = _network()
     _descend(network, _labelled(train[dist.get_rank() :: dist.get_world_size()]), rate)
-    accuracy = _accuracy(network, _labelled(validation))
+    images, labels = _labelled(validation)
+    accuracy = float((network(images).argmax(1) == labels).float().mean())
     metrics({"accuracy": accuracy, "rows": len(rows)}, step=_STEPS)
     if dist.get_rank() == 0:
         torch.save(network.state_dict(), Path(output) / _MODEL)
@@ -56,7 +58,7 @@ def fit(rate: float, data: str, output: str) -> dict[str, float]:
 
 
 def evaluate(model: str, data: str) -> dict[str, float]:
-    """Judge a model, each rank on its share of the rows.
+    """Evaluate a model, each rank on its share of the rows.
 
     Returns:
         The share of the rows that it gets right, and their number.
@@ -66,7 +68,9 @@ def evaluate(model: str, data: str) -> dict[str, float]:
     """
     dist.init_process_group()
     rows = _read(data)
-    _demand_unseen(model, rows)
+    seen = set(Path(model, _SEEN).read_text().split())
+    if known := sum(_digest(row) in seen for row in rows):
+        raise ValueError(f"the model has seen {known} of the {len(rows)} rows to evaluate it on")
     images, labels = _labelled(rows[dist.get_rank() :: dist.get_world_size()])
     right = (_load(model)(images).argmax(1) == labels).sum()
     dist.all_reduce(right)
@@ -77,7 +81,7 @@ def evaluate(model: str, data: str) -> dict[str, float]:
 
 
 def predict(model: str, data: str, output: str) -> dict[str, int]:
-    """Tell the digit of each row, each rank of its share, and write them in the rows' order.
+    """Predict the digit of each row, each rank of its share, and write them in the order of the rows.
 
     Returns:
         The number of rows.
@@ -85,9 +89,9 @@ def predict(model: str, data: str, output: str) -> dict[str, int]:
     dist.init_process_group()
     rows = _read(data)
     rank, size = dist.get_rank(), dist.get_world_size()
-    told = _load(model)(_images(rows[rank::size])).argmax(1).tolist() if rows[rank::size] else []
+    predicted = _load(model)(_images(rows[rank::size])).argmax(1).tolist() if rows[rank::size] else []
     shares: list[list[int]] = [[] for _ in range(size)]
-    dist.all_gather_object(shares, told)
+    dist.all_gather_object(shares, predicted)
     if rank == 0:
         lines = [f"{row},{shares[row % size][row // size]}" for row in range(len(rows))]
         Path(output, "predictions.csv").write_text("\n".join(["row,digit", *lines]) + "\n")
@@ -106,7 +110,7 @@ def _descend(network: nn.Module, batch: Labelled, rate: float) -> None:
         optimizer.step()
         if not torch.isfinite(loss):
             raise ArithmeticError(f"the training diverged at step {step}: rate {rate:g} is too high")
-        if step % _SHOWN == 0:
+        if step % _REPORT_INTERVAL == 0:
             progress(step=step, total_steps=_STEPS, loss=loss.item())
 
 
@@ -120,20 +124,10 @@ def _load(model: str) -> nn.Module:
     return network
 
 
-def _accuracy(network: nn.Module, batch: Labelled) -> float:
-    images, labels = batch
-    return float((network(images).argmax(1) == labels).float().mean())
-
-
 def _read(folder: str) -> list[list[int]]:
     """Read the rows of every file of a folder, by name."""
     files = sorted(Path(folder).glob("*.csv"))
     return [list(map(int, row)) for file in files for row in csv.reader(file.read_text().splitlines())]
-
-
-def _split(rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    validation = rows[::_VALIDATION]
-    return [row for number, row in enumerate(rows) if number % _VALIDATION], validation
 
 
 def _labelled(rows: list[list[int]]) -> Labelled:
@@ -141,14 +135,8 @@ def _labelled(rows: list[list[int]]) -> Labelled:
 
 
 def _images(rows: list[list[int]]) -> torch.Tensor:
-    return torch.tensor(rows).float() / _WHITE
+    return torch.tensor(rows).float() / _MAX_VALUE
 
 
 def _digest(row: Iterable[int]) -> str:
     return hashlib.sha256(",".join(map(str, row)).encode()).hexdigest()
-
-
-def _demand_unseen(model: str, rows: list[list[int]]) -> None:
-    seen = set(Path(model, _SEEN).read_text().split())
-    if known := sum(_digest(row) in seen for row in rows):
-        raise ValueError(f"the model has seen {known} of the {len(rows)} rows that it is to be judged by")

@@ -1,4 +1,4 @@
-"""Start a recipe: what ``python -m`` does with each of them."""
+"""Start a recipe, as ``python -m`` does for each of them."""
 
 import os
 import sys
@@ -13,14 +13,14 @@ __all__ = ["start"]
 
 
 def start(recipe: str, argv: Sequence[str], extras: str = "train") -> int:
-    """Train; return what to exit with: 0, or 2 when the input cannot be used.
+    """Train; returns the exit code: 0, or 2 when the input cannot be used.
 
     Args:
         recipe: Name of its package, which has ``options.parse`` and ``training.run``.
         argv: The program's arguments.
         extras: The extras of manycpu that it needs.
     """
-    # Late: whoever asks for `--help`, or is spawned and imports the program too, need not wait for torch.
+    # Late: `--help`, and spawned processes, which import the program too, do not wait for torch.
     try:
         parsed = _part(recipe, "options", extras).parse(argv, os.environ)
         _part(recipe, "training", extras).run(parsed, os.environ)

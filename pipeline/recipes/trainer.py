@@ -1,8 +1,9 @@
-"""What every recipe on Hugging Face's Trainer shares: speed and progress."""
+"""What every recipe on Hugging Face's Trainer shares: CPU defaults, progress, and Intel's extension."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
 
 import torch
@@ -18,14 +19,16 @@ from transformers import (
 )
 
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.recipes import ipex
+from manycpu.pipeline.node.step_pace import set_samples_per_step
 from manycpu.pipeline.recipes.arguments import option
-from manycpu.pipeline.recipes.pace import Pace
-from manycpu.pipeline.spec.pace import takes
+from manycpu.pipeline.recipes.reporting import Pace, say
 
-__all__ = ["CpuTrainer", "CpuTrainingOptions", "usable"]
+__all__ = ["CpuTrainer", "CpuTrainingOptions", "misfit", "usable", "why_no_ipex"]
 
 _IN_PROGRESS: Final = ("epoch", "grad_norm", "learning_rate", "loss")
+_REPLACED: Final = (
+    "torch itself has bf16 autocast, fused AdamW and torch.compile, which are as fast (docs/speed.md)"
+)
 
 
 @dataclass
@@ -49,9 +52,31 @@ class CpuTrainingOptions(TrainingArguments):
 
 def usable(options: CpuTrainingOptions) -> list[str]:
     """Switch off options that cannot be used here; returns a note for each."""
-    why = ipex.why_not() if options.use_ipex else None
+    why = why_no_ipex() if options.use_ipex else None
     options.use_ipex = options.use_ipex and why is None
     return [f"--use_ipex is left out: {why}"] if why else []
+
+
+def why_no_ipex() -> str | None:
+    """Explain why Intel's extension for PyTorch cannot be used here; None where it can."""
+    try:
+        return misfit(version("intel-extension-for-pytorch"), version("torch"))
+    except PackageNotFoundError:
+        return f"intel-extension-for-pytorch is not installed, and ended at torch 2.8; {_REPLACED}"
+
+
+def misfit(extension: str, torch: str) -> str | None:
+    """Explain why versions do not fit: the extension needs the torch of its own first two numbers.
+
+    >>> misfit("2.8.0+gitabc", "2.8.0+cpu")
+    >>> misfit("2.8.0", "2.15.0").partition(";")[0]
+    'intel-extension-for-pytorch 2.8.0 needs torch 2.8, and this is torch 2.15.0'
+    """
+    needed, present = (".".join(number.split(".")[:2]) for number in (extension, torch))
+    if needed == present:
+        return None
+    message = f"intel-extension-for-pytorch {extension} needs torch {needed}, and this is torch {torch}"
+    return f"{message}; {_REPLACED}"
 
 
 class CpuTrainer(Trainer):
@@ -66,7 +91,7 @@ class CpuTrainer(Trainer):
             self.add_callback(Printer())
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Have gradients live in the buckets that are sent, and compressed there if asked for."""
+        """Keep gradients in the buckets that DDP sends, and compress them there if asked for."""
         super().create_accelerator_and_postprocess()
         handler = self.accelerator.ddp_handler
         handler.gradient_as_bucket_view = True  # no copy from gradients to buckets
@@ -76,8 +101,13 @@ class CpuTrainer(Trainer):
         """Create the optimizer, and let Intel's extension optimize both it and the model if asked for."""
         optimizer = super().create_optimizer(model)
         if self.args.use_ipex:
+            import intel_extension_for_pytorch as ipex  # type: ignore[import-not-found,unused-ignore]
+
+            say(f"Intel's extension {version('intel-extension-for-pytorch')} optimizes model and optimizer")
             dtype = torch.bfloat16 if self.args.bf16 else torch.float32
-            self.model, optimizer = ipex.optimize(self.model, optimizer, dtype)
+            model_used: Any = self.model
+            model_used.train()
+            self.model, optimizer = ipex.optimize(model_used, optimizer=optimizer, dtype=dtype, inplace=True)
             self.optimizer = optimizer
         return optimizer
 
@@ -108,7 +138,7 @@ class Printer(PrinterCallback):
 
 
 class ProgressCallback(TrainerCallback):
-    """Reports all that the Trainer logs while it trains; the progress of a step in one line."""
+    """Reports what the Trainer logs while it trains; the progress of a step in one line."""
 
     def __init__(self) -> None:
         self._pace, self._last_step = Pace(), -1
@@ -118,10 +148,10 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Record where the training begins: after a resume that is not step 0."""
+        """Note the step at which the training begins: after a resume it is not 0."""
         del control, kwargs
         self._pace, self._trains = Pace(state.global_step), True
-        takes(args.train_batch_size * args.gradient_accumulation_steps)
+        set_samples_per_step(args.train_batch_size * args.gradient_accumulation_steps)
 
     def on_log(
         self,
@@ -131,7 +161,7 @@ class ProgressCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Report the mean loss since the last time as progress, all else that is logged as metrics."""
+        """Report the mean loss since the last report as progress, and the other logged values as metrics."""
         del control, kwargs
         logs = logs or {}
         if "loss" in logs:
@@ -145,7 +175,7 @@ class ProgressCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Report that the last step is done, where the Trainer logged none of it."""
+        """Report that the last step is done, where the Trainer has not logged it."""
         del control, kwargs
         self._trains = False
         if self._metrics and state.global_step > self._last_step:

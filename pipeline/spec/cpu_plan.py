@@ -4,15 +4,21 @@ Pure; knows no torch, so that launchers and ``manycpu plan`` use it too.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from manycpu.pipeline.spec import cpu_warnings, pinning, quantity
-from manycpu.pipeline.spec.cpu_request import AFFINITY_VARIABLES, THREAD_VARIABLES, CpuRequest, Sizes
+from manycpu.pipeline.spec.cpu_request import (
+    AFFINITY_VARIABLES,
+    THREAD_VARIABLES,
+    CpuRequest,
+    Sizes,
+    cpu_warnings,
+)
 from manycpu.pipeline.spec.machine import Cpu, Machine
+from manycpu.pipeline.spec.words import counted, format_bytes
 
-__all__ = ["CpuPlan", "Row", "plan", "shm_of"]
+__all__ = ["CpuPlan", "Row", "pinned", "plan", "processor_ranges", "shm_of"]
 
 _ALLOCATORS: Final = ("tcmalloc", "jemalloc")
 
@@ -27,24 +33,24 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CpuPlan:
-    """What each process of a node gets, and why."""
+    """Cores, threads and memory of each process of a node, with the reasons."""
 
     machine: Machine
     cores: float
     processes: int
     threads: int
-    """Threads of each process that computes, as they will be: the user's number where one was set."""
+    """Threads of each process that computes: the user's number if one was set, else the plan's."""
     pins: tuple[tuple[Cpu, ...], ...] = ()
     """Processors of each process, by its local rank; empty: the kernel decides."""
     preload: tuple[str, ...] = ()
-    """Libraries for LD_PRELOAD; empty where the user set it."""
+    """Libraries for LD_PRELOAD; empty: the user set it."""
     shm: int | None = None
-    """Bytes that /dev/shm should have, where the memory is known."""
+    """Bytes that /dev/shm should have; None: the memory is unknown."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set before any of the libraries is loaded; without those that the user set."""
+    """Variables to set before the libraries are loaded, without those that the user set."""
     warnings: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
-    """Name, value and reason of everything that was decided."""
+    """Name, value and reason of each decision."""
 
 
 def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
@@ -57,7 +63,7 @@ def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
     request = request or CpuRequest()
     sizes = _sizes(machine, request)
     unpinned = _why_not_pinned(machine, request, sizes)
-    pins = () if unpinned else pinning.places(machine.cpus, sizes.processes, sizes.cores_each)
+    pins = () if unpinned else pinned(machine.cpus, sizes.processes, sizes.cores_each)
     preload = () if "LD_PRELOAD" in request.env else _preload(machine)
     memory = request.memory or machine.memory
     return CpuPlan(
@@ -69,11 +75,10 @@ def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
         preload=preload,
         shm=shm_of(memory) if memory else None,
         env={name: str(sizes.threads) for name in THREAD_VARIABLES if name not in request.env},
-        warnings=tuple(cpu_warnings.warnings(machine, request, sizes, _preload(machine))),
+        warnings=tuple(cpu_warnings(machine, request, sizes, _preload(machine))),
         rows=(
             *_rows_of_machine(machine, request, sizes),
-            *_rows_of_processes(request, sizes),
-            _row_of_pins(pins, unpinned),
+            *_rows_of_processes(request, sizes, pins, unpinned),
             *_rows_of_environment(machine, request, sizes),
         ),
     )
@@ -82,9 +87,9 @@ def plan(machine: Machine, request: CpuRequest | None = None) -> CpuPlan:
 def shm_of(memory: int) -> int:
     """Compute the size of /dev/shm: half of the memory that the process may use, in bytes.
 
-    What lies in it counts as the container's memory. Half is what Linux itself gives to a tmpfs: the ranks'
-    messages and a data loader's batches fit, and a full one is an error of the process that fills it, where
-    an unbounded one has the kernel kill a rank.
+    Its files count as the container's memory. Half is also Linux's default for a tmpfs: the ranks' messages
+    and a data loader's batches fit. A full /dev/shm is an error of the process that fills it; without a
+    limit, the kernel would kill a rank.
     """
     return memory // 2
 
@@ -94,7 +99,7 @@ def _sizes(machine: Machine, request: CpuRequest) -> Sizes:
     of_socket = len({cpu.core for cpu in machine.cpus}) / machine.sockets
     processes = request.processes or math.ceil(cores / of_socket)
     fair = max(1, math.floor(cores / (processes * request.subprocesses)))
-    # The others follow the user's OpenMP: the least of them is what torch uses.
+    # The other variables follow the user's OMP_NUM_THREADS: torch uses the least of them.
     return Sizes(cores, processes, request.subprocesses, fair, request.threads or fair)
 
 
@@ -129,7 +134,7 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
     )
     yield Row(
         "topology",
-        f"{quantity.counted(machine.sockets, 'socket')}, {quantity.counted(machine.nodes, 'NUMA node')}",
+        f"{counted(machine.sockets, 'socket')}, {counted(machine.nodes, 'NUMA node')}",
         smt,
     )
     lost = sizes.cores - sizes.computing * sizes.fair
@@ -142,17 +147,19 @@ def _rows_of_machine(machine: Machine, request: CpuRequest, sizes: Sizes) -> Ite
     yield Row("cores", f"{sizes.cores:g}", why + rest)
     if memory := request.memory or machine.memory:
         why = "run.resources.memory" if request.memory else "the lesser of the node's and the cgroup's limit"
-        yield Row("memory", quantity.shown(memory), why)
+        yield Row("memory", format_bytes(memory), why)
         yield Row(
             "shared memory",
-            quantity.shown(shm_of(memory)),
+            format_bytes(shm_of(memory)),
             "the size of /dev/shm: half of the memory, of which it is part",
         )
 
 
-def _rows_of_processes(request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
+def _rows_of_processes(
+    request: CpuRequest, sizes: Sizes, pins: tuple[tuple[Cpu, ...], ...], unpinned: str | None
+) -> Iterator[Row]:
     computing = f"{sizes}" if sizes.subprocesses == 1 else f"({sizes})"
-    share = f"floor({quantity.counted(sizes.cores, 'core')} / {computing}), at least 1"
+    share = f"floor({counted(sizes.cores, 'core')} / {computing}), at least 1"
     yield Row(
         "processes",
         str(sizes.processes),
@@ -161,21 +168,25 @@ def _rows_of_processes(request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
     if sizes.subprocesses > 1:
         yield Row("subprocesses", str(sizes.subprocesses), "run.subprocesses: of each process, on its cores")
     yield Row("threads", str(sizes.threads), "run.env" if sizes.threads != sizes.fair else share)
-
-
-def _row_of_pins(pins: tuple[tuple[Cpu, ...], ...], unpinned: str | None) -> Row:
     if unpinned:
-        return Row("pinning", "none", unpinned)
-    listed = "; ".join(f"rank {rank}: {pinning.shown(pin)}" for rank, pin in enumerate(pins))
-    whole = pinning.one_node_each(pins)
+        yield Row("pinning", "none", unpinned)
+        return
+    listed = "; ".join(f"rank {rank}: {processor_ranges(pin)}" for rank, pin in enumerate(pins))
+    whole = all(len({cpu.node for cpu in pin}) == 1 for pin in pins)
     why = "each rank within one NUMA node" if whole else "a rank needs more cores than a NUMA node has"
-    return Row("pinning", listed, why)
+    yield Row("pinning", listed, why)
 
 
 def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) -> Iterator[Row]:
     if request.backend == "ccl":
         yield Row("oneCCL workers", "none", "one thread of each process drives oneCCL, and sleeps between")
-    yield _row_of_preload(machine, request)
+    if "LD_PRELOAD" in request.env:
+        yield Row("preload", request.env["LD_PRELOAD"], "run.env")
+    elif machine.libraries is None:
+        yield Row("preload", "", "tcmalloc or jemalloc, and libiomp5, where the node has them")
+    else:
+        found = ", ".join(_preload(machine))
+        yield Row("preload", found or "none", "an allocator and OpenMP, where they are installed")
     ours = [name for name in THREAD_VARIABLES if name not in request.env]
     if ours:
         yield Row(", ".join(ours), str(sizes.threads), "threads")
@@ -184,10 +195,45 @@ def _rows_of_environment(machine: Machine, request: CpuRequest, sizes: Sizes) ->
             yield Row(name, request.env[name], "run.env")
 
 
-def _row_of_preload(machine: Machine, request: CpuRequest) -> Row:
-    if "LD_PRELOAD" in request.env:
-        return Row("preload", request.env["LD_PRELOAD"], "run.env")
-    if machine.libraries is None:
-        return Row("preload", "", "tcmalloc or jemalloc, and libiomp5, where the node has them")
-    libraries = _preload(machine)
-    return Row("preload", ", ".join(libraries) or "none", "an allocator and OpenMP, where they are installed")
+def pinned(cpus: Sequence[Cpu], processes: int, threads: int) -> tuple[tuple[Cpu, ...], ...]:
+    """Give each process ``threads`` cores of its own, with all their hyper-threads.
+
+    A process gets cores of the first NUMA node with enough free ones; if there is none, the first free cores.
+    Cores that are left over serve the data loaders and collectives of the processes on their NUMA node.
+
+    Args:
+        cpus: The processors in order, of at least ``processes * threads`` cores.
+        processes: Number of processes.
+        threads: Cores of each process.
+    """
+    free = list(dict.fromkeys((cpu.node, cpu.core) for cpu in cpus))
+    own = []
+    for _ in range(processes):
+        taken = _fitting(free, threads)
+        free = [core for core in free if core not in taken]
+        own.append(taken)
+    pins = []
+    for taken in own:
+        nodes = {node for node, _ in taken}
+        cores = {core for _, core in taken} | {core for node, core in free if node in nodes}
+        pins.append(tuple(cpu for cpu in cpus if cpu.core in cores))
+    return tuple(pins)
+
+
+def processor_ranges(cpus: Iterable[Cpu]) -> str:
+    """Write the numbers of processors as the kernel does: 0, 1, 2, 5 is ``0-2,5``."""
+    ranges: list[list[int]] = []
+    for number in sorted(cpu.number for cpu in cpus):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def _fitting(free: list[tuple[int, int]], threads: int) -> list[tuple[int, int]]:
+    for node in dict.fromkeys(node for node, _ in free):
+        cores = [core for core in free if core[0] == node]
+        if len(cores) >= threads:
+            return cores[:threads]
+    return free[:threads]

@@ -1,7 +1,7 @@
-"""What is secret in the description of a run, and is shown to nobody.
+"""Find and hide the secrets in the description of a run.
 
-That is the credentials of URLs (``user:password@``, tokens, what follows a ``?``), and the values of
-variables and of a program's options that are called like a secret.
+Secrets are the credentials of URLs (``user:password@``, tokens, what follows a ``?``), and the values of
+variables and of a program's options that are named like a secret.
 
 >>> redacted("not found: https://user:pw@host/set?sig=abc")
 'not found: https://***@host/set?sig=***'
@@ -28,40 +28,40 @@ __all__ = [
 
 HIDDEN: Final = "***"
 SHORTEST: Final = 5
-"""Characters of a secret that is looked for in other texts: what is shorter is in any text."""
+"""Least characters of a secret that is searched for in other texts: a shorter one would match anywhere."""
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s'\"<>]+?)(?=::|[\s'\"<>]|$)", re.IGNORECASE)
-_NO_PORT: Final = r"(?!\d{1,5}(?:[/'\"<>]|[).,;:\]]*(?:\s|$)))"  # what begins like a port is no password
-# Of an AWS secret that is not quoted a slash may be part.
+_NO_PORT: Final = r"(?!\d{1,5}(?:[/'\"<>]|[).,;:\]]*(?:\s|$)))"  # a port is no password
+# A slash may be part of an AWS secret that is not quoted.
 _USER: Final = re.compile(rf"([^/?#@:]*:{_NO_PORT}[^?#\s]*|[^/?#]+)@")
-# Passwords that no URL may have and that people write: with quotes, spaces and `::`.
+# Passwords that are not allowed in a URL, and that people write all the same: with quotes, spaces and `::`.
 _ODD: Final = re.compile(
     rf"([a-z][a-z0-9+.-]*)://([^\s/?#@:'\"<>]*:{_NO_PORT}[^\s/?#@][^/?#@\r\n]*)@", re.IGNORECASE
 )
 _VALUE: Final = re.compile(r"(?<=[?&;#])([^=&;#]*=)((?:[^&;#)]|\)(?=\w))+)")
 _TOKENS: Final = frozenset({"http", "https", "webdav", "webdavs"})
-"""Protocols where a name alone before the @ may be a token; as what others go over too, such as git+https."""
+"""Protocols where a name alone before the @ may be a token; also behind a plus sign, as in git+https."""
 _REVISIONS: Final = frozenset({"github", "hf"})
 """Protocols where what follows the @ is a revision."""
 _SECRET: Final = frozenset(
     {"key", "pass", "secrets", "credential", "credentials", "passphrase", "authorization", "jwt"}
 )
-"""Words in the name of a variable or an option whose value is shown to nobody; and the ends of such words."""
+"""Words in the name of a variable or an option whose value is a secret."""
 _SECRET_BEHIND: Final = frozenset({"pat", "pwd"})
 """Last words of such names, as in ``GITHUB_PAT`` and ``MYSQL_PWD``; alone, ``PWD`` is a folder."""
 _SECRET_END: Final = ("apikey", "password", "passwd", "secret", "token")
 _WHERE: Final = frozenset({"dir", "file", "name", "path"})
-"""Last words of names that say where a secret is."""
+"""Last words of names whose value is the place of a secret, and no secret."""
 _VARIABLES: Final = ("env", "build_args")
-"""Fields with names that are the user's own; the names of all others are ours."""
+"""Fields that are mappings with names of the user's own."""
 _PLAIN: Final = frozenset({HIDDEN, "", "true", "false", "none", "null"})
-"""Values that nobody masks in other texts."""
+"""Values that are not masked in other texts."""
 _PAIR: Final = re.compile(r"""(["'])([\w.-]+)\1(\s*:\s*)(["'])((?:\\.|(?!\4).)+)\4""", re.DOTALL)
 _HEADER: Final = re.compile(r"([\w-]+):\s+(\S.*)", re.DOTALL)
 """A header of HTTP, such as ``Authorization: Bearer abc``."""
 _CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAME: Final = re.compile(r"[\w.:/+-]+")
 _NEXT: Final = re.compile(r"--[a-zA-Z]+\d*([_.-][a-zA-Z]+\d*)*(=.*)?", re.DOTALL)
-"""What is taken for the next option, not for a secret that begins with dashes: words."""
+"""Matches a next option, and not a secret that begins with dashes."""
 
 
 def redacted(text: str) -> str:
@@ -70,7 +70,7 @@ def redacted(text: str) -> str:
 
 
 def without(text: str, value: Any) -> str:
-    """Hide in a text what is secret in a URL or a description, also where only a part of that is quoted."""
+    """Hide in a text the secrets of a URL or a description, also if the text quotes only a part of it."""
     text = redacted(text)
     for secret in sorted(secrets_in(value), key=len, reverse=True):
         text = text.replace(secret, HIDDEN) if len(secret) >= SHORTEST else text
@@ -78,7 +78,7 @@ def without(text: str, value: Any) -> str:
 
 
 def redacted_fields(value: Any) -> Any:
-    """Hide the credentials of every URL in what JSON can hold."""
+    """Hide the credentials of every URL in a JSON value."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, Mapping):
@@ -87,13 +87,13 @@ def redacted_fields(value: Any) -> Any:
 
 
 def redacted_description(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Hide all that is secret in the fields of a run, or of a target."""
+    """Hide all secrets in the fields of a run or a target."""
     shown: dict[str, Any] = redacted_fields(fields)
     return _hide_named(shown, lambda _: HIDDEN)
 
 
 def redacted_options(words: Iterable[str]) -> list[str]:
-    """Hide the values of a program's options that are called like a secret, of ``name=value``, and in JSON.
+    """Hide secrets in a program's arguments: after an option, in ``name=value``, and in JSON.
 
     >>> redacted_options(["--api-key", "--x7f", "--hfToken=abc", "--use-token", "--tokenizer", "bert"])
     ['--api-key', '***', '--hfToken=***', '--use-token', '--tokenizer', 'bert']
@@ -102,7 +102,7 @@ def redacted_options(words: Iterable[str]) -> list[str]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable or an option is called like a secret.
+    """Whether a variable or an option is named like a secret.
 
     >>> [name for name in ("HF_TOKEN", "MYSQL_PWD", "PWD", "TOKENIZERS", "TOKEN_FILE") if is_secret(name)]
     ['HF_TOKEN', 'MYSQL_PWD']
@@ -114,16 +114,16 @@ def is_secret(name: str) -> bool:
 
 
 def secret_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Select the variables that are called like a secret, but for those whose value is hidden already."""
+    """Select the variables that are named like a secret and whose value is not hidden already."""
     return {name: value for name, value in env.items() if is_secret(name) and value != HIDDEN}
 
 
 Hide = Callable[[str], str]
-"""Is given each secret, and returns what is shown in its place."""
+"""Takes a secret, and returns the text to show in its place."""
 
 
 def _hide_named(fields: dict[str, Any], hide: Hide) -> dict[str, Any]:
-    """Hide what is called like a secret in the fields of a run or a target."""
+    """Hide the values that are named like a secret in the fields of a run or a target."""
     shown: dict[str, Any] = {}
     for name, value in fields.items():
         if name in _VARIABLES and isinstance(value, Mapping):
@@ -146,9 +146,14 @@ def _hide_options(words: Iterable[str], hide: Hide) -> list[str]:
 
 def _hide_in_word(word: str, hide: Hide) -> str:
     """Hide secrets within a word, which may be ``name=value``, a header, JSON, or a command of its own."""
+
+    def hide_pair(pair: re.Match[str]) -> str:
+        quote, name, colon, other, value = pair.groups()
+        return f"{quote}{name}{quote}{colon}{other}{hide(value)}{other}" if is_secret(name) else pair[0]
+
     if (header := _HEADER.fullmatch(word)) and is_secret(header[1]):
         return word[: header.start(2)] + hide(header[2])
-    word = _PAIR.sub(lambda pair: _hide_pair(pair, hide), word)
+    word = _PAIR.sub(hide_pair, word)
     begin = 0
     while (end := word.find("=", begin)) > 0 and _NAME.fullmatch(name := word[begin:end]):
         begin = end + 1
@@ -160,17 +165,8 @@ def _hide_in_word(word: str, hide: Hide) -> str:
     return "".join(parts)
 
 
-def _hide_pair(pair: re.Match[str], hide: Hide) -> str:
-    quote, name, colon, other, value = pair.groups()
-    return f"{quote}{name}{quote}{colon}{other}{hide(value)}{other}" if is_secret(name) else pair[0]
-
-
 def secrets_in(value: Any) -> set[str]:
-    """Collect what is secret in a value, to mask it: credentials in URLs, and in descriptions of runs."""
-    return _credentials(value) | {text for text in _named_like_secrets(value) if text.lower() not in _PLAIN}
-
-
-def _named_like_secrets(value: Any) -> set[str]:
+    """Collect the secrets in a value, to mask them: credentials in URLs, and values named like a secret."""
     found: set[str] = set()
 
     def look(node: Any) -> None:
@@ -181,7 +177,7 @@ def _named_like_secrets(value: Any) -> set[str]:
                 look(each)
 
     look(value)
-    return found
+    return _credentials(value) | {text for text in found if text.lower() not in _PLAIN}
 
 
 def _credentials(value: Any) -> set[str]:

@@ -1,4 +1,4 @@
-"""Every error this package raises, and what to do about it."""
+"""The errors that this package raises; each says what to do next."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class ManycpuError(Exception):
-    """The base of all: what was asked, what was observed, what to do next; of URLs without credentials.
+    """The base of all errors: what was asked, what was observed, what to do next; credentials are hidden.
 
     Args:
         message: What was asked and what was seen.
@@ -54,7 +54,7 @@ class ManycpuError(Exception):
 
     def __str__(self) -> str:
         where = f"{self.field}: " if self.field else ""
-        # What follows lines, such as a caret below a word, would be read as part of the last one.
+        # After several lines, the fix would read as part of the last one, such as a caret below a word.
         between = "\n" if "\n" in self.message else " "
         return where + between.join(_sentence(part) for part in (self.message, self.fix) if part)
 
@@ -70,7 +70,7 @@ class BadInputError(ManycpuError):
 
 
 class ForeignRunError(BadInputError):
-    """The run is another task's, which describes another training: nothing of it was touched."""
+    """The run belongs to another task, with another description: nothing of it was changed."""
 
 
 class HttpError(ManycpuError):
@@ -80,7 +80,7 @@ class HttpError(ManycpuError):
         message: What was asked and what was seen.
         field: The field it came from.
         fix: What to do next.
-        status: The HTTP status; 0 where there was no answer.
+        status: The HTTP status; 0: there was no answer.
     """
 
     statuses: ClassVar[frozenset[int]] = frozenset()
@@ -154,7 +154,7 @@ class RegistryUnauthorizedError(RegistryError):
 
 
 class TransientError(RegistryError):
-    """The registry is away or overburdened: the next call may go well."""
+    """The registry is away or overloaded: the next call may succeed."""
 
     statuses = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -164,7 +164,7 @@ class LaunchError(ManycpuError):
 
 
 class UnseenError(LaunchError):
-    """Whether the training still runs cannot be seen from here: nothing of its run was touched."""
+    """Whether the training still runs cannot be seen from here: nothing of its run was changed."""
 
 
 class TrainingFailedError(ManycpuError):
@@ -172,7 +172,7 @@ class TrainingFailedError(ManycpuError):
 
 
 class CancelledError(ManycpuError):
-    """Somebody ended the training."""
+    """A person ended the training."""
 
 
 class DeadlineError(ManycpuError):
@@ -188,7 +188,7 @@ class LedgerError(ManycpuError):
 
 
 class RunGoneError(LedgerError, FileNotFoundError):
-    """The run has not begun, or was taken away while it was worked on: its ledger or its claim is gone."""
+    """The run has not begun, or was deleted while it was in use: its ledger or its claim is gone."""
 
 
 class LeftBehindError(ManycpuError):

@@ -1,7 +1,8 @@
-"""What a rank reports: one model for each event, for whoever reads them.
+"""The events that a rank reports: one model for each, for those who read them.
 
-Whoever writes them does without (:func:`manycpu.pipeline.spec.events.encode`): no rank waits for an import of
-pydantic. A script may print anything: what is no event in the shape of its model is an ordinary line.
+Ranks write events without these models (:func:`manycpu.pipeline.spec.events.encode`), so that no rank waits
+for an import of pydantic. A script may print anything: a line that does not fit its event's model is ordinary
+output.
 
 >>> event = decode('::manycpu:: {"event": "progress", "step": 2, "total_steps": 8, "loss": 1.5}')
 >>> event.sentence()
@@ -48,32 +49,32 @@ Count = (
 
 
 class Event(BaseModel):
-    """What a rank reports in one line. More fields than those of its model may come from a later version."""
+    """A report of a rank in one line. A later version may add fields that its model does not have."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
 
     event: str
     time: Whole | Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """When it was written, in seconds since the epoch by the rank's clock; None where nobody wrote it."""
+    """When it was written, in seconds since the epoch by the rank's clock; None: not recorded."""
 
     def sentence(self) -> str:
-        """Say it for people."""
+        """Write the event as a sentence for people."""
         fields = self.model_dump(exclude_unset=True, exclude={"event", "time"})
         return f"{self.event}: {_listed(fields)}"
 
 
 class MessageEvent(Event):
-    """An event that says something in words."""
+    """An event with a message."""
 
     message: str
 
     def sentence(self) -> str:
-        """Give the message."""
+        """Write the message."""
         return f"{self.event}: {self.message}"
 
 
 class ProofEvent(Event):
-    """A rank has met all others."""
+    """A rank has met all other ranks."""
 
     event: Literal["proof"] = "proof"
     rank: Whole
@@ -81,21 +82,21 @@ class ProofEvent(Event):
     host: str
     """The machine: on Kubernetes the node."""
     hostname: str | None = None
-    """What it calls itself: on Kubernetes the pod."""
+    """Its own host name: on Kubernetes the pod."""
     meeting: str | None = None
-    """Name of the meeting, which every rank has the same; None from an image with an older manycpu."""
+    """Name of the meeting, the same for every rank; None: from an older version of manycpu."""
     round: Whole | None = None
-    """How often the ranks were restarted before."""
+    """Number of restarts before."""
     backend: str | None = None
     backend_reason: str | None = None
-    """Why the ranks chose it; None where the run names its backend, and from all but rank 0."""
+    """Why the ranks chose it, from rank 0; None: the run names its backend."""
     cpus: Number | None = None
     threads: Number | None = None
     devices: Whole | None = None
     """Devices of XLA that it drives; None on CPUs."""
 
     def sentence(self) -> str:
-        """Name the world, and what the rank has in it."""
+        """Write the world size, and the rank's cores and threads."""
         return "met: " + ", ".join(_formatted(self, _MEETING))
 
 
@@ -115,7 +116,7 @@ class StartEvent(MessageEvent):
 
 
 class ProgressEvent(Event):
-    """How far the training is, and what it has come to."""
+    """The progress of the training: its step, and metrics of that step."""
 
     event: Literal["progress"] = "progress"
     step: Count | None = None
@@ -128,31 +129,31 @@ class ProgressEvent(Event):
     seconds_left: Number | None = None
 
     def sentence(self) -> str:
-        """Name the step, and what is known of it."""
+        """Write the step and its metrics."""
         total = f" of {self.total_steps}" if self.total_steps else ""
         step = [f"step {self.step}{total}"] if self.step is not None else []
         return ", ".join([*step, *_formatted(self, _STEP)])
 
 
 class PaceEvent(Event):
-    """How fast the steps of a rank go, of late."""
+    """How long the latest steps of a rank took."""
 
     event: Literal["pace"] = "pace"
     step: Count
     """Steps that this process has made."""
     step_seconds: Count
     samples_per_second: Count | None = None
-    """Samples that the rank takes; None where its program does not say."""
+    """Samples that the rank takes; None: its program does not report them."""
     wait_seconds: Count | None = None
     """Seconds of a step in which gradients were on their way and nothing was computed; None: not known."""
 
     def sentence(self) -> str:
-        """Say how long a step takes."""
+        """Write the time of a step."""
         return ", ".join(_formatted(self, _PACE))
 
 
 class MetricsEvent(Event):
-    """Results by name; of a name the last one counts."""
+    """Results by name; the last value of a name counts."""
 
     event: Literal["metrics"] = "metrics"
     step: Count | None = None
@@ -161,21 +162,21 @@ class MetricsEvent(Event):
 
 
 class ReturnedEvent(Event):
-    """What the function of a task returned, as JSON: it may take several lines."""
+    """The return value of a task's function as JSON, which may take several events."""
 
     event: Literal["returned"] = "returned"
     part: Whole
-    """Which part of it this is, from 1 on."""
+    """Number of this part, from 1 on."""
     parts: Whole
     text: str
 
     def sentence(self) -> str:
-        """Give the JSON, or a part of it."""
+        """Write the JSON, or a part of it."""
         return f"{'returned' if self.parts == 1 else f'returned ({self.part}/{self.parts})'}: {self.text}"
 
 
 class ResultEvent(Event):
-    """What a notebook's function returned: a value, or the file that has it, or why neither can travel."""
+    """The return value of a notebook's function: the value, or its file, or why neither can be sent."""
 
     event: Literal["result"] = "result"
     value: Any = None
@@ -184,12 +185,12 @@ class ResultEvent(Event):
     message: str | None = None
 
     def sentence(self) -> str:
-        """Give the value, or say where it is."""
+        """Write the value, or its file."""
         return f"returned: {self.message or (self.sha256 and f'file {self.sha256}') or self.value}"
 
 
 class WarningEvent(MessageEvent):
-    """What is not as the user may expect."""
+    """A condition that the user may not expect."""
 
     event: Literal["warning"] = "warning"
 
@@ -204,7 +205,7 @@ class ErrorEvent(MessageEvent):
 
 
 class FinishedEvent(MessageEvent):
-    """All ranks of an earlier meeting had ended with 0, so that the program is not run once more."""
+    """All ranks of an earlier meeting had ended with 0, so the program does not run again."""
 
     event: Literal["finished"] = "finished"
     meeting: str
@@ -219,11 +220,11 @@ class ExitEvent(Event):
     hostname: str | None = None
     rank: Whole | None = None
     meeting: str | None = None
-    """The meeting that it came to, in an exit record; None in a log, where the time tells."""
+    """The meeting that it joined, in an exit record; None in a log, where the time tells."""
 
 
 class OwnEvent(Event):
-    """An event of a script's own, with whatever fields it gave it."""
+    """An event that a script defines itself, with any fields."""
 
     time: Any = None
 
@@ -249,7 +250,7 @@ EVENTS: Final[Mapping[str, type[Event]]] = {
         ExitEvent,
     )
 }
-"""Name of an event of ours -> its model."""
+"""Name of an event of manycpu -> its model."""
 
 
 def decode(text: str) -> Event | None:

@@ -1,9 +1,9 @@
-r"""Lines by which a training process tells what it does: JSON on stdout, each line at most 4,096 bytes.
+r"""The lines in which a training process reports events: JSON on stdout, each line at most 4,096 bytes.
 
-The limit is ``PIPE_BUF``: a pipe takes that much in one piece, so lines of several ranks never mix.
-A rank signs what it writes to its parent process with a secret that only these two have in memory; the parent
-takes the signature off. So what a program prints is not mistaken for what manycpu reports (``RESERVED``).
-What each event has, and how it is read, is in :mod:`manycpu.pipeline.spec.event_types`.
+The limit is ``PIPE_BUF``: a pipe writes that much at once, so lines of several ranks never mix.
+A rank signs its events with a secret that only it and its parent process have in memory; the parent removes
+the signature. So the output of a program is never mistaken for a report of manycpu (``RESERVED``).
+The fields of each event, and how they are read, are in :mod:`manycpu.pipeline.spec.event_types`.
 
 >>> encode("progress", step=3, loss=0.5)
 '::manycpu:: {"event": "progress", "loss": 0.5, "step": 3}'
@@ -38,24 +38,24 @@ RESERVED = frozenset(
     {"proof", "backend", "start", "pace", "returned", "result", "error", "finished", "exit"}
     | {"pickled"}  # which notebooks of older versions unpickle
 )
-"""Events that decide something: only manycpu itself reports them. A program may print all others."""
+"""Events on which decisions depend: only manycpu itself reports them. A program may print all others."""
 RETURN_LIMIT = 32 << 10
-"""Bytes of JSON that a function's arguments, and what it returns, may take: both are kept in databases."""
-_DEPTH = 32  # levels of lists and mappings; libraries that write them down again bear not many more
+"""Bytes of JSON that a function's arguments, and its return value, may take: both are kept in databases."""
+_DEPTH = 32  # levels of lists and mappings; libraries that serialize them again take few more
 _SECRET_BYTES = 8
 _LONGEST = LINE_LIMIT - len("\n") - len("-") - 2 * _SECRET_BYTES
 _RANK = re.compile(r"\[rank ([0-9]{1,9}) (\S+)\] ?(.*)", re.DOTALL)
 
 
 class RankLine(NamedTuple):
-    """A line of a training's log; rank and host are None for what the launcher itself said."""
+    """A line of a training's log; rank and host are None for output of the launcher itself."""
 
     rank: int | None
     host: str | None
     text: str
 
     def __str__(self) -> str:
-        """Write it as it is in a log."""
+        """Write the line as it stands in a log."""
         return self.text if self.rank is None or self.host is None else join(self.rank, self.host, self.text)
 
 
@@ -79,17 +79,17 @@ def missing_lines(count: int) -> str:
 
 
 def new_signature() -> str:
-    """Make up what stands in place of ``PREFIX`` between a rank and its parent process: a secret."""
+    """Make the secret that replaces ``PREFIX`` between a rank and its parent process."""
     return f"::manycpu-{os.urandom(_SECRET_BYTES).hex()}:: "
 
 
 def join(rank: int, host: str, text: str) -> str:
-    """Say which rank on which host wrote a line."""
+    """Prefix a line with its rank and host."""
     return f"[rank {rank} {host}] {text}"
 
 
 def is_shallow(value: object, levels: int = _DEPTH) -> bool:
-    """Whether what JSON can hold has at most so many levels of lists and mappings."""
+    """Whether a JSON value has at most so many levels of lists and mappings."""
     if not isinstance(value, dict | list):
         return True
     inner = value.values() if isinstance(value, dict) else value
@@ -97,7 +97,7 @@ def is_shallow(value: object, levels: int = _DEPTH) -> bool:
 
 
 def is_plain(value: object) -> bool:
-    """Whether JSON brings a value back as it was: its types, too."""
+    """Whether JSON returns a value unchanged, with its types."""
     if type(value) is list:
         return all(map(is_plain, value))
     if type(value) is dict:
@@ -108,7 +108,7 @@ def is_plain(value: object) -> bool:
 
 
 def split(line: str) -> RankLine:
-    """Undo :func:`join`."""
+    """Split a line into rank, host and text; the inverse of :func:`join`."""
     match = _RANK.fullmatch(line.rstrip("\r\n"))
     if match is None:
         return RankLine(None, None, line.rstrip("\r\n"))

@@ -1,17 +1,32 @@
-"""Exit records: how each rank ended, as files beside the output, to be read without its log.
+"""Exit records: how each rank ended, as files beside the output, readable without its log; and exit codes.
 
-The parent of a rank writes ``MEETING/RANK.json``: the code, and as lines of a log the events by which its end
-is judged. A round whose ranks have all ended with 0 is finished: nothing of it is done once more.
+The parent of a rank writes ``MEETING/RANK.json``: the exit code, and as lines of a log the events that decide
+how its end is judged. A round whose ranks have all ended with 0 is finished: no part of it runs again.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["FOLDER", "finished_round", "write"]
+__all__ = [
+    "EXIT_BACKEND",
+    "EXIT_NOT_TOGETHER",
+    "EXIT_PROOF",
+    "EXIT_RETURNED",
+    "FOLDER",
+    "finished_round",
+    "write",
+]
+
+# What a rank exits with when manycpu refuses to go on; spec/state.py describes each in words.
+EXIT_NOT_TOGETHER: Final = 86
+EXIT_PROOF: Final = 87
+EXIT_BACKEND: Final = 88
+EXIT_RETURNED: Final = 89
 
 FOLDER: Final = "exits"
 """Name of their folder in an attempt's."""
@@ -39,31 +54,25 @@ def write(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def finished_round(folder: Path) -> list[dict[str, Any]]:
-    """Read the records of the last round that all of its ranks finished, by rank; empty where none is seen.
+    """Read the records of the last round that all of its ranks finished, by rank; empty: there is none.
 
     Raises:
         OSError: The folder is there and cannot be read.
     """
-    rounds = [_records(each) for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
-    return max(filter(_is_finished, rounds), key=_ended, default=[])
-
-
-def _records(folder: Path) -> list[dict[str, Any]]:
-    return sorted(_read(folder), key=lambda record: int(record["rank"]))
+    finished, last_end = list[dict[str, Any]](), -math.inf
+    for meeting in folder.iterdir() if folder.is_dir() else ():
+        records = sorted(_read(meeting), key=lambda record: int(record["rank"])) if meeting.is_dir() else []
+        if not records or [record["rank"] for record in records] != [*range(records[0]["world_size"])]:
+            continue  # not all ranks have ended
+        if all(record["code"] == 0 for record in records):
+            end = max(float(record["time"]) for record in records)
+            finished, last_end = (records, end) if end > last_end else (finished, last_end)
+    return finished
 
 
 def _read(folder: Path) -> Iterator[dict[str, Any]]:
     for path in folder.glob("*.json"):
-        with suppress(FileNotFoundError, ValueError):  # of a disk that was full: not a record
+        with suppress(FileNotFoundError, ValueError):  # written to a full disk: not a record
             record = json.loads(path.read_text())
             if isinstance(record, dict) and record.keys() >= _FIELDS:
                 yield record
-
-
-def _is_finished(records: list[dict[str, Any]]) -> bool:
-    whole = bool(records) and [record["rank"] for record in records] == [*range(records[0]["world_size"])]
-    return whole and all(record["code"] == 0 for record in records)
-
-
-def _ended(records: list[dict[str, Any]]) -> float:
-    return max(float(record["time"]) for record in records)

@@ -1,4 +1,4 @@
-"""Handles: JSON by which a trigger, a retry or another process finds what was started."""
+"""Handles: JSON by which a trigger, a retry or another process finds a training that was started."""
 
 from typing import Annotated, Literal
 
@@ -18,18 +18,23 @@ class ProcessHandle(BaseModel):
     attempt: int
     host: str
     boot_id: str
-    """The kernel's boot id: after a restart, a process of the same pid is another one."""
+    """The kernel's boot id: after a restart, the same pid is another process."""
     pid: int
     start_time: float
     """Seconds since the epoch, by the clock at its start."""
     start_ticks: int | None = None
-    """Clock ticks from boot to its start, which no change of the clock moves: tells a reused pid."""
+    """Clock ticks from boot to its start, which do not change with the clock: detects a reused pid."""
     pid_namespace: str | None = None
-    """The kernel's name of its PID namespace: a container has process ids of its own."""
+    """The kernel's name of its PID namespace: containers have their own process ids."""
     machine: str | None = None
-    """Digest of the machine's id: tells a restart from another machine of the same name."""
+    """Digest of the machine's id: distinguishes a restart from another machine of the same name."""
     directory: str
     """The attempt's folder, with its log and, once it ended, its exit record."""
+
+    @property
+    def began(self) -> float:
+        """Seconds since the epoch at which the attempt was started."""
+        return self.start_time
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
@@ -49,11 +54,16 @@ class JobHandle(BaseModel):
     namespace: str
     name: str
     uid: str
-    """Tells this job from a later one of the same name."""
+    """Distinguishes this job from a later one of the same name."""
     created: float
     """Seconds since the epoch, by the API server's clock."""
     connection: str | None = None
     """How the cluster is reached: ``target.connection``."""
+
+    @property
+    def began(self) -> float:
+        """Seconds since the epoch at which the attempt was started."""
+        return self.created
 
     def __str__(self) -> str:
         return f"{self.launch} {self.namespace}/{self.name}"

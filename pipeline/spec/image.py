@@ -1,16 +1,16 @@
-"""Names of container images, and what an image is made of: the OCI image format, as pure functions."""
+"""Container images as pure functions: names, the OCI image format, and what a Dockerfile starts from."""
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 
-__all__ = ["Change", "Image", "Layer", "Reference", "choose", "sha256"]
+__all__ = ["Change", "Image", "Layer", "Reference", "base_images", "choose", "needs_buildkit", "sha256"]
 
 INDEXES: Final = (
     "application/vnd.oci.image.index.v1+json",
@@ -28,6 +28,10 @@ _NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY: Final = re.compile(rf"{_NAME}(?:/{_NAME})*")
 _REST: Final = re.compile(rf"(?P<path>[^:@]+)(?::(?P<tag>\w[\w.-]{{0,127}}))?(?:@(?P<digest>{_DIGEST}))?")
 _AMD64: Final = ("linux", "amd64")
+_ARGUMENT: Final = re.compile(r"(?i)^\s*ARG\s+(\w+)(?:=(.*))?$")
+_FROM: Final = re.compile(r"(?i)^\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$")
+_NEWER: Final = re.compile(r"(?i)^\s*(?:RUN|COPY|ADD)\s+(?:--\S+\s+)*--(?:mount|chmod|link)\b")
+_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Reference:
     """An image's name: ``registry/repository:tag`` or ``registry/repository@sha256:...``."""
 
     registry: str
-    """Host and port, as in the name; ``docker.io`` where the name has none."""
+    """Host and port, as in the name; ``docker.io`` if the name has none."""
     repository: str
     tag: str | None = None
     digest: str | None = None
@@ -67,7 +71,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """What tells it from others of its repository: the digest where there is one."""
+        """The digest where there is one, else the tag."""
         return self.digest or self.tag or "latest"
 
     def at(self, version: str) -> "Reference":
@@ -96,7 +100,7 @@ class Layer:
 
 
 class Change(NamedTuple):
-    """A change to an image: layers that are put upon it, and what they set."""
+    """A change to an image: layers to add, and the settings to change."""
 
     layers: Sequence[Layer]
     env: Mapping[str, str]
@@ -106,7 +110,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Image:
-    """A manifest and its config, as the very bytes that their digests are of."""
+    """A manifest and its config, as the exact bytes that their digests are of."""
 
     manifest_bytes: bytes
     config_bytes: bytes
@@ -142,7 +146,7 @@ class Image:
     @property
     def env(self) -> dict[str, str]:
         """The environment."""
-        return _mapping(self.settings.get("Env"))
+        return dict(entry.partition("=")[::2] for entry in self.settings.get("Env") or ())
 
     @property
     def layers(self) -> list[dict[str, Any]]:
@@ -155,7 +159,7 @@ class Image:
         return self.config.get("os", "linux"), self.config.get("architecture", "")
 
     def changed(self, change: Change) -> "Image":
-        """Return the image with layers put upon it; the change's PYTHONPATH and PATH go before its own."""
+        """Return the image with layers added; the change's PYTHONPATH and PATH come before the image's."""
         config = self.config
         config["rootfs"]["diff_ids"] += [layer.diff_id for layer in change.layers]
         if "history" in config:
@@ -164,7 +168,11 @@ class Image:
         config_bytes = _canonical(config)
         manifest = self.manifest
         manifest["config"] |= {"digest": sha256(config_bytes), "size": len(config_bytes)}
-        manifest["layers"] += [self._descriptor(layer) for layer in change.layers]
+        media_type = _GZIPPED[self.media_type]
+        manifest["layers"] += [
+            {"mediaType": media_type, "digest": layer.digest, "size": len(layer.content)}
+            for layer in change.layers
+        ]
         return Image(_canonical(manifest), config_bytes, self.media_type)
 
     def _settings(self, change: Change) -> dict[str, Any]:
@@ -174,13 +182,6 @@ class Image:
         if change.working_folder is not None:
             settings["WorkingDir"] = change.working_folder
         return settings
-
-    def _descriptor(self, layer: Layer) -> dict[str, Any]:
-        return {
-            "mediaType": _GZIPPED[self.media_type],
-            "digest": layer.digest,
-            "size": len(layer.content),
-        }
 
 
 def choose(index: Mapping[str, Any], name: str) -> str:
@@ -231,9 +232,47 @@ def _environment(before: Mapping[str, str], change: Mapping[str, str]) -> dict[s
     return after
 
 
-def _mapping(env: Sequence[str] | None) -> dict[str, str]:
-    return dict(entry.partition("=")[::2] for entry in env or ())
-
-
 def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def base_images(text: str, arguments: Mapping[str, str]) -> list[str]:
+    r"""List the images that the stages of a Dockerfile start from, without `scratch` and other stages.
+
+    Args:
+        text: The Dockerfile.
+        arguments: The build's arguments, which win over the file's defaults.
+
+    >>> base_images("ARG BASE=python\nFROM ${BASE}:3.12 AS a\nFROM a\nFROM debian", {"BASE": "intel/python"})
+    ['intel/python:3.12', 'debian']
+    """
+    values: dict[str, str] = {}
+    images: list[str] = []
+    stages = {"scratch"}
+    for line in _dockerfile_lines(text):
+        if stage := _FROM.match(line):
+            name = _replaced(stage[1], values)
+            if name not in stages and name not in images:
+                images.append(name)
+            stages.add(stage[2] or "")
+        elif (argument := _ARGUMENT.match(line)) and not images:  # later ones are a stage's own
+            default = _replaced((argument[2] or "").strip().strip("\"'"), values)
+            values[argument[1]] = arguments.get(argument[1], default)
+    return images
+
+
+def needs_buildkit(text: str) -> bool:
+    r"""Whether a Dockerfile has an option that docker's classic builder does not know.
+
+    >>> needs_buildkit("FROM a\nRUN --mount=type=cache,target=/c make"), needs_buildkit("FROM a\nRUN make")
+    (True, False)
+    """
+    return any(_NEWER.match(line) for line in _dockerfile_lines(text))
+
+
+def _dockerfile_lines(text: str) -> Iterator[str]:
+    yield from (line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
+
+
+def _replaced(text: str, values: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: values.get(match[1] or match[3]) or match[2] or "", text)

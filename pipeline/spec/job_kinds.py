@@ -1,6 +1,7 @@
-"""The kinds of Kubernetes job that train: the facts of each stand here, and nowhere else.
+"""The kinds of Kubernetes object that a run may have in its namespace, and where the API serves them.
 
-A record here and a file in ``launchers/``, which writes the manifest, are a launch kind.
+The facts of each kind of job stand here, and nowhere else: a record here and a file in ``launchers/``, which
+writes the manifest, are a launch kind.
 """
 
 from collections.abc import Mapping
@@ -11,15 +12,23 @@ from typing import Any, Final, Literal, NamedTuple
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 __all__ = [
+    "CORE_KINDS",
     "FAILED",
     "JOB_KINDS",
+    "JOB_UID_LABEL",
+    "LOCAL_QUEUE",
     "MPIJOB",
+    "PRIORITY_LABEL",
     "PYTORCHJOB",
+    "QUEUE_LABEL",
     "TRAINING_RUNTIME",
     "TRAINJOB",
+    "VISIBILITY",
+    "WORKLOAD",
     "ApiResource",
     "JobKind",
     "Role",
+    "resource_of",
     "resources",
 ]
 
@@ -34,9 +43,9 @@ class ApiResource(NamedTuple):
 
     kind: str
     group: str
-    """Empty for what Kubernetes has had from the beginning, such as pods."""
+    """Empty: the core group, such as for pods."""
     version: str
-    """Empty where it is the one that the cluster prefers."""
+    """Empty: the version that the cluster prefers."""
     plural: str
 
     @property
@@ -56,19 +65,19 @@ class JobKind:
 
     resource: ApiResource
     operator: str
-    """Which of Kubeflow's operators runs it, for people."""
+    """Name of the Kubeflow operator that runs it, for people."""
     succeeded: str = "Succeeded"
     """The condition that holds when it has succeeded."""
     suspend: tuple[str, ...] = ("spec", "runPolicy", "suspend")
     """Path of the field that suspends it."""
     launcher: bool = False
-    """Whether a pod of its own starts the ranks, passes on their lines, and ends as the worst of them.
+    """Whether a separate pod starts the ranks, passes on their lines, and ends as the worst of them.
 
     The ranks' pods then run no more than sshd, and a launcher that has begun is not suspended: the operator
     does not resume it.
     """
     companions: tuple[ApiResource, ...] = ()
-    """What is created before the job, such as the runtime that it refers to. It goes with the run."""
+    """Objects that are created before the job, such as its runtime, and deleted with the run."""
 
     @property
     def kind(self) -> str:
@@ -87,11 +96,11 @@ class JobKind:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The conditions of which one holds when it has ended."""
+        """The conditions of its end: one of them is true once it has ended."""
         return self.succeeded, FAILED
 
     def suspended(self, job: KubeObject) -> bool:
-        """Whether a job is to wait.
+        """Whether a job is suspended.
 
         >>> MPIJOB.suspended({"spec": {"runPolicy": {"suspend": True}}}), MPIJOB.suspended({"spec": {}})
         (True, False)
@@ -102,7 +111,7 @@ class JobKind:
         return bool(value)
 
     def with_suspend(self, suspend: bool) -> KubeObject:
-        """Build the part of a job that suspends it, or lets it go on.
+        """Build the patch that suspends or resumes a job.
 
         >>> MPIJOB.with_suspend(True)
         {'spec': {'runPolicy': {'suspend': True}}}
@@ -139,3 +148,44 @@ def resources() -> Mapping[str, ApiResource]:
     jobs = [kind.resource for kind in JOB_KINDS.values()]
     companions = [resource for kind in JOB_KINDS.values() for resource in kind.companions]
     return {resource.kind: resource for resource in [*jobs, *companions]}
+
+
+_KUEUE: Final = "kueue.x-k8s.io"
+QUEUE_LABEL: Final = f"{_KUEUE}/queue-name"
+"""Label of a job with the queue that admits it."""
+PRIORITY_LABEL: Final = f"{_KUEUE}/priority-class"
+"""Label of a job with its WorkloadPriorityClass."""
+JOB_UID_LABEL: Final = f"{_KUEUE}/job-uid"
+"""Label of a workload with the job that it stands for."""
+# Without a version: Kueue drops its own after a few releases, so the cluster names the one it prefers.
+WORKLOAD: Final = ApiResource("Workload", _KUEUE, "", "workloads")
+LOCAL_QUEUE: Final = ApiResource("LocalQueue", _KUEUE, "", "localqueues")
+VISIBILITY: Final = ApiResource("PendingWorkloadsSummary", f"visibility.{_KUEUE}", "", "localqueues")
+"""The workloads that wait in a queue, in order: ``pendingworkloads`` of the queue."""
+
+
+CORE_KINDS: Final = {
+    "ConfigMap": "configmaps",
+    "Event": "events",
+    "LimitRange": "limitranges",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "Pod": "pods",
+    "ResourceQuota": "resourcequotas",
+    "Secret": "secrets",
+    "Service": "services",
+    "ServiceAccount": "serviceaccounts",
+}
+"""Core kind that a run may have in its namespace -> its plural in the API's paths."""
+_JOB: Final = ApiResource("Job", "batch", "v1", "jobs")
+_OTHER_KINDS: Final = {resource.kind: resource for resource in (_JOB, LOCAL_QUEUE, VISIBILITY, WORKLOAD)}
+
+
+def resource_of(kind: str) -> ApiResource:
+    """Look up where the API serves a kind of object that a run may have in its namespace.
+
+    >>> resource_of("Pod").path, resource_of("MPIJob").path
+    ('/api/v1', '/apis/kubeflow.org/v2beta1')
+    """
+    if kind in CORE_KINDS:
+        return ApiResource(kind, "", "v1", CORE_KINDS[kind])
+    return {**resources(), **_OTHER_KINDS}[kind]

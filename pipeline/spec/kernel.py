@@ -1,4 +1,4 @@
-"""What is asked of the kernel on both sides of a launch: who ends with whom, and the way to another host."""
+"""Calls to the kernel on both sides of a launch: which process ends with which, and the way to a host."""
 
 import ctypes
 import socket
@@ -21,24 +21,24 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def end_with_parent(number: int) -> None:
-    """Have this process get a signal when its parent dies, however the parent dies (Linux)."""
+    """Ask for a signal to this process when its parent dies, for any reason (Linux)."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of what its descendants leave behind (Linux)."""
+    """Make this process the parent of orphans among its descendants (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def boot_id() -> str | None:
-    """Return the kernel's name of this boot of this machine (Linux)."""
+    """Return the kernel's id of this boot of the machine (Linux)."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return None
 
 
 def pid_namespace() -> str | None:
-    """Return the kernel's name of the namespace that this process has its process ids in (Linux)."""
+    """Return the kernel's name of this process's PID namespace (Linux)."""
     with suppress(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
     return None
@@ -57,7 +57,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Name the network interface that has an address; None where none has."""
+    """Name the network interface that has an address; None: there is none."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():

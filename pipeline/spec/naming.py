@@ -25,7 +25,7 @@ def run_name(label: str, key: str) -> str:
 
 
 def secret_name(name: str) -> str:
-    """Name the Secret of a run: its variables that are called like a secret."""
+    """Name the Secret that has a run's variables which are named like a secret."""
     return f"{name}-env"
 
 
@@ -49,7 +49,7 @@ def labels(name: str, **more: str) -> dict[str, str]:
 
 
 def label(item: KubeObject, key: str) -> str:
-    """Read a label of ours off an object; empty where it has none.
+    """Read a label ``manycpu/<key>`` of an object; empty: it has none.
 
     >>> label({"metadata": {"labels": labels("qa-1a2b3c4d5e", role="rank")}}, "role")
     'rank'
@@ -58,5 +58,5 @@ def label(item: KubeObject, key: str) -> str:
 
 
 def attempt_key(item: KubeObject) -> tuple[str, str]:
-    """Read the run and the attempt that a job, or a pod of it, is of."""
+    """Read the run and the attempt of a job or a pod from its labels."""
     return label(item, "run"), label(item, "attempt")

@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from manycpu.pipeline.spec import quantity
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.machine import Cpu, Machine, numbers
+from manycpu.pipeline.spec.words import parse_memory
 
 __all__ = ["EXAMPLE", "WORDS", "describe"]
 
@@ -45,8 +45,8 @@ WORDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "cpus": (numbers, "logical processors that may be used, such as 0-3,8; default: all"),
     "limit": (_time, "the limit of a pod or cgroup, in processors: 2.5 or 2500m"),
     "request": (_time, "what the pod requests, in the same way"),
-    "memory": (quantity.read, "memory, such as 512Gi"),
-    "shm": (quantity.read, "size of /dev/shm"),
+    "memory": (parse_memory, "memory, such as 512Gi"),
+    "shm": (parse_memory, "size of /dev/shm"),
     "bf16": (_yes, "whether the processor computes in bf16: yes or no"),
 }
 
@@ -59,9 +59,13 @@ def describe(text: str) -> Machine:
     """
     words = dict(_words(text))
     limit, request = words.get("limit"), words.get("request")
+    every, allowed = list(_cpus(words)), words.get("cpus")
+    cpus = [cpu for cpu in every if allowed is None or cpu.number in allowed]
+    if not cpus or (allowed and max(allowed) >= len(every)):
+        raise _bad(f"the node has the processors 0 to {len(every) - 1}", "Choose cpus= from these")
     bf16 = {True: {"avx512_bf16"}, False: {"avx2"}, None: set[str]()}[words.get("bf16")]
     return Machine(
-        cpus=_chosen(list(_cpus(words)), words.get("cpus")),
+        cpus=tuple(sorted(cpus)),
         quota=limit,
         guaranteed=None if limit is None or request is None else limit == request,
         memory=words.get("memory"),
@@ -94,13 +98,6 @@ def _cpus(words: Mapping[str, Any]) -> Iterator[Cpu]:
     for thread in range(threads):
         for core in range(total):
             yield Cpu(core // cores, core * nodes // total, core, core + thread * total)
-
-
-def _chosen(cpus: list[Cpu], allowed: tuple[int, ...] | None) -> tuple[Cpu, ...]:
-    chosen = [cpu for cpu in cpus if allowed is None or cpu.number in allowed]
-    if not chosen or (allowed and max(allowed) >= len(cpus)):
-        raise _bad(f"the node has the processors 0 to {len(cpus) - 1}", "Choose cpus= from these")
-    return tuple(sorted(chosen))
 
 
 def _bad(message: str, fix: str) -> BadInputError:

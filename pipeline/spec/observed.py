@@ -1,20 +1,138 @@
-"""What the ranks of a training have reported, as far as it is kept."""
+"""What is kept of the reports of a training's ranks: their state, and curves of their metrics.
 
-from typing import Any
+>>> loss = Series()
+>>> for step in range(100_000):
+...     loss.add(step, 1.0 + step, 1 / (1 + step) if step != 70_000 else 9.0)
+>>> len(loss.values) <= SERIES_LIMIT, loss.values[0], max(loss.values), loss.steps[-1]
+(True, 1.0, 9.0, 99999)
+"""
 
-from pydantic import BaseModel, Field
+import math
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any, Final, TypeGuard
 
-from manycpu.pipeline.spec.series import Series
+from pydantic import BaseModel, Field, model_validator
+
+from manycpu.pipeline.spec.event_types import Event, MetricsEvent, PaceEvent, ProgressEvent
 from manycpu.pipeline.spec.state import RankFailure
 
-__all__ = ["Observed", "Pace", "Progress", "Rank"]
+__all__ = [
+    "FIRST_METRICS",
+    "SERIES_LIMIT",
+    "Observed",
+    "Pace",
+    "Progress",
+    "Rank",
+    "Series",
+    "is_finite",
+    "values_of",
+]
+
+SERIES_LIMIT: Final = 300
+"""Points that a curve keeps."""
+FIRST_METRICS: Final = ("loss", "learning_rate", "samples_per_second")
+"""Metrics that people look at first."""
+_OF_PROGRESS: Final = ("loss", "grad_norm", "learning_rate", "samples_per_second")
+
+
+class Series(BaseModel):
+    """A curve: the values of a metric in the order of their events, as columns of equal length.
+
+    It keeps its shape in few points: of too many, spans of equal counts keep their extremes.
+    """
+
+    index: list[int] = Field(default_factory=list)
+    """Number of each value among all values, from 0 on."""
+    steps: list[int | float | None] = Field(default_factory=list)
+    times: list[float] = Field(default_factory=list)
+    """Seconds since the epoch, by the clock of the rank; 0: unknown."""
+    values: list[int | float] = Field(default_factory=list)
+    _rereading: bool = False
+
+    @model_validator(mode="after")
+    def _is_even(self) -> "Series":
+        if len({len(self.index), len(self.steps), len(self.times), len(self.values)}) > 1:
+            raise ValueError("the columns of a curve have different lengths")
+        return self
+
+    def add(self, step: float | None, time: float, value: Any) -> None:
+        """Add a value, unless it is no finite number or was added before: a log may be read twice.
+
+        Args:
+            step: The step that it belongs to; None: unknown.
+            time: When it was written, in seconds since the epoch; 0: unknown.
+            value: The value.
+        """
+        if not is_finite(value) or self._is_reread(step, time, value):
+            return
+        self.index.append(self.index[-1] + 1 if self.index else 0)
+        self.steps.append(step)
+        self.times.append(time or (self.times[-1] if self.times else 0.0))
+        self.values.append(value)
+        if len(self.values) > SERIES_LIMIT:
+            fewer = self.thinned(SERIES_LIMIT // 2)
+            for name, column in fewer:
+                setattr(self, name, column)
+
+    def thinned(self, points: int) -> "Series":
+        """Return at most ``points`` points, at least four: the first, the last, and extremes between."""
+        if len(self.values) <= points:
+            return self
+        spans = max(1, (points - 2) // 2)
+        first, width = self.index[0], (self.index[-1] - self.index[0] + 1) / spans
+        chosen = {0, len(self.values) - 1}
+        for _, span in groupby(range(len(self.values)), key=lambda at: int((self.index[at] - first) / width)):
+            places = list(span)
+            chosen |= {min(places, key=self.values.__getitem__), max(places, key=self.values.__getitem__)}
+        kept = sorted(chosen)
+        columns = self.model_dump()
+        return Series(**{name: [column[at] for at in kept] for name, column in columns.items()})
+
+    def _is_reread(self, step: float | None, time: float, value: float) -> bool:
+        """Whether a value is of a log that is read twice; where only the clock went back, it is new."""
+        if not time or not self.times or time > self.times[-1]:
+            self._rereading = False
+            return False
+        known = (step, time, value) in zip(self.steps, self.times, self.values, strict=True)
+        reread = known or self._rereading
+        self._rereading = reread and time < self.times[-1]
+        return reread
+
+
+def values_of(event: Event, rank: int | None, step: float | None) -> tuple[float | None, Mapping[str, Any]]:
+    """Read the values for curves from an event, and the step that they belong to.
+
+    Args:
+        event: The event.
+        rank: The rank that reported it.
+        step: The present step of the training, for a pace.
+    """
+    match event:
+        case ProgressEvent():
+            return event.step, {name: getattr(event, name) for name in _OF_PROGRESS}
+        case MetricsEvent():
+            return event.step, event.values
+        case PaceEvent() if rank == 0:
+            return event.step if step is None else step, {"step_seconds": event.step_seconds}
+    return None, {}
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number, which a curve can have."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer larger than any float
+        return False
 
 
 class Pace(BaseModel):
-    """How fast the steps of a rank went of late."""
+    """How long the latest steps of a rank took."""
 
     time: float = 0.0
-    """When it told so, in seconds since the epoch."""
+    """When the rank reported it, in seconds since the epoch."""
     step: int | float
     step_seconds: int | float
     samples_per_second: int | float | None = None
@@ -23,7 +141,7 @@ class Pace(BaseModel):
 
 
 class Progress(BaseModel):
-    """How far the training was of late."""
+    """The latest progress of the training."""
 
     time: float = 0.0
     step: int | float | None = None
@@ -33,7 +151,7 @@ class Progress(BaseModel):
 
 
 class Rank(BaseModel):
-    """A rank as it introduced itself."""
+    """A rank, as it reported itself when all ranks met."""
 
     rank: int
     host: str
@@ -41,13 +159,13 @@ class Rank(BaseModel):
     cpus: float | None = None
     threads: float | None = None
     hostname: str | None = None
-    """What it calls itself: on Kubernetes the pod."""
+    """Its own host name: on Kubernetes the pod."""
     devices: int | None = None
     """Devices of XLA that it drives; None on CPUs."""
     exit_code: int | None = None
-    """How it ended; None where nobody told."""
+    """Its exit code; None: unknown."""
     pace: Pace | None = None
-    """How fast its steps went of late; None where it made none."""
+    """How long its latest steps took; None: it made none."""
 
 
 class Observed(BaseModel):
@@ -63,23 +181,23 @@ class Observed(BaseModel):
     """Name of a metric -> its curve."""
     progress: Progress | None = None
     start: str | None = None
-    """What the start waits for, as rank 0 said; None once the program tells something."""
+    """What the start waits for, as rank 0 reported; None once the program reports something."""
     events: int = 0
-    """How many were heard: whoever shows them sees by it that there is something new."""
+    """Count of all events; a display compares it to see whether there is something new."""
     warnings: list[str] = Field(default_factory=list)
     returned: Any = None
-    """What rank 0 returned, where the program is the function of a task."""
+    """The return value of rank 0, if the program is the function of a task."""
     has_returned: bool = False
-    """Whether it did: None is something to return."""
+    """Whether it returned: None is a return value too."""
     parts: list[str] = Field(default_factory=list)
-    """What has come of that so far."""
+    """The parts of the return value that have come so far."""
     failure: RankFailure | None = None
     finished_meeting: str | None = None
-    """Name of the meeting that a rank found finished when it came back; None where none did."""
+    """Name of the meeting that a restarted rank found finished; None: no rank did."""
     introduced: list[str] = Field(default_factory=list)
-    """``rank@time`` of every introduction at a meeting without a name: a log may be read again."""
+    """``rank@time`` of every proof from a meeting without a name: a log may be read twice."""
     failed_at: float = 0.0
-    """Seconds since the epoch; 0 where lines have no times."""
+    """Seconds since the epoch; 0: lines have no times."""
 
     @property
     def hosts(self) -> list[str]:
@@ -88,23 +206,23 @@ class Observed(BaseModel):
 
     @property
     def met(self) -> bool:
-        """Whether all ranks of a meeting have introduced themselves."""
+        """Whether all ranks of a meeting have proved that they are there."""
         return any(map(_is_complete, self.rounds))
 
     @property
     def met_last(self) -> float:
-        """When the last meeting began to which all came; seconds since the epoch, 0 where nobody knows."""
+        """When the last complete meeting began, in seconds since the epoch; 0: unknown."""
         complete = filter(_is_complete, self.rounds)
         return max((float(meeting.get("began", 0)) for meeting in complete), default=0.0)
 
     @property
     def finished(self) -> bool:
-        """Whether all ranks of the last meeting have reported a good end."""
+        """Whether all ranks of the last meeting have ended with 0."""
         everyone = bool(self.ranks) and len(self.ranks) == self.world_size
         return everyone and all(rank.exit_code == 0 for rank in self.ranks)
 
     def forget_failure(self, before: float) -> None:
-        """Forget how ranks ended whose nodes were taken back."""
+        """Forget the failure of ranks whose nodes were taken back, up to a time."""
         if self.failed_at <= before:
             self.failure, self.failed_at = None, 0.0
 

@@ -1,4 +1,4 @@
-"""The files that a run writes beside its model: their names, and which run wrote them.
+"""The files that a run writes beside its model: their names, and how to tell which run wrote them.
 
 >>> replaceable('{"key": "0123456789", "state": "succeeded"}', "0123456789")
 True
@@ -30,15 +30,15 @@ __all__ = [
 ]
 
 RETURNED: Final = "returned"
-"""Folder beside the output, for what a notebook's function returned."""
+"""Folder beside the output, for the return value of a notebook's function."""
 MANIFEST: Final = "manifest.json"
-"""Lists what an export wrote; its ``run`` is the key of the run that did."""
+"""Lists the files of an export; its field ``run`` is the key of the run that wrote it."""
 REPORT: Final = "report.json"
 PAGE: Final = "report.html"
-"""Shows report.json to people; written where the output is a folder."""
+"""Shows report.json to people; only outputs on disk have it."""
 _CLAIM: Final = ".manycpu-claim-"
 PAGE_BEGINS: Final = "<!doctype html>\n<!-- a report of manycpu -->\n"
-"""Tells our page from a program's own file of that name."""
+"""Distinguishes our page from a program's own file of that name."""
 
 
 def partial_name(name: str) -> str:
@@ -47,7 +47,7 @@ def partial_name(name: str) -> str:
 
 
 PARTIALS: Final = (partial_name(REPORT), partial_name(PAGE))
-"""What a process that was killed while it wrote leaves in an output."""
+"""Files that a process leaves in an output when it is killed while it writes."""
 
 
 def claim_name(key: str) -> str:
@@ -56,7 +56,7 @@ def claim_name(key: str) -> str:
 
 
 def claimed_by(name: str) -> str | None:
-    """Return the key of the run that a claim is of; None of other files.
+    """Return the key of the run whose claim a file is; None: it is no claim.
 
     >>> claimed_by(claim_name("1a2b3c4d5e")), claimed_by("model/.manycpu-claim-1.json")
     ('1a2b3c4d5e', None)
@@ -66,7 +66,7 @@ def claimed_by(name: str) -> str | None:
 
 
 def manifest_name(taken: Collection[str]) -> str:
-    """Choose a name for the manifest that nothing at the top of the program's output has.
+    """Choose a name for the manifest that no file at the top of the program's output has.
 
     >>> manifest_name({"manifest.json", "manifest.manycpu.json"})
     'manifest.manycpu-2.json'
@@ -83,7 +83,7 @@ def manifests(has: Callable[[str], bool]) -> list[str]:
     """List the names that the manifest may have in an output; those before it are the program's own.
 
     Args:
-        has: Tells whether there is such a file or folder.
+        has: Whether there is a file or folder of that name.
     """
     names = _manifest_names()
     return [*reversed([next(names), next(names), *takewhile(has, names)])]
@@ -100,21 +100,21 @@ def _numbered(stem: str) -> Iterator[str]:
 
 
 def fields_of(text: str | None) -> dict[str, Any]:
-    """Parse the fields of a manifest or a report; empty where it is neither."""
+    """Parse the fields of a manifest or a report; empty: the text is neither."""
     try:
         fields = json.loads(text or "")
-    except (ValueError, RecursionError):  # nobody writes one nested that deeply
+    except (ValueError, RecursionError):  # neither is nested that deeply
         return {}
     return fields if isinstance(fields, dict) else {}
 
 
 def is_page(text: str | None) -> bool:
-    """Whether a report.html is one of ours, and no file of the program's own."""
+    """Whether a report.html was written by manycpu, and is no file of the program's own."""
     return text is not None and text.startswith(PAGE_BEGINS)
 
 
 def replaceable(report: str | None, key: str) -> bool:
-    """Whether a run may write its report over one: its own, or that of a run which left no model."""
+    """Whether a run may overwrite a report: its own, or that of a run which left no model."""
     if report is None:
         return True
     fields = fields_of(report)

@@ -1,4 +1,4 @@
-"""Where things are on the nodes: what stage, build and the target decided, as input of a launcher."""
+"""The paths and settings of a run on its nodes, as stage, build and target chose them: a launcher's input."""
 
 from typing import Any, Final, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ LIB: Final = "/opt/manycpu/lib"
 
 
 class Host(NamedTuple):
-    """A host of a hostfile; ``slots`` is None where the file names no number of processes."""
+    """A host of a hostfile; ``slots`` None: the file gives no number of processes."""
 
     name: str
     slots: int | None = None
@@ -31,7 +31,7 @@ class Mpi(BaseModel):
     mpirun: str
     """Absolute path of its mpirun."""
     env: dict[str, str] = {}
-    """What it needs in its environment, such as I_MPI_ROOT."""
+    """Variables that it needs, such as I_MPI_ROOT."""
 
 
 class Placement(BaseModel):
@@ -63,13 +63,13 @@ class Placement(BaseModel):
     launcher_address: str | None = None
     """Address of the machine that starts the launcher, as the hosts see it."""
     launcher_interface: str | None = None
-    """The network interface that has it."""
+    """The network interface that has this address."""
     image: str = ""
-    """The image by digest, where the target has images; and below, what else Kubernetes needs."""
+    """The image by digest; this and the next fields are for Kubernetes."""
     claim: str = ""
-    """The PersistentVolumeClaim, there already or made for the run."""
+    """The PersistentVolumeClaim: one that exists, or one made for the run."""
     owners: tuple[dict[str, Any], ...] = ()
-    """The ownerReferences that everything of the run carries: its ledger."""
+    """The ownerReferences of everything that the run creates: they name its ledger."""
 
     @property
     def job(self) -> str:
@@ -78,5 +78,5 @@ class Placement(BaseModel):
 
     @property
     def secret(self) -> str:
-        """Name of the Secret with the run's variables that are called like a secret."""
+        """Name of the Secret with the run's variables that are named like a secret."""
         return secret_name(self.name)

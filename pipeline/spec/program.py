@@ -1,4 +1,4 @@
-"""Parse ``run.program``: a recipe of ours, a module, or a script.
+"""The program of a run: parse ``run.program``; find the files and the imports of a module in a folder.
 
 >>> parse("question_answering")
 Program(kind='recipe', name='manycpu.pipeline.recipes.question_answering')
@@ -8,12 +8,16 @@ Program(kind='module', name='mypackage.train')
 Program(kind='script', name='./train.py')
 """
 
+import ast
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-__all__ = ["AUTO", "RECIPES", "Program", "parse"]
+__all__ = ["AUTO", "RECIPES", "Program", "copy_files", "files_of", "imports_of", "parse"]
 
 AUTO: Final = "auto"
-"""What ``run.code`` is where the project around the program is to be found."""
+"""Value of ``run.code`` that means: find the project around the program."""
 RECIPES = {
     "hogwild": "manycpu.pipeline.recipes.hogwild",
     "image_classification": "manycpu.pipeline.recipes.image_classification",
@@ -35,3 +39,48 @@ def parse(program: str) -> Program:
     if program.startswith("-m"):
         return Program("module", program.removeprefix("-m").strip())
     return Program("script", program)
+
+
+def files_of(root: Path, name: str) -> Iterator[Path]:
+    """List the files of a top-level module in a folder: its one file, or those of its package."""
+    if (root / f"{name}.py").is_file():
+        yield root / f"{name}.py"
+    elif (root / name).is_dir():
+        for file in (root / name).rglob("*"):
+            # Beside the code also data files, if their folder is a package with an __init__.py.
+            is_part = file.suffix == ".py" or (file.parent / "__init__.py").is_file()
+            if is_part and file.is_file() and file.suffix != ".pyc":
+                yield file
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """List the top-level modules that a file imports; none of a file that is no Python."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # importing it would fail as well
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def copy_files(modules: set[str], root_of: Callable[[str], Path | None], folder: Path) -> None:
+    """Copy modules, and the modules that they import, to a folder for the ranks.
+
+    Args:
+        modules: Their top-level names.
+        root_of: Finds the folder of a module; None: it is installed.
+        folder: The folder that they are copied to.
+    """
+    waiting = {*modules}
+    seen = {"__main__"}
+    while names := waiting - seen:
+        seen |= names
+        found = [(root, file) for name in names if (root := root_of(name)) for file in files_of(root, name)]
+        for root, file in found:
+            place = folder / file.relative_to(root)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, place)
+            waiting |= {*imports_of(file)} if file.suffix == ".py" else set()

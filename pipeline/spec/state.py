@@ -4,9 +4,11 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
+from manycpu.pipeline.spec.exit_records import EXIT_BACKEND, EXIT_NOT_TOGETHER, EXIT_PROOF, EXIT_RETURNED
+
 __all__ = ["RankFailure", "RunState", "Status"]
 
-_SHORT = 500  # characters
+_SHORT_CHARACTERS = 500
 
 
 class RunState(StrEnum):
@@ -18,11 +20,11 @@ class RunState(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
-    """It may run: what could tell is on another host, or in another container."""
+    """It may run: it was started on another host, or in another container."""
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the state is final."""
         return self in (RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED)
 
 
@@ -50,29 +52,29 @@ class Status(BaseModel):
     reason: str = ""
     failure: RankFailure | None = None
     budget: str | None = None
-    """The field of the run whose time budget was used up, where that ended it."""
+    """The field of the run whose time budget ended it; None: no budget did."""
     by_itself: bool = False
-    """Whether the training itself failed so, by an exit code or a time budget; else nothing shows why."""
+    """Whether the training itself failed, by an exit code or a time budget; else the cause is unknown."""
 
     @property
     def in_short(self) -> str:
-        """Say the reason in one line, or which rank failed first."""
+        """The reason in one line, or which rank failed first."""
         first, _, _ = (self.reason or str(self.failure or "")).partition("\n")
-        return first[:_SHORT]
+        return first[:_SHORT_CHARACTERS]
 
     @property
     def refused(self) -> bool:
-        """Whether a training process of ours refused to go on: another try would be refused as well."""
+        """Whether manycpu's training process refused to continue: another try would be refused as well."""
         return self.failure is not None and self.failure.exit_code in EXIT_CODES
 
 
-# What a training process of ours says with its exit code.
+# Exit codes of manycpu's own training processes.
 EXIT_CODES = {
-    86: "each rank trained alone, without torch.distributed or as a world of Accelerate by itself, or "
-    "divided no batch among its devices",
-    87: "proof of scale failed: the ranks that met, or their devices, are not those asked for",
-    88: "the collective backend or the device could not be had",
-    89: "what the function returned cannot be passed on",
+    EXIT_NOT_TOGETHER: "each rank trained alone, without torch.distributed or as a world of Accelerate by "
+    "itself, or divided no batch among its devices",
+    EXIT_PROOF: "proof of scale failed: the ranks that met, or their devices, are not those asked for",
+    EXIT_BACKEND: "the collective backend or the device was not available",
+    EXIT_RETURNED: "what the function returned cannot be passed on",
 }
 
 

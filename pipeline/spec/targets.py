@@ -1,14 +1,18 @@
-"""Where to train: a closed union, told apart by ``kind``."""
+"""Where to train: a closed union with the discriminator ``kind``."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticKnownError
 
-from manycpu.pipeline.spec import patterns
-from manycpu.pipeline.spec.form import passable, section, words
+from manycpu.pipeline.spec import cpu_plan
+from manycpu.pipeline.spec.credentials import redacted_description
+from manycpu.pipeline.spec.form import AMOUNT_PATTERN, FOLDER_PATTERN, NAME_PATTERN, passable, section, words
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, TRAINJOB
+from manycpu.pipeline.spec.machine import Machine
+from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = [
     "DEFAULT_MPI",
@@ -20,23 +24,24 @@ __all__ = [
     "Kubernetes",
     "Local",
     "Target",
+    "TargetFields",
 ]
 
 _DIRECTORY = "Folder for runs, staged data and code snapshots; default: $MANYCPU_HOME, or ~/.manycpu."
 _STAGE = (
     "How data and base model that are paths come to the ranks: as a `copy`, which shares its blocks where "
     "the file system clones files, or `in_place`: the ranks read the paths themselves{hosts}. Either is "
-    "hashed when the run begins. In place nothing keeps the program, or anybody else, from changing them "
-    "meanwhile; the digest in the report is of the beginning."
+    "hashed when the run begins. In place, the program and others can change them during the run; the digest "
+    "in the report is of the beginning."
 )
 _MPI = "The mpirun to use: Intel MPI, Open MPI or MPICH; default: impi-rt beside Python, then PATH."
 
 Family = Literal["intel", "openmpi", "mpich"]
 """An implementation of MPI."""
 DEFAULT_MPI: Final[Family] = "intel"
-"""That of an mpijob which names none."""
+"""The MPI of an mpijob that names none."""
 DEFAULT_RUNTIME: Final = "torch-distributed"
-"""Runtime of a TrainJob that names none: Trainer comes with it."""
+"""Runtime of a TrainJob that names none: it comes with Trainer."""
 OWN_RUNTIME: Final = "own"
 """Runtime of a TrainJob that is made for its run."""
 
@@ -47,12 +52,54 @@ def _job_kind(launch: str) -> str:
     return launch
 
 
-class Local(BaseModel):
-    """This machine."""
+class TargetFields(BaseModel):
+    """What a target's fields say of it, without anything that acts: the defaults suit machines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     _no_nul = field_validator("*")(passable)
 
+    kind: str
+    launch: str
+    is_this_machine: ClassVar[bool] = False
+    """Whether the ranks run on this machine, in this environment."""
+    has_image: ClassVar[bool] = False
+    """Whether the ranks run in an image, with modules that this environment may lack."""
+    extra: ClassVar[tuple[str, str, str] | None] = None
+    """The extra of manycpu that is needed, the field that asks for it, and what it is for."""
+    has_host_per_node: ClassVar[bool] = False
+    """Whether each node is a host of its own, so that ranks of two nodes never share one."""
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether a pod of its own starts the ranks, and ends as the worst of them."""
+        return False
+
+    @property
+    def vouches_for_ranks(self) -> bool:
+        """Whether a success is that of every rank, since what starts them ends as the worst of them."""
+        return True
+
+    def completed(self, run: TrainingRun) -> tuple[TrainingRun, "TargetFields"]:
+        """Fill in what run and target leave open."""
+        return run, self
+
+    def node_folder(self, base: Path) -> Path:
+        """Return the folder on the nodes that relative paths start from.
+
+        Args:
+            base: The folder that they start from here.
+        """
+        return base
+
+    def recorded(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return fields of a run or a target as the run's ledger keeps them."""
+        return fields
+
+
+class Local(TargetFields):
+    """This machine."""
+
+    is_this_machine = True
     kind: Literal["local"] = "local"
     launch: Literal["processes", "torchrun", "mpirun"] = Field(
         "processes",
@@ -68,12 +115,19 @@ class Local(BaseModel):
         None, description=_MPI, examples=["mpirun.openmpi"], json_schema_extra=section("Target")
     )
 
+    def completed(self, run: TrainingRun) -> tuple[TrainingRun, "Local"]:
+        """Choose the processes of this machine; and torchrun where ranks may be restarted."""
+        target = self
+        if run.max_restarts and "launch" not in self.model_fields_set:
+            target = self.model_copy(update={"launch": "torchrun"})
+        if "nproc_per_node" not in run.model_fields_set:
+            plan = cpu_plan.plan(Machine.observe(), run.cpu_request)
+            run = run.model_copy(update={"nproc_per_node": plan.processes})
+        return run, target
 
-class BareMetal(BaseModel):
+
+class BareMetal(TargetFields):
     """Hosts of a hostfile, reached by ssh without a password; this machine may be one of them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    _no_nul = field_validator("*")(passable)
 
     kind: Literal["baremetal"] = "baremetal"
     launch: Literal["mpirun"] = Field(
@@ -119,12 +173,12 @@ class BareMetal(BaseModel):
     )
 
 
-class Kubernetes(BaseModel):
+class Kubernetes(TargetFields):
     """A Kubernetes cluster with Kubeflow's operators."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    _no_nul = field_validator("*")(passable)
-
+    has_image = True
+    extra = ("kubernetes", "target.kind", "Kubernetes")
+    has_host_per_node = True
     kind: Literal["kubernetes"] = "kubernetes"
     launch: Annotated[str, AfterValidator(_job_kind)] = Field(
         next(iter(JOB_KINDS)),
@@ -133,7 +187,7 @@ class Kubernetes(BaseModel):
     )
     namespace: str = Field(
         "default",
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         max_length=63,
         description="Namespace of everything that the run creates.",
         examples=["ml"],
@@ -153,7 +207,7 @@ class Kubernetes(BaseModel):
     )
     claim: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="PersistentVolumeClaim for data, checkpoints and models; default: one made for the run, "
         "and deleted with it.",
         examples=["training-data"],
@@ -161,7 +215,7 @@ class Kubernetes(BaseModel):
     )
     claim_size: str = Field(
         "20Gi",
-        pattern=patterns.AMOUNT,
+        pattern=AMOUNT_PATTERN,
         description="Size of a claim that is made for the run.",
         json_schema_extra=section("Volume"),
     )
@@ -176,8 +230,8 @@ class Kubernetes(BaseModel):
         json_schema_extra=section("Volume"),
     )
     mount_path: str = Field(
-        "/tmp/pvc-mount",  # noqa: S108 - inside a pod, where nobody else is
-        pattern=patterns.FOLDER,
+        "/tmp/pvc-mount",  # noqa: S108 - inside a pod, with one user
+        pattern=FOLDER_PATTERN,
         description="Where the claim is mounted in every pod.",
         json_schema_extra=section("Volume"),
     )
@@ -231,7 +285,7 @@ class Kubernetes(BaseModel):
     )
     build_namespace: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Namespace of builder pods, which need Pod Security level baseline (`pod`) or privileged "
         "(`buildkit`); default: the run's.",
         json_schema_extra=section("Image"),
@@ -243,7 +297,7 @@ class Kubernetes(BaseModel):
     )
     pull_secret: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Secret of type kubernetes.io/dockerconfigjson for the registry.",
         json_schema_extra=section("Image"),
     )
@@ -275,13 +329,13 @@ class Kubernetes(BaseModel):
     )
     queue: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Kueue's LocalQueue that admits the job.",
         json_schema_extra=section("Nodes"),
     )
     queue_priority: str | None = Field(
         None,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="Kueue's WorkloadPriorityClass of the job in its queue; default: that of priority_class.",
         json_schema_extra=section("Nodes"),
     )
@@ -304,7 +358,7 @@ class Kubernetes(BaseModel):
     )
     runtime: str = Field(
         DEFAULT_RUNTIME,
-        pattern=patterns.NAME,
+        pattern=NAME_PATTERN,
         description="The runtime of a trainjob: a ClusterTrainingRuntime by name, or `own` for one that is "
         "made for the run and deleted with it.",
         examples=["own"],
@@ -318,6 +372,19 @@ class Kubernetes(BaseModel):
         return kind.launcher or (kind is TRAINJOB and self.mpi is not None)
 
     @property
+    def vouches_for_ranks(self) -> bool:
+        """Whether a success is that of every rank: pods without a launcher each end for themselves."""
+        return self.has_launcher
+
+    def node_folder(self, base: Path) -> Path:  # noqa: ARG002 - the volume is the same from everywhere
+        """Return the volume's folder in the pods."""
+        return Path(self.mount_path)
+
+    def recorded(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return fields without secrets: all who may read ConfigMaps of the namespace read its ledgers."""
+        return redacted_description(fields)
+
+    @property
     def builds_in(self) -> str:
         """The namespace of builder pods."""
         return self.build_namespace or self.namespace
@@ -329,12 +396,12 @@ class Kubernetes(BaseModel):
 
     @property
     def home(self) -> str:
-        """What manycpu has on the volume, as the pods see it."""
+        """Manycpu's folder on the volume, as the pods see it."""
         return f"{self.mount_path}/manycpu"
 
 
 Target = Annotated[Local | BareMetal | Kubernetes, Field(discriminator="kind")]
-KINDS: Final[Mapping[str, type[BaseModel]]] = {
+KINDS: Final[Mapping[str, type[TargetFields]]] = {
     "local": Local,
     "baremetal": BareMetal,
     "kubernetes": Kubernetes,

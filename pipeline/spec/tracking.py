@@ -1,4 +1,4 @@
-"""What trackers are told of a training: whose it is, its points, and how it ended."""
+"""What trackers receive of a training: its identity, its points, and how it ended."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ __all__ = ["Ending", "Place", "Point", "Tracked", "Tracker", "TrackerName", "mod
 
 TrackerName = Literal["tensorboard", "mlflow"]
 Place = Mapping[str, str]
-"""Where people find an attempt, without credentials: what it is -> its value, such as ``link``."""
+"""Where people find an attempt, without credentials: kind of address, such as ``link`` -> its value."""
 
 
 class Point(NamedTuple):
     """One value of a metric."""
 
     name: str
-    """Anything that a script calls it."""
+    """Any name that a script gives it."""
     step: int
-    """0 where it belongs to no step."""
+    """0: it belongs to no step."""
     time: float
     """Seconds since the epoch, by the rank's clock."""
     value: float
@@ -25,18 +25,18 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Tracked:
-    """An attempt of a run: what a tracker finds it again by, and what it was started with."""
+    """An attempt of a run: how a tracker identifies it, and what it was started with."""
 
     key: str
     name: str
     """Name of the run."""
     began: float
-    """When the run began, in seconds since the epoch: one that is cleared and done anew has the same key."""
+    """When the run began, in seconds since the epoch: a run that is cleared and repeated has the same key."""
     attempt: int
     started: float
     """When the attempt was started, in seconds since the epoch."""
     group: str
-    """What it stands beside others of: its DAG, or its program."""
+    """Its group of comparable attempts: its DAG, or its program."""
     params: Mapping[str, str]
     tags: Mapping[str, str]
 
@@ -49,9 +49,9 @@ class Ending:
     time: float
     """When, in seconds since the epoch."""
     final: bool = True
-    """Whether the whole run has ended: it may still be exported, or tried again."""
+    """Whether the whole run has ended; else it may still be exported, or tried again."""
     points: Sequence[Point] = ()
-    """Every point that was kept: those that were sent before count once."""
+    """Every point that was kept, also those that were sent before."""
     tags: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     """Name under which the exported model is to be registered; None: it is not."""
@@ -60,20 +60,20 @@ class Ending:
 
 
 class Tracker(Protocol):
-    """Whoever keeps trainings to be compared. Errors are whatever its library raises."""
+    """A service that records trainings. Its methods may raise any error of the service's library."""
 
     def send(self, tracked: Tracked, points: Sequence[Point]) -> None:
-        """Take points of an attempt; those that it has already count once."""
+        """Record points of an attempt; points that it has already are not repeated."""
 
     def end(self, tracked: Tracked, ending: Ending) -> None:
-        """Take what was missed, and how the attempt ended; told twice, it is as told once."""
+        """Record the points that were missed, and how the attempt ended; idempotent."""
 
     def place_of(self, tracked: Tracked) -> Place:
-        """Say where people find an attempt, as far as is known without asking anybody."""
+        """Return where people find an attempt, as far as is known without a request."""
 
 
 def place_in_words(name: str, place: Place) -> str:
-    """Say where a tracker has an attempt.
+    """Write where a tracker has an attempt.
 
     >>> place_in_words("mlflow", {"address": "http://mlflow:5000", "experiment": "weekly"})
     'mlflow: address http://mlflow:5000, experiment weekly'
@@ -85,7 +85,7 @@ def model_name(name: str, trackers: Sequence[str], output: str | None) -> str:
     """Check the name of a model to register.
 
     Raises:
-        ValueError: There is nobody to register it, or nothing to register, or the name is none.
+        ValueError: No tracker registers models, or there is no model, or the name is not allowed.
     """
     if "mlflow" not in trackers:
         raise ValueError("MLflow registers models: put mlflow into run.tracking")

@@ -14,17 +14,18 @@ from pydantic import (
     model_validator,
 )
 
-from manycpu.pipeline.spec import patterns, quantity, xla
+from manycpu.pipeline.spec import xla
 from manycpu.pipeline.spec.cpu_request import CpuRequest
 from manycpu.pipeline.spec.credentials import redacted_options
-from manycpu.pipeline.spec.form import null, passable, section, words
+from manycpu.pipeline.spec.form import AMOUNT_PATTERN, LABEL_PATTERN, null, passable, section, words
 from manycpu.pipeline.spec.tracking import TrackerName, model_name
+from manycpu.pipeline.spec.words import parse_memory
 
 __all__ = ["Resources", "TrainingRun"]
 
 Backend = Literal["ccl", "gloo", "mpi"]
 Seconds = Annotated[int, Field(ge=1, le=10**11)]  # 3,000 years: what times can be computed with
-_SPARE = 3600  # seconds in which whoever waits for a training ends it itself, and says why
+_SPARE_S = 3600  # in which a waiting process ends the training itself, and records why
 
 
 class Resources(BaseModel):
@@ -37,7 +38,7 @@ class Resources(BaseModel):
     )
     memory: str | None = Field(
         None,
-        pattern=patterns.AMOUNT,
+        pattern=AMOUNT_PATTERN,
         description="Memory of each node, as a Kubernetes quantity.",
         examples=["8Gi"],
     )
@@ -50,7 +51,7 @@ class Resources(BaseModel):
     )
     launcher_memory: str | None = Field(
         None,
-        pattern=patterns.AMOUNT,
+        pattern=AMOUNT_PATTERN,
         description="Memory of the pod of mpirun. Default: 256Mi, and 16Mi for each node, where `memory` is "
         "given.",
         examples=["512Mi"],
@@ -184,7 +185,7 @@ class TrainingRun(BaseModel):
     )
     job_name: str | None = Field(
         None,
-        pattern=patterns.LABEL,
+        pattern=LABEL_PATTERN,
         max_length=29,
         description="Readable beginning of every name the run makes; default: from the program.",
         examples=["weekly-qa"],
@@ -200,7 +201,7 @@ class TrainingRun(BaseModel):
     checkpoints: str | None = Field(
         None,
         description="Folder on the nodes for checkpoints that outlive the run, which has a folder of its "
-        "name there: other runs go on from them by `resume_from` alone. Default: in the run's own folder.",
+        "name there: other runs resume from them only by `resume_from`. Default: in the run's own folder.",
         examples=["./checkpoints/qa"],
         json_schema_extra=section("Failures"),
     )
@@ -237,7 +238,7 @@ class TrainingRun(BaseModel):
         description="What of a run to keep for `keep_for`. `results`: of a run that failed or was cancelled, "
         "its output and checkpoints alone, so that the same run continues; `on_failure`: all of such a run; "
         "`always`: all of every run; `never`: nothing. A trained model that was not exported, and what a "
-        "training wrote whose end is unknown, stay whatever this says (docs/kept.md).",
+        "training wrote whose end is unknown, always stay (docs/kept.md).",
         json_schema_extra=section("Failures"),
     )
     keep_for: Seconds = Field(
@@ -247,8 +248,8 @@ class TrainingRun(BaseModel):
     )
     tracking: tuple[TrackerName, ...] = Field(
         (),
-        description="Who else hears of parameters and metrics: `tensorboard` (files), `mlflow` (the "
-        "server in MLFLOW_TRACKING_URI). One that is away stops no training (docs/tracking.md).",
+        description="Trackers of parameters and metrics: `tensorboard` (files), `mlflow` (the server in "
+        "MLFLOW_TRACKING_URI). An unreachable tracker stops no training (docs/tracking.md).",
         examples=[["tensorboard", "mlflow"]],
         json_schema_extra=section("Tracking"),
     )
@@ -308,7 +309,7 @@ class TrainingRun(BaseModel):
 
     @property
     def elastic(self) -> bool:
-        """Whether the number of nodes may change while the run goes on."""
+        """Whether the number of nodes may change during the run."""
         return isinstance(self.nnodes, str)
 
     @property
@@ -318,8 +319,8 @@ class TrainingRun(BaseModel):
 
     @property
     def longest(self) -> int:
-        """Seconds after which an attempt has surely ended: its time budgets, and an hour to spare."""
-        return self.queue_timeout + self.start_timeout + self.run_timeout + _SPARE
+        """Seconds after which an attempt has certainly ended: its time budgets, and an hour to spare."""
+        return self.queue_timeout + self.start_timeout + self.run_timeout + _SPARE_S
 
     @property
     def cpu_request(self) -> CpuRequest:
@@ -329,7 +330,7 @@ class TrainingRun(BaseModel):
             processes=self.processes if "nproc_per_node" in self.model_fields_set else None,
             subprocesses=self.subprocesses,
             cpus=self.resources.cpu,
-            memory=quantity.read(memory) if memory else None,
+            memory=parse_memory(memory) if memory else None,
             dtype=self.dtype,
             backend=self.backend,
             env=self.env,

@@ -8,10 +8,10 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from manycpu.pipeline.spec import patterns
 from manycpu.pipeline.spec.credentials import HIDDEN, is_secret, redacted_options
 from manycpu.pipeline.spec.errors import BadInputError, Finding, as_error
-from manycpu.pipeline.spec.targets import KINDS, BareMetal, Kubernetes, Local, Target
+from manycpu.pipeline.spec.form import PATTERN_HINTS
+from manycpu.pipeline.spec.targets import KINDS, Target, TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 __all__ = ["read_run", "read_target"]
@@ -23,14 +23,14 @@ _IN_YAML: Final = {
     "model_type": "a mapping is needed",
     "string_type": "a text is needed",
 }
-"""What pydantic says in words of Python -> the same in words of a run file."""
+"""Type of pydantic's error, which uses Python's words -> a message in the words of a run file."""
 
 
 def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
     """Validate the fields of a run.
 
     Raises:
-        BadInputError: Every field that is wrong, with what to do.
+        BadInputError: A field is wrong; the message names each one, and what to do.
     """
     if isinstance(fields, TrainingRun):
         return fields
@@ -39,18 +39,18 @@ def read_run(fields: Mapping[str, Any] | TrainingRun) -> TrainingRun:
     try:
         return TrainingRun.model_validate(dict(fields))
     except ValidationError as error:
-        findings = _findings(error, "run", TrainingRun)
-    # Not where it was caught: a traceback would show that error too, with credentials that were given.
+        findings = [_finding(dict(each), "run", TrainingRun) for each in error.errors(include_url=False)]
+    # Not within `except`: a traceback would show pydantic's error too, with the user's credentials.
     raise as_error(findings)
 
 
-def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
-    """Validate the fields of a target; none at all is this machine.
+def read_target(fields: Mapping[str, Any] | TargetFields | None) -> TargetFields:
+    """Validate the fields of a target; None: this machine.
 
     Raises:
-        BadInputError: Every field that is wrong, with what to do.
+        BadInputError: A field is wrong; the message names each one, and what to do.
     """
-    if isinstance(fields, (Local, BareMetal, Kubernetes)):
+    if isinstance(fields, TargetFields):
         return fields
     if not isinstance(fields, Mapping | None):
         raise _no_fields("target", fields)
@@ -62,7 +62,7 @@ def read_target(fields: Mapping[str, Any] | Target | None) -> Target:
     try:
         return _TARGETS.validate_python(fields)
     except ValidationError as error:
-        findings = _findings(error, "target", KINDS[kind])
+        findings = [_finding(dict(each), "target", KINDS[kind]) for each in error.errors(include_url=False)]
     raise as_error(findings)
 
 
@@ -71,33 +71,29 @@ def _no_fields(name: str, given: object) -> BadInputError:
     return BadInputError(f"a mapping is needed; given was a {type(given).__name__}", field=name, fix=fix)
 
 
-def _findings(error: ValidationError, prefix: str, model: type[BaseModel]) -> list[Finding]:
-    return [_finding(dict(problem), prefix, model) for problem in error.errors(include_url=False)]
-
-
 def _finding(problem: dict[str, Any], prefix: str, model: type[BaseModel]) -> Finding:
     # The union's discriminator stands first in a target's locations, and is no field.
     path = [str(part) for part in problem["loc"] if part not in KINDS]
     field = ".".join([prefix, *path])
     if problem["type"] == "extra_forbidden":
-        fix = _other_kind(prefix, path) or _choose(_fields_beside(path, model), like=path[-1])
+        around = model if len(path) == 1 else _inner(model.model_fields[path[0]])
+        names = list(around.model_fields) if around else []
+        fix = _other_kind(prefix, path) or _choose(names, like=path[-1])
         return Finding(field, "there is no such field", fix)
     if problem["type"] == "missing":
         return Finding(field, "this field is needed", _example(path, model))
     is_hidden = len(path) > 1 and is_secret(path[-1])
     given = HIDDEN if is_hidden else _shown(problem["input"])
-    message = f"{_message(problem)}; given was {given}"
+    if problem["type"] == "string_pattern_mismatch":
+        wanted = PATTERN_HINTS[problem["ctx"]["pattern"]]
+    else:
+        wanted = _IN_YAML.get(problem["type"]) or str(problem["msg"]).removeprefix("Value error, ")
+    message = f"{wanted}; given was {given}"
     return Finding(field, message, _choice(problem, prefix, path) or _example(path, model))
 
 
-def _message(problem: Mapping[str, Any]) -> str:
-    if problem["type"] == "string_pattern_mismatch":
-        return patterns.WORDS[problem["ctx"]["pattern"]]
-    return _IN_YAML.get(problem["type"]) or str(problem["msg"]).removeprefix("Value error, ")
-
-
 def _choice(problem: Mapping[str, Any], prefix: str, path: list[str]) -> str | None:
-    """Say what was meant by a value that is no choice of its field; None where nothing is like it."""
+    """Suggest a choice that is like the given value; None: the field has no choices, or none is like it."""
     given = problem["input"]
     if problem["type"] != "literal_error" or not isinstance(given, str):
         return None
@@ -107,7 +103,7 @@ def _choice(problem: Mapping[str, Any], prefix: str, path: list[str]) -> str | N
 
 
 def _other_kind(prefix: str, path: list[str], value: str | None = None) -> str | None:
-    """Name the kinds of target that have a field, or take its value, where this one does not."""
+    """Name the kinds of target that have a field, or accept its value; None: there are none."""
     if prefix != "target" or len(path) > 1:
         return None
     kinds = [kind for kind, model in KINDS.items() if _takes(model, path[0], value)]
@@ -125,20 +121,13 @@ def _takes(model: type[BaseModel], name: str, value: str | None) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Show a value; of a mapping only the names: an environment's values may be secret."""
+    """Write a value for a message; of a mapping only the names, since an environment may hold secrets."""
     if isinstance(value, Mapping):
         names = redacted_options(map(str, value))  # of NAME=value
         return f"a mapping of {', '.join(map(repr, names)) or 'nothing'}"
     if isinstance(value, (list, tuple)):
         return repr(redacted_options(map(str, value)))
     return repr(redacted_options([value])[0] if isinstance(value, str) else value)
-
-
-def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:
-    if len(path) == 1:
-        return list(model.model_fields)
-    inner = _inner(model.model_fields[path[0]])
-    return list(inner.model_fields) if inner else []
 
 
 def _choose(choices: Mapping[str, object] | list[str], like: str = "") -> str:
@@ -159,13 +148,13 @@ def _example(path: list[str], model: type[BaseModel]) -> str:
 
 
 def _field(path: list[str], model: type[BaseModel]) -> FieldInfo | None:
-    """Find the field of a path, or the one around it: names in mappings and places in lists are no fields."""
+    """Find the field of a path, or the one around it: keys of mappings and indexes of lists are no fields."""
     field = model.model_fields.get(path[0]) if path else None
     inner = _inner(field) if field else None
     return (_field(path[1:], inner) or field) if inner else field
 
 
 def _inner(field: FieldInfo) -> type[BaseModel] | None:
-    """Find the model of a field that has fields itself."""
+    """Return the model of a field that has fields itself; None: it has none."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

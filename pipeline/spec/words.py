@@ -1,15 +1,39 @@
-"""Small words of others and of our own: versions, truths, the first of many."""
+"""Parse and format small texts: amounts of memory and cores, counts, versions, truth values.
 
+>>> parse_memory("512Gi")
+549755813888
+>>> format_bytes(1536 << 20)
+'1.5 GiB'
+>>> half_of_memory("3Gi"), half_of_memory("500M")
+('1536Mi', '250000000')
+>>> format_cores(4), format_cores(0.5)
+('4', '500m')
+"""
+
+import re
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["first_of", "is_true", "public"]
+from manycpu.pipeline.spec.form import AMOUNT_PATTERN
+
+__all__ = [
+    "counted",
+    "first_of",
+    "format_bytes",
+    "format_cores",
+    "half_of_memory",
+    "is_true",
+    "parse_memory",
+    "public",
+]
 
 _TRUE: Final = {"1", "on", "t", "true", "y", "yes"}
+_BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti")
+_DECIMAL: Final = ("", "k", "M", "G", "T")
 
 
 def public(version: str) -> str:
-    """Leave out what tells builds of a version apart.
+    """Remove the local part of a version, which distinguishes builds.
 
     >>> public("2.15.0+cpu")
     '2.15.0'
@@ -27,9 +51,49 @@ def is_true(text: str) -> bool:
 
 
 def first_of(names: Sequence[str]) -> str:
-    """Name the first of some things, and how many more there are.
+    """Write the first of some names, and how many more there are.
 
     >>> first_of(["a.txt"]), first_of(["a.txt", "b", "c"])
     ('a.txt', 'a.txt (and 2 more)')
     """
     return f"{names[0]} (and {len(names) - 1} more)" if len(names) > 1 else names[0]
+
+
+def parse_memory(text: str) -> int:
+    """Parse an amount of memory, in bytes.
+
+    Raises:
+        ValueError: The text is no such amount.
+    """
+    if not re.match(AMOUNT_PATTERN, text):
+        raise ValueError(f"{text!r} is no amount of memory, such as 512Gi")
+    number = text.rstrip("KMGTki")
+    unit = text[len(number) :]
+    base, units = (1024, _BINARY) if unit in _BINARY else (1000, _DECIMAL)
+    return int(float(number) * base ** units.index(unit))
+
+
+def format_bytes(size: float) -> str:
+    """Format bytes for people."""
+    power = next((power for power in range(4) if size < 1000 * 1024**power), 4)
+    return f"{round(size / 1024**power, 1):g} {_BINARY[power] + 'B' if power else 'B'}"
+
+
+def counted(count: float, noun: str, plural: str = "s") -> str:
+    """Format a count with its noun: ``1 process``, ``2.5 cores``."""
+    return f"{count:g} {noun}{plural if count != 1 else ''}"
+
+
+def half_of_memory(text: str) -> str:
+    """Halve an amount of memory, in the largest binary unit that leaves no fraction."""
+    amount = parse_memory(text) // 2
+    for power in range(len(_BINARY) - 1, 0, -1):
+        if amount and amount % 1024**power == 0:
+            return f"{amount // 1024**power}{_BINARY[power]}"
+    return str(amount)
+
+
+def format_cores(cores: float) -> str:
+    """Format a number of cores as Kubernetes does, to a thousandth."""
+    thousandths = round(cores * 1000)
+    return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)

@@ -1,11 +1,11 @@
-"""What is decided for a run on XLA's devices without torch: how many there are, and where a model belongs.
+"""Decisions for a run on XLA's devices that need no torch: how many there are, and where to build a model.
 
 One process drives all devices of its node: torch_xla's SPMD mode divides each batch among them.
 """
 
 import ast
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from textwrap import dedent
 from typing import Final
 
@@ -20,9 +20,9 @@ _MAKERS: Final = ("create_model", "from_pretrained", "from_config")
 
 
 def model_advice(source: str, modules: Collection[str] = ()) -> str | None:
-    """Tell a function that builds its model inside what that costs; None where it seems to build none.
+    """Explain what it costs that a function builds its model inside; None: it seems to build none.
 
-    It goes by names alone, so it is a warning's text and no reason to refuse.
+    This judges by names alone, so it is the text of a warning and no reason to refuse.
 
     Args:
         source: The function's source.
@@ -35,27 +35,20 @@ def model_advice(source: str, modules: Collection[str] = ()) -> str | None:
     """
     try:
         tree = ast.parse(dedent(source))
-    except SyntaxError:  # a lambda in the middle of a call, a cell with magic words
+    except SyntaxError:  # a lambda within a call, or a cell with magic commands
         return None
-    known = {*modules, *_modules_of(tree)}
-    call = next((call for call in _calls(tree) if _makes_model(call, known)), None)
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    own = (each.name for each in classes if any(_name(base) == "Module" for base in each.bases))
+    known = {*modules, *own}
+    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    call = next((each for each in called if _makes_model(each, known)), None)
     if call is None:
         return None
     return (
         f"the function builds its model inside ({ast.unparse(call)}): every process that runs it holds one "
-        "of its own in the host's memory, beside the devices' copy, and makes it anew with each call. "
+        "of its own in the host's memory, beside the devices' copy, and builds it again with each call. "
         "Build it once, outside, and pass it in: notebook_launcher(function, (model,))"
     )
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.expr]:
-    yield from (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def _modules_of(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and any(_name(base) == "Module" for base in node.bases):
-            yield node.name
 
 
 def _makes_model(call: ast.expr, known: Collection[str]) -> bool:

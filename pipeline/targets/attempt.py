@@ -4,8 +4,7 @@ from manycpu.pipeline.ledger import Attempt, End, Entry
 from manycpu.pipeline.spec.errors import ForeignRunError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets import verbs_of
-from manycpu.pipeline.targets.context import ClusterContext, MachineContext, RunContext
+from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.results import Built, Staged
 
@@ -65,9 +64,14 @@ def attempt_of(ctx: RunContext, staged: Staged, built: Built) -> Attempt:
     )
 
 
-def checkpoints_of(ctx: MachineContext | ClusterContext) -> str:
-    """Return the folder of a run's checkpoints on the nodes: its own, also where runs share one."""
-    return f"{ctx.run.checkpoints}/{ctx.name}" if ctx.run.checkpoints else f"{ctx.directory}/checkpoints"
+def checkpoints_of(ctx: RunContext, directory: object) -> str:
+    """Return the folder of a run's checkpoints on the nodes: its own, also where runs share one.
+
+    Args:
+        ctx: The run.
+        directory: The run's own folder on the nodes.
+    """
+    return f"{ctx.run.checkpoints}/{ctx.name}" if ctx.run.checkpoints else f"{directory}/checkpoints"
 
 
 def goes_on(status: Status, entry: Entry) -> bool:
@@ -88,7 +92,7 @@ def attempt_status(ctx: RunContext, handle: Handle, entry: Entry) -> Status:
         ClusterError: The cluster does not answer.
     """
     started = as_started(ctx, entry, handle.attempt)
-    return with_canceller(verbs_of(ctx).status(started, handle, entry), handle, entry)
+    return with_canceller(ctx.driver.status(started, handle, entry), handle, entry)
 
 
 def with_canceller(status: Status, handle: Handle, entry: Entry) -> Status:

@@ -1,38 +1,28 @@
-"""One run on one target, and where its things are: what every verb is given."""
+"""One run on one target: what every verb is given."""
 
 import json
 import os
 import shlex
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, cast
 
-from manycpu.pipeline.adapters.storage import Location, is_remote
+from typing_extensions import TypeVar
+
+from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.ledger import Entry, Ledger
-from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.ledger.lease import LENGTH
-from manycpu.pipeline.spec.credentials import redacted_description
+from manycpu.pipeline.ledger.base import LEASE_S
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.naming import run_key
-from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local, Target
+from manycpu.pipeline.spec.targets import TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.adapters.cluster import Cluster
-    from manycpu.pipeline.ledger.configmap import ConfigMapLedger
+    from manycpu.pipeline.targets import Driver
 
-__all__ = [
-    "OWN_FOLDERS",
-    "WAY",
-    "Access",
-    "ClusterContext",
-    "MachineContext",
-    "RunContext",
-    "home",
-]
+__all__ = ["OWN_FOLDERS", "WAY", "Access", "RunContext", "home"]
 
 OWN_FOLDERS = ("runs", "data", "model", "code", "functions")
 """Folders of a target's folder in which what no run needs is deleted."""
@@ -41,11 +31,30 @@ WAY = ("connection", "directory")
 
 
 @dataclass(frozen=True)
-class RunContext(ABC):
+class Access:
+    """What Airflow's connections give instead of files: secrets, which stay in this process.
+
+    It keeps the connections that a driver opens, so that contexts of one run share them.
+    """
+
+    connect: Callable[[], Any] | None = None
+    """Makes a client of the cluster; None: as ``target.connection`` says."""
+    registry_login: Mapping[str, str] | None = None
+    """``username`` and ``password`` of the registry; None: as ``target.registry_connection`` says."""
+    opened: dict[str, Any] = field(default_factory=dict)
+    """Connections that are open, by the name that the driver gives them."""
+
+
+Target_co = TypeVar("Target_co", bound=TargetFields, covariant=True, default=TargetFields)
+Ledger_co = TypeVar("Ledger_co", bound=Ledger, covariant=True, default=Ledger)
+
+
+@dataclass(frozen=True)
+class RunContext(Generic[Target_co, Ledger_co]):
     """A validated run and target with absolute paths, and the key that tells this run from every other."""
 
     run: TrainingRun
-    target: Target
+    target: Target_co
     key: str
     base: Path
     """Folder that relative paths started from; modules of the user's own are looked for there."""
@@ -59,25 +68,29 @@ class RunContext(ABC):
     """The file that the run was read from, which is no code: it may hold what is for its owner alone."""
     needs: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Versions that the nodes must have, where objects travel to them: of Python, torch, accelerate."""
+    access: Access = field(default_factory=Access, compare=False)
+    """How the target is reached, where Airflow's connections say so."""
 
-    @property
-    @abstractmethod
-    def ledger(self) -> Ledger:
+    @cached_property
+    def driver(self) -> "Driver[Any, Any]":
+        """What the run's kind of target does for each verb; imported on first use."""
+        from manycpu.pipeline.targets import driver_of
+
+        return driver_of(self.target.kind)
+
+    @cached_property
+    def ledger(self) -> Ledger_co:
         """The run's ledger."""
+        return cast("Ledger_co", self.driver.ledger(self))
 
     @property
-    @abstractmethod
     def where(self) -> str:
         """Where the run's things are, for people."""
-
-    @property
-    @abstractmethod
-    def location(self) -> tuple[str, ...]:
-        """The options by which a command finds the run; none where it looks there anyway."""
+        return self.driver.where(self)
 
     def typed(self, command: str, *options: str) -> str:
         """Write a command for this run, as it is typed."""
-        return shlex.join(["manycpu", command, self.name, *options, *self.location])
+        return shlex.join(["manycpu", command, self.name, *options, *self.driver.location(self)])
 
     @property
     def deletion(self) -> str:
@@ -86,8 +99,8 @@ class RunContext(ABC):
 
     @property
     def waiting_lease(self) -> float:
-        """Seconds that a run is let be from its launch on: by then its training has ended."""
-        return LENGTH + self.run.longest
+        """Seconds that the run's lease lasts from its launch on: by then its training has ended."""
+        return LEASE_S + self.run.longest
 
     @property
     def destination(self) -> str:
@@ -98,7 +111,7 @@ class RunContext(ABC):
     @property
     def output_in_cluster(self) -> bool:
         """Whether the output is reached from inside a cluster, and never from here."""
-        return False
+        return self.driver.reaches_output(self)
 
     @cached_property
     def output(self) -> Location:
@@ -119,136 +132,18 @@ class RunContext(ABC):
     @property
     def run_fields(self) -> dict[str, Any]:
         """The run as ledgers keep it: what is set, and the backend also where it is left to the ranks."""
-        return self.run.model_dump(mode="json", exclude_defaults=True) | {"backend": self.run.backend}
+        fields = self.run.model_dump(mode="json", exclude_defaults=True) | {"backend": self.run.backend}
+        return self.target.recorded(fields)
 
     @property
     def target_fields(self) -> dict[str, Any]:
         """The target as ledgers keep it."""
-        return self.target.model_dump(mode="json", exclude_none=True)
+        return self.target.recorded(self.target.model_dump(mode="json", exclude_none=True))
 
     def origin(self, *fields: str) -> str:
         """Hash fields of the run, with the target: what was made from others is not what is asked for."""
         target = {name: value for name, value in self.target_fields.items() if name not in WAY}
         return run_key(*(getattr(self.run, field) for field in fields), json.dumps(target, sort_keys=True))
-
-
-@dataclass(frozen=True)
-class MachineContext(RunContext):
-    """A run on this machine, or on the hosts of a hostfile."""
-
-    target: Local | BareMetal
-
-    @property
-    def home(self) -> Path:
-        """The target's folder: what stands for the volume."""
-        return home(self.target.directory)
-
-    @property
-    def directory(self) -> Path:
-        """The run's own folder."""
-        return self.home / "runs" / self.name
-
-    @property
-    def where(self) -> str:
-        """The run's own folder."""
-        return str(self.directory)
-
-    @property
-    def location(self) -> tuple[str, ...]:
-        """The folder of runs."""
-        return () if self.target.directory is None or self.home == home() else ("--directory", str(self.home))
-
-    @property
-    def ledger(self) -> FileLedger:
-        """The run's ledger: a file in its folder."""
-        return FileLedger(self.directory)
-
-    def attempt_directory(self, attempt: int) -> Path:
-        """Folder of one attempt: log, handle, exit record."""
-        return self.directory / "attempts" / str(attempt)
-
-
-@dataclass(frozen=True)
-class Access:
-    """What Airflow's connections give instead of files: secrets, which stay in this process."""
-
-    connect: Callable[[], Any] | None = None
-    """Makes a client of the cluster; None: as ``target.connection`` says."""
-    cluster: Any = None
-    """A namespace that is open already, for many runs to share."""
-    registry_login: Mapping[str, str] | None = None
-    """``username`` and ``password`` of the registry; None: as ``target.registry_connection`` says."""
-
-
-@dataclass(frozen=True)
-class ClusterContext(RunContext):
-    """A run on Kubernetes."""
-
-    target: Kubernetes
-    access: Access = Access()
-
-    @cached_property
-    def cluster(self) -> "Cluster":
-        """The run's namespace.
-
-        Raises:
-            ClusterError: No cluster can be reached.
-        """
-        if self.access.cluster is not None:
-            shared: Cluster = self.access.cluster
-            return shared
-        from manycpu.pipeline.adapters import cluster
-
-        connect = self.access.connect or partial(cluster.connect, self.target.connection)
-        namespace: Cluster = cluster.Cluster(connect, self.target.namespace)
-        return namespace
-
-    @property
-    def run_fields(self) -> dict[str, Any]:
-        """The run without its secrets: whoever may read ConfigMaps of the namespace reads its ledger."""
-        return redacted_description(super().run_fields)
-
-    @property
-    def target_fields(self) -> dict[str, Any]:
-        """The target, likewise."""
-        return redacted_description(super().target_fields)
-
-    @cached_property
-    def ledger(self) -> "ConfigMapLedger":
-        """The run's ledger: a ConfigMap."""
-        from manycpu.pipeline.ledger.configmap import ConfigMapLedger
-
-        return ConfigMapLedger(self.cluster, self.name)
-
-    @property
-    def location(self) -> tuple[str, ...]:
-        """The namespace, and the kubeconfig where one is named."""
-        given = self.target.connection
-        return ("--namespace", self.target.namespace, *(("--connection", given) if given else ()))
-
-    @property
-    def where(self) -> str:
-        """The namespace, and the run's name there."""
-        return f"{self.target.namespace}/{self.name}"
-
-    @property
-    def directory(self) -> str:
-        """The run's own folder on the volume."""
-        return f"{self.target.home}/runs/{self.name}"
-
-    @property
-    def output_in_cluster(self) -> bool:
-        """Whether the output is a URL: the worker needs neither its credentials nor a way to it."""
-        return is_remote(self.destination)
-
-    @property
-    def claim(self) -> str:
-        """Name of the claim: the target's, or the one made for the run."""
-        return self.target.claim or f"{self.name}-data"
-
-    def attempt_directory(self, attempt: int) -> str:
-        """Folder of one attempt on the volume."""
-        return f"{self.directory}/attempts/{attempt}"
 
 
 def home(directory: str | None = None) -> Path:

@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from manycpu.pipeline.ledger import Entry
-from manycpu.pipeline.spec import cpu_plan, program
+from manycpu.pipeline.spec import program
 from manycpu.pipeline.spec.extras import require
-from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.naming import run_key, run_name
-from manycpu.pipeline.spec.targets import Kubernetes, Local, Target
+from manycpu.pipeline.spec.targets import TargetFields
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
-from manycpu.pipeline.targets.context import WAY, Access, ClusterContext, MachineContext, RunContext
+from manycpu.pipeline.targets.context import WAY, Access, RunContext
 
-__all__ = ["absolute", "as_started", "changed", "open_context", "reopen"]
+__all__ = ["absolute", "as_started", "open_context", "reopen"]
 
 _PATHS = ("directory", "hostfile", "dockerfile", "context", "registry_ca")
 
 
 def open_context(
     run: Mapping[str, Any] | TrainingRun,
-    target: Mapping[str, Any] | Target | None,
+    target: Mapping[str, Any] | TargetFields | None,
     *identity: object,
     base: Path,
     access: Access | None = None,
@@ -40,9 +39,8 @@ def open_context(
     Raises:
         BadInputError: A field is wrong.
     """
-    requested, where = read_run(run), read_target(target)
-    where = _with_launch(where, requested)
-    anchored = _anchored(_sized(requested, where), where, base)
+    completed, where = read_target(target).completed(read_run(run))
+    anchored = _anchored(completed, where, base)
     key = run_key(*identity)
     identified = {"name": run_name(anchored.label, key), "key": key, "base": base.absolute()}
     return _context(anchored, _anchored_target(where, base), access, **identified)
@@ -81,43 +79,20 @@ def as_started(ctx: RunContext, entry: Entry, attempt: int) -> RunContext:
     way = {name: getattr(ctx.target, name) for name in WAY if hasattr(ctx.target, name)}
     target = read_target(started.target).model_copy(update=way)
     present = {name: getattr(ctx.run, name) for name in ("output", "keep", "keep_for")}
-    return changed(ctx, run=read_run(started.run).model_copy(update=present), target=target)
+    return replace(ctx, run=read_run(started.run).model_copy(update=present), target=target)
 
 
-def changed(ctx: RunContext, **fields: Any) -> RunContext:
-    """Make a context that differs in some fields; of a cluster, over the same connection."""
-    if isinstance(ctx, ClusterContext):
-        fields |= {"access": replace(ctx.access, cluster=ctx.cluster)}
-    return replace(ctx, **fields)
+def _context(run: TrainingRun, target: TargetFields, access: Access | None, **identity: Any) -> RunContext:
+    if target.extra:
+        require(*target.extra)
+    return RunContext(run, target, access=access or Access(), **identity)
 
 
-def _context(run: TrainingRun, target: Target, access: Access | None, **identity: Any) -> RunContext:
-    if isinstance(target, Kubernetes):
-        require("kubernetes", "target.kind", "Kubernetes")
-        return ClusterContext(run, target, access=access or Access(), **identity)
-    return MachineContext(run, target, **identity)
-
-
-def _with_launch(target: Target, run: TrainingRun) -> Target:
-    """Choose what can restart ranks where the run asks for it and the target leaves it open."""
-    if not isinstance(target, Local) or run.max_restarts == 0 or "launch" in target.model_fields_set:
-        return target
-    return target.model_copy(update={"launch": "torchrun"})
-
-
-def _sized(run: TrainingRun, target: Target) -> TrainingRun:
-    """Choose the processes of this machine where the run leaves them open."""
-    if not isinstance(target, Local) or "nproc_per_node" in run.model_fields_set:
-        return run
-    plan = cpu_plan.plan(Machine.observe(), run.cpu_request)
-    return run.model_copy(update={"nproc_per_node": plan.processes})
-
-
-def _anchored(run: TrainingRun, target: Target, base: Path) -> TrainingRun:
+def _anchored(run: TrainingRun, target: TargetFields, base: Path) -> TrainingRun:
     paths = {field: absolute(getattr(run, field), base) for field in ("data", "model", "output")}
     # These are on the nodes: relative to the volume where there is one.
-    on_nodes = Path(target.mount_path) if isinstance(target, Kubernetes) else base
-    paths |= {field: absolute(getattr(run, field), on_nodes) for field in ("checkpoints", "resume_from")}
+    nodes_base = target.node_folder(base)
+    paths |= {field: absolute(getattr(run, field), nodes_base) for field in ("checkpoints", "resume_from")}
     if run.code != program.AUTO:
         paths["code"] = absolute(run.code, base)
     if program.parse(run.program).kind == "script":
@@ -125,7 +100,7 @@ def _anchored(run: TrainingRun, target: Target, base: Path) -> TrainingRun:
     return run.model_copy(update=paths)
 
 
-def _anchored_target(target: Target, base: Path) -> Target:
+def _anchored_target(target: TargetFields, base: Path) -> TargetFields:
     paths = {name: getattr(target, name, None) for name in _PATHS}
     return target.model_copy(update={name: absolute(path, base) for name, path in paths.items() if path})
 

@@ -2,8 +2,7 @@
 
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status, describe_exit
-from manycpu.pipeline.spec.targets import Kubernetes, Target
-from manycpu.pipeline.targets.context import ClusterContext, RunContext
+from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["outcome"]
 
@@ -44,7 +43,7 @@ def _lacking_proof(ctx: RunContext, observed: Observed) -> str:
 def _lacking_spread(ctx: RunContext, observed: Observed) -> str:
     """Explain which ranks that were to run apart ran on one node: every pod is a host of its own."""
     nodes, places = ctx.run.nodes[0], sorted({rank.hostname or rank.host for rank in observed.ranks})
-    if isinstance(ctx, ClusterContext) and len(places) < nodes:
+    if ctx.target.has_host_per_node and len(places) < nodes:
         return f"{nodes} nodes were asked for, and all ranks ran in {', '.join(places)}"
     if ctx.run.spread == "require" and len(observed.hosts) < nodes:
         return f"run.spread requires {nodes} machines, and all ranks ran on {', '.join(observed.hosts)}"
@@ -70,14 +69,9 @@ def _lacking_end(ctx: RunContext, observed: Observed) -> str:
         how = describe_exit(failed.exit_code)
         return f"the {ctx.target.launch} is called a success, but {who} ended with {how}"
     silent = [rank.hostname or rank.host for rank in observed.ranks if rank.exit_code is None]
-    if _vouches(ctx.target) or not silent:
+    if ctx.target.vouches_for_ranks or not silent:
         return ""
     return (
         f"the {ctx.target.launch} is called a success, but nothing shows how the ranks on "
         f"{', '.join(dict.fromkeys(silent))} ended: their pods are gone, or were restarted since"
     )
-
-
-def _vouches(target: Target) -> bool:
-    """Whether a success is that of every rank: one launcher, or a process here, ends as the worst of them."""
-    return not isinstance(target, Kubernetes) or target.has_launcher

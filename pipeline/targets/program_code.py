@@ -15,7 +15,7 @@ from manycpu.pipeline.runfile import is_run_file
 from manycpu.pipeline.spec import output, program
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.targets.context import MachineContext, RunContext
+from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
 
 __all__ = [
@@ -167,7 +167,7 @@ def code_of(ctx: RunContext, root: Path, program: tuple[str, ...]) -> Code:
     named = (run.data, run.model, run.output, run.checkpoints, run.resume_from)
     excluded = {Path(path) for path in named if path and "://" not in path}
     code = Code(root, {})
-    for path in _files(root, excluded | ({ctx.home} if isinstance(ctx, MachineContext) else set())):
+    for path in _files(root, excluded | ({home} if (home := ctx.driver.home(ctx)) else set())):
         if _is(root / path, ctx.run_file) or is_run_file(root / path):
             continue
         code.files[path] = 0 if path.endswith("/") else (root / path).stat().st_size

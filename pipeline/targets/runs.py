@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -10,8 +11,8 @@ from manycpu.pipeline.ledger import Entry, Ledger
 from manycpu.pipeline.ledger.file import FileLedger, ledgers
 from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
 from manycpu.pipeline.spec.extras import require
-from manycpu.pipeline.targets.context import Access, ClusterContext, MachineContext, RunContext
-from manycpu.pipeline.targets.open_run import changed, reopen
+from manycpu.pipeline.targets.context import Access, RunContext
+from manycpu.pipeline.targets.open_run import reopen
 
 __all__ = ["find", "in_namespace", "on_this_machine", "reopen_folder"]
 
@@ -24,19 +25,8 @@ def find(ctx: RunContext) -> RunContext:
     """
     if ctx.ledger.exists():
         return ctx
-    names = _names(ctx)
-    return changed(ctx, name=names[0]) if names else ctx
-
-
-def _names(ctx: RunContext) -> list[str]:
-    if isinstance(ctx, ClusterContext):
-        from manycpu.pipeline.ledger import configmap
-
-        return configmap.names(ctx.cluster, ctx.key)
-    if not isinstance(ctx, MachineContext):
-        return []
-    folders = (ctx.home / "runs").glob(f"*-{ctx.key}")
-    return [folder.name for folder in folders if FileLedger(folder).exists()]
+    names = ctx.driver.names(ctx)
+    return replace(ctx, name=names[0]) if names else ctx
 
 
 log: Final = logging.getLogger("manycpu.runs")
@@ -66,8 +56,8 @@ def in_namespace(namespace: str, connection: str | None) -> list[RunContext]:
     from manycpu.pipeline.adapters import cluster
     from manycpu.pipeline.ledger import configmap
 
-    access = Access(connect=partial(cluster.connect, connection))
-    ledgers = configmap.ledgers(cluster.Cluster(partial(cluster.connect, connection), namespace))
+    opened = cluster.Cluster(partial(cluster.connect, connection), namespace)
+    access, ledgers = Access(opened={namespace: opened}), configmap.ledgers(opened)
     return _reopened(ledgers, lambda entry: reopen(entry, access=access))
 
 

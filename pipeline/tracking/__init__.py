@@ -1,5 +1,5 @@
-"""Trackers of trainings, such as TensorBoard and MLflow, for those who have them: ``run.tracking``.
+"""Send parameters, metrics and the end of a run to trackers, such as TensorBoard and MLflow: run.tracking.
 
-They hear of a training while it goes on, by a listener, and at its end all of what was kept of it, so that
-one who was away has missed nothing. No tracker ever stops a training or a verb.
+A listener sends points while the training runs. The end of the run sends everything that its report has kept,
+so a tracker that did not answer for a while misses nothing. No tracker ever stops a training or a verb.
 """

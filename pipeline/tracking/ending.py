@@ -1,13 +1,18 @@
-"""Tell trackers how a run ended, and all that they have missed."""
+"""Send the end of a run to its trackers, with all points that they missed, and the champion to MLflow.
+
+Each call of a tracker has a timeout. A tracker that fails or never answers is a warning, never an error.
+"""
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
 from manycpu.pipeline import run_report
+from manycpu.pipeline.adapters.tracking_mlflow import name_champion
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.credentials import redacted
@@ -15,82 +20,115 @@ from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.state import Status
 from manycpu.pipeline.spec.tracking import Ending, Place, Tracked
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
-from manycpu.pipeline.tracking.patience import failure
-from manycpu.pipeline.tracking.told import ending_of, tracked
+from manycpu.pipeline.tracking.contents import ending_of, tracked
 from manycpu.pipeline.tracking.trackers import TRACKERS, open_tracker
 
-__all__ = ["Told", "tell_end", "tell_state"]
+__all__ = ["Delivery", "tell_champion", "tell_end", "tell_state"]
 
 _LOG = logging.getLogger(__name__)
-_PATIENCE: Final = 30.0  # seconds for the whole of it
-_FOR_NOW: Final = 10.0  # seconds, where it is told again later
-_UPLOAD: Final = 3600.0  # seconds, where the files of a model are part of it
+_DRAFT_TIMEOUT_S: Final = 10.0  # for the end of an attempt, which the end of the run sends again
+_END_TIMEOUT_S: Final = 30.0
+_UPLOAD_TIMEOUT_S: Final = 3600.0  # for an end that uploads the files of a model
+_CHAMPION_TIMEOUT_S: Final = 60.0
 
 
-class Told(NamedTuple):
-    """What the end of a run has come to."""
+class Delivery(NamedTuple):
+    """Which trackers received the end of a run."""
 
     places: dict[str, Place]
     """Name of a tracker -> where it has the run."""
     warnings: list[str]
-    """What could not be told, and why, one line for each tracker."""
+    """One line for each tracker that did not receive everything, and why."""
 
 
-def tell_end(ctx: RunContext, entry: Entry, report: Report, path: str) -> Told:
-    """Tell the trackers of a run how it ended; nothing that they do is an error.
+def tell_end(ctx: RunContext, entry: Entry, report: Report, path: str) -> Delivery:
+    """Send the end of a run to its trackers; none of their failures is raised.
 
     Args:
         ctx: The run.
-        entry: What its ledger held.
+        entry: The content of its ledger.
         report: The run's report.
         path: Where that is.
     """
     if entry.attempt == 0:
-        return Told({}, [])  # nothing ever trained
+        return Delivery({}, [])  # nothing was ever launched
     run = as_started(ctx, entry, entry.attempt).run
     ending = ending_of(report, time.time(), path, run.registered_model)
     places: dict[str, Place] = {}
-    lines = list(_untold(ctx, run.tracking, tracked(entry, entry.attempt), ending, places))
-    for line in lines:
-        _LOG.warning("%s", line)
-    return Told(places.copy(), lines)  # a thread that took too long may go on
+    warnings = list(_deliver(ctx, run.tracking, tracked(entry, entry.attempt), ending, places))
+    for warning in warnings:
+        _LOG.warning("%s", warning)
+    return Delivery(places.copy(), warnings)  # a call that timed out may still write to `places`
 
 
 def tell_state(ctx: RunContext, handle: Handle, status: Status) -> None:
-    """Tell the trackers of a run how an attempt ended, before its model is exported.
+    """Send the end of an attempt to the trackers of its run, before the model is exported.
 
-    Whoever is away hears it at the end of the run.
+    A tracker that does not receive it receives it at the end of the run.
     """
-    with suppress(ManycpuError):  # of the ledger, or of what the ranks said: the end says it again
+    with suppress(ManycpuError):  # unreadable ledger or events: the end of the run sends it again
         entry = ctx.ledger.read()
         trackers = as_started(ctx, entry, handle.attempt).run.tracking
         if not trackers or entry.attempt != handle.attempt:
             return
-        observed = verbs_of(ctx).observed_of(ctx, handle)
+        observed = ctx.driver.observed_of(ctx, handle)
         report = run_report.draft(entry, observed, status.state, status.reason)
         ending = ending_of(report, time.time())
-        for line in _untold(ctx, trackers, tracked(entry, handle.attempt), ending, {}):
-            _LOG.info("%s; it is told again when the run has ended", line)
+        for warning in _deliver(ctx, trackers, tracked(entry, handle.attempt), ending, {}):
+            _LOG.info("%s; the end of the run sends it again", warning)
 
 
-def _untold(
+def tell_champion(key: str, sha256: str) -> None:
+    """Give MLflow's alias ``champion`` to the model that a run registered; a failure is a warning in the log.
+
+    Args:
+        key: The run's key.
+        sha256: Digest of the model that the run exported.
+    """
+
+    def name() -> None:
+        if named := name_champion(key, sha256):
+            _LOG.info("alias champion: %s", named)
+
+    if why := _failure(name, _CHAMPION_TIMEOUT_S):
+        _LOG.warning("MLflow did not receive the champion: %s", redacted(why))
+
+
+def _deliver(
     ctx: RunContext, trackers: Iterable[str], attempt: Tracked, ending: Ending, places: dict[str, Place]
 ) -> Iterator[str]:
-    """Tell trackers, and note where each has the attempt; name those that could not be told, and say why."""
+    """Send an end to trackers and note where each has the attempt; yield a warning for each that fails."""
     for name in dict.fromkeys(trackers):
-        patience = _PATIENCE if ending.final else _FOR_NOW
-        patience = _UPLOAD if name == "mlflow" and ending.model else patience
-        if why := failure(partial(_tell, name, ctx, attempt, ending, places), patience):
-            yield f"{TRACKERS[name].label} was not told all of the run: {redacted(why)}"
+        timeout_s = _END_TIMEOUT_S if ending.final else _DRAFT_TIMEOUT_S
+        timeout_s = _UPLOAD_TIMEOUT_S if name == "mlflow" and ending.model else timeout_s
+        if why := _failure(partial(_send, name, ctx, attempt, ending, places), timeout_s):
+            yield f"{TRACKERS[name].label} did not receive all of the run: {redacted(why)}"
 
 
-def _tell(name: str, ctx: RunContext, attempt: Tracked, ending: Ending, places: dict[str, Place]) -> None:
+def _send(name: str, ctx: RunContext, attempt: Tracked, ending: Ending, places: dict[str, Place]) -> None:
     tracker = open_tracker(name, ctx)
-    places[name] = tracker.place_of(attempt)  # who never answers has an address all the same
+    places[name] = tracker.place_of(attempt)  # a tracker that never answers has an address, too
     try:
         tracker.end(attempt, ending)
     finally:
         places[name] = tracker.place_of(attempt)
+
+
+def _failure(call: Callable[[], None], timeout_s: float) -> str | None:
+    """Run a call with a timeout; return why it failed, or None. A call that times out keeps its thread."""
+    failures: list[str] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - each tracker has errors of its own, and none fails a run
+            failures.append(str(error) or type(error).__name__)
+
+    thread = threading.Thread(target=run, name="send to a tracker", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        return f"it has not answered within {timeout_s:g} s"
+    return failures[0] if failures else None

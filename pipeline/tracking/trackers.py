@@ -1,4 +1,4 @@
-"""The trackers that there are: how each is opened, and what it lacks."""
+"""The kinds of tracker: how each is opened, and what preflight finds that it lacks."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from manycpu.pipeline.adapters.tracking_mlflow import MlflowTracker, silence
+from manycpu.pipeline.adapters.tracking_tensorboard import TensorBoardTracker
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.tracking import Tracker
 from manycpu.pipeline.targets.context import RunContext, home
@@ -24,14 +26,14 @@ class Kind(NamedTuple):
     """What must be installed."""
     open: Callable[[RunContext], Tracker]
     absence: Callable[[RunContext], str | None]
-    """Says why it does not answer; None where nothing is known to be wrong."""
+    """Return why it does not answer; None if nothing is known to be wrong."""
 
 
 def open_tracker(name: str, ctx: RunContext) -> Tracker:
     """Open a tracker.
 
     Raises:
-        BadInputError: What it needs is not installed or not set.
+        BadInputError: Its package is not installed, or a variable that it needs is not set.
     """
     kind = TRACKERS[name]
     if find_spec(kind.module) is None:
@@ -40,14 +42,14 @@ def open_tracker(name: str, ctx: RunContext) -> Tracker:
 
 
 def findings(ctx: RunContext) -> Iterator[Finding]:
-    """Find what trackers lack; one that does not answer is no obstacle."""
+    """List what the trackers of a run lack; a tracker that does not answer is only a warning."""
     for name in dict.fromkeys(ctx.run.tracking):
         kind = TRACKERS[name]
         try:
             if find_spec(kind.module) is None:
                 raise _uninstalled(name, kind)
             if why := kind.absence(ctx):
-                fix = "The training goes on without it, and tells it all at the end"
+                fix = "The training runs without it; the end of the run sends it everything"
                 yield Finding(_FIELD, f"{kind.label} is away: {why}", fix, fatal=False)
         except BadInputError as error:
             yield Finding(_FIELD, error.message, error.fix or "")
@@ -62,30 +64,12 @@ def _address() -> str:
     address = os.environ.get("MLFLOW_TRACKING_URI", "").strip()
     if not address:
         raise BadInputError(
-            "MLFLOW_TRACKING_URI is not set: nothing says which MLflow",
+            "MLFLOW_TRACKING_URI is not set: MLflow has no address",
             field=_FIELD,
             fix="Set it to the server's address, such as http://mlflow.example.org:5000, where manycpu runs: "
             "with Airflow on every worker and triggerer",
         )
     return address
-
-
-def _open_mlflow(ctx: RunContext) -> Tracker:  # noqa: ARG001 - the address is the process's
-    from manycpu.pipeline.adapters.tracking_mlflow import MlflowTracker
-
-    return MlflowTracker(_address())
-
-
-def _mlflow_is_away(ctx: RunContext) -> str | None:  # noqa: ARG001
-    from manycpu.pipeline.adapters.tracking_mlflow import silence
-
-    return silence(_address())
-
-
-def _open_tensorboard(ctx: RunContext) -> Tracker:
-    from manycpu.pipeline.adapters.tracking_tensorboard import TensorBoardTracker
-
-    return TensorBoardTracker(_folder(ctx))
 
 
 def _tensorboard_is_away(ctx: RunContext) -> str | None:
@@ -103,7 +87,9 @@ def _folder(ctx: RunContext) -> Path:
 
 
 TRACKERS: Final[Mapping[str, Kind]] = {
-    "tensorboard": Kind("TensorBoard", "tensorboard", _open_tensorboard, _tensorboard_is_away),
-    "mlflow": Kind("MLflow", "mlflow", _open_mlflow, _mlflow_is_away),
+    "tensorboard": Kind(
+        "TensorBoard", "tensorboard", lambda ctx: TensorBoardTracker(_folder(ctx)), _tensorboard_is_away
+    ),
+    "mlflow": Kind("MLflow", "mlflow", lambda _: MlflowTracker(_address()), lambda _: silence(_address())),
 }
 """Name in ``run.tracking`` -> the tracker."""

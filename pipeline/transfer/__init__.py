@@ -3,11 +3,11 @@
 from manycpu.pipeline.transfer.claims import Claimant, ClaimedError, claim, release
 from manycpu.pipeline.transfer.destination import earlier, has_page, strangers
 from manycpu.pipeline.transfer.fetch import InUseError, Lock, Stored, discard, fetch, staged, store, strays
-from manycpu.pipeline.transfer.hashing import Hashing
 from manycpu.pipeline.transfer.manifest import (
     DIGITS,
     MANIFEST,
     File,
+    Hashing,
     Manifest,
     Progress,
     Tick,

@@ -1,10 +1,10 @@
-"""The claim of an output: of several runs, one at a time has it, and the others know before they train.
+"""The claim of an output: one run at a time holds it, and the others are refused before they train.
 
-Each run has a file of its own: in the folder behind a URL, beside the folder on disk. All that is asked of
-storage is that a list shows what was written before. A run first asks: it writes its file, and looks for
-others. It withdraws where another holds the output, or one with a lower key asks; those with a higher key do
-the same, and are waited for. Of any two, the one that looked last sees the other: at most one holds, and of
-runs that ask at the same time it is the one with the lowest key.
+Each run has its own file: in the folder behind a URL, or beside the folder on disk. The storage needs one
+property: a list shows every file that was written before. A run first asks: it writes its file, and lists the
+others. It withdraws if another run holds the output, or if one with a lower key asks; it waits until those
+with a higher key have withdrawn. Of any two runs, the one that lists last sees the other: so at most one
+holds the output, and of runs that ask at the same time it is the one with the lowest key.
 """
 
 import logging
@@ -28,33 +28,33 @@ __all__ = ["Claim", "Claimant", "ClaimedError", "Holding", "claim", "claimed", "
 
 log = logging.getLogger(__name__)
 
-_EXPORT_S: Final = 86_400.0  # that an export may take between two files
-_RENEW_EVERY_S: Final = 600.0
-_ASKING_S: Final = 600.0  # after which a run that was killed while it asked is in nobody's way
-_PATIENCE_S: Final = 30.0  # that others which ask may take to withdraw
-_LOOK_S: Final = 0.1
+_EXPORT_LEASE_S: Final = 86_400.0  # that an export may take between two files
+_RENEWAL_INTERVAL_S: Final = 600.0
+_ASKING_LEASE_S: Final = 600.0  # then a run that was killed while it asked blocks no other
+_WITHDRAWAL_TIMEOUT_S: Final = 30.0  # for other runs that ask
+_POLL_INTERVAL_S: Final = 0.1
 
 
 class Claim(BaseModel):
-    """What the file of a run says."""
+    """The content of a run's claim file."""
 
     key: str
     run: str
     place: str
-    """Where the run is, for people: a host, or a namespace."""
+    """Where the run is, for people: its host or namespace."""
     since: float
     """Seconds since the epoch; so is ``until``."""
     until: float
     held: bool | None
-    """Whether the run has the output; False while it asks, None of a file that cannot be read."""
+    """Whether the run holds the output; False: it asks; None: the file cannot be read."""
     holder: ProcessHandle | None = None
-    """The process that does all of the run, whose death ends the claim; None: many work on it in turn."""
+    """The process that does all of the run, whose death ends the claim; None: several work in turn."""
 
     def __str__(self) -> str:
         return f"{self.run} ({self.place}), since {_date(self.since)}"
 
     def is_over(self) -> bool:
-        """Whether nobody renewed it in time, or its holder is known to be dead."""
+        """Whether it was not renewed in time, or its holder is known to be dead."""
         dead = self.holder is not None and process.is_alive(self.holder) is False
         return dead or self.until <= time.time()
 
@@ -64,10 +64,10 @@ class Claimant(NamedTuple):
 
     key: str
     run: str = ""
-    """Its name; empty: as it claimed the output before, or its key."""
+    """Its name; empty: that of its earlier claim, or its key."""
     place: str = ""
-    """Where it is, for people; empty: this host."""
-    seconds: float = _EXPORT_S
+    """Its host or namespace, for people; empty: this host."""
+    seconds: float = _EXPORT_LEASE_S
     """How long the claim lasts, unless it is renewed."""
     holder: ProcessHandle | None = None
     """The process that does all of the run."""
@@ -99,13 +99,13 @@ class _Files(NamedTuple):
 
     folder: Location
     stem: str | None
-    """The name of an output on disk, which its claims stand beside; None behind a URL."""
+    """Name of an output on disk, beside which its claims are; None: the output is behind a URL."""
 
     @classmethod
     def of(cls, output: Location) -> "_Files":
         if output.local is None:
             return cls(output, None)
-        folder = output.local.resolve()  # where a link leads, as the export does
+        folder = output.local.resolve()  # the target of a link, as in the export
         return cls(Location.of(str(folder.parent), "run.output"), folder.name)
 
     def name(self, key: str) -> str:
@@ -120,8 +120,10 @@ class _Files(NamedTuple):
             return None
         try:
             return Claim.model_validate_json(text)
-        except ValueError:  # it is being written, where storage shows the half of a file
-            return Claim(key=key, run=key, place="unknown", since=0, until=time.time() + _ASKING_S, held=None)
+        except ValueError:  # it is being written, and the storage shows a part of it
+            return Claim(
+                key=key, run=key, place="unknown", since=0, until=time.time() + _ASKING_LEASE_S, held=None
+            )
 
     def write(self, claim: Claim) -> None:
         text = claim.model_dump_json()
@@ -136,7 +138,7 @@ class _Files(NamedTuple):
             self.folder.remove(self.name(key))
 
     def others(self, key: str) -> list[Claim]:
-        """List the claims of other runs; those that are over are deleted."""
+        """List the claims of other runs, and delete those that are over."""
         found = [
             self.read(other) for name in self.folder.names() if (other := self._key(name)) not in (None, key)
         ]
@@ -161,32 +163,32 @@ def claim(output: Location, claimant: Claimant) -> None:
     """Claim an output for a run, or renew its claim.
 
     Raises:
-        ClaimedError: Another run has it, or asks for it at the same time and goes first.
-        OSError: The output cannot be written; other protocols have errors of their own.
+        ClaimedError: Another run holds it, or asks at the same time and has the lower key.
+        OSError: The output cannot be written; other protocols have their own errors.
     """
     files, now, key = _Files.of(output), time.time(), claimant.key
     mine = files.read(key)
     if mine is None or not mine.held or mine.is_over():
         run, place = claimant.run or key, claimant.place or f"host {socket.gethostname()}"
-        mine = Claim(key=key, run=run, place=place, since=now, until=now + _ASKING_S, held=False)
+        mine = Claim(key=key, run=run, place=place, since=now, until=now + _ASKING_LEASE_S, held=False)
         mine.holder = claimant.holder
         files.write(mine)
         _withdraw_for(files, key, _first(files, key))
     until, holder = now + claimant.seconds, claimant.holder or mine.holder
     files.write(mine.model_copy(update={"until": until, "held": True, "holder": holder}))
-    _withdraw_for(files, key, _holding(files, key))  # it came while this process stood still, past its time
+    _withdraw_for(files, key, _holding(files, key))  # claimed while this process was suspended past its time
 
 
 def _first(files: _Files, key: str) -> Claim | None:
-    """Find the run that goes first; None where that is this one, which waits for later ones to withdraw."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """Find the run that goes first; None: this one, after the others have withdrawn."""
+    deadline = time.monotonic() + _WITHDRAWAL_TIMEOUT_S
     while others := files.others(key):
         for other in sorted(others, key=lambda claim: not claim.held):
             if other.held or (other.held is False and other.key < key):
                 return other
         if time.monotonic() > deadline:
             return others[0]
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
     return None
 
 
@@ -201,7 +203,7 @@ def _withdraw_for(files: _Files, key: str, other: Claim | None) -> None:
 
 
 def release(output: Location, key: str) -> None:
-    """Delete a run's claim, and no other's; where that fails, it ends by itself."""
+    """Delete a run's claim, and no other's; if that fails, the claim ends by itself."""
     try:
         _Files.of(output).remove(key)
     except Exception as error:  # noqa: BLE001 - every protocol of fsspec has errors of its own
@@ -209,30 +211,30 @@ def release(output: Location, key: str) -> None:
 
 
 class Holding:
-    """An output that a run holds while it writes there."""
+    """The claim of an output during its export."""
 
     def __init__(self, output: Location, key: str) -> None:
         self._output, self._key, self._files = output, key, _Files.of(output)
         self._renew()
 
     def check(self) -> None:
-        """See that the claim is there, and renew it in time.
+        """Check that the claim exists, and renew it in time.
 
         Raises:
-            ClaimedError: Another run has taken it over.
-            TransferError: It is gone.
+            ClaimedError: Another run has taken the output over.
+            TransferError: The claim is gone.
         """
         if self._files.read(self._key) is None:
             _withdraw_for(self._files, self._key, _holding(self._files, self._key))
             raise TransferError("somebody deleted this run's claim of it while it was written")
-        if time.monotonic() - self._renewed > _RENEW_EVERY_S:
+        if time.monotonic() - self._renewed > _RENEWAL_INTERVAL_S:
             self._renew()
 
     def check_others(self) -> None:
-        """See that the claim is there, and that no other run holds the output.
+        """Check that the claim exists, and that no other run holds the output.
 
         Raises:
-            ClaimedError: One does.
+            ClaimedError: Another run holds it.
             TransferError: The claim is gone.
         """
         self.check()
@@ -245,10 +247,10 @@ class Holding:
 
 @contextmanager
 def claimed(output: Location, key: str) -> Iterator[Holding]:
-    """Hold an output while a run writes there; what may be tried again, such as a full disk, stays claimed.
+    """Hold an output during its export; after an error that a retry may pass, it stays claimed.
 
     Raises:
-        ClaimedError: Another run has it.
+        ClaimedError: Another run holds it.
     """
     holding = Holding(output, key)
     try:

@@ -1,4 +1,4 @@
-"""Replace a run's own earlier export at a destination, and refuse to touch anything else there."""
+"""Replace a run's own earlier export at a destination; refuse to change anything else there."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ __all__ = ["Earlier", "changed", "earlier", "has_page", "put", "refuse", "signed
 
 
 class Earlier(NamedTuple):
-    """An earlier export of the same run: the name of its manifest, and what it wrote."""
+    """An earlier export of the same run: its manifest and the name of that."""
 
     name: str
     manifest: Manifest
@@ -28,7 +28,7 @@ def signed(manifest: Manifest, key: str) -> str:
 
 
 def earlier(destination: Location, key: str) -> Earlier | None:
-    """Read the manifest of an earlier export of the same run; None where there is none."""
+    """Read the manifest of an earlier export of the same run; None: there is none."""
     report = output.fields_of(destination.read_text(output.REPORT))
     for name in output.manifests(destination.has):
         try:
@@ -42,7 +42,7 @@ def earlier(destination: Location, key: str) -> Earlier | None:
 
 def strangers(destination: Location, key: str) -> list[str]:
     """List files at a destination that the run did not write, judged by names and sizes."""
-    # Object stores are listed once otherwise, and what has come since then is not seen.
+    # The list of an object store is cached, and would lack new files.
     destination.fs.invalidate_cache()
     if not destination.exists():
         return []
@@ -63,7 +63,7 @@ def has_page(destination: Location) -> bool:
 
 
 def changed(destination: Location, before: Earlier | None, tick: Tick = lambda: None) -> Iterator[str]:
-    """Name files of an earlier export whose content has changed since; missing files are not named."""
+    """Yield the files of an earlier export whose content has changed; missing files are no change."""
     for path, size, sha256, _ in before.manifest.files if before else ():
         if path == output.REPORT or path.endswith("/") or not destination.has(path):
             continue
@@ -88,10 +88,10 @@ def refuse(names: Iterable[str]) -> None:
 def put(partial: Path, destination: Path, key: str) -> None:
     """Rename a finished folder to its destination, in one step.
 
-    What is there goes only where it is empty, or an earlier export of the same run and still what that wrote.
+    It replaces only an empty folder, or an unchanged earlier export of the same run.
 
     Raises:
-        TransferError: It holds anything else.
+        TransferError: The destination holds anything else.
     """
     before = destination.with_name(f".{destination.name}.{key}.before")
     _finish_earlier_try(before, destination, key)
@@ -104,14 +104,14 @@ def put(partial: Path, destination: Path, key: str) -> None:
     if not strangers(Location.of(str(before), "run.output"), key) and _rename(partial, destination):
         _remove(before, key)
         return
-    if not _rename(before, destination):  # something came at the last moment: both stay where they are
+    if not _rename(before, destination):  # a new file has appeared there: both stay
         raise _both(before, destination)
     refuse(strangers(location, key))
     raise TransferError(f"something came to {destination} and went, and nothing was changed there; try again")
 
 
 def _rename(partial: Path, destination: Path) -> bool:
-    """Rename a folder; False where the destination exists, and the system does not replace it."""
+    """Rename a folder; False: the destination exists, and the system does not replace it."""
     try:
         partial.rename(destination)
     except OSError as error:
@@ -125,7 +125,7 @@ def _finish_earlier_try(before: Path, destination: Path, key: str) -> None:
     """Finish or undo a replacement that an earlier, killed try began.
 
     Raises:
-        TransferError: What is at the destination is not this run's: that and the earlier export both stay.
+        TransferError: The destination holds files of others: they and the earlier export both stay.
     """
     if not before.exists():
         return
@@ -141,7 +141,7 @@ def _finish_earlier_try(before: Path, destination: Path, key: str) -> None:
         raise _both(before, destination)
     if export:
         _remove(before, key)
-    else:  # only a report of a run that left no model
+    else:  # only the report of a run that left no model
         _remove(destination, key)
         before.rename(destination)
 

@@ -23,23 +23,27 @@ from manycpu.pipeline.transfer.manifest import (
     TransferError,
     file_of,
     read_lines,
+    verify,
     write_lines,
 )
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy, drop
-from manycpu.pipeline.transfer.verify import verify
 
 __all__ = ["InUseError", "Lock", "Stored", "discard", "fetch", "staged", "store", "strays"]
 
 Lock = Callable[[Path], AbstractContextManager[int | None]]
-"""Yields a descriptor for :func:`signs`; None where the lock gives its signs of life by itself."""
+"""Yields a descriptor for :func:`signs`; None: the lock gives its signs of life by itself."""
 log = logging.getLogger(__name__)
 _MARKER: Final = ".manifest.json"
-_NOT_WHOLE: Final = (FileNotFoundError, IsADirectoryError, ValueError)  # such a marker counts for nothing
+_NO_MARKER: Final = (
+    FileNotFoundError,
+    IsADirectoryError,
+    ValueError,
+)  # errors of a missing or invalid marker
 _WRITABLE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 class InUseError(TransferError):
-    """A folder has changed since it was copied, and is in use: it is left as it is."""
+    """A folder has changed since it was copied, and is in use: it is not replaced."""
 
 
 class Stored(NamedTuple):
@@ -48,7 +52,7 @@ class Stored(NamedTuple):
     path: Path
     manifest: Manifest
     reused: bool
-    """Whether it was there before."""
+    """Whether it existed before."""
 
 
 def strays(destination: Path, copy: Path | None = None) -> list[Path]:
@@ -56,7 +60,7 @@ def strays(destination: Path, copy: Path | None = None) -> list[Path]:
 
     Args:
         destination: The fetched folder.
-        copy: A copy of it to look into, and around it in its parent; None: the fetched folder itself.
+        copy: A copy of it to search, together with the copy's parent; None: search the fetched folder.
     """
     manifest = staged(destination)
     if manifest is None:
@@ -68,10 +72,10 @@ def strays(destination: Path, copy: Path | None = None) -> list[Path]:
 
 
 def staged(destination: Path) -> Manifest | None:
-    """Read the manifest of a folder that :func:`fetch` completed; None where it is not complete."""
+    """Read the manifest of a folder that :func:`fetch` completed; None: it is not complete."""
     try:
         return Manifest(file_of(fields) for fields in read_lines(_marker(destination)))
-    except _NOT_WHOLE:
+    except _NO_MARKER:
         return None
 
 
@@ -88,24 +92,24 @@ def fetch(  # noqa: PLR0913 - the last ones are seldom given
 ) -> Stored:
     """Copy a source to a folder on disk that appears complete or not at all.
 
-    A copy that broke is taken up where it stopped. Two who fetch the same at once share one copy. One that is
-    there is used as long as it is what was copied; else it is copied anew.
+    A copy that broke is resumed. Two callers that fetch the same at once share one copy. An existing copy is
+    used while it is unchanged; else it is replaced.
 
     Args:
         source: What to copy.
-        destination: Its folder; beside it stand the marker with its manifest and, meanwhile, ``.partial``.
+        destination: Its folder; beside it are a marker with the manifest and, during the copy, ``.partial``.
         progress: Called with bytes done and bytes in all.
-        lock: Keeps others from the same copy: ``leased`` where they may be on other machines.
-        tick: Called while the work goes on, also where no bytes are copied.
-        read_only: Whether its files have no permission to be written to.
-        in_use: Tells whether somebody works with what is there, and may have written to it.
-        is_same: Tells of a copy whether it is of what was meant: of files that are replaced meanwhile it may
-            have some of each version.
+        lock: Keeps other callers from the same copy: ``leased`` if they may be on other machines.
+        tick: Called during the work, also while no bytes are copied.
+        read_only: Whether to remove the write permissions of its files.
+        in_use: Whether a training uses the existing copy, and may have written to it.
+        is_same: Whether a copy is of the intended version: if files are replaced meanwhile, it may have some
+            of each version.
 
     Raises:
-        InUseError: What is there is not what was copied, and is in use.
+        InUseError: The existing copy has changed, and is in use.
         TransferError: A file changed while it was copied.
-        TakenOverError: Somebody else took the copy over.
+        TakenOverError: Another process took the copy over.
         OSError: The disk is full, or the source cannot be read.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -132,20 +136,20 @@ def store(  # noqa: PLR0913 - the last two are seldom given
 ) -> Stored:
     """Copy a source to a folder named by its content, unless that folder exists.
 
-    The content is known once it is copied. Only where a folder with the same paths and sizes is there, the
-    source's digest is asked for before that: so what is new is read once, and what is there is not sent.
+    The copy hashes the source. Hash the source first only if a copy with the same paths and sizes exists: so
+    a new source is read once, and an existing one is not sent.
 
     Args:
         source: What to copy.
-        folder: Where such folders are.
-        digest: Tells the source's digest, for which all of it has to be read.
+        folder: The parent of such folders.
+        digest: Computes the source's digest, which reads all of it.
         progress: Called with bytes done and bytes in all.
         lock: As of :func:`fetch`.
         tick: As of :func:`fetch`.
 
     Raises:
         TransferError: A file changed while it was copied.
-        TakenOverError: Somebody else took the copy over.
+        TakenOverError: Another process took the copy over.
         OSError: The disk is full, or the source cannot be read.
     """
     items = source.items()
@@ -153,15 +157,19 @@ def store(  # noqa: PLR0913 - the last two are seldom given
     folder.mkdir(parents=True, exist_ok=True)
     with lock(_lock(listing)) as held:
         progress, tick = _with_signs(held, progress, tick)
-        if alike := list(_same_listing(folder, items)):
+        markers = [marker for marker in folder.glob(f"*{_MARKER}") if _matches(marker, items)]
+        if alike := [folder / marker.name.removesuffix(_MARKER) for marker in markers]:
             expected = digest()
             for candidate in alike:
-                if _digest(candidate) == expected and (existing := _verified(candidate, tick)):
+                recorded = staged(candidate)
+                if recorded is None or recorded.digest != expected:
+                    continue
+                if existing := _verified(candidate, tick):
                     return Stored(candidate, existing, reused=True)
         partial, manifest = copy(source, listing, progress, tick)
         destination = folder / manifest.digest[:DIGITS]
         with lock(_lock(destination)):
-            # Somebody else's was ready first, and may be read already.
+            # Another process finished first, and its copy may be in use.
             if existing := _verified(destination, tick):
                 disk.remove(str(partial), tick)
                 return Stored(destination, existing, reused=True)
@@ -186,14 +194,8 @@ def _with_signs(held: int | None, progress: Progress, tick: Tick) -> tuple[Progr
     return signing_progress, signing_tick
 
 
-def _same_listing(folder: Path, items: Rows[Item]) -> Iterator[Path]:
-    """Find complete folders with these paths and sizes."""
-    for marker in folder.glob(f"*{_MARKER}"):
-        if _matches(marker, items):
-            yield folder / marker.name.removesuffix(_MARKER)
-
-
 def _matches(marker: Path, items: Rows[Item]) -> bool:
+    """Whether a complete folder has these paths and sizes."""
     try:
         files = map(file_of, read_lines(marker))
         return all(
@@ -202,13 +204,8 @@ def _matches(marker: Path, items: Rows[Item]) -> bool:
             and (item.path, item.size, item.executable) == (file.path, file.size, file.executable)
             for item, file in zip_longest(items, files)
         )
-    except _NOT_WHOLE:
+    except _NO_MARKER:
         return False
-
-
-def _digest(destination: Path) -> str:
-    manifest = staged(destination)
-    return manifest.digest if manifest else ""
 
 
 def _verified(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda: False) -> Manifest | None:
@@ -216,7 +213,11 @@ def _verified(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda
     manifest = staged(destination)
     if manifest is None or not destination.is_dir():
         return None
-    times = _modification_times(destination)
+    recorded: Iterator[Any] = (fields.get("mtime_ns") for fields in read_lines(_marker(destination)))
+    try:
+        times: array[int] | None = array("q", recorded)
+    except TypeError:  # the marker of an earlier version has no times
+        times = None
     verdict = verify(destination, manifest, times, tick, keep=True)
     if verdict.fault and in_use():
         log.warning("%s is in use, and not what was staged: %s", destination, verdict.fault)
@@ -224,7 +225,7 @@ def _verified(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda
     if verdict.fault:
         verdict = verify(destination, manifest, times, tick)
     if verdict.fault:
-        log.warning("%s is not what was staged (%s): it is staged anew", destination, verdict.fault)
+        log.warning("%s is not what was staged (%s): it is staged again", destination, verdict.fault)
         _marker(destination).unlink(missing_ok=True)
         return None
     if verdict.read:
@@ -233,39 +234,28 @@ def _verified(destination: Path, tick: Tick, in_use: Callable[[], bool] = lambda
     return manifest
 
 
-def _modification_times(destination: Path) -> "array[int] | None":
-    """Read the modification time of each file from the marker; None where the marker has none."""
-    times: Iterator[Any] = (fields.get("mtime_ns") for fields in read_lines(_marker(destination)))
-    try:
-        return array("q", times)
-    except TypeError:  # an earlier version's
-        return None
-
-
 def _complete(
     partial: Path, destination: Path, manifest: Manifest, tick: Tick, *, read_only: bool = False
 ) -> None:
     """Rename a finished copy to its destination, and write the marker that makes it complete."""
     disk.sync(partial)
-    # Without its marker, whatever is there is not ours to trust. Who still reads it finds the new one.
+    # A folder without its marker cannot be trusted. Processes that still read it find the new one.
     aside = destination.with_name(f"{destination.name}.{'0' * DIGITS}{partial.suffixes[-2]}.partial")
     if destination.exists():
         destination.rename(aside)
     try:
         partial.rename(destination)
-        if read_only:  # not before: who takes up a partial copy has to write to it
-            _protect(destination, manifest)
+        if read_only:  # not before: a process that resumes a partial copy writes to it
+            for file in manifest.files:
+                if not file.path.endswith("/"):
+                    path = f"{destination}/{file.path}"
+                    os.chmod(path, os.stat(path).st_mode & ~_WRITABLE)  # noqa: PTH101, PTH116 - for speed
         _write_marker(destination, manifest, tick)
     except FileNotFoundError as error:
-        raise TakenOverError("somebody else goes on with this copy") from error
+        raise TakenOverError("another process has taken this copy over") from error
     finally:
         with suppress(OSError):
             disk.remove(str(aside), tick)
-
-
-def _protect(folder: Path, manifest: Manifest) -> None:
-    for path in (f"{folder}/{file.path}" for file in manifest.files if not file.path.endswith("/")):
-        os.chmod(path, os.stat(path).st_mode & ~_WRITABLE)  # noqa: PTH101, PTH116 - one for each of many
 
 
 def discard(destination: Path) -> None:
@@ -282,18 +272,18 @@ def _marker(destination: Path) -> Path:
 
 
 def _write_marker(destination: Path, manifest: Manifest, tick: Tick) -> None:
+    """Write the manifest, with each file's modification time, beside a complete folder."""
+
+    def described() -> Iterator[dict[str, Any]]:
+        for file in manifest.files:
+            tick()
+            written = os.stat(f"{destination}/{file.path}").st_mtime_ns  # noqa: PTH116 - for speed
+            yield file.described() | {"mtime_ns": written}
+
     partial = _marker(destination).with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
     with partial.open("w") as file:
-        file.writelines(write_lines(_with_times(destination, manifest, tick)))
+        file.writelines(write_lines(described()))
     partial.replace(_marker(destination))
-
-
-def _with_times(destination: Path, manifest: Manifest, tick: Tick) -> Iterator[dict[str, Any]]:
-    """Add each file's modification time to its fields."""
-    for file in manifest.files:
-        tick()
-        written = os.stat(f"{destination}/{file.path}").st_mtime_ns  # noqa: PTH116 - one for each of many
-        yield file.described() | {"mtime_ns": written}
 
 
 def _lock(destination: Path) -> Path:

@@ -1,14 +1,16 @@
-"""The manifest of a folder: every file with its size and sha256."""
+"""The manifest of a folder, every file with its size and sha256: read, write, hash and verify it."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manycpu.pipeline.adapters.listing import Rows, leads_out
-from manycpu.pipeline.adapters.storage import Location
+from manycpu.pipeline.adapters.listing import Item, Rows, below, item_of, leads_out
+from manycpu.pipeline.adapters.storage import Block, Location, Reading, blocks
 from manycpu.pipeline.spec.credentials import redacted
 from manycpu.pipeline.spec.output import MANIFEST
 
@@ -16,22 +18,25 @@ __all__ = [
     "DIGITS",
     "MANIFEST",
     "File",
+    "Hashing",
     "Manifest",
     "Progress",
     "Tick",
     "TransferError",
+    "Verdict",
     "identity",
     "read_lines",
     "scan",
+    "verify",
     "write_lines",
 ]
 
 DIGITS = 16
-"""Of a digest in the name of a folder."""
+"""Digits of a digest in the name of a folder."""
 Progress = Callable[[int, int], None]
-"""Is called with bytes done and bytes in all."""
+"""Called with bytes done and bytes in all."""
 Tick = Callable[[], None]
-"""Is called while the work goes on, also where there is nothing to count."""
+"""Called during the work, also while no bytes are copied."""
 _BEGIN, _END = '{"files": [', "]"
 
 
@@ -51,13 +56,13 @@ class File(NamedTuple):
     executable: bool = False
 
     def described(self) -> dict[str, Any]:
-        """Return its fields for JSON; ``executable`` only where it is true."""
+        """Return the fields for JSON; ``executable`` only if it is true."""
         fields = self._asdict()
         return fields if self.executable else {name: fields[name] for name in ("path", "size", "sha256")}
 
 
 class Manifest:
-    """The files of a folder, in some hundred bytes each: a folder may have a million.
+    """The files of a folder, in about a hundred bytes each: a folder may have a million.
 
     Args:
         files: Its files, by path.
@@ -78,10 +83,10 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the paths and digests: equal exactly where the contents are."""
+        """The sha256 of the paths and digests: equal if and only if the contents are equal."""
         digest = hashlib.sha256()
         for file in self.files:
-            # As sha256sum writes it; what is executable has its mark for binary files.
+            # The format of sha256sum; its mark for binary files marks executable ones.
             path = file.path.replace("\\", r"\\").replace("\n", r"\n")
             mark = "" if path == file.path else "\\"
             line = f"{mark}{file.sha256} {'*' if file.executable else ' '}{path}\n"
@@ -89,15 +94,15 @@ class Manifest:
         return digest.hexdigest()
 
     def lines(self, run: str | None = None) -> Iterator[str]:
-        """Serialise as JSON, a file on each line; at the end the key of the run that wrote it."""
+        """Serialise as JSON, a file on each line, and at the end the key of the run that wrote it."""
         return write_lines((file.described() for file in self.files), run)
 
     @classmethod
     def parse(cls, text: str) -> tuple["Manifest", str | None]:
-        """Parse a text that :meth:`lines` wrote; returns the key of the run that wrote it, too.
+        """Parse a text that :meth:`lines` wrote; returns the manifest, and the key of its run.
 
         Raises:
-            ValueError: It is no manifest, or half of one.
+            ValueError: It is no manifest, or is cut off.
         """
         read = _whole(text)
         return cls(file_of(fields) for fields in read["files"]), read.get("run")
@@ -107,7 +112,7 @@ class Manifest:
         """Parse a file that :meth:`lines` wrote.
 
         Raises:
-            ValueError: It is no manifest, or half of one.
+            ValueError: It is no manifest, or is cut off.
             FileNotFoundError: There is none.
         """
         return cls(file_of(fields) for fields in read_lines(path))
@@ -117,7 +122,7 @@ def file_of(fields: dict[str, Any]) -> File:
     """Make a file from its JSON fields.
 
     Raises:
-        ValueError: One is missing, or is of another kind; or its path leads out of the folder.
+        ValueError: A field is missing or has a wrong type, or the path leads out of the folder.
     """
     try:
         path, size, sha256 = fields["path"], fields["size"], fields["sha256"]
@@ -131,7 +136,7 @@ def file_of(fields: dict[str, Any]) -> File:
 
 
 def write_lines(files: Iterable[dict[str, Any]], run: str | None = None) -> Iterator[str]:
-    """Spell the fields of files as JSON, a file on each line: ``{"files": [...], "run": "..."}``."""
+    """Write the fields of files as JSON, a file on each line: ``{"files": [...], "run": "..."}``."""
     yield _BEGIN
     comma = "\n"
     for fields in files:
@@ -142,10 +147,10 @@ def write_lines(files: Iterable[dict[str, Any]], run: str | None = None) -> Iter
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Parse the fields of files line by line, or all at once where they are not written so.
+    """Parse the fields of files line by line, or all at once if the file has another layout.
 
     Raises:
-        ValueError: It is no list of files, or half of one.
+        ValueError: It is no list of files, or is cut off.
         FileNotFoundError: There is none.
     """
     with path.open(encoding="utf-8") as file:
@@ -174,14 +179,14 @@ def scan(source: Location, tick: Tick = lambda: None) -> Manifest:
 
 
 def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | None = None) -> str:
-    """Compute a digest that tells a source's present content from any other.
+    """Compute a digest of a source's present content.
 
-    It is read only where it is on disk, or where nothing else tells its versions apart.
+    Files are read only on disk, or if the server reports no version of them.
 
     Args:
         source: The source.
-        tick: Called while the work goes on.
-        copied: What a copy of it has: then nothing is read that was read for that.
+        tick: Called during the work.
+        copied: The manifest of its copy: then files that were read for the copy are not read again.
 
     Raises:
         FileNotFoundError: There is nothing behind the URL, or it cannot be reached.
@@ -200,3 +205,119 @@ def identity(source: Location, tick: Tick = lambda: None, copied: Manifest | Non
         digest.update(f"{', ' if number else ''}{described}".encode())
     digest.update(b"]")
     return digest.hexdigest()
+
+
+class Hashing:
+    """A folder on disk as a source that hashes each file while it reads it, once and whole.
+
+    If the other end has the beginning of a file already, that part is read and hashed, and not yielded.
+
+    Args:
+        folder: The folder.
+        tick: Called while it is listed and read, also while nothing is yielded.
+    """
+
+    tells_sha256 = True
+
+    def __init__(self, folder: Location, tick: Tick = lambda: None) -> None:
+        self._folder, self._tick = folder, tick
+
+    def items(self) -> Rows[Item]:
+        """List every file; its version is its modification time."""
+        return self._folder.items(self._tick)
+
+    def read(self, items: Rows[Item], starts: Sequence[int]) -> Iterator[Reading]:
+        """Read each file from its start offset.
+
+        Raises:
+            TransferError: A file changed after it was listed.
+        """
+        for item, start in zip(items, starts, strict=True):
+            self._tick()
+            digest = hashlib.sha256()
+            yield Reading(self._blocks_from(item, start, digest), digest.hexdigest)
+
+    def _blocks_from(self, item: Item, start: int, digest: Any) -> Iterator[Block]:
+        if item.is_folder:
+            return
+        with self._folder.open(item.path) as file:
+            for block in blocks(file):
+                self._tick()
+                digest.update(block)
+                if not start:
+                    yield block
+                    continue
+                rest = memoryview(block)[start:]
+                start -= len(block) - len(rest)
+                if rest:
+                    yield rest
+            if item_of(item.path, os.fstat(file.fileno())) != item:
+                raise TransferError(f"{item.path} was written to after it had been listed")
+
+
+class Verdict(NamedTuple):
+    """The result of a verification."""
+
+    fault: str | None
+    """The first file that is missing or changed, with the reason; None: all files match."""
+    read: int
+    """How many files were read for that."""
+
+
+def verify(
+    folder: Path, manifest: Manifest, written: "array[int] | None", tick: Tick, *, keep: bool = False
+) -> Verdict:
+    """Compare a folder with its manifest by size and modification time, and by content if these differ.
+
+    Files that the manifest does not name, also links, are deleted: they were not copied.
+
+    Args:
+        folder: The folder, which has no links of its own.
+        manifest: The expected files.
+        written: Modification time of each file in nanoseconds; None: unknown, so all files are read.
+        tick: Called during the work.
+        keep: Whether files that the manifest does not name are a fault, and are kept.
+    """
+    walk, read = _Walk(folder, keep=keep), 0
+    for number, file in enumerate(manifest.files):
+        tick()
+        item = walk.up_to(file.path)
+        if item is None:
+            return Verdict(f"{file.path!r} is missing", read)
+        if item.size != file.size:
+            return Verdict(f"{file.path!r} has {item.size} bytes, and had {file.size}", read)
+        if item.is_folder or (written is not None and item.version == str(written[number])):
+            continue
+        read += 1
+        if Location.of(f"file://{folder}", "run.data").sha256(item, tick) != file.sha256:
+            return Verdict(f"{file.path!r} has other content", read)
+    walk.up_to(None)
+    return Verdict(f"{walk.unlisted[0]!r} is none of it" if walk.unlisted else None, read)
+
+
+class _Walk:
+    """Walks the files of a folder by path; files that the caller skips are deleted, or listed."""
+
+    def __init__(self, folder: Path, *, keep: bool) -> None:
+        self._folder, self._keep = folder, keep
+        self.unlisted: list[str] = []
+        self._rest: Iterator[Item] = below(str(folder), lambda path, _: self._delete(path), follow=False)
+        self._next = next(self._rest, None)
+
+    def up_to(self, path: str | None) -> Item | None:
+        """Advance to a path, or to the end; None: there is no such file."""
+        while self._next is not None and (path is None or self._next.path < path):
+            self._delete(self._next.path)
+            self._next = next(self._rest, None)
+        item = self._next
+        if item is None or item.path != path:
+            return None
+        self._next = next(self._rest, None)
+        return item
+
+    def _delete(self, path: str) -> None:
+        if self._keep:
+            self.unlisted.append(path)
+            return
+        full_path = f"{self._folder}/{path}"
+        os.rmdir(full_path) if path.endswith("/") else os.unlink(full_path)  # noqa: PTH106, PTH108 - as listed

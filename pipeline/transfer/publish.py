@@ -10,8 +10,7 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.output import REPORT, manifest_name, programs_report
 from manycpu.pipeline.transfer.claims import claimed
 from manycpu.pipeline.transfer.destination import changed, earlier, put, refuse, signed, strangers
-from manycpu.pipeline.transfer.hashing import Hashing
-from manycpu.pipeline.transfer.manifest import File, Manifest, Progress, Tick, TransferError, scan
+from manycpu.pipeline.transfer.manifest import File, Hashing, Manifest, Progress, Tick, TransferError, scan
 from manycpu.pipeline.transfer.partial import Source, TakenOverError, copy
 
 __all__ = ["publish", "save", "written"]
@@ -20,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def written(folder: str) -> Location:
-    """Open a program's output; what cannot be copied, such as a FIFO, is skipped and logged."""
+    """Open a program's output; files that cannot be copied, such as a FIFO, are skipped and logged."""
     return Location.of(folder, "run.output").without_odd(
         lambda path, why: log.warning("%r in the output %s: it is left out of the model", path, why)
     )
@@ -36,11 +35,10 @@ def publish(
     """Copy a folder on disk to a path or URL, read it back, and put the manifest beside it last.
 
     On disk the folder appears in one step. Object stores have no rename: there, a folder without its manifest
-    is incomplete. A publication that broke goes on after the last file that was whole.
+    is incomplete. A broken upload resumes after the last complete file.
 
     Raises:
-        TransferError: What was read back is not what was written, or the destination holds what the run did
-            not write.
+        TransferError: A file reads back differently, or the destination holds files of others.
         ClaimedError: Another run has the destination.
     """
     origin = written(str(source))
@@ -50,9 +48,12 @@ def publish(
         return save(Hashing(origin, tick), destination.local, key, progress, tick)
     with claimed(destination, key) as holding:
         manifest = scan(origin, tick)
-        # Behind URLs there are no empty folders, and no names that are not UTF-8.
+        # Behind URLs there are no empty folders, and other names than UTF-8 are escaped as Python does.
         files = [file for file in manifest.files if not file.path.endswith("/")]
-        spelled = Manifest(file._replace(path=_escaped(file.path)) for file in files)
+        spelled = Manifest(
+            file._replace(path=file.path.encode(errors="surrogateescape").decode(errors="backslashreplace"))
+            for file in files
+        )
         taken = _top_names(spelled)
         published = _in_output(spelled, programs_report(taken))
         _delete_outdated(destination, published, key, tick)
@@ -74,22 +75,22 @@ def save(
     progress: Progress = lambda *_: None,
     tick: Tick = lambda: None,
 ) -> Manifest:
-    """Copy a source to a folder on disk, and have it appear in one step with its manifest.
+    """Copy a source to a folder on disk that appears in one step, with its manifest.
 
     Args:
-        source: What to copy; what is read back is compared with what it tells.
-        destination: Its folder; an earlier export of this run is replaced, and nothing else.
-        key: The run's key: a copy of this run that broke is taken up where it stopped.
+        source: What to copy; the copy is read back and compared with it.
+        destination: Its folder; only an earlier export of this run is replaced.
+        key: The run's key: a broken copy of this run is resumed.
         progress: Called with bytes done and bytes in all.
-        tick: Called while the work goes on, also where no bytes are copied.
+        tick: Called during the work, also while no bytes are copied.
 
     Raises:
-        TransferError: A file changed while it was copied, or reads back otherwise; or the destination holds
-            what the run did not write.
-        TakenOverError: Another export of the same run goes on with it.
+        TransferError: A file changed while it was copied, or reads back differently; or the destination holds
+            files that the run did not write.
+        TakenOverError: Another export of the same run has taken the copy over.
         ClaimedError: Another run has the destination.
     """
-    destination = destination.resolve()  # where a link leads: the link itself is the user's
+    destination = destination.resolve()  # the target of a link: the link itself is the user's
     with claimed(Location.of(str(destination), "run.output"), key) as holding:
         stem = destination.with_name(f".{destination.name}.{key}")
         stem.parent.mkdir(parents=True, exist_ok=True)
@@ -100,18 +101,17 @@ def save(
             holding.check_others()
             put(partial, destination, key)
         except TransferError:
-            shutil.rmtree(
-                partial, ignore_errors=True
-            )  # the next try may go elsewhere: nobody would delete it
+            # The next try may have another output, and would not delete the copy.
+            shutil.rmtree(partial, ignore_errors=True)
             raise
     return manifest
 
 
 def _completed(partial: Path, manifest: Manifest, key: str) -> Manifest:
-    """Put the manifest into a copy, and give a report.json of the program's own another name.
+    """Write the manifest into a copy, and rename a report.json of the program's own.
 
     Raises:
-        TakenOverError: Another export of the same run goes on with the copy.
+        TakenOverError: Another export of the same run has taken the copy over.
     """
     taken = _top_names(manifest)
     try:
@@ -122,12 +122,12 @@ def _completed(partial: Path, manifest: Manifest, key: str) -> Manifest:
             file.writelines(manifest.lines(run=key))
         disk.sync(partial)
     except FileNotFoundError as error:
-        raise TakenOverError("another export of this run goes on with this copy") from error
+        raise TakenOverError("another export of this run has taken this copy over") from error
     return manifest
 
 
 def _top_names(manifest: Manifest) -> set[str]:
-    """Name the files and folders at the top."""
+    """Return the names of the files and folders at the top."""
     return {file.path.split("/", 1)[0] for file in manifest.files}
 
 
@@ -136,17 +136,12 @@ def _in_output(manifest: Manifest, name: str) -> Manifest:
     if REPORT not in _top_names(manifest):
         return manifest
     log.warning("the program wrote a %s of its own: it is kept as %s", REPORT, name)
-    return Manifest(file._replace(path=_renamed(file.path, name)) for file in manifest.files)
 
+    def renamed(path: str) -> str:
+        top, slash, rest = path.partition("/")
+        return f"{name}{slash}{rest}" if top == REPORT else path
 
-def _renamed(path: str, name: str) -> str:
-    top, slash, rest = path.partition("/")
-    return f"{name}{slash}{rest}" if top == REPORT else path
-
-
-def _escaped(path: str) -> str:
-    """Escape a name that is not UTF-8 as Python does in a text: URLs have no other names."""
-    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return Manifest(file._replace(path=renamed(file.path)) for file in manifest.files)
 
 
 def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: Tick) -> None:
@@ -168,10 +163,10 @@ def _delete_outdated(destination: Location, manifest: Manifest, key: str, tick: 
 
 
 def _upload(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> None:
-    """Upload a file, unless it is there completely.
+    """Upload a file, unless a complete copy exists.
 
     Raises:
-        TransferError: It reads back otherwise, or there is another file of that name.
+        TransferError: It reads back differently, or there is another file of that name.
     """
     if _is_uploaded(origin, destination, file, named, tick):
         return
@@ -186,7 +181,7 @@ def _upload(origin: Location, destination: Location, file: File, named: File, ti
 
 
 def _is_uploaded(origin: Location, destination: Location, file: File, named: File, tick: Tick) -> bool:
-    """Whether a file is there completely; the beginning of it, from a broken upload, is this run's own.
+    """Whether a complete copy of a file exists; a beginning of it is from a broken upload of this run.
 
     Raises:
         TransferError: There is another file of that name.

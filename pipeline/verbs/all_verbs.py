@@ -16,7 +16,7 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.targets import Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import MachineContext, RunContext
+from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.runs import find
 from manycpu.pipeline.tracking.live import listeners as trackers
@@ -193,12 +193,11 @@ def _left(ctx: RunContext) -> str:
 
 def _stays(ctx: RunContext) -> str:
     """Say what an interrupted clean-up leaves, where, and how it is removed."""
-    folder = f"its folder {ctx.where}" if isinstance(ctx, MachineContext) else f"all it has in {ctx.where}"
     lives, ends = "", ""
     if _may_still_train(ctx):
         lives, ends = "its training may still run, and ", f"`{ctx.typed('cancel')}` ends it, "
     return (
-        f"Of run {ctx.name}, {lives}{folder} stays: the same run id continues it, "
+        f"Of run {ctx.name}, {lives}all it has in {ctx.where} stays: the same run id continues it, "
         f"{ends}`{ctx.typed('clean', '--delete-model')}` removes it"
     )
 

@@ -1,6 +1,5 @@
 """build: freeze the code, and the image that it runs in."""
 
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.program_code import installed_digest
 from manycpu.pipeline.targets.results import Built
@@ -18,7 +17,7 @@ def build(ctx: RunContext) -> Built:
         BuildError: The image cannot be built.
     """
     with ctx.ledger.timed("build") as record:
-        built, reused = verbs_of(ctx).build(ctx)
+        built, reused = ctx.driver.build(ctx)
         built = built.model_copy(update={"origin": built_from(ctx)})
         record.result = "reused" if reused else "done"
         with ctx.ledger.update() as entry:

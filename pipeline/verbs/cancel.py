@@ -2,8 +2,6 @@
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.spec.errors import CancelledError
-from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 
 __all__ = ["cancel", "declare_gone", "heed", "withhold"]
@@ -25,7 +23,7 @@ def cancel(ctx: RunContext, by: str, attempt: int | None = None) -> bool:
         UnseenError: Whether it runs cannot be seen from here.
         ClusterError: The cluster does not answer.
     """
-    return ctx.ledger.exists() and verbs_of(ctx).cancel(ctx, by, attempt)
+    return ctx.ledger.exists() and ctx.driver.cancel(ctx, by, attempt)
 
 
 def declare_gone(ctx: RunContext, by: str) -> bool:
@@ -43,9 +41,7 @@ def declare_gone(ctx: RunContext, by: str) -> bool:
     """
     recorded = False
     with ctx.ledger.update() as entry:
-        handle = verbs_of(ctx).present_handle(ctx, entry)
-        if isinstance(handle, ProcessHandle) and process.observe(handle)["exit"] is None:
-            process.declare_gone(handle)
+        if ctx.driver.declare_gone(ctx, entry):
             entry.cancelled.setdefault(entry.attempt, by)
             recorded = True
     lease = ctx.ledger.lease()

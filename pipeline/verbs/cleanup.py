@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 
 from manycpu.pipeline import run_report
@@ -14,10 +15,9 @@ from manycpu.pipeline.spec.naming import run_name
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.words import first_of
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext
-from manycpu.pipeline.targets.open_run import as_started, changed
+from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.tracking.ending import tell_end
 from manycpu.pipeline.verbs.cancel import cancel
@@ -137,7 +137,7 @@ def _finish(ctx: RunContext) -> Report | None:
     started, written = time.monotonic(), _half_cleaned(ctx)
     if written is None:
         return None
-    ctx = changed(ctx, name=written.name)  # what it began with
+    ctx = replace(ctx, name=written.name)  # what it began with
     result = _remove(ctx, written)
     if written.began is not None:  # None: of an earlier version
         entry = ctx.new_entry(written.began).model_copy(
@@ -151,14 +151,14 @@ def _finish(ctx: RunContext) -> Report | None:
 
 def _tell_trackers(ctx: RunContext, entry: Entry, written: Report) -> None:
     """Tell trackers how the run ended, and have its report say where they have it, or what they lack."""
-    told = tell_end(ctx, entry, written, report_path(ctx))
-    written.trackers, written.warnings = told.places, [*written.warnings, *told.warnings]
+    delivered = tell_end(ctx, entry, written, report_path(ctx))
+    written.trackers, written.warnings = delivered.places, [*written.warnings, *delivered.warnings]
 
 
 def _remove(ctx: RunContext, written: Report) -> str:
     """Delete what the run owns, and have its report say what is left; returns the result."""
-    written.kept = [item for item in written.kept if not verbs_of(ctx).owns(ctx, item)]
-    written.left_behind = verbs_of(ctx).remove(ctx)
+    written.kept = [item for item in written.kept if not ctx.driver.owns(ctx, item)]
+    written.left_behind = ctx.driver.remove(ctx)
     return "failed" if written.left_behind else "done"
 
 
@@ -178,7 +178,7 @@ def remains(ctx: RunContext) -> Remains:
         return Remains.NOTHING
     handle = present_handle(ctx, entry)
     if entry.described().fruitless:  # it may have written its model elsewhere, and that to the run's folder
-        stray = handle is not None and verbs_of(ctx).strays(ctx, entry, handle)
+        stray = handle is not None and ctx.driver.strays(ctx, entry, handle)
         return Remains.MODEL if stray else Remains.FAILED
     if entry.export is not None:
         lost = handle is not None and (_unasked(ctx, entry, handle) or unseen(ctx, entry, handle) is not None)
@@ -218,7 +218,7 @@ def end_expired(ctx: RunContext) -> bool:
 
 def _keep(ctx: RunContext, left: Remains, whole: bool) -> list[str]:
     """Keep of a run what may not be deleted; name it, empty where all of it goes."""
-    target = verbs_of(ctx)
+    target = ctx.driver
     if left in (Remains.MODEL, Remains.RUNNING):
         return target.keep(ctx, None)
     if left is Remains.UNKNOWN:
@@ -254,7 +254,7 @@ def _unasked(ctx: RunContext, entry: Entry, handle: Handle) -> bool:
     before = entry.described(handle.attempt).run.get("output")
     if before is None or entry.export is None or entry.export["path"] is not None:
         return False
-    return verbs_of(ctx).may_have_model(ctx, handle)
+    return ctx.driver.may_have_model(ctx, handle)
 
 
 def _draft(ctx: RunContext) -> Report:

@@ -15,7 +15,6 @@ from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.output import MANIFEST, manifests
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.spec.words import first_of
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.transfer import Manifest
 from manycpu.pipeline.verbs.report import write_report
@@ -50,7 +49,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
         if ctx.run.output is None:
             record.result, manifest = "skipped", Manifest(files=())
         else:
-            manifest = verbs_of(ctx).export(ctx, handle, progress)
+            manifest = ctx.driver.export(ctx, handle, progress)
             if not manifest.files:
                 before = ctx.ledger.read().export
                 if before is None or not seen(ctx, before):
@@ -74,7 +73,7 @@ def export(ctx: RunContext, handle: Handle, progress: Progress = lambda *_: None
 
 def _warn_of_strays(ctx: RunContext, handle: Handle) -> None:
     """Name what the program wrote elsewhere than to its output, where nothing keeps it."""
-    written = verbs_of(ctx).strays(ctx, ctx.ledger.read(), handle)
+    written = ctx.driver.strays(ctx, ctx.ledger.read(), handle)
     if not written:
         return
     if ctx.run.output is None:
@@ -91,7 +90,7 @@ def _no_model(ctx: RunContext, handle: Handle) -> ExportError:
         entry.attempts[handle.attempt] = entry.described(handle.attempt).model_copy(
             update={"fruitless": True}
         )
-    elsewhere = verbs_of(ctx).strays(ctx, entry, handle)
+    elsewhere = ctx.driver.strays(ctx, entry, handle)
     detail = f" to its output; {first_of(elsewhere)} came into being elsewhere" if elsewhere else ""
     return ExportError(
         f"the training succeeded, but the program wrote nothing{detail}",
@@ -123,7 +122,7 @@ def unseen(ctx: RunContext, entry: Entry, handle: Handle) -> str | None:
     why = _fault(ctx, entry.export["sha256"])
     if why is None:
         return None
-    model = verbs_of(ctx).model_of(ctx, handle)
+    model = ctx.driver.model_of(ctx, handle)
     return without(
         f"run.output: the model was exported to {ctx.run.output} and is not to be seen there from "
         f"{socket.gethostname()}: {why}. It is kept in {model}. Give an output that every worker reaches, "

@@ -5,7 +5,6 @@ from typing import Any
 from manycpu.pipeline.ledger import Attempt, Entry
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.handle import Handle
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.attempt import attempt_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.output import claim
@@ -32,7 +31,7 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
         heed(ctx)
         if ctx.ledger.read().export is None:
             claim(ctx)  # as the lease, it is to last for this attempt
-        handle, attached = verbs_of(ctx).launch(ctx, staged, built)
+        handle, attached = ctx.driver.launch(ctx, staged, built)
         if not attached and (by := ctx.ledger.read().cancelled.get(handle.attempt)):  # said meanwhile
             cancel(ctx, by, handle.attempt)
         record.result = "reused" if attached else "done"
@@ -41,12 +40,12 @@ def launch(ctx: RunContext, staged: Staged, built: Built) -> tuple[Handle, bool]
 
 def present_handle(ctx: RunContext, entry: Entry) -> Handle | None:
     """Find the handle of the present attempt, also where its starter was killed before recording it."""
-    return verbs_of(ctx).present_handle(ctx, entry)
+    return ctx.driver.present_handle(ctx, entry)
 
 
 def objects(ctx: RunContext) -> list[dict[str, Any]]:
     """List the objects that would be started, with nothing staged or built yet; the job is the last."""
-    return verbs_of(ctx).objects(ctx)
+    return ctx.driver.objects(ctx)
 
 
 def edited(ctx: RunContext, handle: Handle, staged: Staged, built: Built) -> Finding | None:

@@ -12,21 +12,21 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters import disk
 from manycpu.pipeline.adapters.listing import OddFileError
 from manycpu.pipeline.adapters.storage import Location, is_remote, protocols
-from manycpu.pipeline.launchers import refusals
-from manycpu.pipeline.launchers.device import device_refusals
+from manycpu.pipeline.launchers import device_refusals, refusals
 from manycpu.pipeline.launchers.environment import PLACEHOLDERS
+from manycpu.pipeline.recipes.image_classification import images
+from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.run_report import REPORT
-from manycpu.pipeline.spec import cpu_plan, image_folder, program, squad, started_processes
+from manycpu.pipeline.spec import cpu_plan, program
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, Finding
 from manycpu.pipeline.spec.machine import Machine
-from manycpu.pipeline.spec.targets import Local
-from manycpu.pipeline.spec.written_files import relative_writes
-from manycpu.pipeline.targets import program_imports, verbs_of
-from manycpu.pipeline.targets.context import OWN_FOLDERS, MachineContext, RunContext
+from manycpu.pipeline.targets import program_imports
+from manycpu.pipeline.targets.context import OWN_FOLDERS, RunContext
 from manycpu.pipeline.targets.output import not_empty, occupied
 from manycpu.pipeline.targets.program_code import code_of, installed, main_file, module_root, program_of
 from manycpu.pipeline.tracking import trackers
+from manycpu.pipeline.verbs.source_checks import process_findings, relative_writes
 
 __all__ = ["preflight"]
 
@@ -51,7 +51,7 @@ _NO_OUTPUT = {
 def preflight(ctx: RunContext) -> list[Finding]:
     """Check everything that can be known before anything starts; fatal findings come first."""
     findings = [finding for check in _CHECKS for finding in check(ctx)]
-    return sorted([*findings, *verbs_of(ctx).findings(ctx)], key=lambda finding: not finding.fatal)
+    return sorted([*findings, *ctx.driver.findings(ctx)], key=lambda finding: not finding.fatal)
 
 
 def _launch_kind(ctx: RunContext) -> Findings:
@@ -74,7 +74,7 @@ def _program(ctx: RunContext) -> Findings:
         )
     # In an image there may be modules that this environment lacks.
     missing = kind == "module" and module_root(name, ctx.base) is None and not installed(name)
-    if missing and ctx.run.code is None and isinstance(ctx, MachineContext):
+    if missing and ctx.run.code is None and not ctx.target.has_image:
         yield Finding(
             "run.program",
             f"there is no module {name!r} in {ctx.base}, and none is installed",
@@ -94,7 +94,7 @@ def _python(ctx: RunContext) -> Findings:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         fix = "Mend it, or give another script"
-        is_fatal = isinstance(ctx.target, Local)
+        is_fatal = ctx.target.is_this_machine
         yield Finding("run.program", f"{path} is no Python: {why}{line}", fix, fatal=is_fatal)
 
 
@@ -130,10 +130,10 @@ def _started_processes(ctx: RunContext) -> Findings:
     path = main_file(ctx.run, ctx.base)
     if path is None:
         return
-    here = isinstance(ctx.target, Local)
+    here = ctx.target.is_this_machine
     threads = cpu_plan.plan(Machine.observe(), ctx.run.cpu_request).threads if here else None
     source = path.read_text(errors="replace")
-    yield from started_processes.findings(source, path.name, ctx.run.subprocesses, threads)
+    yield from process_findings(source, path.name, ctx.run.subprocesses, threads)
 
 
 def _imports(ctx: RunContext) -> Findings:
@@ -226,7 +226,7 @@ def _images(ctx: RunContext) -> Findings:
     if run.program != "image_classification" or told or run.data is None or not Path(run.data).exists():
         return
     try:
-        image_folder.read(run.data, image_folder.LABEL_PATTERN)
+        images.read(run.data, images.LABEL_PATTERN)
     except BadInputError as error:
         yield Finding("run.data", error.message, error.fix or "")
 
@@ -254,9 +254,10 @@ def _output(ctx: RunContext) -> Findings:
 
 def _own_folders(ctx: RunContext) -> Findings:
     """Check that nothing that is to stay is put where manycpu deletes what it made."""
-    if not isinstance(ctx, MachineContext):
+    home = ctx.driver.home(ctx)
+    if home is None:
         return
-    home = ctx.home.resolve()
+    home = home.resolve()
     with suppress(BadInputError):  # said by another check
         for field, path in (("output", ctx.output.local), ("checkpoints", ctx.run.checkpoints)):
             place = path and Path(path).resolve()

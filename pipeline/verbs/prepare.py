@@ -5,7 +5,6 @@ import time
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.errors import Finding, raise_findings
 from manycpu.pipeline.spec.handle import ProcessHandle
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.output import claim, release
 from manycpu.pipeline.verbs.cleanup import end_expired
@@ -30,7 +29,7 @@ def prepare(ctx: RunContext, holder: ProcessHandle | None = None) -> list[Findin
     started = time.monotonic()
     findings = preflight(ctx)
     raise_findings(findings)
-    findings += verbs_of(ctx).remove_expired(ctx, ctx.ledger.now(), end_expired)
+    findings += ctx.driver.remove_expired(ctx, ctx.ledger.now(), end_expired)
     claim(ctx, holder)
     try:
         entry: Entry = ctx.ledger.open(ctx.new_entry(time.time()))

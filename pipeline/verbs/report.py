@@ -18,7 +18,6 @@ from manycpu.pipeline.spec.errors import (
 )
 from manycpu.pipeline.spec.output import fields_of
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext, home
 from manycpu.pipeline.targets.output import release, write_page
 
@@ -50,7 +49,7 @@ def write_report(ctx: RunContext, report: Report) -> None:
         is_first = has_page and fields_of(ctx.output.read_text(run_report.REPORT)).get("key") != ctx.key
         if has_page and not is_first:
             _write_page(ctx, report)
-        verbs_of(ctx).write_report(ctx, text)
+        ctx.driver.write_report(ctx, text)
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
         text = f"report.json cannot be written to {ctx.destination}: {error}; {report.error or report.state}"
@@ -92,7 +91,7 @@ def read_report(ctx: RunContext) -> Report:
         TrainingFailedError: No report was ever written.
     """
     try:
-        text = verbs_of(ctx).read_report(ctx)
+        text = ctx.driver.read_report(ctx)
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
         raise ExportError(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.results import Staged
 
@@ -19,7 +18,7 @@ def stage(ctx: RunContext, progress: Progress = lambda *_: None) -> Staged:
     """
     with ctx.ledger.timed("stage") as record:
         sources = {"data": ctx.run.data, "model": ctx.run.model}
-        copies = verbs_of(ctx).stage(ctx, {name: url for name, url in sources.items() if url}, progress)
+        copies = ctx.driver.stage(ctx, {name: url for name, url in sources.items() if url}, progress)
         if not copies:
             record.result = "skipped"
         elif all(copied.reused for copied in copies.values()):

@@ -18,7 +18,7 @@ from manycpu.pipeline.spec.errors import (
 from manycpu.pipeline.spec.handle import Handle
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets import Watch, program_imports, verbs_of
+from manycpu.pipeline.targets import Watch, program_imports
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.targets.outcome import outcome
@@ -39,7 +39,7 @@ def watch(ctx: RunContext, handle: Handle, cursor: Any = None) -> Watch:
     The watch's run is as the attempt was started, whatever the fields are now.
     """
     ctx = as_started(ctx, ctx.ledger.read(), handle.attempt)
-    return verbs_of(ctx).watch(ctx, handle, cursor)
+    return ctx.driver.watch(ctx, handle, cursor)
 
 
 def wait(ctx: RunContext, handle: Handle, *listeners: RankListener) -> Status:
@@ -74,7 +74,7 @@ def conclude(ctx: RunContext, handle: Handle, status: Status) -> None:
 
 
 def _record(ctx: RunContext, handle: Handle, status: Status, error: ManycpuError | None) -> None:
-    seconds = verbs_of(ctx).seconds(ctx, handle)
+    seconds = ctx.driver.seconds(ctx, handle)
     with ctx.ledger.update() as entry:
         result: Result = "failed" if error else "done"
         entry.ends[handle.attempt] = End(state=status.state, reason=status.in_short, seconds=seconds)
@@ -83,7 +83,7 @@ def _record(ctx: RunContext, handle: Handle, status: Status, error: ManycpuError
 
 def observed_of(ctx: RunContext, handle: Handle) -> Observed:
     """Read what the ranks of an attempt have reported."""
-    return verbs_of(ctx).observed_of(ctx, handle)
+    return ctx.driver.observed_of(ctx, handle)
 
 
 def _error(ctx: RunContext, status: Status) -> ManycpuError | None:

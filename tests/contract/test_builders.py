@@ -21,7 +21,8 @@ from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.display import Display
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.context import Access
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image import base_image
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.image.image_archive import save
@@ -96,7 +97,7 @@ def context(host: str, builder: str, tmp_path: Path) -> Context:
         run = {"program": "question_answering", "output": str(tmp_path / "out")}
         access = Access(registry_login={"username": USER, "password": PASSWORD})
         made = open_context(run, fields, "test", base=tmp_path, access=access)
-        assert isinstance(made, ClusterContext)
+        assert is_on_kubernetes(made)
         return made
 
     return make

@@ -62,7 +62,7 @@ def test_without_a_compiler_every_rank_says_so(write: Callable[[str], Path], tmp
     lacking = {"MANYCPU_BACKEND": "ccl", "MANYCPU_CACHE": str(tmp_path / "cache"), "PATH": "/nowhere"}
     for ended in by_hand(write("print('trained')"), {"RANK": "0"} | lacking, {"RANK": "1"} | lacking):
         assert ended.code == 88, ended.out
-        assert "run.backend: 'ccl' cannot be had: " in ended.events("error")[0]["message"]
+        assert "run.backend: 'ccl' is not available: " in ended.events("error")[0]["message"]
         assert "there is no C++ compiler" in ended.events("error")[0]["message"]
 
 

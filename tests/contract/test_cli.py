@@ -498,7 +498,7 @@ def test_ctrl_c_again_and_again_says_what_stays_and_how_it_is_removed(
         printed, _ = waiting.communicate(timeout=300)
     assert waiting.returncode == 130
     last = printed.strip().splitlines()[-1]
-    assert f"its training may still run, and its folder {run} stays" in last
+    assert f"its training may still run, and all it has in {run} stays" in last
     assert f"`manycpu cancel {run.name}` ends it" in last
     assert f"`manycpu clean {run.name} --delete-model` removes it" in last
     assert manycpu("cancel", run.name) == (0, f"{run.name}: ended\n")
@@ -565,7 +565,7 @@ def test_clean_leaves_alone_what_somebody_works_on_whatever_its_step(
         for name in ([], [staging.name]):
             code, printed = manycpu("clean", *name, "--yes")
             assert code == 0
-            assert f"run {staging.name} is left alone: somebody works on it" in printed
+            assert f"run {staging.name} is left alone: a process works on it" in printed
             assert "nothing to remove" in printed
     assert "left alone" in manycpu("clean", "--yes")[1]  # its next step is to come
     assert staging.ledger.exists()

@@ -131,7 +131,7 @@ def test_no_call_is_tried_for_ever(
 def test_why_something_is_not_created_yet_is_told_once(
     scripted: Server, opened: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_TOLD_ON", 2)
+    monkeypatch.setattr(cluster, "_WARN_ATTEMPT", 2)
     scripted.answers = [(500, "failed calling webhook x: refused")] * 3
     opened.create({"kind": "Pod", "metadata": {"name": "x"}})
     (told,) = caplog.messages

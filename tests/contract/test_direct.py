@@ -18,7 +18,7 @@ from support.killable_programs import Program
 
 from manycpu.pipeline.pod import client, direct
 from manycpu.pipeline.pod.channel import Channel, Content, LostError
-from manycpu.pipeline.pod.identity import make
+from manycpu.pipeline.pod.direct import make_identity
 
 
 class Pod:
@@ -61,7 +61,7 @@ def straight(exec_: "Pod | _Pipes", port: int, identity: bytes) -> direct.Stream
 @contextmanager
 def connected(command: str) -> Iterator[tuple[Channel, direct.Streams, Pod]]:
     with started(command) as pod:
-        identity = make("test")
+        identity = make_identity("test")
         streams = straight(pod, direct.offer(pod, identity), identity)
         with Channel(streams, streams, streams.close) as channel:
             yield channel, streams, pod
@@ -96,7 +96,7 @@ def test_what_broke_in_the_middle_goes_on_where_it_was(source: Path, tmp_path: P
 
 def test_where_the_pod_cannot_be_reached_its_exec_serves(source: Path, tmp_path: Path) -> None:
     with started("receive") as pod:
-        direct.offer(pod, make("test"))
+        direct.offer(pod, make_identity("test"))
         direct.choose(pod, straight=False)
         with Channel(pod, pod, pod.process.kill) as channel:
             done = client.push(channel, location(source), str(tmp_path / "volume"))
@@ -105,14 +105,14 @@ def test_where_the_pod_cannot_be_reached_its_exec_serves(source: Path, tmp_path:
 
 def test_a_pod_whose_worker_goes_before_it_has_chosen_ends() -> None:
     with started("receive") as pod:
-        direct.offer(pod, make("test"))
+        direct.offer(pod, make_identity("test"))
         assert pod.process.stdin
         pod.process.stdin.close()
         assert pod.process.wait(300) != 0
 
 
 def test_who_has_no_key_or_another_is_not_let_in_and_learns_nothing(source: Path, tmp_path: Path) -> None:
-    own, foreign = make("own"), make("foreign")
+    own, foreign = make_identity("own"), make_identity("foreign")
     with started("receive") as pod:
         port = direct.offer(pod, own)
         with pytest.raises(ssl.SSLError):  # another certificate is not the pod's
@@ -137,26 +137,26 @@ def test_who_has_no_key_or_another_is_not_let_in_and_learns_nothing(source: Path
 
 
 def test_a_host_that_is_another_is_refused() -> None:
-    identity = make("own")
+    identity = make_identity("own")
     with started("receive") as pod, started("receive") as other:
         direct.offer(pod, identity)
         with pytest.raises(ssl.SSLError, match="certificate verify failed"):
-            direct.connect("127.0.0.1", direct.offer(other, make("other")), identity)
+            direct.connect("127.0.0.1", direct.offer(other, make_identity("other")), identity)
 
 
 def test_an_address_that_does_not_answer_is_given_up_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "CONNECT", 0.5)
     monkeypatch.setattr(direct, "HANDSHAKE", 0.5)
     with started("receive") as pod, socket.create_server(("127.0.0.1", 0)) as silent:
-        direct.offer(pod, make("test"))
+        direct.offer(pod, make_identity("test"))
         with pytest.raises(TimeoutError):  # it takes the connection, and says nothing
-            direct.connect("127.0.0.1", silent.getsockname()[1], make("test"))
+            direct.connect("127.0.0.1", silent.getsockname()[1], make_identity("test"))
         with pytest.raises(ConnectionRefusedError):
-            direct.connect("127.0.0.1", 1, make("test"))
+            direct.connect("127.0.0.1", 1, make_identity("test"))
 
 
 def test_the_key_is_in_no_argument_no_environment_and_no_file(tmp_path: Path) -> None:
-    identity = make("test")
+    identity = make_identity("test")
     secret = identity.split(b"\n")[1]
     with started("receive") as pod:
         direct.offer(pod, identity)
@@ -170,7 +170,7 @@ def test_the_key_is_in_no_argument_no_environment_and_no_file(tmp_path: Path) ->
 
 def both_ends() -> tuple[direct.Streams, direct.Streams]:
     """Have both ends meet, in this process."""
-    identity = make("test")
+    identity = make_identity("test")
     reading, writing = os.pipe(), os.pipe()
     with os.fdopen(reading[0], "rb") as stdin, os.fdopen(writing[1], "wb") as stdout:
         accepted: list[direct.Streams | None] = []
@@ -215,12 +215,12 @@ def test_both_directions_at_once_do_not_disturb_each_other() -> None:
 
 
 def test_a_pod_that_hears_nothing_of_its_worker_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "PATIENCE", 0.2)
+    monkeypatch.setattr(direct, "ANSWER_TIMEOUT_S", 0.2)
     reading, writing = os.pipe(), os.pipe()
     with os.fdopen(reading[0], "rb") as stdin, os.fdopen(writing[1], "wb") as stdout:
         with pytest.raises(ConnectionResetError, match=r"no word of the worker for 0\.2 s"):
             direct.accept(stdin, stdout)
-        identity = make("test")
+        identity = make_identity("test")
         os.write(reading[1], len(identity).to_bytes(4, "big") + identity)
         with pytest.raises(ConnectionResetError, match="no word"):
             direct.accept(stdin, stdout)

@@ -24,7 +24,7 @@ from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
 from manycpu.pipeline.ledger.file import FileLedger
 from manycpu.pipeline.listeners import tell
-from manycpu.pipeline.notebook.shown import Shown
+from manycpu.pipeline.notebook.cell import CellDisplay
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import DeadlineError, ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent
@@ -35,6 +35,7 @@ from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.targets.kubernetes import launch
+from manycpu.pipeline.targets.kubernetes.context import cluster_of, sharing
 from manycpu.pipeline.targets.kubernetes.following import exit_records, follower
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     AttemptRecorder,
@@ -100,10 +101,11 @@ class Following:
         ledger.open(Entry(key="k", name="qa", created=T0, run={}, target={}, attempt=1))
         fields = {"program": "a.py", "output": "o", "stall_timeout": 600, "queue_timeout": 600, **run}
         self.ctx: Any
-        self.ctx = SimpleNamespace(name="qa", run=TrainingRun.model_validate(fields), claim="data")
-        self.ctx.target = Kubernetes(launch="pytorchjob")
-        self.ctx.ledger, self.ctx.cluster = ledger, Cluster(server.connect, "ml")
-        self.ctx.attempt_directory = lambda number: str(folder / f"attempts/{number}")
+        self.ctx = SimpleNamespace(name="qa", run=TrainingRun.model_validate(fields), ledger=ledger)
+        self.ctx.target = Kubernetes(
+            launch="pytorchjob", namespace="ml", claim="data", mount_path=str(folder)
+        )
+        self.ctx.access = sharing(Cluster(server.connect, "ml"))
         self.connect = server.connect
         self.stream: asyncio.Queue[list[Changes]] = asyncio.Queue()
         self.notes: list[str] = []
@@ -310,7 +312,7 @@ def test_whoever_goes_on_from_a_worker_hears_what_it_could_not_record_and_nothin
 ) -> None:
     healthy(server)
     ctx, proof = Following(server, tmp_path).ctx, server.logs.pop(WORKER)
-    ctx.ledger = ConfigMapLedger(ctx.cluster, "qa")
+    ctx.ledger = ConfigMapLedger(cluster_of(ctx), "qa")
     ctx.ledger.open(Entry(key="k", name="qa", created=T0, run={}, target={}, attempt=1))
     worker = JobWatch(ctx, handle(), None)
     server.refuses = {"ConfigMap"} if away else set()
@@ -419,7 +421,7 @@ def test_a_recorded_log_runs_no_code_in_a_notebook(server: ApiServer, tmp_path: 
     healthy(server)
     server.logs[WORKER] += said(HOUR - 4, "result", value="honest")
     server.logs[WORKER] += said(HOUR - 3, "pickled", part=1, parts=1, text=base64.b64encode(code).decode())
-    display = Shown(None)
+    display = CellDisplay(None)
     watching = JobWatch(Following(server, tmp_path).ctx, handle(), None)
     ends(server)
     seen = Status(state=RunState.PENDING)
@@ -445,7 +447,7 @@ def recorded(folder: Path, rank: int, code: int = 0, world: int = 2) -> None:
         events.encode("exit", **who, code=code, meeting="m", time=ended),
     ]
     record = {"meeting": "m", "world_size": world, "code": code, "time": ended, "lines": lines}
-    write(folder / "attempts/1" / FOLDER, record | who)
+    write(folder / "manycpu/runs/qa/attempts/1" / FOLDER, record | who)
 
 
 def evicted(number: int) -> Object:

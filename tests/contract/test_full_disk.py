@@ -138,7 +138,7 @@ def test_a_training_that_ends_while_the_disk_is_full_passes(begin: Callable[[str
 RECORDS = """
 import sys
 from pathlib import Path
-from manycpu.pipeline.adapters.process import ExitRecord
+from manycpu.pipeline.adapters.supervisor import ExitRecord
 record = ExitRecord(Path(sys.argv[1]))
 print("reserved", flush=True)
 input()

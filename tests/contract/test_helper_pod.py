@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from support.fake_api_server import ApiServer, Object
 
-from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.context import Access
+from manycpu.pipeline.targets.kubernetes.context import claim_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image import images
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper
 from manycpu.pipeline.targets.open_run import open_context
@@ -31,8 +32,8 @@ def ready(cluster: ApiServer, folder: Path, **asked: Any) -> Object:
     target = {"kind": "kubernetes", "namespace": "ml", "helper_image": "registry.example/helper:1"}
     run["env_from"] = asked.pop("env_from", ["hub-token"])
     ctx = open_context(run, target | asked, "a", base=folder, access=Access(connect=cluster.connect))
-    assert isinstance(ctx, ClusterContext)
-    helper = Helper(ctx, "stage", ctx.claim, lambda *_: None)
+    assert is_on_kubernetes(ctx)
+    helper = Helper(ctx, "stage", claim_of(ctx), lambda *_: None)
     helper.create()
     helper.wait_ready()
     (pod,) = cluster.objects["Pod"]

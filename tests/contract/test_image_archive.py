@@ -16,8 +16,8 @@ from support.waiting import until
 
 from manycpu.pipeline.adapters.archive import Archive
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import build
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image.image_archive import save
 from manycpu.pipeline.targets.open_run import open_context
 
@@ -36,7 +36,7 @@ def context(folder: Path, **target: object) -> ClusterContext:
     (folder / "code" / "train.py").write_text("print('one')")
     run = {"program": "code/train.py", "output": str(folder / "out")}
     made = open_context(run, {"kind": "kubernetes", **target}, "test", base=folder)
-    assert isinstance(made, ClusterContext)
+    assert is_on_kubernetes(made)
     return made
 
 

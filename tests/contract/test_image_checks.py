@@ -12,7 +12,8 @@ from support.registry_server import PASSWORD, USER
 
 from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import Finding
-from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.context import Access
+from manycpu.pipeline.targets.kubernetes.context import is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.open_run import open_context
 
@@ -40,7 +41,7 @@ def find(tmp_path: Path) -> Find:
     ) -> list[Finding]:
         run = {"program": "question_answering", "output": str(tmp_path / "out")}
         ctx = open_context(run, {"kind": "kubernetes", **target}, "test", base=tmp_path, access=access)
-        assert isinstance(ctx, ClusterContext)
+        assert is_on_kubernetes(ctx)
         return list(check_images(replace(ctx, needs=needs or {})))
 
     return check

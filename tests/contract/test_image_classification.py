@@ -15,7 +15,6 @@ from support import ccl_requirements
 from manycpu.pipeline.recipes.image_classification import generate, images
 from manycpu.pipeline.recipes.image_classification.__main__ import main
 from manycpu.pipeline.recipes.image_classification.options import parse
-from manycpu.pipeline.spec import image_folder
 from manycpu.pipeline.spec.event_types import decode
 from manycpu.pipeline.spec.events import split
 
@@ -113,9 +112,7 @@ def test_the_model_that_timm_reads_has_exactly_the_accuracy_that_the_ranks_told(
     from manycpu.pipeline.recipes.image_classification.classify import Classifier
 
     options = parse(OPTIONS, env).images
-    evaluated = images.split(
-        image_folder.read(env["MANYCPU_DATA"], options.label_pattern), options.seed
-    ).evaluation
+    evaluated = images.split(images.read(env["MANYCPU_DATA"], options.label_pattern), options.seed).evaluation
     guesses = Classifier(folder / "output").classify(evaluated.files)
     right = sum(guess.name == file.name[0] for guess, file in zip(guesses, evaluated.files, strict=True))
     assert results(folder / "output")["accuracy"] == round(100 * right / len(guesses), 2)
@@ -157,7 +154,7 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(env: dict[str, str], folder: 
             ("--model", "test_vit3", "--no_pretrained", "--image_size", "32"),
             "no images of 32 x 32.*--image_size 160",
         ),
-        (("--model", "{folder}"), r"run\.model: .* has no config\.json that tells which model of timm it is"),
+        (("--model", "{folder}"), r"run\.model: .* has no config\.json that names its model of timm"),
         (("--model", "test_resnet"), r"'test_resnet' cannot be loaded: .*--no_pretrained --unfreeze"),
     ],
 )

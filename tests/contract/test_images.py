@@ -15,8 +15,9 @@ from manycpu.pipeline.adapters.registry_login import Login
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.spec.placement import CODE, LIB
-from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes import build
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image import images
 from manycpu.pipeline.targets.open_run import open_context
 
@@ -44,7 +45,7 @@ def planned(tmp_path: Path) -> Context:
     ) -> ClusterContext:
         run = {"program": program, "output": str(tmp_path / "out")}
         made = open_context(run, {"kind": "kubernetes", **target}, "test", base=tmp_path, access=access)
-        assert isinstance(made, ClusterContext)
+        assert is_on_kubernetes(made)
         return made
 
     return make

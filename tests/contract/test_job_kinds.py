@@ -14,8 +14,8 @@ from support.helper_process import helper_here
 from support.third_kind import FITJOB, operate, register
 from support.waiting import until
 
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import JOB_LAUNCHERS, refusals
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError
 from manycpu.pipeline.spec.exit_records import FOLDER, write
@@ -23,8 +23,9 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.validation import read_target
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, attempt_directory, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.following import exit_records
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
@@ -55,7 +56,7 @@ def open_run(server: ApiServer, folder: Path, name: str = "a", **run: Any) -> Cl
     fields |= {"resources": {"cpu": 2, "memory": "1Gi"}, **run}
     target = {"kind": "kubernetes", "launch": "fitjob", "namespace": "ml", "image": BUILT.image}
     ctx = open_context(fields, target, name, base=folder, access=Access(connect=server.connect))
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     return ctx
 
 
@@ -149,7 +150,7 @@ def test_what_all_its_ranks_finished_is_not_trained_again_where_nobody_followed(
     ctx, handle = begin(server, tmp_path)
     here = helper_here(ctx.target.mount_path, str(tmp_path / "volume"))
     monkeypatch.setattr(exit_records, "helper", here)
-    folder = ctx.attempt_directory(1).replace(ctx.target.mount_path, str(tmp_path / "volume"), 1)
+    folder = attempt_directory(ctx, 1).replace(ctx.target.mount_path, str(tmp_path / "volume"), 1)
     for rank in range(ranks):
         who = {"rank": rank, "host": "node", "hostname": f"{handle.name}-{rank}", "meeting": "m"}
         lines = [

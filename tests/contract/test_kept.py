@@ -147,7 +147,7 @@ def test_ctrl_c_between_two_steps_says_what_stays(
     with pytest.raises(CancelledError) as caught:
         train(fields(tmp_path, script(FAILS)), run_id="x")
     (ctx,) = on_this_machine(home)
-    assert f"its folder {ctx.where} stays" in str(caught.value)
+    assert f"all it has in {ctx.where} stays" in str(caught.value)
     assert f"`manycpu clean {ctx.name} --delete-model` removes it" in str(caught.value)
 
 

@@ -14,7 +14,7 @@ from support.killable_programs import Program
 from support.rank_launches import LIMIT, PLAIN
 from support.waiting import until
 
-from manycpu.pipeline.node import meeting_point
+from manycpu.pipeline.node import local_world
 
 pytestmark = pytest.mark.usefixtures("nothing_runs_afterwards")
 
@@ -136,7 +136,7 @@ def test_the_meeting_point_is_open_in_rank_0_alone(tmp_path: Path) -> None:
 
 def test_a_port_is_taken_before_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    with meeting_point.listen() as first, meeting_point.listen() as second:
+    with local_world.open_meeting_point() as first, local_world.open_meeting_point() as second:
         named = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         assert first.getsockname() != second.getsockname() == named
         socket.create_connection(named).close()

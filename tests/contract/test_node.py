@@ -24,7 +24,7 @@ def test_a_backend_that_cannot_be_had(write: Callable[[str], Path]) -> None:
     ended = alone(write("print('trained')"), MANYCPU_BACKEND="mpi")
     assert ended.code == 88
     message = ended.events("error")[0]["message"]
-    assert "run.backend: 'mpi' cannot be had" in message
+    assert "run.backend: 'mpi' is not available" in message
     assert "was built without MPI" in message
 
 

@@ -64,7 +64,7 @@ def test_a_retry_goes_on_from_the_last_whole_checkpoint(
     assert (found["resumed_from_step"], found["train_steps"]) == (4, 8)
     said = capsys.readouterr().err
     assert "checkpoint-6 is skipped: model.safetensors is cut short or damaged" in said
-    assert f"going on from {folder / 'checkpoint-4'}, step 4" in said
+    assert f"resuming from {folder / 'checkpoint-4'}, step 4" in said
     # What is not "before training" is not called so.
     assert "exact_match_before" not in found
 
@@ -101,7 +101,7 @@ def test_a_retry_goes_on_from_what_the_run_wrote_after_a_checkpoint_asked_for(
 def test_a_checkpoint_asked_for_must_be_whole(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(
-        BadInputError, match=r"run\.resume_from: cannot go on from .*no readable trainer_state"
+        BadInputError, match=r"run\.resume_from: cannot resume from .*no readable trainer_state"
     ):
         run(env | {"MANYCPU_RESUME_FROM": str(tmp_path / "empty")})
 

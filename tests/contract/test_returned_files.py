@@ -14,12 +14,13 @@ from support.notebooks import Cell, executed_by_name
 from support.rank_launches import LIGHT
 from support.waiting import processes_of, until
 
-from manycpu.pipeline.node.function import _tell
-from manycpu.pipeline.notebook.returned import Returned
+from manycpu.pipeline.node.function import _report
+from manycpu.pipeline.notebook.pickling import Returned
 from manycpu.pipeline.pod.channel import Channel
 from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent, decode
 from manycpu.pipeline.spec.output import RETURNED
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.targets.kubernetes import export
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper
 
@@ -95,7 +96,7 @@ def test_plain_values_and_long_ones_come_back(cells: dict[str, Cell]) -> None:
 
 def told(value: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> Returned:
     """Have a rank tell a value; what the notebook knows then."""
-    _tell(value, folder)
+    _report(value, folder)
     (line,) = capsys.readouterr().out.splitlines()
     event = decode(line)
     assert isinstance(event, ResultEvent)
@@ -157,12 +158,14 @@ def test_on_kubernetes_it_comes_from_the_volume(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(export, "helper", helper)
     monkeypatch.setattr(export, "_beside", lambda ctx, _: ctx)
-    ctx: Any = SimpleNamespace(attempt_directory=lambda _: str(tmp_path), claim="data", key="key")
+    target = Kubernetes(claim="data", mount_path=str(tmp_path))
+    ctx: Any = SimpleNamespace(target=target, name="qa", key="key")
     handle: Any = SimpleNamespace(attempt=1)
     content = b"pickled"
     name = hashlib.sha256(content).hexdigest()
     with pytest.raises(FileNotFoundError):
         export.read_returned(ctx, handle, name)
-    (tmp_path / RETURNED).mkdir()
-    (tmp_path / RETURNED / name).write_bytes(content)
+    returned = tmp_path / "manycpu/runs/qa/attempts/1" / RETURNED
+    returned.mkdir(parents=True)
+    (returned / name).write_bytes(content)
     assert export.read_returned(ctx, handle, name) == content

@@ -10,8 +10,9 @@ from support.fake_api_server import ApiServer
 from support.job_manifests import container, objects
 
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
-from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes import run_secret
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.volume import helper_pod
 from manycpu.pipeline.targets.open_run import open_context, reopen
 
@@ -22,7 +23,7 @@ def opened(server: ApiServer, folder: Path, env: dict[str, str]) -> ClusterConte
     run = {"program": "question_answering", "output": str(folder / "out"), "env": env}
     target = {"kind": "kubernetes", "namespace": "ml", "helper_image": "r/helper:1"}
     ctx = open_context(run, target, "a", base=folder, access=Access(connect=server.connect))
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     return ctx
 
 

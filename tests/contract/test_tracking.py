@@ -272,10 +272,10 @@ def test_a_server_that_is_away_throughout_stops_nothing_and_the_report_says_so(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:very-secret@127.0.0.1:1")
     found = train(fields(tmp_path, script(TRAINS), tracking=["mlflow"], registered_model="m"))
     assert (found.state, len(found.warnings)) == ("succeeded", 1)
-    assert "MLflow was not told all of the run: 127.0.0.1:1 does not answer" in found.warnings[0]
+    assert "MLflow did not receive all of the run: 127.0.0.1:1 does not answer" in found.warnings[0]
     assert found.trackers == {"mlflow": {"address": "http://127.0.0.1:1", "experiment": "train"}}
     assert report(tmp_path) == found
-    assert mlflow_said(caplog) == ["MLflow is away", "MLflow was not told all of the run"]
+    assert mlflow_said(caplog) == ["MLflow is away", "MLflow did not receive all of the run"]
     assert "very-secret" not in str(found) + caplog.text
 
 
@@ -308,7 +308,7 @@ def test_a_training_that_goes_from_worker_to_trigger_is_one_run(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(train_operator, "SETTLED", 0.0)  # no scheduler is there to settle
+    monkeypatch.setattr(train_operator, "SETTLE_S", 0.0)  # no scheduler is there to settle
     given = {
         "program": script(REPORTS),
         "output": None,

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from manycpu.pipeline.spec.event_types import Event, readable
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.targets.attempt import attempt_status
 from manycpu.pipeline.targets.context import RunContext, home
-from manycpu.pipeline.targets.open_run import changed, open_context
+from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.runs import on_this_machine
 from manycpu.pipeline.verbs.build import build
 from manycpu.pipeline.verbs.cancel import cancel
@@ -386,7 +387,7 @@ def test_a_model_stays_where_the_output_it_was_for_is_null_since(script: Script,
     ctx, built = begin(tmp_path, script(text), args=["{output}"])
     handle, _ = launch(ctx, *built)
     conclude(ctx, handle, wait(ctx, handle))
-    now = changed(ctx, run=ctx.run.model_copy(update={"output": None}))
+    now = replace(ctx, run=ctx.run.model_copy(update={"output": None}))
     assert export(now, handle).path is None
     cleaned = cleanup(now)
     assert cleaned is not None

@@ -91,7 +91,7 @@ def test_a_step_of_the_clock_ends_no_run(
     read_until(run, "read step")  # it has looked at the training since
     stepped = namespaces.with_clock(clock)
     namespaces.step_clock(clock, -100)
-    assert "left alone: somebody works on it" in typed(stepped, "clean", "--yes")[1]
+    assert "left alone: a process works on it" in typed(stepped, "clean", "--yes")[1]
     (told / "end").touch()
     printed, _ = run.communicate(timeout=300)
     assert run.returncode == 0, printed

@@ -244,7 +244,7 @@ def test_what_a_pods_program_prints_never_keeps_it_from_its_work(execs: Callable
     assert started.ways == [["direct"]]
 
 
-HURRIED = "from manycpu.pipeline.pod import direct; direct.PATIENCE = 0.1; " + PROGRAM
+HURRIED = "from manycpu.pipeline.pod import direct; direct.ANSWER_TIMEOUT_S = 0.1; " + PROGRAM
 
 
 def test_a_pod_that_waited_in_vain_for_its_worker_is_asked_again(

@@ -9,8 +9,8 @@ from support.fake_api_server import ApiServer
 
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.ledger.base import LEASE_S
 from manycpu.pipeline.ledger.configmap import ConfigMapLedger
-from manycpu.pipeline.ledger.lease import LENGTH
 
 DAY = 86_400.0  # seconds
 
@@ -27,5 +27,5 @@ def test_a_lease_goes_by_the_api_server_s_clock(
     ledger.open(Entry(key="k", name="qa", created=0, run={}, target={}))
     until = ledger.lease().until
     assert until is not None
-    assert abs(until - (time.time() + behind + LENGTH)) < 600
+    assert abs(until - (time.time() + behind + LEASE_S)) < 600
     assert ledger.lease().held(ledger.now())

@@ -22,7 +22,7 @@ def test_a_failed_candidate_is_passed_over_and_a_failed_evaluation_leaves_nothin
     assert "the training diverged at step" in ran.said
     assert "the candidate of rate 1e+30 failed: the training failed" in caplog.text
     assert ran.tasks["choose"] == "success"
-    assert "the model has seen 50 of the 50 rows that it is to be judged by" in ran.said
+    assert "the model has seen 50 of the 50 rows to evaluate it on" in ran.said
     assert ran.state == "failed"
     assert ran.tasks["tidy"] == "success"
     assert champion(tmp_path) is None

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, task
 
-from manycpu.operators import task_state, train
-from manycpu.operators.decorator import _OF_OPERATORS, FunctionOperator
+from manycpu.operators import following, train
+from manycpu.operators.decorator import _OPERATOR_OPTIONS, FunctionOperator
 from manycpu.operators.whole_run import RETRY_DELAY
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.training_run import TrainingRun
@@ -171,10 +171,10 @@ def test_the_next_try_attaches_where_the_worker_went_away(
         if (tmp_path / "tries").exists() and not go.exists():
             go.touch()
             return "up_for_retry"
-        return task_state.state_of(place)
+        return following.state_of(place)
 
     monkeypatch.setattr("manycpu.operators.train.state_of", state_of)
-    monkeypatch.setattr(train, "SETTLED", 0.0)  # no scheduler is there to settle
+    monkeypatch.setattr(train, "SETTLE_S", 0.0)  # no scheduler is there to settle
     body = f"""
     while not os.path.exists(go):
         time.sleep(0.1)
@@ -185,7 +185,7 @@ def test_the_next_try_attaches_where_the_worker_went_away(
 """
     ran = run_dag("one", one(tmp_path, body.strip(), "retries=1, retry_delay=0"))
     assert ran.state == "success", ran.said
-    assert "the training goes on, and the next try attaches to it" in ran.said
+    assert "the training continues, and the next try attaches to it" in ran.said
     assert "attached to attempt 1" in ran.said
     assert (tmp_path / "tries").read_text() == "x"
     (written,) = (home / "reports").iterdir()
@@ -355,7 +355,7 @@ def test_a_task_is_tried_twice_unless_somebody_says_otherwise() -> None:
 
 
 def test_a_field_of_the_run_that_airflow_has_too_is_the_runs() -> None:
-    both = {*TrainingRun.model_fields} & {*_OF_OPERATORS}
+    both = {*TrainingRun.model_fields} & {*_OPERATOR_OPTIONS}
     assert both == set(), "Airflow has come to have an option of that name"
     with DAG("resources", schedule=None):
         decorated = decorator(resources={"cpu": 2})(fit).override(resources={"memory": "1Gi"})

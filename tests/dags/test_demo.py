@@ -47,6 +47,8 @@ def test_the_demo_ends_with_a_table_and_the_reports_path(tmp_path: Path, script:
     lines = said.splitlines()
     assert lines[-1] == f"report: {tmp_path}/out/report.json"
     assert any(" s  train    [rank 0 " in line and "step 1 of 2, loss 0.5" in line for line in lines)
+    steps = {line.split()[2] for line in lines if " s  " in line}
+    assert steps >= {"prepare", "build", "train", "export", "cleanup"}
     assert any("exact_match" in line and "93.5" in line for line in lines)
     assert not any("airflow.sdk" in line for line in lines)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.event_collector import EventCollector
 
-from manycpu.operators import task_log, train
+from manycpu.operators import following, train
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.spec.event_types import Event
 from manycpu.pipeline.spec.events import RankLine
@@ -204,14 +204,14 @@ metrics({"f1": 90.0}, step=2)
 def test_a_listener_hears_each_event_once_from_the_worker_and_the_trigger(
     run_dag: RunDag, script: Callable[..., str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collector, logs, listeners = EventCollector(), set(), task_log.listeners
+    collector, logs, listeners = EventCollector(), set(), following.listeners
 
     def with_collector(log: Any, *run: Any) -> tuple[Any, ...]:
         logs.add(log.name)
         return (*listeners(log, *run), collector)
 
-    monkeypatch.setattr(task_log, "listeners", with_collector)
-    monkeypatch.setattr(train, "SETTLED", 0.0)  # no scheduler is there to settle
+    monkeypatch.setattr(following, "listeners", with_collector)
+    monkeypatch.setattr(train, "SETTLE_S", 0.0)  # no scheduler is there to settle
     run = {
         "program": script(REPORTS),
         "output": None,
@@ -239,9 +239,9 @@ def test_a_listener_that_raises_ends_no_training(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Neither in the worker nor in the trigger; each calls it no more, and tells the others."""
-    collector, listeners = EventCollector(), task_log.listeners
-    monkeypatch.setattr(task_log, "listeners", lambda *run: (Raises(), *listeners(*run), collector))
-    monkeypatch.setattr(train, "SETTLED", 0.0)  # no scheduler is there to settle
+    collector, listeners = EventCollector(), following.listeners
+    monkeypatch.setattr(following, "listeners", lambda *run: (Raises(), *listeners(*run), collector))
+    monkeypatch.setattr(train, "SETTLE_S", 0.0)  # no scheduler is there to settle
     env = {"ATTEMPTS": f"{home}/runs"}
     run = {"program": script(REPORTS), "output": None, "nproc_per_node": 1, "env": env}
     ran = run_dag("hands_over", HANDS_OVER.format(run=run))
@@ -283,7 +283,7 @@ def test_a_cluster_is_for_airflows_that_can_be_told_apart(
     conf = PLAIN | {"program": script(), "output": str(tmp_path / "out"), "target_kind": "kubernetes"}
     ran = run_dag("train", conf=conf)
     assert (ran.state, ran.tasks["prepare"]) == ("failed", "failed")
-    assert "[manycpu] instance: nothing tells this Airflow from others" in ran.said
+    assert "[manycpu] instance: this Airflow has no unique name" in ran.said
 
 
 def test_credentials_of_a_url_are_masked_where_airflow_shows_a_run(

@@ -14,10 +14,10 @@ from support.event_collector import EventCollector
 from support.nasty_lines import NASTY
 from support.waiting import until
 
-from manycpu.operators import base_trigger, job_trigger, task_log
+from manycpu.operators import following, job_trigger, triggers
+from manycpu.operators.following import DeferralTimer
 from manycpu.operators.job_trigger import JobTrigger
-from manycpu.operators.patience import Patience
-from manycpu.operators.train import _latest
+from manycpu.operators.train import _deferral_timeout
 from manycpu.operators.triggers import TrainingTrigger
 from manycpu.pipeline.listeners import tell
 from manycpu.pipeline.spec import events
@@ -70,8 +70,8 @@ def training(tmp_path: Path, home: Path, script: Callable[..., str]) -> Iterator
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> EventCollector:
     """Have somebody hear what operators and triggers do, besides the task's log."""
-    collector, listeners = EventCollector(), task_log.listeners
-    monkeypatch.setattr(task_log, "listeners", lambda *given: (*listeners(*given), collector))
+    collector, listeners = EventCollector(), following.listeners
+    monkeypatch.setattr(following, "listeners", lambda *given: (*listeners(*given), collector))
     return collector
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_is_its_tasks_own_goes_with_it_unless_the_task_was_cleared(
         asked.append(place)
         return states[len(asked)]
 
-    monkeypatch.setattr(base_trigger, "state_of", state_of)
+    monkeypatch.setattr(triggers, "state_of", state_of)
     asyncio.run(trigger(handle, cleans=task).on_kill())
     assert ctx.ledger.read().cancelled == {1: "task train, try 1 (id)"}, "the next try goes on from here"
     asyncio.run(trigger(handle, cleans=task).on_kill())
@@ -202,38 +202,38 @@ def test_the_event_waits_for_the_scheduler_to_settle(training: Training) -> None
 
 
 def test_no_line_that_only_looks_like_progress_sends_the_task_away() -> None:
-    patience = Patience()
+    timer = DeferralTimer()
     others = [line for line in NASTY if not isinstance(decode(line), ProgressEvent)]
     assert len(others) > len(NASTY) // 2
-    tell([events.RankLine(0, "a", line) for line in others], patience)
-    assert not patience.ends
-    tell([events.RankLine(0, "a", events.encode("progress", seconds_left=1e6))], patience)
-    assert patience.ends
+    tell([events.RankLine(0, "a", line) for line in others], timer)
+    assert not timer.has_expired
+    tell([events.RankLine(0, "a", events.encode("progress", seconds_left=1e6))], timer)
+    assert timer.has_expired
 
 
 def test_a_cluster_that_never_answers_ends_the_trigger_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_trigger, "_AGAIN", 0.05)
-    monkeypatch.setattr(job_trigger, "_PATIENCE", 0.2)
+    monkeypatch.setattr(job_trigger, "_RETRY_INTERVAL_S", 0.05)
+    monkeypatch.setattr(job_trigger, "_RETRY_TIMEOUT_S", 0.2)
     tries = []
 
     def away() -> None:
         tries.append(1)
         raise ClusterError("the API server does not answer")
 
-    following = JobTrigger(handle={"attempt": 1}, cursor=None, by="me")
+    job = JobTrigger(handle={"attempt": 1}, cursor=None, by="me")
     with pytest.raises(ClusterError, match="does not answer"):
-        asyncio.run(asyncio.wait_for(following._with_patience(away), 300))  # noqa: SLF001 - its one way to any cluster
+        asyncio.run(asyncio.wait_for(job._retried(away), 300))  # noqa: SLF001 - its one way to any cluster
     assert len(tries) > 1
 
 
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_a_deferral_ends_after_the_deadlines_of_the_run_each_wait_for_nodes_included(restarts: int) -> None:
     run = TrainingRun(program="x", output="/out", queue_timeout=3600, run_timeout=7200, max_restarts=restarts)
-    latest = _latest(run, Kubernetes(namespace="ml"))
+    latest = _deferral_timeout(run, Kubernetes(namespace="ml"))
     assert latest is not None
     assert latest.total_seconds() > 3600 * (1 + restarts) + 7200
 
 
 def test_a_deferral_of_a_run_that_a_queue_may_preempt_has_no_end_of_its_own() -> None:
     run = TrainingRun(program="x", output="/out")
-    assert _latest(run, Kubernetes(namespace="ml", queue="team-a")) is None
+    assert _deferral_timeout(run, Kubernetes(namespace="ml", queue="team-a")) is None

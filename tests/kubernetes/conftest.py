@@ -20,7 +20,7 @@ from support.tiny_bert import tiny_checkpoint, tiny_data
 from manycpu.pipeline.adapters import cluster_exec
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import ClusterWatch
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.preflight import Right
 from manycpu.pipeline.targets.open_run import open_context
 
@@ -91,7 +91,7 @@ def a_context(target: dict[str, Any], tmp_path: Path) -> Callable[..., ClusterCo
     def make(name: str = "run", run: dict[str, Any] | None = None, **fields: Any) -> ClusterContext:
         described = {"program": "x", "output": str(tmp_path / "out"), "start_timeout": 900} | (run or {})
         ctx = open_context(described, target | fields, name, base=tmp_path)
-        assert isinstance(ctx, ClusterContext)
+        assert is_on_kubernetes(ctx)
         ctx.ledger.open(ctx.new_entry(time.time()))
         return ctx
 

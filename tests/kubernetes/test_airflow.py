@@ -14,7 +14,7 @@ import pytest
 from cluster.command import wait_for
 from cluster.space import Space
 from support.browser import Page, needs_chromium
-from support.handmade_jobs import cluster_of
+from support.handmade_jobs import open_namespace
 from support.standalone_airflow import Airflow
 from support.training_tab import Tab
 from support.waiting import until
@@ -79,10 +79,10 @@ class Training:
         assert any(words in str(report.error) for words in by), report.error
 
     def _jobs(self) -> list[KubeObject]:
-        return cluster_of(self.namespace).list(JOB_KINDS[self.launch].kind, {"manycpu/attempt": "1"})
+        return open_namespace(self.namespace).list(JOB_KINDS[self.launch].kind, {"manycpu/attempt": "1"})
 
     def _uid(self, job: KubeObject) -> str | None:
-        there = cluster_of(self.namespace).get(job["kind"], job["metadata"]["name"])
+        there = open_namespace(self.namespace).get(job["kind"], job["metadata"]["name"])
         return there["metadata"]["uid"] if there else None
 
     def _pods(self, job: KubeObject) -> list[Any]:
@@ -115,7 +115,7 @@ def nothing_left(namespace: Space) -> Iterator[None]:
     """See that nothing that a run owned is left."""
     yield
     ours = {"app.kubernetes.io/managed-by": "manycpu"}
-    assert [item for kind in kinds() for item in cluster_of(namespace).list(kind, ours)] == []
+    assert [item for kind in kinds() for item in open_namespace(namespace).list(kind, ours)] == []
 
 
 @pytest.fixture

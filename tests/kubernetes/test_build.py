@@ -18,7 +18,7 @@ from support.registry_images import pull
 from manycpu.pipeline.spec.errors import BuildError
 from manycpu.pipeline.spec.image import Reference
 from manycpu.pipeline.targets import open_run
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image import base_image, images
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS
 from manycpu.pipeline.targets.kubernetes.image.registries import registries
@@ -65,7 +65,7 @@ def build(target: Fields, pod_builder: str, builds: Space, tmp_path: Path) -> Ca
     def make(**more: Any) -> ClusterContext:
         run = {"program": "question_answering", "output": str(tmp_path / "out")}
         ctx = open_run.open_context(run, target | fields | more, tmp_path.name, base=tmp_path)
-        assert isinstance(ctx, ClusterContext)
+        assert is_on_kubernetes(ctx)
         ctx.ledger.open(ctx.new_entry(0))
         return ctx
 

@@ -10,8 +10,8 @@ from cluster.faults import Faults
 from cluster.space import Space
 from support.volume_shell import no_pod_is_left, pods, quiet, shell, sums, sums_here
 
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import stage
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 

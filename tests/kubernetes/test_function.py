@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cluster.space import Space
-from support.handmade_jobs import cluster_of
+from support.handmade_jobs import open_namespace
 
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 
@@ -52,4 +52,4 @@ def test_both_nodes_call_the_function_and_its_result_is_the_task_s(
     ran = run_dag("functions", DAG.format(target=connected, fields=fields, data=str(tmp_path / "data")))
     assert (ran.state, ran.tasks) == ("success", {"fit": "success", "check": "success"}), ran.said[-4000:]
     ours = {"app.kubernetes.io/managed-by": "manycpu"}
-    assert [item for kind in kinds() for item in cluster_of(namespace).list(kind, ours)] == []
+    assert [item for kind in kinds() for item in open_namespace(namespace).list(kind, ours)] == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cluster.command import wait_for
 from cluster.space import Space
-from support.handmade_jobs import cluster_of
+from support.handmade_jobs import open_namespace
 from support.volume_shell import shell, sums
 
 from manycpu.pipeline import train
@@ -17,7 +17,7 @@ from manycpu.pipeline.run_report import REPORT, Report
 from manycpu.pipeline.spec.errors import CancelledError, TrainingFailedError
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.targets import runs
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.verbs.cleanup import cleanup
@@ -51,7 +51,7 @@ class Interrupts(Silent):
 
 
 def left(namespace: Space, name: str) -> set[str]:
-    cluster = cluster_of(namespace)
+    cluster = open_namespace(namespace)
     return {item["kind"] for kind in kinds() for item in cluster.list(kind, labels(name))}
 
 
@@ -61,7 +61,7 @@ def report(tmp_path: Path) -> Report:
 
 def the_run(target: Fields) -> ClusterContext:
     (ctx,) = runs.in_namespace(target["namespace"], target["connection"])
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     return ctx
 
 
@@ -123,8 +123,8 @@ def test_what_a_lost_job_wrote_stays_for_ever_whatever_keep_says(
     class Deletes(Silent):
         def line(self, line: Any) -> None:
             if line.text == "saved":
-                (job,) = cluster_of(namespace).list("PyTorchJob")
-                cluster_of(namespace).delete("PyTorchJob", job["metadata"]["name"])
+                (job,) = open_namespace(namespace).list("PyTorchJob")
+                open_namespace(namespace).delete("PyTorchJob", job["metadata"]["name"])
 
     with pytest.raises(TrainingFailedError):
         train(a_run(WAITS, keep="never"), target, run_id="kept", listener=Deletes())

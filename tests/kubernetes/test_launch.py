@@ -15,8 +15,8 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.targets import OWN_RUNTIME
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import launch as kubernetes_launch
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.deletion import wait_until_gone
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.open_run import open_context
@@ -49,7 +49,7 @@ def queued(
     own = {"launch": "trainjob", "runtime": OWN_RUNTIME}
     launches = own if request.param == OWN_RUNTIME else {"launch": request.param}
     ctx = open_context(a_run(), in_queue | launches, "test", base=tmp_path)
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     prepare(ctx)
     return ctx
 
@@ -81,7 +81,7 @@ def test_a_launch_that_was_killed_before_the_job_was_there_is_made_up_for(queued
     place = kubernetes_launch.place(queued, Staged(), BUILT, 1)
     *companions, _ = JOB_LAUNCHERS[queued.target.launch].objects(queued.run, queued.target, place)
     for companion in companions:
-        queued.cluster.create(companion)
+        cluster_of(queued).create(companion)
     handle, attached = launch(queued, Staged(), BUILT)
     assert (handle.attempt, attached) == (1, False)
 
@@ -94,7 +94,7 @@ def test_an_attempt_is_ended_by_its_own_launch_kind_and_the_next_one_uses_the_ed
     other = next(kind for kind in JOB_KINDS if kind != first.launch)
     where = in_queue | {"launch": other}
     now = find(open_context(queued.run.model_copy(update={"job_name": "mine"}), where, "test", base=tmp_path))
-    assert isinstance(now, ClusterContext)
+    assert is_on_kubernetes(now)
     with now.ledger.update() as entry:
         entry.handle = None
     assert launch(now, Staged(), BUILT) == (first, True)
@@ -102,7 +102,7 @@ def test_an_attempt_is_ended_by_its_own_launch_kind_and_the_next_one_uses_the_ed
     second, _ = launch(now, Staged(), BUILT)
     assert isinstance(second, JobHandle)
     assert (second.launch, second.attempt) == (other, 2)
-    assert now.cluster.get(JOB_KINDS[first.launch].kind, first.name) is None
+    assert cluster_of(now).get(JOB_KINDS[first.launch].kind, first.name) is None
     cleaned = cleanup(now)
     assert cleaned is not None
     assert (cleaned.target["launch"], cleaned.left_behind) == (other, [])
@@ -138,7 +138,7 @@ def test_a_job_that_somebody_deleted_is_a_failure_and_the_next_attempt_follows(
     first, _ = launch(queued, Staged(), BUILT)
     assert isinstance(first, JobHandle)
     kind = JOB_KINDS[first.launch].kind
-    queued.cluster.delete(kind, first.name)
+    cluster_of(queued).delete(kind, first.name)
     wait_until_gone(queued, {"manycpu/run": queued.name, "manycpu/attempt": "1"}, 30)
     seen = attempt_status(queued, first, queued.ledger.read())
     assert (seen.state, "somebody deleted it" in seen.reason) == ("failed", True)
@@ -159,7 +159,7 @@ def test_what_is_kept_is_named_and_the_next_run_removes_it_when_its_time_is_over
 ) -> None:
     fields = a_run(keep="always", keep_for=1, output=str(tmp_path / "kept"))
     kept = open_context(fields, in_queue, "kept", base=tmp_path)
-    assert isinstance(kept, ClusterContext)
+    assert is_on_kubernetes(kept)
     prepare(kept)
     cleaned = cleanup(kept)
     assert cleaned is not None
@@ -173,7 +173,7 @@ def test_what_the_cluster_refuses_is_said_before_anything_is_created(
     in_queue: dict[str, Any], a_run: Callable[..., dict[str, Any]], namespace: Space, tmp_path: Path
 ) -> None:
     ctx = open_context(a_run(), in_queue, "test", base=tmp_path)
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     prepare(ctx)
     too_long = Built(code="/opt/manycpu/code", program=("train.py",), digest="0", image="")
     with pytest.raises(LaunchError, match="does not accept the PyTorchJob"):

@@ -13,13 +13,13 @@ from cluster.space import Space
 from support.cluster_runs import fields_of
 
 from manycpu.pipeline.cli import cli
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.event_types import ProofEvent, decode
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import launch
 from manycpu.pipeline.targets.kubernetes.build import build
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.results import Staged
@@ -66,7 +66,7 @@ def test_all_ranks_meet_on_both_nodes(
     where, how = fields_of(kind, cluster)
     run = a_run(SCRIPT, env={"GREETING": "good $(HOME)"}, **how)
     ctx = open_context(run, target | where, "by-hand", kind, base=tmp_path)
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     namespace.create(claims.claim(ctx.name, ctx.target, []))
     job = namespace.create(yaml.safe_load(described(ctx)))
     assert namespace.wait_job(job["kind"], job["metadata"]["name"], seconds=300) == "Succeeded"

@@ -23,8 +23,9 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.targets import runs
-from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes.cleanup import remove, remove_expired
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 from manycpu.pipeline.targets.kubernetes.volume import claims
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.targets.results import Built, Staged
@@ -58,7 +59,7 @@ def hold(namespace: Space) -> Iterator[Callable[[str], None]]:
 
 
 def present(ctx: ClusterContext) -> KubeObject | None:
-    return ctx.cluster.get("ConfigMap", ctx.name)
+    return cluster_of(ctx).get("ConfigMap", ctx.name)
 
 
 def reopened(ctx: ClusterContext, **access: Any) -> ClusterContext:
@@ -122,7 +123,7 @@ def test_the_troubles_of_others_are_warnings_and_nobody_waits_for_them(
     hold(stuck.name)
     for run in (broken, stuck, fine):
         run.ledger.change_lease(until=0)
-    ctx.cluster.patch("ConfigMap", broken.name, {"data": {"run": "{no json"}})
+    cluster_of(ctx).patch("ConfigMap", broken.name, {"data": {"run": "{no json"}})
     (trouble,) = remove_expired(ctx, time.time(), end_expired)
     assert not trouble.fatal
     assert f"ledger {ctx.target.namespace}/{broken.name} cannot be read" in trouble.message
@@ -138,7 +139,7 @@ def test_a_ledger_that_nobody_can_read_is_no_obstacle_to_looking_at_the_others(
     a_context: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, ctx = a_context("broken"), a_context("ctx")
-    ctx.cluster.patch("ConfigMap", broken.name, {"data": {"run": "{no json"}})
+    cluster_of(ctx).patch("ConfigMap", broken.name, {"data": {"run": "{no json"}})
     found = runs.in_namespace(ctx.target.namespace, ctx.target.connection)
     assert [one.name for one in found] == [ctx.name]
     assert f"{broken.name} cannot be read" in caplog.text
@@ -147,12 +148,12 @@ def test_a_ledger_that_nobody_can_read_is_no_obstacle_to_looking_at_the_others(
 def test_of_two_who_remove_a_run_and_take_it_up_again_one_has_its_way(a_context: Open) -> None:
     ctx = a_context("taken-up")
     ctx.ledger.change_lease(until=0)
-    (listed,) = ledgers(ctx.cluster)
+    (listed,) = ledgers(cluster_of(ctx))
     again = reopened(ctx)
     again.ledger.open(again.new_entry(time.time()))
     assert not listed.take(time.time())
     ctx.ledger.change_lease(until=0)
-    (listed,) = ledgers(ctx.cluster)
+    (listed,) = ledgers(cluster_of(ctx))
     assert listed.take(time.time())
     uid = listed.uid()
     begun = threading.Thread(target=lambda: again.ledger.open(again.new_entry(time.time())))
@@ -171,7 +172,7 @@ def test_a_ledger_that_is_being_deleted_is_waited_for_and_owns_nothing(
     ctx = a_context("cleared")
     hold(ctx.name)
     uid = ctx.ledger.uid()
-    ctx.cluster.delete("ConfigMap", ctx.name)
+    cluster_of(ctx).delete("ConfigMap", ctx.name)
     assert not reopened(ctx).ledger.exists()
     for act in (ctx.ledger.owner, ctx.ledger.read, ctx.ledger.renew):
         with pytest.raises(RunGoneError, match=r"the run was taken away: somebody deleted its ledger"):
@@ -197,7 +198,7 @@ def test_nothing_is_done_to_a_later_run_of_the_same_name(a_context: Open) -> Non
             act()
     with pytest.raises(RunGoneError):
         remove(cleaning)
-    found = new.cluster.get("PersistentVolumeClaim", new.claim)
+    found = cluster_of(new).get("PersistentVolumeClaim", claim_of(new))
     assert found is not None
     assert "deletionTimestamp" not in found["metadata"]
     assert new.ledger.exists()
@@ -216,7 +217,7 @@ def test_a_verb_whose_run_is_taken_away_says_so_within_seconds(
     with helper(ctx, "stage", claim, quiet) as pod:
         pod.wait_ready()
         somebody[kind]({"ConfigMap": ctx.name}.get(kind, claim), namespace.name)
-        ctx.cluster.delete("Pod", pod.name, grace=0)
+        cluster_of(ctx).delete("Pod", pod.name, grace=0)
         with pytest.raises(RunGoneError, match=r"the run was taken away: somebody (deleted|is deleting)"):
             pod.ask("remove", folder="/tmp/pvc-mount/manycpu/nothing")  # noqa: S108 - in a pod
 
@@ -257,7 +258,7 @@ def test_a_launcher_that_was_paused_does_not_create_an_attempt_after_the_next(
     wakes.set()
     late.join(60)
     assert found == [(second, True)]
-    jobs = ctx.cluster.list(JOB_KINDS[kind].kind)
+    jobs = cluster_of(ctx).list(JOB_KINDS[kind].kind)
     living = [job["metadata"]["name"] for job in jobs if "deletionTimestamp" not in job["metadata"]]
     assert living == [second.name]
     assert ctx.ledger.read().handle == second

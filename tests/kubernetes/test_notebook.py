@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster.space import Space
-from support.handmade_jobs import cluster_of
+from support.handmade_jobs import open_namespace
 from support.notebooks import EXAMPLES, executed
 
 from manycpu.pipeline.targets.kubernetes.deletion import kinds
@@ -28,5 +28,5 @@ def test_one_cell_trains_over_both_nodes_and_leaves_nothing(
     assert float(launched.value) > 90
     assert "report: " in launched.shown
     ours = {"app.kubernetes.io/managed-by": "manycpu"}
-    assert [item for kind in kinds() for item in cluster_of(namespace).list(kind, ours)] == []
+    assert [item for kind in kinds() for item in open_namespace(namespace).list(kind, ours)] == []
     assert [*home.glob("runs/*")] == []

@@ -13,8 +13,8 @@ from support.waiting import until
 
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.targets import open_run
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image.checks import RIGHTS, check_images
 
 Fields = dict[str, Any]
@@ -25,7 +25,7 @@ def found(target: Fields, tmp_path: Path, **run: Any) -> dict[str, str]:
     """Run the checks of the cluster; field -> message."""
     fields = {"program": "question_answering", "output": str(tmp_path / "out")} | run
     ctx = open_run.open_context(fields, target, "test", base=tmp_path)
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     return {finding.field: finding.message for finding in preflight.findings(ctx) if finding.fatal}
 
 
@@ -54,7 +54,7 @@ def test_a_right_that_is_missing_is_named(
 ) -> None:
     run = {"program": "question_answering", "output": "out"}
     ctx = open_run.open_context(run, target, "test", base=tmp_path)
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     take_away(namespace, preflight.RIGHTS, verb, resource)
     is_missing(ctx, preflight.missing_rights, f"{verb} {resource} in namespace {namespace.name}")
 
@@ -63,7 +63,7 @@ def test_a_right_to_build_that_is_missing_is_named(target: Fields, builds: Space
     run = {"program": "question_answering", "output": "out"}
     where = {**target, "image": None, "build_namespace": builds.name}
     ctx = open_run.open_context(run, where, "test", base=tmp_path)
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     assert [finding for finding in check_images(ctx) if finding.fatal] == []
     take_away(builds, RIGHTS, "get", "pods/log")
     is_missing(ctx, check_images, f"get pods/log in namespace {builds.name}")
@@ -77,7 +77,7 @@ def test_a_level_that_refuses_the_builder_is_a_warning(
     for builder, where, level in (("pod", namespace, "baseline"), ("buildkit", builds, "privileged")):
         fields = {**target, "image": None, "builder": builder, "build_namespace": where.name}
         ctx = open_run.open_context(run, fields, "test", base=tmp_path)
-        assert isinstance(ctx, ClusterContext)
+        assert is_on_kubernetes(ctx)
         (finding,) = check_images(ctx)
         assert (finding.field, finding.fatal) == ("target.build_namespace", False)
         assert "violates PodSecurity" in finding.message

@@ -13,7 +13,7 @@ from manycpu.pipeline.listeners import ReadableLog
 from manycpu.pipeline.spec.errors import TrainingFailedError
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.launch import place
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs.build import build
@@ -64,14 +64,14 @@ def test_an_mpijob_that_ran_elsewhere_than_asked_is_a_failure(
 ) -> None:
     change, how, told = CHANGES[name]
     ctx = open_context(a_run(**how), target | {"launch": "mpijob"}, "proof", base=tmp_path)
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     prepare(ctx)
     staged, built = stage(ctx), build(ctx)
     with ctx.ledger.update() as entry:
         entry.attempt = 1
     [job] = JOB_LAUNCHERS["mpijob"].objects(ctx.run, ctx.target, place(ctx, staged, built, 1))
     change(job)
-    ctx.cluster.create(job)
+    cluster_of(ctx).create(job)
     handle, attached = launch(ctx, staged, built)
     assert attached
     lines: list[str] = []

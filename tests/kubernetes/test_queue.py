@@ -15,11 +15,10 @@ from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.events import RankLine
-from manycpu.pipeline.spec.kueue import PRIORITY
-from manycpu.pipeline.spec.kueue import QUEUE as QUEUE_LABEL
+from manycpu.pipeline.spec.job_kinds import PRIORITY_LABEL, QUEUE_LABEL
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.kubernetes.context import is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.launch import status
 from manycpu.pipeline.targets.open_run import open_context
 
@@ -132,7 +131,7 @@ class Preempting(Silent):
 def test_a_run_that_is_preempted_goes_on_from_its_checkpoint(
     kind: str, target: Fields, a_run: MakeRun, start: Callable[..., Looker]
 ) -> None:
-    listener = Preempting(lambda: start("urgent", 8, **{PRIORITY: HIGH}))
+    listener = Preempting(lambda: start("urgent", 8, **{PRIORITY_LABEL: HIGH}))
     where = target | KINDS[kind] | {"queue": QUEUE}
     report = train(a_run(goes_on(2), stall_timeout=60), where, run_id="goes-on", listener=listener)
     assert (report.state, report.attempts) == ("succeeded", 1)
@@ -147,7 +146,7 @@ def findings(target: Fields, tmp_path: Path) -> list[Finding]:
     ctx = open_context(
         {"program": "question_answering", "output": str(tmp_path / "out")}, target, "t", base=tmp_path
     )
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     return [finding for finding in preflight.findings(ctx) if finding.field.startswith("target.queue")]
 
 

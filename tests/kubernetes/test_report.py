@@ -17,8 +17,8 @@ from support.volume_shell import no_pod_is_left, quiet, shell
 from manycpu.pipeline import train, transfer
 from manycpu.pipeline.run_report import REPORT, Report
 from manycpu.pipeline.spec.errors import ExportError, TrainingFailedError
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import cleanup
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.verbs import report
@@ -46,8 +46,8 @@ def remote(target: Fields, maker: ClusterContext, script: Callable[..., str], tm
 
     def make(name: str, text: str | None = None, **run: Any) -> ClusterContext:
         fields = {"program": script(text) if text else script(), "output": OUTPUT, **run}
-        ctx = open_context(fields, target | {"claim": maker.claim}, "cli", name, base=tmp_path)
-        assert isinstance(ctx, ClusterContext)
+        ctx = open_context(fields, target | {"claim": claim_of(maker)}, "cli", name, base=tmp_path)
+        assert is_on_kubernetes(ctx)
         return ctx
 
     return make
@@ -80,7 +80,7 @@ def test_that_of_a_dag_run_is_its_last_task_s(
     maker: ClusterContext,
     namespace: Space,
 ) -> None:
-    groups = [("train", a_run(output=OUTPUT), connected | {"claim": maker.claim})]
+    groups = [("train", a_run(output=OUTPUT), connected | {"claim": claim_of(maker)})]
     ran = run_dag("cluster", DAG.format(groups=groups))
     assert (ran.state, set(ran.tasks.values())) == ("success", {"success"}), ran.said[-5000:]
     with shell(maker, namespace) as run:
@@ -141,5 +141,5 @@ def test_a_pod_that_a_killed_worker_forgot_goes_with_a_later_run(
     with helper_pod.helper(remote("at-work"), "report", None, quiet) as pod:
         pod.wait_ready()
         cleanup.remove_expired(maker, 0, end_expired)
-        wait_for("the pod to be gone", lambda: ctx.cluster.get("Pod", name) is None, seconds=30)
-        assert ctx.cluster.get("Pod", pod.name) is not None
+        wait_for("the pod to be gone", lambda: cluster_of(ctx).get("Pod", name) is None, seconds=30)
+        assert cluster_of(ctx).get("Pod", pod.name) is not None

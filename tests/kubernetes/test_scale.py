@@ -17,7 +17,7 @@ from cluster.command import wait_for
 from cluster.fixtures import TestCluster
 from cluster.hollow import Hollow
 from cluster.space import Space
-from support.handmade_jobs import Looker, begin, cluster_of
+from support.handmade_jobs import Looker, begin, open_namespace
 from support.hollow_logs import Ranks, logs
 
 from manycpu.operators import access
@@ -26,7 +26,7 @@ from manycpu.pipeline.adapters.cluster_stream import ClusterStream
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets.context import Access
+from manycpu.pipeline.targets.kubernetes.context import cluster_of, sharing
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower
 
 NODES, WORKERS, JOBS = 60, 56, 100
@@ -125,7 +125,7 @@ def test_a_job_of_many_pods_is_met_heard_and_succeeds(
         for rank in range(WORKERS):
             told = [line for line in looker.lines if line.startswith(f"{rank}: line ")]
             assert told == [f"{rank}: line {number}" for number in range(len(told))]
-        ledger = waiting.ctx.cluster.get("ConfigMap", waiting.ctx.name)
+        ledger = cluster_of(waiting.ctx).get("ConfigMap", waiting.ctx.name)
         assert len(json.dumps(ledger)) < LEDGER
 
 
@@ -143,10 +143,10 @@ def test_many_that_wait_share_one_watch_of_each_kind_and_all_see_their_end(
         access, "access_of", lambda _: None
     )  # a kubeconfig's path, no connection of Airflow's
     with logs(Ranks(1, seconds=0)) as ranks, hollow.nodes(own, NODES, ranks.kubelet) as nodes:
-        shared = Access(cluster=cluster_of(namespace))
+        opened = open_namespace(namespace)
         change = on(nodes, **{hollow.EXIT: "0"})
         handles = [
-            begin(target, cluster.image("base"), tmp_path, f"run-{number}", shared).create(
+            begin(target, cluster.image("base"), tmp_path, f"run-{number}", sharing(opened)).create(
                 policy={"suspend": True}, change=change
             )
             for number in range(JOBS)
@@ -156,9 +156,9 @@ def test_many_that_wait_share_one_watch_of_each_kind_and_all_see_their_end(
             waits = lambda: sum("suspended" in one.status.reason for one in followers) == JOBS  # noqa: E731
             wait_for("all to wait", waits, seconds=60)
             for handle in handles[:RESUMED]:
-                shared.cluster.patch("PyTorchJob", handle.name, {"spec": {"runPolicy": {"suspend": False}}})
+                opened.patch("PyTorchJob", handle.name, {"spec": {"runPolicy": {"suspend": False}}})
             for handle in handles[RESUMED:]:
-                shared.cluster.delete("PyTorchJob", handle.name)
+                opened.delete("PyTorchJob", handle.name)
 
         events = asyncio.run(all_of(handles, end_once_all_wait))
     ends = [Status.model_validate(event.payload["status"]) for event in events]

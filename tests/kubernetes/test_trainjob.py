@@ -13,8 +13,8 @@ from manycpu.pipeline import train
 from manycpu.pipeline.listeners import Silent
 from manycpu.pipeline.spec.errors import Finding, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import preflight
+from manycpu.pipeline.targets.kubernetes.context import is_on_kubernetes
 from manycpu.pipeline.targets.open_run import open_context
 
 Fields = dict[str, Any]
@@ -52,7 +52,7 @@ class Pods(Silent):
 def findings(target: Fields, tmp_path: Path) -> list[Finding]:
     run = {"program": "question_answering", "output": str(tmp_path / "out")}
     ctx = open_context(run, target, "test", base=tmp_path)
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     return [finding for finding in preflight.findings(ctx) if finding.fatal]
 
 

@@ -17,6 +17,7 @@ from manycpu.operators import access
 from manycpu.operators.job_trigger import JobTrigger
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.targets.kubernetes.context import cluster_of
 
 BY = "task train, try 1 (id)"
 COUNT = "for n in range({n}): say(f'line {{n}}'); time.sleep(0.05)"
@@ -125,7 +126,7 @@ def test_a_person_ends_the_job_and_the_record_says_who(job_of: Callable[..., Wai
     seen = status(asyncio.run(killed()))
     assert (seen.state, seen.reason) == (RunState.CANCELLED, f"ended by {BY}")
     assert waiting.ctx.ledger.read().cancelled == {1: BY}
-    assert waiting.ctx.cluster.get("PyTorchJob", handle.name) is None
+    assert cluster_of(waiting.ctx).get("PyTorchJob", handle.name) is None
 
 
 def test_a_deadline_that_is_met_ends_the_job(job_of: Callable[..., Waiting]) -> None:

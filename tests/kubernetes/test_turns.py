@@ -15,6 +15,7 @@ from support.handmade_jobs import Looker
 
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.kubernetes.context import cluster_of
 from manycpu.pipeline.targets.kubernetes.following import turns
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 
@@ -100,12 +101,12 @@ def placed(one: Looker) -> list[str]:
     """Name the pods of a run that have nodes."""
     return [
         pod["metadata"]["name"]
-        for pod in one.ctx.cluster.list("Pod", labels(one.ctx.name))
+        for pod in cluster_of(one.ctx).list("Pod", labels(one.ctx.name))
         if pod["spec"].get("nodeName")
     ]
 
 
 def conditions(one: Looker) -> list[str]:
     """Name what the operator has noted of the job of a run."""
-    (job,) = one.ctx.cluster.list("MPIJob", labels(one.ctx.name))
+    (job,) = cluster_of(one.ctx).list("MPIJob", labels(one.ctx.name))
     return [condition["type"] for condition in job["status"]["conditions"]]

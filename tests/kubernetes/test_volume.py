@@ -23,8 +23,14 @@ from manycpu.pipeline.pod.channel import RemoteError
 from manycpu.pipeline.run_report import REPORT
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, DeadlineError, StageError
 from manycpu.pipeline.spec.handle import JobHandle
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import export, launch, stage
+from manycpu.pipeline.targets.kubernetes.context import (
+    ClusterContext,
+    attempt_directory,
+    claim_of,
+    cluster_of,
+    directory_of,
+)
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 
 pytestmark = pytest.mark.pod_security("restricted")
@@ -70,7 +76,7 @@ def test_data_and_model_are_staged_from_this_machine(a_context: Open, source: Pa
         assert sums(run, found["data"].path) == sums_here(source)
         assert run("cat", found["model"].path) == "alpha"
         assert run("sh", "-c", "cd /tmp/pvc-mount/manycpu/data; ls -A | wc -l").strip() == "2"
-    claim = ctx.cluster.get("PersistentVolumeClaim", ctx.claim)
+    claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
     assert claim is not None
     assert claim["metadata"]["ownerReferences"][0]["name"] == ctx.name
     no_pod_is_left(ctx)
@@ -196,11 +202,11 @@ def test_a_pod_that_a_killed_worker_left_is_used(a_context: Open, source: Path) 
     left = helper_pod.Helper(ctx, "stage", claims.ensure_claim(ctx), quiet)
     left.create()
     left.wait_ready()
-    uid = ctx.cluster.get("Pod", left.name)["metadata"]["uid"]  # type: ignore[index]
+    uid = cluster_of(ctx).get("Pod", left.name)["metadata"]["uid"]  # type: ignore[index]
     seen: list[str] = []
 
     def look(*_: int) -> None:
-        seen.append(ctx.cluster.get("Pod", left.name)["metadata"]["uid"])  # type: ignore[index]
+        seen.append(cluster_of(ctx).get("Pod", left.name)["metadata"]["uid"])  # type: ignore[index]
 
     with helper_pod.helper(ctx, "stage", claims.ensure_claim(ctx), quiet) as pod:
         pod.wait_ready()
@@ -243,7 +249,7 @@ def test_a_training_cannot_write_into_what_was_staged(
     wrong = f"echo x >{staged}/a.txt || echo x >{staged}/new || echo x >{staged}/../new || echo refused"
     assert "refused" in namespace.run(name, "sh", "-c", wrong)
     assert namespace.run(name, "cat", f"{staged}/a.txt") == "alpha"
-    namespace.run(name, "sh", "-c", f"mkdir -p {ctx.directory}/checkpoints {ctx.target.home}/caches")
+    namespace.run(name, "sh", "-c", f"mkdir -p {directory_of(ctx)}/checkpoints {ctx.target.home}/caches")
 
 
 def test_a_pod_that_runs_out_of_memory_says_so(
@@ -262,9 +268,9 @@ def test_a_pod_that_runs_out_of_memory_says_so(
 def _written(ctx: ClusterContext, source: Path, namespace: Space) -> dict[str, str]:
     """Have a model on the volume, where a training would have written it; its sums."""
     staged = stage.stage(ctx, {"data": str(source)}, quiet)["data"].path
-    output = f"{ctx.attempt_directory(1)}/output"
+    output = f"{attempt_directory(ctx, 1)}/output"
     with shell(ctx, namespace) as run:
-        run("sh", "-c", f"mkdir -p {ctx.attempt_directory(1)}; mv {staged} {output}")
+        run("sh", "-c", f"mkdir -p {attempt_directory(ctx, 1)}; mv {staged} {output}")
         return sums(run, output)
 
 
@@ -285,7 +291,7 @@ def _break(ctx: ClusterContext, namespace: Space, faults: Faults, fault: str) ->
     if fault == "container killed":
         faults.kill_container(namespace, name)
     elif fault == "pod deleted":
-        ctx.cluster.delete("Pod", name, grace=0)
+        cluster_of(ctx).delete("Pod", name, grace=0)
     else:
         with faults.api_away():
             time.sleep(3)  # the fault's length, not a wait for anything

@@ -16,6 +16,7 @@ from support.handmade_jobs import Looker, Waiting, begin
 
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState
+from manycpu.pipeline.targets.kubernetes.context import cluster_of
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.verbs.cancel import cancel
 from manycpu.pipeline.verbs.wait import observed_of
@@ -259,7 +260,7 @@ def test_a_job_that_was_deleted_is_no_success(a_job: Begin, look: Callable[..., 
     handle = waiting.create("say('here'); time.sleep(600)")
     looker = look(waiting, handle)
     looker.until("it to speak", lambda: looker.said(": here"))
-    waiting.ctx.cluster.delete("PyTorchJob", handle.name, grace=0)
+    cluster_of(waiting.ctx).delete("PyTorchJob", handle.name, grace=0)
     seen = looker.to_the_end()
     assert seen.state is RunState.FAILED
     assert "somebody deleted it" in seen.reason
@@ -287,6 +288,6 @@ def is_gone(waiting: Waiting) -> None:
     known = labels(waiting.ctx.name)
 
     def nothing() -> bool:
-        return not any(waiting.ctx.cluster.list(kind, known) for kind in ("PyTorchJob", "MPIJob", "Pod"))
+        return not any(cluster_of(waiting.ctx).list(kind, known) for kind in ("PyTorchJob", "MPIJob", "Pod"))
 
     wait_for("the job to be gone", nothing, seconds=60)

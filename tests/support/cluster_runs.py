@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from cluster.fixtures import TestCluster
 from cluster.space import Space
-from support.handmade_jobs import cluster_of
+from support.handmade_jobs import open_namespace
 from support.mpi_images import with_mpi
 
 from manycpu.pipeline import transfer
@@ -58,7 +58,8 @@ def succeeded(output: Path, namespace: Space) -> Report:
     assert len(report.hosts) == 2
     _delivered(output)
     assert report.left_behind == []
-    assert [item for kind in kinds() for item in cluster_of(namespace).list(kind, labels(report.name))] == []
+    left = open_namespace(namespace)
+    assert [item for kind in kinds() for item in left.list(kind, labels(report.name))] == []
     return report
 
 

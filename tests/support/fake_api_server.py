@@ -14,8 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from kubernetes import client
 from support.web_server import served
 
-from manycpu.pipeline.adapters.api_resources import CORE, resource_of
-from manycpu.pipeline.spec.job_kinds import resources
+from manycpu.pipeline.spec.job_kinds import CORE_KINDS, resource_of, resources
 
 __all__ = ["ApiServer", "running"]
 
@@ -114,7 +113,7 @@ class ApiServer:
             _send(handler, 200, json.dumps(act(kind, rest[0] if rest else "", query, body)))
 
     def _kind(self, plural: str) -> str:
-        kind = next(k for k in (*CORE, *resources()) if resource_of(k).plural == plural)
+        kind = next(k for k in (*CORE_KINDS, *resources()) if resource_of(k).plural == plural)
         if kind in self.absent:
             raise ApiError(404, "the server could not find the requested resource")
         return kind

@@ -15,7 +15,8 @@ from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets import Watch
-from manycpu.pipeline.targets.context import Access, ClusterContext
+from manycpu.pipeline.targets.context import Access
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.launch import _handle
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
@@ -56,7 +57,7 @@ class Waiting:
         manifest = self.pytorchjob(script, attempt, **spec)
         if change is not None:
             change(manifest)
-        return self.attempt(self.ctx.cluster.create(manifest), attempt)
+        return self.attempt(cluster_of(self.ctx).create(manifest), attempt)
 
     def attempt(self, job: KubeObject, number: int = 1) -> JobHandle:
         """Make a job that is there an attempt of the run."""
@@ -117,7 +118,7 @@ def begin(
     """Begin a run: its ledger is there, its job is not."""
     fields = {"program": "question_answering", "output": str(folder / "out"), **run}
     ctx = open_context(fields, target, name, str(folder), base=folder, access=access)
-    assert isinstance(ctx, ClusterContext)
+    assert is_on_kubernetes(ctx)
     ctx.ledger.open(ctx.new_entry(time.time()))
     return Waiting(ctx, image, ctx.run.nodes[1])
 
@@ -151,7 +152,7 @@ class Looker:
         self.look()
 
 
-def cluster_of(where: Space) -> Cluster:
+def open_namespace(where: Space) -> Cluster:
     return Cluster(lambda: connect(str(where.kubeconfig)), where.name)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support.fake_api_server import ApiServer
 
-from manycpu.pipeline.launchers import JOB_LAUNCHERS, JobLauncher, conditions, pods
+from manycpu.pipeline.launchers import JOB_LAUNCHERS, JobLauncher, pods
 from manycpu.pipeline.launchers.environment import node_command
-from manycpu.pipeline.launchers.pod_spec import literal
-from manycpu.pipeline.launchers.ranks import Ranks
+from manycpu.pipeline.launchers.pod_spec import Ranks, literal
+from manycpu.pipeline.launchers.states import job_state
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, ApiResource, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.placement import Placement
@@ -68,7 +68,7 @@ class FitLauncher:
         ]
 
     def state(self, job: KubeObject | None, pods: Sequence[KubeObject]) -> Status:  # noqa: ARG002
-        return conditions.state(FITJOB, job)
+        return job_state(FITJOB, job)
 
     def ranks(self, job: KubeObject) -> Ranks | None:
         trainer = job["spec"]["trainer"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.command import wait_for
 from cluster.space import Space
 
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.volume import claims, helper_pod
 
 __all__ = ["no_pod_is_left", "pods", "quiet", "shell", "sums", "sums_here"]
@@ -30,7 +30,7 @@ def shell(ctx: ClusterContext, namespace: Space) -> Iterator[Callable[..., str]]
     try:
         yield lambda *words: namespace.run(name, *words)
     finally:
-        ctx.cluster.delete("Pod", name, grace=0)
+        cluster_of(ctx).delete("Pod", name, grace=0)
 
 
 def sums(run: Callable[..., str], folder: str) -> dict[str, str]:
@@ -52,4 +52,4 @@ def no_pod_is_left(ctx: ClusterContext) -> None:
 
 
 def pods(ctx: ClusterContext) -> list[str]:
-    return [pod["metadata"]["name"] for pod in ctx.cluster.list("Pod", {"manycpu/run": ctx.name})]
+    return [pod["metadata"]["name"] for pod in cluster_of(ctx).list("Pod", {"manycpu/run": ctx.name})]

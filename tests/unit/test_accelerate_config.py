@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from manycpu.pipeline.accelerate_config import InOurWords, translate
+from manycpu.pipeline.accelerate_config import Translation, translate
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.validation import read_run, read_target
 
@@ -35,7 +35,7 @@ use_cpu: true
 ONE = {"num_machines": 1, "num_processes": 3, "mpirun_config": {}}
 
 
-def told(changes: dict[str, Any], run: dict[str, Any] | None = None, **target: Any) -> InOurWords:
+def told(changes: dict[str, Any], run: dict[str, Any] | None = None, **target: Any) -> Translation:
     return translate(yaml.safe_load(WRITTEN) | changes, run or {}, target)
 
 

@@ -6,18 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.api_objects import T0, handle
 
+from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.ledger.configmap import _data
 from manycpu.pipeline.spec.errors import ClusterError, TrainingFailedError
 from manycpu.pipeline.spec.events import RankLine, encode
 from manycpu.pipeline.spec.observed import Observed, Rank
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets.context import Access
+from manycpu.pipeline.targets.kubernetes.context import sharing
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     AttemptRecorder,
     AttemptState,
@@ -222,7 +223,7 @@ def test_a_success_that_cannot_be_recorded_stays_one(
 ) -> None:
     run = {"program": "question_answering", "output": str(tmp_path / "out")}
     target = {"kind": "kubernetes", "launch": "pytorchjob", "namespace": "ml"}
-    access = Access(cluster=ReadOnly())
+    access = sharing(cast("Cluster", ReadOnly()))
     ctx = open_context(run, target, "test", base=tmp_path, access=access)
     ctx.ledger.open(ctx.new_entry(1.0))
     conclude(ctx, handle(), Status(state=RunState.SUCCEEDED))

@@ -8,7 +8,7 @@ import pytest
 from support.golden import as_json, golden
 
 from manycpu.pipeline.spec.image import Reference
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, is_on_kubernetes
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Stage, recipe
 from manycpu.pipeline.targets.kubernetes.image.builder_pod import manifest
 from manycpu.pipeline.targets.kubernetes.image.builders import PODS
@@ -20,7 +20,7 @@ def context(folder: Path, **target: Any) -> ClusterContext:
     """Describe a run."""
     run = {"program": "question_answering", "output": str(folder / "out")}
     made = open_context(run, {"kind": "kubernetes", "namespace": "ml", **target}, "test", base=folder)
-    assert isinstance(made, ClusterContext)
+    assert is_on_kubernetes(made)
     return made
 
 

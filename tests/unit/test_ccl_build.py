@@ -8,11 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from manycpu.pipeline.node import process_groups
-from manycpu.pipeline.node.backends import BACKENDS, UnavailableError
-from manycpu.pipeline.node.ccl import build, toolchain
-from manycpu.pipeline.node.ccl.toolchain import Compiler, OneCcl
-from manycpu.pipeline.node.process_groups import awaited
+from manycpu.pipeline.node.backends import BACKENDS, UnavailableError, awaited, lacking
+from manycpu.pipeline.node.ccl import build
+from manycpu.pipeline.node.ccl.build import Compiler, OneCcl
 
 HERE = OneCcl("2022.1.2", Path("/include"), Path("/libccl.a"))
 GCC = Compiler("/usr/bin/g++", "g++ 12.2.0")
@@ -26,7 +24,7 @@ def _kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def oneccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a oneCCL that is installed, as far as anybody looks before compiling."""
-    monkeypatch.setattr(toolchain, "find_oneccl", lambda: HERE)
+    monkeypatch.setattr(build, "find_oneccl", lambda: HERE)
 
 
 def test_a_build_is_known_by_what_it_was_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +45,7 @@ def test_without_a_compiler_what_another_built_is_used(
     library = build.folder_of(tmp_path / "cache", HERE, GCC) / f"{build.NAME}.so"
     library.parent.mkdir(parents=True)
     library.touch()
-    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
     assert build.built() == library
 
 
@@ -55,13 +53,13 @@ def test_without_a_compiler_what_another_built_is_used(
 def test_a_build_is_announced_where_it_is_still_to_be_made_and_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolchain, "find_compiler", lambda: GCC)
+    monkeypatch.setattr(build, "find_compiler", lambda: GCC)
     assert re.search(r"the backend ccl \(built once .*, in half a minute to .* minutes\)", awaited("ccl"))
     library = build.folder_of(tmp_path / "cache", HERE, GCC) / f"{build.NAME}.so"
     library.parent.mkdir(parents=True)
     library.touch()
     assert awaited("ccl") == "the backend ccl"
-    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
     assert awaited("ccl") == "the backend ccl"
     assert awaited("gloo") == ""
 
@@ -70,7 +68,7 @@ def test_a_build_is_announced_where_it_is_still_to_be_made_and_can_be(
 def test_where_it_can_be_neither_found_nor_built_nothing_is_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
     assert awaited("auto") == ""
 
 
@@ -78,7 +76,7 @@ def test_where_oneccl_is_not_installed_nothing_is_announced(monkeypatch: pytest.
     def missing() -> OneCcl:
         raise UnavailableError("oneCCL is not installed")
 
-    monkeypatch.setattr(toolchain, "find_oneccl", missing)
+    monkeypatch.setattr(build, "find_oneccl", missing)
     assert awaited("auto") == ""
 
 
@@ -106,7 +104,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("oneccl")
 def test_a_cache_that_is_not_writable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("")
-    monkeypatch.setattr(toolchain, "find_compiler", lambda: GCC)
+    monkeypatch.setattr(build, "find_compiler", lambda: GCC)
     with pytest.raises(UnavailableError, match="set MANYCPU_CACHE to a folder that is writable"):
         build.built()
 
@@ -116,9 +114,9 @@ def test_without_oneccl_the_message_says_what_to_install(monkeypatch: pytest.Mon
     with pytest.raises(
         UnavailableError, match=r"oneCCL is not installed; install it: pip install 'manycpu\[ccl\]'"
     ):
-        toolchain.find_oneccl()
+        build.find_oneccl()
     with pytest.raises(UnavailableError, match=r"there is no libfabric\.so\.1"):
-        toolchain.library("libfabric.so.1")
+        build.find_library("libfabric.so.1")
 
 
 @pytest.mark.usefixtures("oneccl")
@@ -143,4 +141,4 @@ def test_whatever_keeps_a_backend_from_being_built_is_a_reason(monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(BACKENDS, "ccl", fills_the_disk)
-    assert process_groups.lacking("ccl") == "OSError: [Errno 28] No space left on device"
+    assert lacking("ccl") == "OSError: [Errno 28] No space left on device"

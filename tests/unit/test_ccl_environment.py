@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from manycpu.pipeline.node.ccl.environment import settings
-from manycpu.pipeline.node.rank_environment import Rank
+from manycpu.pipeline.node.world import Rank
 
 FABRIC, MPI = Path("/env/lib/libfabric.so.1"), Path("/env/lib/libmpi.so.12")
 

@@ -20,7 +20,7 @@ from manycpu.pipeline.adapters.tracking_mlflow import name_champion
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.state import RunState
-from manycpu.pipeline.tracking import in_use
+from manycpu.pipeline.tracking import ending
 
 
 def test_versions_grow_and_their_holdout_is_never_trained_on(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_registry_that_is_away_is_one_warning(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:very-secret@127.0.0.1:1")
     assert promoting(tmp_path, params)["path"] == str(tmp_path / "models" / "a")
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert warning.startswith("MLflow was not told of the champion: 127.0.0.1:1 does not answer")
+    assert warning.startswith("MLflow did not receive the champion: 127.0.0.1:1 does not answer")
     assert "very-secret" not in caplog.text
 
 
@@ -316,9 +316,9 @@ def test_a_registry_that_hangs_is_waited_for_no_longer_than_its_time(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(in_use, "_PATIENCE", 0.2)
+    monkeypatch.setattr(ending, "_CHAMPION_TIMEOUT_S", 0.2)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # its thread ends with this test
     with socket.create_server(("127.0.0.1", 0)) as hanging:  # takes connections, and says nothing
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{hanging.getsockname()[1]}")
         assert promoting(tmp_path, params)["path"] == str(tmp_path / "models" / "a")
-    assert "MLflow was not told of the champion: it has not answered within 0.2 s" in caplog.text
+    assert "MLflow did not receive the champion: it has not answered within 0.2 s" in caplog.text

@@ -141,7 +141,7 @@ def test_what_stands_in_the_way_of_a_model_is_left_and_named(tmp_path: Path) -> 
     damaged = Path(promote(tmp_path, candidate, 0).path)
     promote(tmp_path, trained(tmp_path, "b"), 1)
     (damaged / "model.pt").unlink()
-    with pytest.raises(ManycpuError, match="models/a is not the model that is to be there"):
+    with pytest.raises(ManycpuError, match="models/a is not the model that was evaluated"):
         promote(tmp_path, candidate, 2)
     assert names(tmp_path / "models") == {"a", "b"}
 

@@ -74,7 +74,7 @@ def test_a_claim_of_a_run_that_may_live_counts(
 def test_one_that_cannot_be_read_is_kept_and_named(
     output: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(claims, "_WITHDRAWAL_TIMEOUT_S", 0.2)
     path = file_of(output, "aaa", tmp_path)
     write(path)
     path.write_text("{")

@@ -33,8 +33,8 @@ def test_who_sends_a_folder_ends_with_who_takes_it() -> None:
 def test_what_does_not_go_when_it_is_killed_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(supervisor, "_UNKILLABLE", 0.2)
-    monkeypatch.setattr(supervisor, "_GRACE", 0.1)
+    monkeypatch.setattr(supervisor, "_UNKILLABLE_S", 0.2)
+    monkeypatch.setattr(supervisor, "_GRACE_S", 0.1)
     monkeypatch.setattr(supervisor, "_signal", lambda *_: None)  # as if it waited for a disk
     with Program(["sleep", "60"]) as stuck:
         try:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.spec import pinning
-from manycpu.pipeline.spec.cpu_plan import CpuPlan, plan, shm_of
+from manycpu.pipeline.spec.cpu_plan import CpuPlan, plan, processor_ranges, shm_of
 from manycpu.pipeline.spec.cpu_request import THREAD_VARIABLES, CpuRequest
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.node_spec import describe
@@ -75,13 +74,13 @@ def test_processes_and_threads(node: str, wanted: dict[str, Any], processes: int
 )
 def test_pins(node: str, processes: int, pins: list[str]) -> None:
     made = planned(node, processes=processes)
-    assert [pinning.shown(pin) for pin in made.pins] == pins
+    assert [processor_ranges(pin) for pin in made.pins] == pins
     assert all(len({cpu.core for cpu in pin}) >= made.threads for pin in made.pins)
 
 
 def test_a_ranks_cores_are_those_of_all_its_subprocesses() -> None:
     made = planned("cores=8", processes=2, subprocesses=3)
-    assert [pinning.shown(pin) for pin in made.pins] == ["0-3", "4-7"]
+    assert [processor_ranges(pin) for pin in made.pins] == ["0-3", "4-7"]
     found = {row.name: row for row in made.rows}
     assert (found["processes"].value, found["subprocesses"].value, found["threads"].value) == ("2", "3", "1")
     assert found["threads"].reason == "floor(8 cores / (2 processes x 3 subprocesses)), at least 1"
@@ -119,7 +118,7 @@ def test_an_exclusive_cpuset_as_large_as_the_quota_is_pinned() -> None:
     """What the kubelet's static CPU manager gives: the quota counts hyper-threads."""
     made = planned("cores=8,threads=2,cpus=0-3,8-11,limit=8,request=8", processes=2)
     assert made.threads == 2
-    assert [pinning.shown(pin) for pin in made.pins] == ["0-1,8-9", "2-3,10-11"]
+    assert [processor_ranges(pin) for pin in made.pins] == ["0-1,8-9", "2-3,10-11"]
 
 
 @pytest.mark.parametrize(

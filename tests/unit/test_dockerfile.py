@@ -2,7 +2,7 @@
 
 import pytest
 
-from manycpu.pipeline.spec.dockerfile import bases
+from manycpu.pipeline.spec.image import base_images
 
 
 @pytest.mark.parametrize(
@@ -17,10 +17,10 @@ from manycpu.pipeline.spec.dockerfile import bases
     ],
 )
 def test_the_images_that_stages_start_from(text: str, found: list[str]) -> None:
-    assert bases(text, {}) == found
+    assert base_images(text, {}) == found
 
 
 def test_arguments_win_over_defaults() -> None:
-    assert bases("ARG BASE=debian\nARG V\nFROM $BASE:$V", {"BASE": "ubuntu", "V": "24.04"}) == [
+    assert base_images("ARG BASE=debian\nARG V\nFROM $BASE:$V", {"BASE": "ubuntu", "V": "24.04"}) == [
         "ubuntu:24.04"
     ]

@@ -1,7 +1,8 @@
-"""What the README and the pages of docs/ show is what the package takes."""
+"""Check that the README and the pages of docs/ show what the package accepts."""
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ from manycpu.pipeline.cli import cli
 from manycpu.pipeline.spec.validation import read_run, read_target
 
 ROOT = Path(__file__).parents[2]
-PAGES = {page.name: page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+AT_THE_ROOT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = {
+    page.name: page.read_text()
+    for page in (*(ROOT / name for name in AT_THE_ROOT), *sorted((ROOT / "docs").glob("*.md")))
+}
 CODE = re.compile(r"```(?P<language>[a-z]*)\n(?P<block>.*?)```|`(?P<span>[^`\n]+)`", re.DOTALL)
+OF_DEVELOPERS = ("CONTRIBUTING.md", "architecture.md", "events.md", "test-cluster.md", "testing.md")
+OF_OTHERS = {"run_clm_no_trainer.py", "run_mlm_no_trainer.py"}  # examples of transformers
 OF_TESTS = ("cluster",)  # packages that a page on testing imports
 
 
@@ -102,9 +109,34 @@ def test_the_readmes_first_install_line_says_how_to_have_ccl_and_what_it_is_with
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_link_and_picture_is_there(name: str) -> None:
-    folder = ROOT if name == "README.md" else ROOT / "docs"
+    folder = ROOT if name in AT_THE_ROOT else ROOT / "docs"
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGES[name])
+    links += re.findall(r'(?:src|srcset)="([^"]+)"', PAGES[name])
     assert [link for link in links if "://" not in link and not (folder / link).exists()] == []
+
+
+def test_every_anchor_that_the_readme_names_is_there() -> None:
+    """The README is no page of the site, whose build checks all others."""
+    named = re.findall(r"\]\((?:docs/)?([\w-]+\.md)#([^)]+)\)", PAGES["README.md"])
+    assert named
+    assert [(page, anchor) for page, anchor in named if anchor not in anchors(PAGES[page])] == []
+
+
+def anchors(text: str) -> set[str]:
+    """Slugs of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", PAGES["index.md"], re.DOTALL)
+    listed = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    pages = {f"../{name}" for name in AT_THE_ROOT} | {name for name in PAGES if name not in AT_THE_ROOT}
+    assert sorted(f"{name}.md" for name in listed) == sorted(pages - {"../README.md", "index.md"})
+
+
+def test_the_readme_is_read_in_minutes() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 200
 
 
 def test_every_file_that_a_message_or_comment_names_is_there() -> None:
@@ -117,11 +149,45 @@ def test_every_file_that_a_message_or_comment_names_is_there() -> None:
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
-def test_the_reference_of_fields_is_up_to_date() -> None:
+@pytest.mark.parametrize("name", OF_DEVELOPERS)
+def test_every_file_of_the_code_that_a_page_names_is_there(name: str) -> None:
+    """A page may leave out the first folders of a path."""
+    parts = ("bench", "dags", "docker", "docs", "examples", "operators", "pipeline", "tests")
+    there = {f"/{path.relative_to(ROOT)}" for part in parts for path in (ROOT / part).rglob("*.*")}
+    there |= {f"/{path.name}" for path in ROOT.iterdir()}
+    named = set(re.findall(r"`([\w./-]+\.(?:py|js|toml|yaml))`", PAGES[name])) - OF_OTHERS
+    assert named
+    unknown = [file for file in named if "NAME" not in file and not any(map(_ends(file), there))]
+    assert sorted(unknown) == []
+
+
+def _ends(file: str) -> Callable[[str], bool]:
+    return lambda path: path.endswith(f"/{file}")
+
+
+@pytest.mark.parametrize("name", ["fields.md", "cli.md", "operators.md"])
+def test_the_reference_pages_are_up_to_date(name: str) -> None:
     import runpy
 
-    page = runpy.run_path(str(ROOT / "docs" / "reference.py"))["page"]()
-    assert PAGES["fields.md"] == page, "run `make docs`"
+    pages = runpy.run_path(str(ROOT / "docs" / "reference.py"))["pages"]()
+    assert PAGES[name] == pages[name], "run `make docs`"
+
+
+def test_the_reference_of_the_command_line_has_what_help_prints() -> None:
+    from click.testing import CliRunner
+
+    for name in cli.commands:
+        more = "--help-all" if name in ("run", "preflight", "plan", "render", "image") else "--help"
+        printed = CliRunner().invoke(cli, [name, more]).output
+        options = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", printed.partition("\n\n")[2]))
+        assert sorted(option for option in options if option not in PAGES["cli.md"]) == [], name
+
+
+def test_the_reference_of_operators_has_all_that_the_package_offers() -> None:
+    import manycpu.operators
+
+    missing = [name for name in manycpu.operators.__all__ if f"\n## `{name}`\n" not in PAGES["operators.md"]]
+    assert missing == []
 
 
 def test_the_pages_of_benchmarks_show_the_results_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,9 @@ from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.state import RunState, Status
+from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes.following import follower as follower_module
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     AttemptRecorder,
@@ -46,9 +48,9 @@ def follower(status: int | None) -> tuple[Follower, list[str]]:
     cluster = SimpleNamespace(
         get=lambda *_: ENDED[0].objects[0], list=lambda *_: ENDED[1].objects, delete=lambda *_, **__: True
     )
-    ctx: Any = SimpleNamespace(
-        ledger=ledger, cluster=cluster, claim="data", run=TrainingRun(program="x", output="/out")
-    )
+    target = Kubernetes(namespace="ml", claim="data")
+    run, access = TrainingRun(program="x", output="/out"), Access(opened={"ml": cluster})
+    ctx: Any = SimpleNamespace(ledger=ledger, target=target, access=access, run=run)
     watch: Any = SimpleNamespace(now=time.time)
     return Follower(ctx, handle(), watch, AttemptRecorder(ctx, handle(), None, "me")), []
 
@@ -120,7 +122,7 @@ def finished(log: Log) -> tuple[Follower, list[str], list[Changes]]:
     statuses = [{"name": "pytorch", "restartCount": 0, "state": {"terminated": {"exitCode": 0}}}]
     pods = [pod("qa-1-worker-0", phase="Succeeded", containerStatuses=statuses)]
     following, told = follower(None)
-    vars(following)["_ctx"].cluster.list = lambda *_: pods
+    vars(following)["_ctx"].access.opened["ml"].list = lambda *_: pods
     vars(following)["_watch"].log = log
     return following, told, [ENDED[0], Changes("Pod", pods, [], complete=True)]
 

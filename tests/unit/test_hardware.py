@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manycpu.pipeline.spec.hardware import bf16_warning, flags, libraries
+from manycpu.pipeline.spec.machine import bf16_warning, preload_libraries, processor_flags
 
 XEON = "processor\t: 0\nflags\t\t: fpu sse2 avx512f avx512_bf16 amx_tile amx_bf16\n"
 SKYLAKE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_vnni\n"
@@ -16,7 +16,7 @@ GRAVITON2 = "processor\t: 0\nFeatures\t: fp asimd crc32\n"
 def seen(root: Path, cpuinfo: str) -> frozenset[str]:
     (root / "proc").mkdir()
     (root / "proc/cpuinfo").write_text(cpuinfo)
-    return flags(root)
+    return processor_flags(root)
 
 
 @pytest.mark.parametrize("cpuinfo", [XEON, GRAVITON3, ""])
@@ -49,11 +49,11 @@ def test_libraries_are_found_where_the_linker_looks_and_the_better_name_first(
     for name in ("usr/lib64/libtcmalloc.so.4", "usr/lib/libtcmalloc_minimal.so.4", "venv/lib/libiomp5.so"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert libraries(tmp_path) == {
+    assert preload_libraries(tmp_path) == {
         "tcmalloc": str(tmp_path / "usr/lib/libtcmalloc_minimal.so.4"),
         "iomp5": str(tmp_path / "venv/lib/libiomp5.so"),
     }
     (tmp_path / "own").mkdir()
     (tmp_path / "own/libiomp5.so").touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}/own")
-    assert libraries(tmp_path)["iomp5"] == str(tmp_path / "own/libiomp5.so")
+    assert preload_libraries(tmp_path)["iomp5"] == str(tmp_path / "own/libiomp5.so")

@@ -2,14 +2,14 @@
 
 import pytest
 
+from manycpu.pipeline.adapters.hosts import parse_hostfile
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.hostfile import parse
 from manycpu.pipeline.spec.placement import Host
 
 
 def test_every_form() -> None:
     text = "# cluster\nnode-a\n\nnode-b:2  # two\nnode-c slots=4 max_slots=8\n10.0.0.7\n[fd00::7]:3\n"
-    assert parse(text) == (
+    assert parse_hostfile(text) == (
         Host("node-a"),
         Host("node-b", 2),
         Host("node-c", 4),
@@ -28,7 +28,7 @@ def test_every_form() -> None:
         ("node-a:two", "'two' processes"),
         ("node-a:", "'' processes"),
         ("node-a slots=-1", "'-1' processes"),
-        ("node-a slot=1", "'slot', which nobody reads"),
+        ("node-a slot=1", "'slot', which is no setting of a host"),
         ("node-a node-b", "line 1 cannot be read"),
         ("-oProxyCommand=reboot", "line 1 cannot be read"),
         ("node a:b:c", "line 1 cannot be read"),
@@ -36,6 +36,6 @@ def test_every_form() -> None:
 )
 def test_what_cannot_be_used(text: str, message: str) -> None:
     with pytest.raises(BadInputError, match=message) as error:
-        parse(text)
+        parse_hostfile(text)
     assert error.value.field == "target.hostfile"
     assert error.value.fix

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from manycpu.pipeline.recipes.image_classification import images
-from manycpu.pipeline.spec import image_folder
+from manycpu.pipeline.recipes.image_classification.images import LABEL_PATTERN
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.image_folder import LABEL_PATTERN
 
 
 def drawn(folder: Path, names: Sequence[str]) -> Path:
@@ -25,19 +24,19 @@ def test_names_tell_the_class_as_the_tutorial_has_it(tmp_path: Path) -> None:
     drawn(tmp_path, ["great_dane_2.jpg", "beagle_32.jpg", "great_dane_11.jpg"])
     (tmp_path / "beagle.mat").touch()
     (tmp_path / "._beagle_1.jpg").touch()
-    found = image_folder.read(tmp_path, LABEL_PATTERN)
+    found = images.read(tmp_path, LABEL_PATTERN)
     assert [file.name for file in found.files] == ["beagle_32.jpg", "great_dane_11.jpg", "great_dane_2.jpg"]
     assert (found.labels, found.classes) == ((0, 1, 1), ("beagle", "great_dane"))
 
 
 def test_a_pattern_of_ones_own_tells_the_class(tmp_path: Path) -> None:
     drawn(tmp_path, ["1-cat.png", "2-dog.png", "3-dog.PNG"])
-    assert image_folder.read(tmp_path, r"-(\w+)\.(?i:png)$").classes == ("cat", "dog")
+    assert images.read(tmp_path, r"-(\w+)\.(?i:png)$").classes == ("cat", "dog")
 
 
 def test_without_images_of_its_own_each_folder_of_it_is_a_class(tmp_path: Path) -> None:
     drawn(tmp_path, ["dog/b.jpg", "cat/old/a.png", "cat/z.webp"])
-    found = image_folder.read(tmp_path, LABEL_PATTERN)
+    found = images.read(tmp_path, LABEL_PATTERN)
     assert [(file.name, found.classes[label]) for file, label in zip(*found[:2], strict=True)] == [
         ("a.png", "cat"),
         ("z.webp", "cat"),
@@ -47,9 +46,9 @@ def test_without_images_of_its_own_each_folder_of_it_is_a_class(tmp_path: Path) 
 
 def test_a_fifth_is_split_off_the_same_for_everyone_who_has_the_seed(tmp_path: Path) -> None:
     drawn(tmp_path, [f"{name}_{i}.jpg" for name in ("a", "b") for i in range(25)])
-    found = image_folder.read(tmp_path, LABEL_PATTERN)
+    found = images.read(tmp_path, LABEL_PATTERN)
     split = images.split(found, 42)
-    assert split == images.split(image_folder.read(tmp_path, LABEL_PATTERN), 42)
+    assert split == images.split(images.read(tmp_path, LABEL_PATTERN), 42)
     assert split != images.split(found, 43)
     assert (len(split.train.files), len(split.evaluation.files)) == (40, 10)
     assert sorted(split.train.files + split.evaluation.files) == list(found.files)
@@ -62,8 +61,8 @@ def test_a_fifth_is_split_off_the_same_for_everyone_who_has_the_seed(tmp_path: P
     [
         ([], LABEL_PATTERN, "there is no image in"),
         (["notes.txt"], LABEL_PATTERN, "there is no image in"),
-        (["a_1.jpg", "b_2.png"], LABEL_PATTERN, r"'b_2\.png' tells no class by the pattern \^\(\.\*\)_"),
-        (["_1.jpg", "b_2.jpg"], LABEL_PATTERN, r"'_1\.jpg' tells no class"),
+        (["a_1.jpg", "b_2.png"], LABEL_PATTERN, r"'b_2\.png' has no class by the pattern \^\(\.\*\)_"),
+        (["_1.jpg", "b_2.jpg"], LABEL_PATTERN, r"'_1\.jpg' has no class"),
         (["a_1.jpg", "a_2.jpg"], LABEL_PATTERN, "all images in .* are of one class, 'a'"),
         (["a/1.jpg", "a/2.jpg"], LABEL_PATTERN, "all images in .* are of one class, 'a'"),
         (["a_1.jpg"], "(", r"--label_pattern \(: missing \), unterminated subpattern"),
@@ -77,18 +76,18 @@ def test_a_folder_that_cannot_be_learned_from_is_bad_input(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     with pytest.raises(BadInputError, match=said):
-        image_folder.read(tmp_path, pattern)
+        images.read(tmp_path, pattern)
 
 
 @pytest.mark.parametrize("folder", [None, "nowhere"])
 def test_a_folder_must_be_there(folder: str | None) -> None:
     with pytest.raises(BadInputError, match=r"run\.data: there (are no images|is no image in nowhere)"):
-        image_folder.read(folder, LABEL_PATTERN)
+        images.read(folder, LABEL_PATTERN)
 
 
 def test_every_rank_needs_a_whole_batch(tmp_path: Path) -> None:
     split = images.split(
-        image_folder.read(drawn(tmp_path, [f"{i % 2}_{i}.jpg" for i in range(10)]), LABEL_PATTERN), 1
+        images.read(drawn(tmp_path, [f"{i % 2}_{i}.jpg" for i in range(10)]), LABEL_PATTERN), 1
     )
     images.check_sizes(split, 4, 2)
     with pytest.raises(

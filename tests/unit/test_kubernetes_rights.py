@@ -11,6 +11,7 @@ import yaml
 from manycpu.pipeline.spec.errors import Finding
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes import preflight
 from manycpu.pipeline.targets.kubernetes.image import checks
 
@@ -34,18 +35,22 @@ TARGETS = [
 ]
 
 
+def context(target: Kubernetes, cluster: Any) -> Any:
+    return SimpleNamespace(target=target, access=Access(opened={"ml": cluster}))
+
+
 @pytest.mark.parametrize(
     ("target", "right"), [(target, right) for target in TARGETS for right in preflight.rights(target)]
 )
 def test_each_right_of_a_run_that_is_missing_is_named(target: Kubernetes, right: preflight.Right) -> None:
     verb, _, resource = right
-    ctx: Any = SimpleNamespace(target=target, cluster=cluster_without(*right))
+    ctx = context(target, cluster_without(*right))
     found = [finding.message for finding in preflight.missing_rights(ctx)]
     assert found == [f"this account may not {verb} {resource} in namespace ml"]
 
 
 def test_rights_to_one_resource_that_are_missing_are_one_finding() -> None:
-    ctx: Any = SimpleNamespace(target=TARGETS[0], cluster=SimpleNamespace(allowed=lambda *_, **__: False))
+    ctx = context(TARGETS[0], SimpleNamespace(allowed=lambda *_, **__: False))
     found = [finding.message for finding in preflight.missing_rights(ctx)]
     resources = {(group, resource) for _, group, resource in preflight.rights(TARGETS[0])}
     assert len(found) == len(resources)
@@ -53,7 +58,7 @@ def test_rights_to_one_resource_that_are_missing_are_one_finding() -> None:
 
 
 def test_only_the_place_in_a_queue_is_no_reason_to_refuse_a_run() -> None:
-    ctx: Any = SimpleNamespace(target=TARGETS[-2], cluster=SimpleNamespace(allowed=lambda *_, **__: False))
+    ctx = context(TARGETS[-2], SimpleNamespace(allowed=lambda *_, **__: False))
     found = [finding.message for finding in preflight.missing_rights(ctx) if not finding.fatal]
     assert found == ["this account may not get localqueues/pendingworkloads in namespace ml"]
 

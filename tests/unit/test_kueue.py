@@ -11,6 +11,7 @@ from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure
 from manycpu.pipeline.spec.targets import Kubernetes
 from manycpu.pipeline.spec.training_run import TrainingRun
+from manycpu.pipeline.targets.context import Access
 from manycpu.pipeline.targets.kubernetes.following.admission import by_job, place, waits_for
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptState
 from manycpu.pipeline.targets.kubernetes.following.budgets import budgets, phase
@@ -156,7 +157,7 @@ def checked(found: Object | None = None, **fields: str) -> list[str]:
     """Look for a queue in a cluster that has this one."""
     target = Kubernetes.model_validate({"namespace": "ml", **fields})
     cluster = SimpleNamespace(path=lambda kind: f"/apis/kueue.x-k8s.io/v1/{kind}", get=lambda *_: found)
-    ctx: Any = SimpleNamespace(target=target, cluster=cluster)
+    ctx: Any = SimpleNamespace(target=target, access=Access(opened={"ml": cluster}))
     return [f"{one.field}: {one.message}" for one in check_queue(ctx)]
 
 

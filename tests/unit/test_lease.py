@@ -12,10 +12,16 @@ import pytest
 
 from manycpu.pipeline.adapters import process
 from manycpu.pipeline.ledger import base as ledger_base
-from manycpu.pipeline.ledger.base import pause
+from manycpu.pipeline.ledger.base import (
+    LEASE_S,
+    RENEW_INTERVAL_S,
+    Lease,
+    from_annotations,
+    pause,
+    to_annotations,
+)
 from manycpu.pipeline.ledger.entry import Entry
 from manycpu.pipeline.ledger.file import FileLedger
-from manycpu.pipeline.ledger.lease import LENGTH, RENEW_EVERY, Lease, from_annotations, to_annotations
 from manycpu.pipeline.spec.errors import ForeignRunError, LedgerError, RunGoneError
 from manycpu.pipeline.spec.handle import ProcessHandle
 
@@ -75,8 +81,8 @@ def test_a_lease_on_kubernetes_is_what_was_written() -> None:
 
 def test_renewals_of_a_thousand_runs_are_two_a_second_and_far_shorter_apart_than_a_lease() -> None:
     pauses = [pause() for _ in range(1000)]
-    assert RENEW_EVERY / 2 <= min(pauses) < max(pauses) <= 1.5 * RENEW_EVERY < LENGTH / 10
-    assert 1000 / RENEW_EVERY < 2
+    assert RENEW_INTERVAL_S / 2 <= min(pauses) < max(pauses) <= 1.5 * RENEW_INTERVAL_S < LEASE_S / 10
+    assert 1000 / RENEW_INTERVAL_S < 2
 
 
 def test_a_lease_is_renewed_while_somebody_works_and_a_volume_that_is_away_is_no_matter(
@@ -149,7 +155,7 @@ def test_a_run_that_another_process_works_on_is_left_alone(ledger: FileLedger) -
     try:
         started = process._start_ticks(other.pid)  # noqa: SLF001 - of a process that is no manycpu's
         holder = ME.model_copy(update={"pid": other.pid, "start_ticks": started})
-        ledger.change_lease(until=time.time() + LENGTH, holder=holder)
+        ledger.change_lease(until=time.time() + LEASE_S, holder=holder)
         for act in (lambda: ledger.open(ledger.read()), lambda: ledger.change_lease(holder=ME)):
             with pytest.raises(ForeignRunError, match=f"process {other.pid} of this machine works on run"):
                 act()
@@ -173,7 +179,7 @@ def test_a_ledger_that_another_version_wrote_says_so(ledger: FileLedger) -> None
     ids=["host", "container", "machine"],
 )
 def test_a_run_is_not_taken_over_from_who_cannot_be_seen(ledger: FileLedger, fields: dict[str, str]) -> None:
-    ledger.change_lease(until=time.time() + LENGTH, holder=ME)
+    ledger.change_lease(until=time.time() + LEASE_S, holder=ME)
     holder = ME.model_copy(update=fields)
     process.write_json(
         ledger.directory / "lease.json", ledger.lease().model_copy(update={"holder": holder}).model_dump()

@@ -11,7 +11,6 @@ from manycpu.pipeline import node, recipes
 from manycpu.pipeline.launchers import refusals
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.spec.placement import Placement
-from manycpu.pipeline.targets import verbs_of
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 
@@ -61,7 +60,8 @@ def test_downloads_of_before_are_found_where_the_user_keeps_them(monkeypatch: py
     """A model that a notebook has loaded in one cell is not downloaded again in the next."""
 
     def caches(**fields: Any) -> list[str]:
-        env = verbs_of(ctx := context(0, **fields)).objects(ctx)[-1]["env"]
+        ctx = context(0, **fields)
+        env = ctx.driver.objects(ctx)[-1]["env"]
         return [env["HF_HOME"], env["HF_DATASETS_CACHE"]]
 
     monkeypatch.delenv("HF_HOME", raising=False)

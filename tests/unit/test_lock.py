@@ -117,7 +117,7 @@ def test_who_waits_for_a_lease_gets_on_as_long_as_its_holder_does(tmp_path: Path
 def test_a_lock_that_is_never_let_go_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "_PATIENCE", 0.2)
+    monkeypatch.setattr(locks, "_SILENCE_TIMEOUT_S", 0.2)
     refused = pytest.raises(DeadlineError, match="another process holds the lock")
     with locked(tmp_path / "lock"), refused, locked(tmp_path / "lock"):
         pass

@@ -18,7 +18,8 @@ from manycpu.pipeline.spec.errors import DeadlineError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.targets.machines import wait
 from manycpu.pipeline.targets.machines.activity_log import ACTIVITY
-from manycpu.pipeline.targets.machines.wait import MachineWatch, observed_of
+from manycpu.pipeline.targets.machines.driver import MachineDriver
+from manycpu.pipeline.targets.machines.wait import MachineWatch
 
 SIZE = 24 << 20
 LINE = "x" * 4000
@@ -61,7 +62,7 @@ def test_a_long_log_is_never_in_memory_as_a_whole(ended: ProcessHandle) -> None:
             lines, state = watch.look()
             count += len(lines)
             assert watch.behind is not state.state.terminal
-        seen = observed_of(context(), ended)
+        seen = MachineDriver().observed_of(context(), ended)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -71,13 +72,13 @@ def test_a_long_log_is_never_in_memory_as_a_whole(ended: ProcessHandle) -> None:
 
 
 def test_what_was_heard_is_not_read_again(ended: ProcessHandle) -> None:
-    first = observed_of(context(), ended)
+    first = MachineDriver().observed_of(context(), ended)
     log = Path(ended.directory) / process.LOG
     with log.open("r+") as file:
         file.write("-" * 100)
     with log.open("a") as file:
         file.write(events.join(0, "a", events.encode("metrics", values={"f1": 2.0})) + "\n")
-    again = observed_of(context(), ended)
+    again = MachineDriver().observed_of(context(), ended)
     assert first.failure is not None
     assert len(first.failure.last_lines) > 1
     assert again.series["f1"].values == [2.0]
@@ -90,7 +91,7 @@ def test_without_what_was_remembered_the_log_is_read_from_its_beginning(
     ended: ProcessHandle, text: str
 ) -> None:
     (Path(ended.directory) / ACTIVITY).write_text(text)
-    assert observed_of(context(), ended).metrics == {"loss": 1.0}
+    assert MachineDriver().observed_of(context(), ended).metrics == {"loss": 1.0}
 
 
 def test_a_supervisor_that_does_not_keep_its_deadline_is_not_waited_for_for_ever(

@@ -13,7 +13,7 @@ from manycpu.pipeline.spec.exit_records import FOLDER, write
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.context import MachineContext, attempt_directory, is_on_machines
 from manycpu.pipeline.targets.machines.stage import stage
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
@@ -26,9 +26,9 @@ def attempt(script: Callable[..., str], home: Path, tmp_path: Path) -> tuple[Mac
     assert home
     fields = {"program": script(), "output": str(tmp_path / "out"), "nproc_per_node": 2}
     ctx = open_context(fields, None, "a", base=tmp_path)
-    assert isinstance(ctx, MachineContext)
+    assert is_on_machines(ctx)
     ctx.ledger.open(ctx.new_entry(time.time()))
-    folder = ctx.attempt_directory(1)
+    folder = attempt_directory(ctx, 1)
     folder.mkdir(parents=True)
     handle = process.handle_of_this_process(folder, ctx.name, 1)
     with ctx.ledger.update() as entry:
@@ -101,6 +101,19 @@ def test_what_all_ranks_recorded_counts_before_a_budget(
     record = {"code": -9, "reason": "run.run_timeout: not done", "started": 0.0, "ended": 1.0}
     process.write_json(Path(handle.directory) / process.EXIT, record)
     assert both(ctx, handle).state is state
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "state"), [({1: "a person"}, RunState.CANCELLED), ({}, RunState.FAILED)]
+)
+def test_a_cancelled_attempt_is_cancelled_also_where_its_supervisor_was_killed(
+    attempt: tuple[MachineContext, ProcessHandle], cancelled: dict[int, str], state: RunState
+) -> None:
+    ctx, handle = attempt
+    with ctx.ledger.update() as entry:
+        entry.cancelled = cancelled
+    gone = handle.model_copy(update={"start_ticks": 1})
+    assert attempt_status(ctx, gone, ctx.ledger.read()).state is state
 
 
 def test_what_a_training_wrote_into_its_data_stays_while_it_goes_on(

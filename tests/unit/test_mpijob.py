@@ -23,8 +23,8 @@ from support.job_manifests import (
 )
 from support.killable_programs import Program
 
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import mpi_pods, mpijob
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.errors import BadInputError
 
 MPIS = ("intel", "openmpi", "mpich")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from support.made_reports import HOSTILE, large_report, usual_report
 
-from manycpu.pipeline.page import as_frame, as_html
-from manycpu.pipeline.page.html import _MODULES, _script
+from manycpu.pipeline.page import _MODULES, _script, as_frame, as_html
 from manycpu.pipeline.run_report import Report
 from manycpu.pipeline.spec.output import is_page
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from manycpu.pipeline.display import Display
 from manycpu.pipeline.listeners import RankListener, ReadableLog
-from manycpu.pipeline.notebook.shown import Shown
+from manycpu.pipeline.notebook.cell import CellDisplay
 from manycpu.pipeline.spec.event_types import (
     Event,
     ExitEvent,
@@ -35,7 +35,7 @@ def on_a_pipe(capsys: pytest.CaptureFixture[str]) -> tuple[RankListener, Printed
 
 
 def of_a_plain_notebook(capsys: pytest.CaptureFixture[str]) -> tuple[RankListener, Printed]:
-    return Shown(None), lambda: capsys.readouterr().out
+    return CellDisplay(None), lambda: capsys.readouterr().out
 
 
 def step(number: int, time: float | None, total: int | None = None) -> ProgressEvent:

@@ -16,8 +16,8 @@ from support.job_manifests import (
     variables,
 )
 
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import pytorchjob
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.kube_object import KubeObject
 
 # a run of many settings, as a user would give them

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.tiny_bert import run
 
-from manycpu.pipeline.spec import squad
+from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.spec.errors import BadInputError
 
 pytestmark = [

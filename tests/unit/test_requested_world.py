@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.node import requested_world
-from manycpu.pipeline.node.node_exit import NodeExit
-from manycpu.pipeline.node.rank_environment import ALONE, Rank
+from manycpu.pipeline.node import world as worlds
+from manycpu.pipeline.node.emit import NodeExit
+from manycpu.pipeline.node.world import ALONE, Rank
 
 
-def want(nodes: str = "2", processes: str = "2", **more: str) -> requested_world.RequestedWorld:
-    return requested_world.of({"MANYCPU_NNODES": nodes, "MANYCPU_NPROC_PER_NODE": processes} | more)
+def want(nodes: str = "2", processes: str = "2", **more: str) -> worlds.RequestedWorld:
+    return worlds.read_requested({"MANYCPU_NNODES": nodes, "MANYCPU_NPROC_PER_NODE": processes} | more)
 
 
 def world(size: int) -> Rank:
@@ -37,12 +37,12 @@ def test_several_alone_side_by_side() -> None:
     with pytest.raises(NodeExit) as refusal:
         want().check_world(ALONE)
     assert "2 nodes with 2 processes each were asked for" in refusal.value.message
-    assert "No launcher that is known" in refusal.value.message
+    assert "No known launcher has set its rank" in refusal.value.message
 
 
 def test_outside_of_a_run_nothing_in_particular_is_asked_for() -> None:
-    requested_world.of({}).check_world(world(7))
-    requested_world.of({}).check_world(ALONE)
+    worlds.read_requested({}).check_world(world(7))
+    worlds.read_requested({}).check_world(ALONE)
 
 
 def test_a_meeting_as_asked() -> None:
@@ -73,7 +73,7 @@ def met(*lacking: str) -> list[dict[str, Any]]:
 
 
 def test_a_backend_that_is_left_out_is_the_best_that_every_rank_has() -> None:
-    auto = want(MANYCPU_BACKEND=requested_world.AUTO)
+    auto = want(MANYCPU_BACKEND=worlds.AUTO)
     assert auto.choose_backend(met("", "")) == ("ccl", "run.backend is left out, and every rank has ccl")
     for order in (1, -1):
         assert auto.choose_backend(met("", "no compiler", "no oneCCL")[::order]) == (
@@ -83,7 +83,7 @@ def test_a_backend_that_is_left_out_is_the_best_that_every_rank_has() -> None:
 
 
 def test_a_reason_of_many_words_is_cut_so_that_every_line_holds_it() -> None:
-    _, why = want(MANYCPU_BACKEND=requested_world.AUTO).choose_backend(met("x" * 5000))
+    _, why = want(MANYCPU_BACKEND=worlds.AUTO).choose_backend(met("x" * 5000))
     assert why is not None
     assert why.count("x") == 500
 
@@ -94,7 +94,7 @@ def test_a_backend_that_is_named_is_never_swapped(backend: str) -> None:
 
 
 def test_outside_of_a_run_the_script_chooses_its_backend() -> None:
-    assert requested_world.of({}).choose_backend(met("")) == (None, None)
+    assert worlds.read_requested({}).choose_backend(met("")) == (None, None)
 
 
 def test_one_machine_is_enough_where_spread_is_only_preferred() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline.ledger import Entry
+from manycpu.pipeline.node.emit import NodeExit
 from manycpu.pipeline.node.function_task import call
-from manycpu.pipeline.node.node_exit import RETURNED, NodeExit
 from manycpu.pipeline.observed import Observer, observe
 from manycpu.pipeline.run_report import draft
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.event_types import decode, readable
+from manycpu.pipeline.spec.exit_records import EXIT_RETURNED
 from manycpu.pipeline.spec.state import RunState, describe_exit
 from manycpu.pipeline.targets.kubernetes.following import state_packing
 
@@ -95,10 +96,10 @@ def test_what_cannot_be_passed_on_ends_the_rank_and_says_what_to_do(
 
     with pytest.raises(NodeExit) as end:
         told(fit)
-    assert end.value.code == RETURNED
+    assert end.value.code == EXIT_RETURNED
     assert words in end.value.message
     assert "Write it to a file in `output`" in end.value.message
-    assert "cannot be passed on" in describe_exit(RETURNED)
+    assert "cannot be passed on" in describe_exit(EXIT_RETURNED)
 
 
 def test_the_largest_value_survives_a_cursor_a_ledger_and_the_report(told: Told) -> None:

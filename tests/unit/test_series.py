@@ -9,8 +9,7 @@ from manycpu.pipeline.ledger import End, Entry, VerbRecord
 from manycpu.pipeline.observed import Observer, observe
 from manycpu.pipeline.run_report import COMPACT, Report, compact, draft
 from manycpu.pipeline.spec import events
-from manycpu.pipeline.spec.observed import Observed
-from manycpu.pipeline.spec.series import LIMIT, Series
+from manycpu.pipeline.spec.observed import SERIES_LIMIT, Observed, Series
 from manycpu.pipeline.spec.state import RunState
 from manycpu.pipeline.targets.kubernetes.following import state_packing
 
@@ -28,7 +27,7 @@ def _heard(*points: tuple[float | None, float, Any]) -> Series:
 def test_ends_and_extremes_stay_however_many_values_there_are() -> None:
     peaks = {10: 50.0, 40_000: -3.0, 99_990: 20.0}
     series = _heard(*((step, 1.0 + step, peaks.get(step, 1.0)) for step in range(100_000)))
-    assert len(series.values) <= LIMIT
+    assert len(series.values) <= SERIES_LIMIT
     assert (series.steps[0], series.steps[-1]) == (0, 99_999)
     assert peaks.items() <= dict(zip(series.steps, series.values, strict=True)).items()
 

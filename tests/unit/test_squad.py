@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from manycpu.pipeline.spec import squad
+from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.spec.errors import BadInputError
 
 CONTEXT = "Ilka Brennöth drew the plans in 1893."

@@ -5,14 +5,14 @@ import textwrap
 import pytest
 
 from manycpu.pipeline.spec.errors import Finding
-from manycpu.pipeline.spec.started_processes import findings
+from manycpu.pipeline.verbs.source_checks import process_findings
 
 HEAD = "import torch\nimport torch.multiprocessing as mp\n"
 GUARD = 'if __name__ == "__main__":\n    '
 
 
 def found(source: str, subprocesses: int = 4, threads: int | None = 2) -> list[Finding]:
-    return list(findings(textwrap.dedent(source), "train.py", subprocesses, threads))
+    return list(process_findings(textwrap.dedent(source), "train.py", subprocesses, threads))
 
 
 @pytest.mark.parametrize(

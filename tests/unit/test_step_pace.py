@@ -10,7 +10,6 @@ import torch
 
 from manycpu.pipeline.node import step_pace
 from manycpu.pipeline.node.step_pace import StepPace
-from manycpu.pipeline.spec import pace as said
 from manycpu.pipeline.spec.events import PREFIX
 
 Told = Callable[[], list[dict[str, Any]]]
@@ -38,12 +37,12 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 def nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the models and the batch of other tests in this process: they are none of these steps'."""
     monkeypatch.setattr(step_pace, "_MODELS", [])
-    monkeypatch.setattr(said, "_SAMPLES", [])
+    monkeypatch.setattr(step_pace, "_SAMPLES", [])
 
 
 @pytest.fixture
 def batch(nothing_of_others: None) -> None:  # noqa: ARG001
-    said.takes(16)
+    step_pace.set_samples_per_step(16)
 
 
 def _optimizer() -> torch.optim.Optimizer:
@@ -73,8 +72,8 @@ def test_the_first_step_is_not_timed_and_the_end_tells_the_rest(told: Told, batc
     pace = StepPace(clock)
     _train(pace, clock, 1, 60.0, optimizer)
     _train(pace, clock, 4, 0.25, optimizer)
-    pace.tell()
-    pace.tell()
+    pace.report()
+    pace.report()
     (event,) = told()
     assert (event["step"], event["step_seconds"], event["samples_per_second"]) == (5, 0.25, 64.0)
 
@@ -85,7 +84,7 @@ def test_a_second_optimizer_makes_no_steps_of_its_own(told: Told) -> None:
     for _ in range(5):
         _train(pace, clock, 1, 1.0, first)
         _train(pace, clock, 1, 1.0, second)
-    pace.tell()
+    pace.report()
     assert told()[0]["step"] == 5
     assert told() == []
 
@@ -95,7 +94,7 @@ def test_another_optimizer_goes_on_where_the_first_is_gone(told: Told) -> None:
     pace = StepPace(clock)
     _train(pace, clock, 2, 1.0, _optimizer())
     _train(pace, clock, 2, 1.0, _optimizer())
-    pace.tell()
+    pace.report()
     assert told()[0]["step"] == 4
 
 
@@ -106,7 +105,7 @@ def test_what_is_done_between_and_after_steps_is_none_of_theirs(told: Told) -> N
     _train(pace, clock, 1, 600.0, optimizer)
     _train(pace, clock, 10, 0.25, optimizer)
     clock.now += 60.0
-    pace.tell()
+    pace.report()
     assert [event["step_seconds"] for event in told()] == [0.25, 0.25]
 
 
@@ -115,7 +114,7 @@ def test_another_optimizer_goes_on_where_the_first_makes_no_more_steps(told: Tol
     pace = StepPace(clock)
     _train(pace, clock, 3, 0.1, head)
     _train(pace, clock, 60, 0.1, body)
-    pace.tell()
+    pace.report()
     assert told()[0]["step"] > 50
 
 
@@ -125,7 +124,7 @@ def test_a_child_of_the_rank_tells_nothing(told: Told) -> None:
     _train(pace, clock, 3, 1.0, optimizer)
     child = os.fork()
     if not child:
-        pace.tell()
+        pace.report()
         os._exit(0)
     os.waitpid(child, 0)
     assert told() == []

@@ -2,8 +2,8 @@
 
 import pytest
 
-from manycpu.pipeline.spec.series import Series
-from manycpu.pipeline.terminal_curve import draw, spark
+from manycpu.pipeline.display import draw, spark
+from manycpu.pipeline.spec.observed import Series
 
 
 def curve(*values: float) -> Series:

@@ -23,7 +23,7 @@ from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.tracking import live, trackers
-from manycpu.pipeline.tracking.told import ending_of, points_of, tracked
+from manycpu.pipeline.tracking.contents import ending_of, points_of, tracked
 from manycpu.pipeline.verbs.preflight import preflight
 
 PROCESS = ProcessHandle(
@@ -257,7 +257,7 @@ def test_the_address_of_mlflow_is_told_without_credentials(address: str, shown: 
 def test_nobody_waits_for_a_tracker_that_is_slow_and_it_is_said_once(
     keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_LAST", 0.05)
+    monkeypatch.setattr(live, "_FLUSH_TIMEOUT_S", 0.05)
     said: list[str] = []
     (listener,) = live.listeners(context(tmp_path, "mlflow"), PROCESS, said.append)
     keeper.answers.clear()
@@ -290,7 +290,7 @@ def test_one_who_is_away_is_named_once_and_told_when_it_is_back(
 def test_of_more_than_there_is_room_for_the_last_are_kept(
     keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_ROOM", 10)
+    monkeypatch.setattr(live, "_QUEUE_POINTS", 10)
     said: list[str] = []
     (listener,) = live.listeners(context(tmp_path, "mlflow"), PROCESS, said.append)
     keeper.away = True

@@ -8,8 +8,8 @@ import torch
 from accelerate.utils import DDPCommunicationHookType
 
 from manycpu.pipeline.observed import observe
-from manycpu.pipeline.recipes import ipex
-from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, usable
+from manycpu.pipeline.recipes import trainer as trainers
+from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions, misfit, usable
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.event_types import MetricsEvent, ProgressEvent, decode, readable
 
@@ -109,7 +109,7 @@ def test_without_a_run_the_trainer_prints_as_ever(
     ],
 )
 def test_the_extension_fits_the_torch_of_its_number(extension: str, version: str, *, fits: bool) -> None:
-    said = ipex.misfit(extension, version)
+    said = misfit(extension, version)
     assert (said is None) is fits
     assert said is None or f"needs torch {extension[: extension.rindex('.')]}" in said
 
@@ -117,11 +117,11 @@ def test_the_extension_fits_the_torch_of_its_number(extension: str, version: str
 def test_without_the_extension_the_option_is_left_out_aloud(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ipex, "why_not", lambda: "it ended")
+    monkeypatch.setattr(trainers, "why_no_ipex", lambda: "it ended")
     options = CpuTrainingOptions(str(tmp_path), use_ipex=True)
     assert usable(options) == ["--use_ipex is left out: it ended"]
     assert not options.use_ipex
-    monkeypatch.setattr(ipex, "why_not", lambda: None)
+    monkeypatch.setattr(trainers, "why_no_ipex", lambda: None)
     options = CpuTrainingOptions(str(tmp_path), use_ipex=True)
     assert usable(options) == []
     assert options.use_ipex

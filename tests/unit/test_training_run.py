@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.patterns import WORDS
+from manycpu.pipeline.spec.form import PATTERN_HINTS
 from manycpu.pipeline.spec.targets import BareMetal, Kubernetes, Local
 from manycpu.pipeline.spec.training_run import Resources, TrainingRun
 from manycpu.pipeline.spec.validation import read_run, read_target
@@ -152,7 +152,7 @@ def test_what_another_kind_of_target_has_or_is_written_so_is_named(
 def test_every_pattern_of_a_field_has_words() -> None:
     fields = [field for model in (*MODELS, Resources) for field in model.model_fields.values()]
     patterns = {getattr(each, "pattern", None) for field in fields for each in field.metadata}
-    assert patterns - {None} == set(WORDS)
+    assert patterns - {None} == set(PATTERN_HINTS)
 
 
 def test_a_run_cannot_be_changed() -> None:

@@ -18,9 +18,9 @@ from support.job_manifests import (
     target,
 )
 
+from manycpu.pipeline.cli.spec_commands import as_yaml
 from manycpu.pipeline.launchers import refusals, trainjob
-from manycpu.pipeline.launchers.ranks import rank_template
-from manycpu.pipeline.render import as_yaml
+from manycpu.pipeline.launchers.pod_spec import find_rank_template
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import labels
@@ -111,15 +111,15 @@ def test_with_a_clusters_runtime_ranks_are_what_they_are_with_their_own() -> Non
     assert trainer["env"] == inner["env"]
     assert trainer["resourcesPerNode"] == inner["resources"]
     assert trainer["args"] == [inner["workingDir"], *inner["command"]]
-    patched = rank_template([other])
-    assert patched["metadata"] == rank_template(own)["metadata"]
+    patched = find_rank_template([other])
+    assert patched["metadata"] == find_rank_template(own)["metadata"]
     for name in ("affinity", "securityContext"):
         assert patched["spec"][name] == pod(own)[name]
 
 
 def test_no_two_mounts_of_a_patch_are_of_one_volume() -> None:
     """Trainer's own list of mounts has their names for keys: the API server refuses the others."""
-    spec = rank_template([manifest("trainjob", OF_THE_CLUSTER)])["spec"]
+    spec = find_rank_template([manifest("trainjob", OF_THE_CLUSTER)])["spec"]
     mounts = spec["containers"][0]["volumeMounts"]
     names = [mount["name"] for mount in mounts]
     assert len(names) == len(set(names)) == len(container(objects("trainjob"))["volumeMounts"])
@@ -143,7 +143,7 @@ def test_the_first_failure_is_the_end_where_the_clusters_runtime_begins_anew(aga
     job = manifest("trainjob", OF_THE_CLUSTER)
     status = trainjob.state(job, [ended(1, again=again)])
     assert status.state is RunState.FAILED
-    assert status.reason == "one failed, and the runtime torch-distributed begins anew"
+    assert status.reason == "one failed, and the runtime torch-distributed restarts them"
     assert not trainjob.state(job, [ended(0, again=again)]).state.terminal
     assert not trainjob.state(job, [ended(1, again=again, container="sidecar")]).state.terminal
     held = job | {"spec": job["spec"] | {"suspend": True}}  # its pods are being ended

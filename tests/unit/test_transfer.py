@@ -16,7 +16,7 @@ from support.folder_contents import contents, location
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.transfer import destination, hashing
+from manycpu.pipeline.transfer import destination, manifest
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_broken_copy_goes_on_where_it_stopped(
             read.append(len(block))
             yield block
 
-    monkeypatch.setattr(hashing, "blocks", breaking)
+    monkeypatch.setattr(manifest, "blocks", breaking)
     with pytest.raises(BrokenError):
         transfer.fetch(transfer.Hashing(location(source)), tmp_path / "copy")
     monkeypatch.undo()

@@ -21,7 +21,7 @@ from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.pod.channel import RemoteError
 from manycpu.pipeline.spec.errors import StageError
-from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.context import is_on_machines
 from manycpu.pipeline.targets.machines.stage import stage
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.transfer import TransferError
@@ -221,7 +221,7 @@ def test_other_content_of_the_same_size_behind_http_is_another_data_set(header: 
 def staged_here(there: Location, folder: Path) -> None:
     run = {"program": "question_answering", "data": there.url, "output": None}
     ctx = open_context(run, {"kind": "local", "directory": str(folder.parent)}, "set", base=folder.parent)
-    assert isinstance(ctx, MachineContext)
+    assert is_on_machines(ctx)
     stage(ctx, {"data": there.url}, lambda *_: None)
 
 

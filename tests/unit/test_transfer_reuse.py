@@ -57,8 +57,8 @@ class Thief:
 def test_a_copy_that_gets_on_is_waited_for_however_long_it_takes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "_PATIENCE", 1.0)
-    monkeypatch.setattr(locks, "_SIGN", 0.0)
+    monkeypatch.setattr(locks, "_SILENCE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(locks, "_SIGN_INTERVAL_S", 0.0)
     begun, results = threading.Event(), []
 
     def slow(*_: int) -> None:  # a disk that takes longer for all than others wait without a sign

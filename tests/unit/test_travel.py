@@ -15,14 +15,13 @@ from filelock import FileLock
 from manycpu.pipeline.node import function as function_of_node
 from manycpu.pipeline.node.function import FUNCTION, NOTES
 from manycpu.pipeline.notebook import payload, travel
-from manycpu.pipeline.notebook.block import curve
-from manycpu.pipeline.notebook.pickling import dumps, is_held
-from manycpu.pipeline.notebook.returned import Returned
+from manycpu.pipeline.notebook.cell import curve
+from manycpu.pipeline.notebook.pickling import Returned, dumps, is_held
 from manycpu.pipeline.notebook.travel import Call
 from manycpu.pipeline.spec.errors import BadInputError, ManycpuError
 from manycpu.pipeline.spec.event_types import ResultEvent, decode
+from manycpu.pipeline.spec.observed import Series
 from manycpu.pipeline.spec.output import RETURNED
-from manycpu.pipeline.spec.series import Series
 
 CELL = """
 import os
@@ -106,11 +105,11 @@ def test_a_lock_that_is_held_is_named_wherever_it_is() -> None:
     held = threading.RLock()
     assert held.acquire()
     inside = travel.Variable("settings", {"a": [1, {"b": held}]})
-    assert travel.culprit(inside, travel.anywhere(travel.reason_to_stay)) == (
+    assert travel.culprit(inside, travel.in_any_part(travel.obstacle)) == (
         "settings['a'][1]['b']",
         "is a lock that is held",
     )
-    assert travel.culprit(travel.Variable("numbers", [1, 2]), travel.reason_to_stay) is None
+    assert travel.culprit(travel.Variable("numbers", [1, 2]), travel.obstacle) is None
 
 
 def test_what_an_object_leaves_behind_by_itself_is_no_reason_to_stay(
@@ -208,7 +207,7 @@ def test_what_the_function_returns_comes_back_whole_or_says_why_not(
 
 
 def test_too_much_to_take_along_is_named_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload, "_LARGEST", 1000)
+    monkeypatch.setattr(payload, "_MAX_BYTES", 1000)
     with pytest.raises(BadInputError, match=r"args\[1\] \(2\.0 kB\)"):
         payload.write(tmp_path, Call(len, (1, bytes(2000))), base=tmp_path, data=None, same_machine=True)
 

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from manycpu.pipeline.launchers.supervised import state
+from manycpu.pipeline.launchers.states import process_state
 from manycpu.pipeline.spec import events
 from manycpu.pipeline.spec.errors import (
     BadInputError,
@@ -133,7 +133,7 @@ def test_a_state_is_read_from_what_was_observed(
     *, alive: bool | None, met: bool, record: dict[str, object] | None, cancelled: bool, expected: RunState
 ) -> None:
     observed = {"alive": alive, "unseen": "elsewhere", "met": met, "exit": record, "cancelled": cancelled}
-    assert state(observed).state is expected
+    assert process_state(observed).state is expected
 
 
 def test_errors_have_one_root() -> None:

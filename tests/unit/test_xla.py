@@ -8,21 +8,21 @@ import pytest
 from support.golden import differences, golden
 from support.job_manifests import container, objects, place, pod, run, target, variables
 
-from manycpu.pipeline.launchers.device import device_refusals
+from manycpu.pipeline.cli.spec_commands import as_yaml
+from manycpu.pipeline.launchers import device_refusals
 from manycpu.pipeline.launchers.environment import environment
 from manycpu.pipeline.launchers.pod_spec import TPU_LABELS
-from manycpu.pipeline.node import device_environment
-from manycpu.pipeline.node.requested_world import of
-from manycpu.pipeline.node.xla_steps import Compiled, Steps
+from manycpu.pipeline.node import accelerate_world
+from manycpu.pipeline.node.world import read_requested
+from manycpu.pipeline.node.xla import Compiled, Steps
 from manycpu.pipeline.observed import observe
-from manycpu.pipeline.render import as_yaml
 from manycpu.pipeline.spec.events import encode
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import Local, Target
 from manycpu.pipeline.spec.training_run import TrainingRun
 from manycpu.pipeline.spec.validation import read_run
 from manycpu.pipeline.spec.xla import model_advice
-from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.context import is_on_machines
 from manycpu.pipeline.targets.machines.preflight import findings
 from manycpu.pipeline.targets.open_run import open_context
 from manycpu.pipeline.targets.outcome import outcome
@@ -46,17 +46,17 @@ def test_one_process_drives_all_devices_and_there_are_eight_unless_said(
 
 def test_a_machine_with_fewer_cores_than_devices_is_enough(tmp_path: Any) -> None:
     ctx = open_context({**OUTPUT, "device": "xla", "nproc_per_node": 1000}, None, "test", base=tmp_path)
-    assert isinstance(ctx, MachineContext)
+    assert is_on_machines(ctx)
     assert ctx.run.nproc_per_node == 1000
     assert [found.field for found in findings(ctx) if found.fatal] == ["run.device"]  # no torch_xla here
 
 
 def test_a_rank_is_told_its_devices_and_no_backend() -> None:
     told = environment(run(device="xla", nproc_per_node=4, dtype="bf16", downcast_bf16=True), place())
-    world = of(told)
+    world = read_requested(told)
     assert (world.devices, world.processes, world.backend) == (4, 1, None)
     assert told["ACCELERATE_DOWNCAST_BF16"] == "true"
-    assert of(environment(run(), place())).devices is None
+    assert read_requested(environment(run(), place())).devices is None
 
 
 def proof(**fields: object) -> str:
@@ -136,7 +136,7 @@ def test_ranks_ask_for_tpus_and_launchers_do_not(launch: str) -> None:
 
 def test_libraries_are_told_of_the_devices_before_they_are_imported() -> None:
     environ = {"MANYCPU_DTYPE": "bf16", "TF_CPP_MIN_LOG_LEVEL": "0"}
-    device_environment.prepare(environ, 4)
+    accelerate_world.prepare_devices(environ, 4)
     assert environ["CPU_NUM_DEVICES"] == "4"
     assert environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert environ["TF_CPP_MIN_LOG_LEVEL"] == "0"  # the user's
@@ -149,8 +149,8 @@ def test_libraries_are_told_of_the_devices_before_they_are_imported() -> None:
 def test_accelerate_keeps_to_cpus_where_xla_is_installed_and_not_asked_for(
     monkeypatch: pytest.MonkeyPatch, installed: bool, environ: dict[str, str], told: bool
 ) -> None:
-    monkeypatch.setattr(device_environment, "find_spec", lambda _: object() if installed else None)
-    device_environment.prepare(environ, None)
+    monkeypatch.setattr(accelerate_world, "find_spec", lambda _: object() if installed else None)
+    accelerate_world.prepare_devices(environ, None)
     assert (environ.get("USE_TORCH_XLA") == "false") is told
 
 
@@ -218,7 +218,7 @@ def test_a_batch_of_another_size_is_warned_of_once_where_it_compiles(
     (_, (event, message)) = said(capsys)
     assert event == "warning"
     assert message.startswith(
-        "a batch of another size had XLA compile again (1 compilation, 3.6 s): its tensors are 5x4 and 5, "
+        "a batch of another size made XLA compile again (1 compilation, 3.6 s): its tensors are 5x4 and 5, "
         "and those of the first batch 16x4 and 16."
     )
 

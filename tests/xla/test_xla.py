@@ -115,7 +115,7 @@ def test_the_log_says_why_the_first_steps_are_slow(trainings: Trainings) -> None
 
 def test_batches_of_another_size_are_warned_of_once_each(trainings: Trainings) -> None:
     warnings = trainings.report(dtype="fp32", args=SIZES)["warnings"]
-    again = [text for text in warnings if text.startswith("a batch of another size had XLA compile again")]
+    again = [text for text in warnings if text.startswith("a batch of another size made XLA compile again")]
     assert [text.partition("its tensors are ")[2].partition(", and")[0] for text in again] == [
         "8x12 and 8",
         "32x12 and 32",

@@ -1,5 +1,5 @@
-// The two tabs: of a DAG run, the training as it goes; of a DAG, those that were. Written by hand, not built. React and
-// its router are the host's; all that is drawn is drawn by ../page/training.js, which knows nothing of Airflow.
+// The two tabs: of a DAG run with its training, and of a DAG with all of its trainings. Written by hand, not built.
+// Airflow provides React and its router. ../page/training.js, which does not know Airflow, draws the content.
 
 import { openHistory } from "./history.js";
 import { openRun } from "./run.js";
@@ -7,7 +7,7 @@ import { openRun } from "./run.js";
 const { createElement, useEffect, useRef } = globalThis.React;
 const { useNavigate } = globalThis.ReactRouterDOM;
 
-/** Make a component that hands its element to `open(element, ids, go)`, which returns what is called at the end. */
+/** Make a component that calls `open(element, ids, go)` when it is mounted, and the returned function at its end. */
 const component = (open) =>
   function ManycpuTab({ dagId, runId }) {
     const element = useRef(null);
@@ -20,6 +20,6 @@ const component = (open) =>
     return createElement("div", { ref: element, className: "manycpu-tab" });
   };
 
-// Airflow asks for a global of the tab's name, and loads the bundle once for both.
+// Airflow reads a global variable with the tab's name, and loads the bundle once for both tabs.
 globalThis.Training = component(openRun);
 globalThis.Trainings = component(openHistory);

@@ -1,14 +1,14 @@
-// Look again and again while something goes on, and somebody sees it.
+// Poll while something is active and the tab is visible.
 
-const LONGEST = 60_000; // milliseconds between two looks, however often they have failed
+const MAX_INTERVAL_MS = 60_000; // between two polls after failures
 
 /**
- * Call `look` at once, and then every so often while it returns true; never twice at the same time, and not while the
- * tab is hidden. A tab that is shown again looks again, for an ended run may have been cleared.
+ * Call `look` at once, and then every `every` milliseconds while it returns true; never twice at the same time, and not
+ * while the tab is hidden. A tab that becomes visible polls again, because an ended run may have been cleared.
  *
- * @param look gets a signal that ends its requests; returns whether something goes on.
- * @param trouble gets what `look` threw, and the milliseconds until the next time, or null where there is none.
- * @returns a function that ends it.
+ * @param look gets a signal that aborts its requests; returns whether something is still active.
+ * @param trouble gets the error that `look` threw, and the milliseconds until the next poll, or null if none follows.
+ * @returns a function that stops polling.
  */
 export function follow(look, trouble, every) {
   const stop = new AbortController();
@@ -27,12 +27,12 @@ export function follow(look, trouble, every) {
 
   async function once() {
     try {
-      const goesOn = await look(stop.signal);
+      const active = await look(stop.signal);
       failed = 0;
-      return goesOn ? every : null;
+      return active ? every : null;
     } catch (error) {
       if (stop.signal.aborted) return null;
-      const wait = error.lasting ? null : Math.min(every * 2 ** failed++, LONGEST);
+      const wait = error.lasting ? null : Math.min(every * 2 ** failed++, MAX_INTERVAL_MS);
       trouble(error, wait);
       return wait;
     }

@@ -3,16 +3,16 @@
 import { mountHistory } from "../page/training.js";
 import { ask, path } from "./api.js";
 import { follow } from "./follow.js";
-import { Documents, documentsOf, GOES_ON, groupOf, ourTasks, REPORT, settled, trainings } from "./trainings.js";
+import { ACTIVE_RUN_STATES, Documents, documentsOf, groupOf, ourTasks, REPORT, settled, trainings } from "./trainings.js";
 import { Drawing, element, link, Note, seconds } from "./view.js";
 
-const EVERY = 15_000; // milliseconds between two looks
-const PAGE = 50; // runs at a time
-// As Airflow makes ids itself: the kind of run, a moment, and letters by chance where that is not enough.
-const MADE = /^([a-z]+)(?:_[a-z]+)*__(\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))(?:_\w+)?$/;
+const POLL_INTERVAL_MS = 15_000;
+const PAGE_SIZE = 50; // DAG runs
+// An id that Airflow made: the type of the run, a time, and random letters if the time is not unique.
+const GENERATED_ID = /^([a-z]+)(?:_[a-z]+)*__(\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))(?:_\w+)?$/;
 const of = (entry) => `${entry.run_id} ${groupOf(entry)}`;
 
-/** Make short names of ids: kind and moment of those that Airflow made, by the reader's clock; never one twice. */
+/** Make unique short names of ids: type and local time of those that Airflow made, others as they are. */
 export function shortNames(ids) {
   const ways = [toTheSecond, toTheMillisecond].map((way) => {
     const names = ids.map(way);
@@ -24,7 +24,7 @@ export function shortNames(ids) {
 const toTheMillisecond = (id) => toTheSecond(id) + (/\.\d{1,3}/.exec(id)?.[0] ?? "");
 
 function toTheSecond(id) {
-  const [, kind, at] = MADE.exec(id) ?? [];
+  const [, kind, at] = GENERATED_ID.exec(id) ?? [];
   const date = new Date(at);
   if (Number.isNaN(date.getTime())) return id;
   const two = (part) => String(part).padStart(2, "0");
@@ -32,14 +32,14 @@ function toTheSecond(id) {
   return `${kind} ${two(date.getMonth() + 1)}-${two(date.getDate())} ${hour}`;
 }
 
-/** Show a DAG's trainings in an element; returns what ends it. */
+/** Show a DAG's trainings in an element; returns a function that closes the tab. */
 export function openHistory(root, ids, go) {
   const view = new HistoryView(root, ids, go);
-  const begin = () => follow((signal) => view.look(signal), (error, wait) => view.trouble(error, wait), EVERY);
+  const begin = () => follow((signal) => view.look(signal), (error, wait) => view.trouble(error, wait), POLL_INTERVAL_MS);
   let end = begin();
   view.more.onclick = () => {
     end();
-    view.wanted += PAGE;
+    view.wanted += PAGE_SIZE;
     end = begin();
   };
   return () => {
@@ -51,7 +51,7 @@ export function openHistory(root, ids, go) {
 class HistoryView {
   #documents = new Documents();
   #ours = null;
-  wanted = PAGE;
+  wanted = PAGE_SIZE;
 
   constructor(root, { dag }, go) {
     Object.assign(this, { dag, go, root });
@@ -62,7 +62,7 @@ class HistoryView {
     this.drawing = new Drawing(stage, mountHistory);
   }
 
-  /** Ask for what has changed, and draw it; returns whether a run goes on. */
+  /** Request what has changed, and draw it; returns whether a run is active. */
   async look(signal) {
     const [ours, runs] = await Promise.all([this.#ours ?? ourTasks(this.dag, signal), this.#runs(signal)]);
     this.#ours = ours;
@@ -77,13 +77,13 @@ class HistoryView {
     const rows = runs.list.flatMap((run) => this.#rows(run, names.get(run.dag_run_id), documents));
     this.drawing.update(rows);
     this.more.hidden = runs.list.length >= runs.all;
-    return runs.list.some((run) => GOES_ON.includes(run.state));
+    return runs.list.some((run) => ACTIVE_RUN_STATES.includes(run.state));
   }
 
   async #runs(signal) {
     const list = [];
     for (;;) {
-      const limit = Math.min(PAGE, this.wanted - list.length);
+      const limit = Math.min(PAGE_SIZE, this.wanted - list.length);
       const query = { order_by: "-run_after", limit, offset: list.length };
       const answer = await ask(`${path("dags", this.dag)}/dagRuns`, query, signal);
       list.push(...answer.dag_runs);
@@ -93,24 +93,24 @@ class HistoryView {
     }
   }
 
-  /** Read what the runs' trainings said: of one that has ended its report, of one that goes on what is known. */
+  /** Read the documents of the runs' trainings: the report of an ended one, the live document of an active one. */
   async #read(runs, signal) {
     if (!runs.length) return [];
     const dates = runs.map((run) => run.run_after).sort();
     const entries = await documentsOf(this.dag, dates[0], dates.at(-1), signal);
-    const ended = new Set(runs.filter((run) => !GOES_ON.includes(run.state)).map((run) => run.dag_run_id));
+    const ended = new Set(runs.filter((run) => !ACTIVE_RUN_STATES.includes(run.state)).map((run) => run.dag_run_id));
     const reported = new Set(entries.filter((entry) => entry.key === REPORT).map(of));
     const needed = (entry) => entry.key === REPORT || !(ended.has(entry.run_id) && reported.has(of(entry)));
     return this.#documents.read(entries.filter(needed), signal);
   }
 
-  /** Make a row of each training of a DAG run; of a run that did not get as far, one without a document. */
+  /** Make a row for each training of a DAG run; a run without trainings has one row without a document. */
   #rows(run, short, documents) {
     const start = seconds(run.start_date);
     const end = seconds(run.end_date) ?? Date.now() / 1000;
     const own = trainings([], documents.filter((entry) => entry.run_id === run.dag_run_id));
-    return (own.length ? own : [{ name: "", document: null }]).map(({ name, document: told }) => {
-      const document = settled(told, run.state);
+    return (own.length ? own : [{ name: "", document: null }]).map(({ name, document: stored }) => {
+      const document = settled(stored, run.state);
       const query = own.length > 1 ? `?${new URLSearchParams({ training: name })}` : "";
       return {
         id: own.length > 1 ? `${run.dag_run_id} ${name}` : run.dag_run_id,

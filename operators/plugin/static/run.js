@@ -1,20 +1,20 @@
-// The tab of a DAG run: its trainings, one at a time, while they go on.
+// The tab of a DAG run: one of its trainings at a time, updated while the run is active.
 
 import { mount } from "../page/training.js";
 import { ask, askAll, path } from "./api.js";
 import { follow } from "./follow.js";
-import { Documents, GOES_ON, ourTasks, settled, trainings, UNDER_WAY, xcomsOf } from "./trainings.js";
+import { ACTIVE_RUN_STATES, ACTIVE_TRAINING_STATES, Documents, ourTasks, settled, trainings, xcomsOf } from "./trainings.js";
 import { Drawing, element, link, Note, seconds } from "./view.js";
 
-const EVERY = 5_000; // milliseconds between two looks
-const SECOND = 1_000; // after so many milliseconds what is shown is older
-const CHOICE = "training"; // in the address: it stays when the page is loaded again
+const POLL_INTERVAL_MS = 5_000;
+const CLOCK_INTERVAL_MS = 1_000; // between updates of the shown age
+const CHOICE = "training"; // parameter of the URL, so that a reload keeps the choice
 
-/** Show a DAG run's trainings in an element; returns what ends it. */
+/** Show a DAG run's trainings in an element; returns a function that closes the tab. */
 export function openRun(root, ids, go) {
   const view = new RunView(root, ids, go);
-  const end = follow((signal) => view.look(signal), (error, wait) => view.trouble(error, wait), EVERY);
-  const clock = setInterval(() => view.age(), SECOND);
+  const end = follow((signal) => view.look(signal), (error, wait) => view.trouble(error, wait), POLL_INTERVAL_MS);
+  const clock = setInterval(() => view.age(), CLOCK_INTERVAL_MS);
   return () => {
     clearInterval(clock);
     end();
@@ -24,9 +24,9 @@ export function openRun(root, ids, go) {
 
 class RunView {
   #documents = new Documents();
-  #ours = null; // names of our tasks: they stay the same for a run
+  #ours = null; // names of the tasks of manycpu, which do not change during a run
   #shown = [];
-  #goesOn = false;
+  #active = false;
 
   constructor(root, { dag, run }, go) {
     Object.assign(this, { dag, run, go });
@@ -38,10 +38,10 @@ class RunView {
     this.drawing = new Drawing(stage, mount);
   }
 
-  /** Ask for what has changed, and draw it; returns whether the run goes on. */
+  /** Request what has changed, and draw it; returns whether the run is active. */
   async look(signal) {
     const run = path("dags", this.dag, "dagRuns", this.run);
-    const { state } = await ask(run, {}, signal); // first: of a run that has ended, all is there
+    const { state } = await ask(run, {}, signal); // first: once the run has ended, all documents are there
     const [tasks, entries, ours] = await Promise.all([
       askAll(`${run}/taskInstances`, {}, "task_instances", signal),
       xcomsOf(this.dag, this.run, signal),
@@ -52,12 +52,12 @@ class RunView {
     const own = tasks.filter((task) => marked.has(task.task_id)).sort(byStart);
     const found = own.length ? trainings(own, await this.#documents.read(entries, signal)) : [];
     this.#shown = found.map((training) => ({ ...training, document: settled(training.document, state) }));
-    this.#goesOn = GOES_ON.includes(state);
+    this.#active = ACTIVE_RUN_STATES.includes(state);
     this.draw();
-    return this.#goesOn;
+    return this.#active;
   }
 
-  /** Draw the training that is chosen. */
+  /** Draw the chosen training. */
   draw() {
     const training = this.selector.choose(this.#shown);
     if (!training) {
@@ -65,17 +65,17 @@ class RunView {
       return this.drawing.clear();
     }
     this.note.say(sentence(training));
-    const tasks = mattering(training).map((task) => this.row(task));
+    const tasks = tasksToShow(training).map((task) => this.row(task));
     const report = { name: training.name, ...training.document };
-    return this.drawing.update({ report, tasks, now: this.#goesOn ? Date.now() / 1000 : undefined });
+    return this.drawing.update({ report, tasks, now: this.#active ? Date.now() / 1000 : undefined });
   }
 
-  /** Let what is shown become older, while there may be news. */
+  /** Update the age of the shown data, while the run is active. */
   age() {
-    if (this.#goesOn && document.visibilityState !== "hidden") this.drawing.age(Date.now() / 1000);
+    if (this.#active && document.visibilityState !== "hidden") this.drawing.age(Date.now() / 1000);
   }
 
-  /** Describe a task as the page shows it; its name leads to its log. */
+  /** Describe a task for the page; its name is a link to its log. */
   row(task) {
     const mapped = task.map_index < 0 ? "" : `/mapped/${task.map_index}`;
     const start = seconds(task.start_date);
@@ -103,7 +103,7 @@ class RunView {
   }
 }
 
-/** A choice among trainings, where there are several. */
+/** A selector of the training, shown if there are several. */
 class Selector {
   constructor(root, changed) {
     this.select = element("select", { onchange: () => this.keep(changed) });
@@ -111,13 +111,13 @@ class Selector {
     root.append(this.label);
   }
 
-  /** Return the training that is chosen, else the one that was shown, goes on, or is the first. */
+  /** Return the training of the URL, else the one shown before, else one that is active, else the first. */
   choose(all) {
     const names = all.map((training) => training.name);
     const wanted = new URLSearchParams(location.search).get(CHOICE);
     const named = (name) => all.find((training) => training.name === name);
     const shown = this.shown?.document && named(this.shown.name);
-    const chosen = named(wanted) ?? shown ?? all.find(goesOn) ?? all[0];
+    const chosen = named(wanted) ?? shown ?? all.find(isActive) ?? all[0];
     this.shown = chosen;
     if (JSON.stringify(names) !== this.names) {
       this.select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
@@ -137,19 +137,19 @@ class Selector {
 }
 
 const byStart = (one, other) => (seconds(one.start_date) ?? Infinity) - (seconds(other.start_date) ?? Infinity) || 0;
-const goesOn = (training) => UNDER_WAY.includes(training.document?.state);
+const isActive = (training) => ACTIVE_TRAINING_STATES.includes(training.document?.state);
 
-/** List the tasks that say something: after a refusal the others only say that there was nothing to do. */
-function mattering({ document, tasks }) {
-  const refused = document?.state === "failed" && !document.key; // there is no run yet that could have one
+/** List the tasks to show: after a refusal the tasks behind it did nothing. */
+function tasksToShow({ document, tasks }) {
+  const refused = document?.state === "failed" && !document.key; // no key: the run never began
   const last = refused ? tasks.findIndex((task) => task.state === "failed") : -1;
   return last < 0 ? tasks : tasks.slice(0, last + 1);
 }
 
 function sentence({ document, elsewhere, tasks }) {
-  if (elsewhere) return "What is known of this training is where the backend for XComs puts it, not in Airflow's database.";
+  if (elsewhere) return "The data of this training is in a custom XCom backend, not in Airflow's database.";
   if (document) return "";
   const ended = tasks.every((task) => task.state !== null && task.end_date !== null);
-  if (ended) return "It ended without having told of a training; the logs of its tasks say why.";
-  return "The training has told nothing yet; this is what its tasks do.";
+  if (ended) return "The run ended without data of a training; the logs of its tasks say why.";
+  return "There is no data of the training yet; these are its tasks.";
 }

@@ -1,45 +1,45 @@
-// Which trainings a DAG run holds, and what is known of each: pure, but for the values that are asked for.
+// Find the trainings of a DAG run and the document of each; pure functions except for the requests.
 
 import { ApiError, ask, askAll, path } from "./api.js";
 
 const LIVE = "manycpu_live";
 export const REPORT = "manycpu_report";
-const KEYS = "manycpu_"; // what the names of our XComs begin with
-const WHOLE = /^(@task\.manycpu|WholeRunOperator)$/; // a training in one task
+const KEY_PREFIX = "manycpu_"; // of the XComs of manycpu
+const WHOLE_RUN = /^(@task\.manycpu|WholeRunOperator)$/; // operators that do a training in one task
 const NOT_BEGUN = [null, "scheduled", "queued"];
-export const GOES_ON = ["queued", "running"]; // of a DAG run
-export const UNDER_WAY = ["running", "pending"]; // of a training
-const MOST = 300; // documents of a DAG's history, of each kind
-const AT_ONCE = 6; // requests: what a browser asks of one host at a time anyway
+export const ACTIVE_RUN_STATES = ["queued", "running"]; // of a DAG run
+export const ACTIVE_TRAINING_STATES = ["running", "pending"]; // of a training
+const MAX_DOCUMENTS = 300; // of a DAG's history, of each kind
+const MAX_REQUESTS = 6; // at once: the limit of browsers for one host
 
-/** List the names of a DAG's tasks that are ours. */
+/** List the names of a DAG's tasks with an operator of manycpu. */
 export async function ourTasks(dag, signal) {
   const { tasks } = await ask(`${path("dags", dag)}/tasks`, {}, signal);
   return new Set(tasks.filter((task) => task.class_ref?.module_path?.startsWith("manycpu.")).map((task) => task.task_id));
 }
 
-/** List the XComs that are ours of a DAG run: documents, and the links of our tasks. */
-export const xcomsOf = (dag, run, signal) => xcoms(dag, run, { xcom_key_prefix_pattern: KEYS }, signal);
+/** List the XComs of manycpu in a DAG run: documents, and the links of tasks. */
+export const xcomsOf = (dag, run, signal) => xcoms(dag, run, { xcom_key_prefix_pattern: KEY_PREFIX }, signal);
 
-/** List the documents of a DAG's runs of a span of time, the newest first. */
+/** List the documents of a DAG's runs within a span of time, the newest first. */
 export async function documentsOf(dag, from, to, signal) {
   const query = { run_after_gte: from, run_after_lte: to, order_by: "-run_after" };
-  const both = [LIVE, REPORT].map((xcom_key) => xcoms(dag, "~", { ...query, xcom_key }, signal, MOST));
+  const both = [LIVE, REPORT].map((xcom_key) => xcoms(dag, "~", { ...query, xcom_key }, signal, MAX_DOCUMENTS));
   return (await Promise.all(both)).flat();
 }
 
 const xcoms = (dag, run, query, signal, most) =>
   askAll(`${path("dags", dag, "dagRuns", run, "taskInstances")}/~/xcomEntries`, query, "xcom_entries", signal, most);
 
-/** Values of XComs, which are asked for once each time that they have changed. */
+/** Values of XComs, each requested once after every change. */
 export class Documents {
   #known = new Map();
 
-  /** Give each entry its `document`; null where there is none in Airflow's database. */
+  /** Add the `document` to each entry; null if it is not in Airflow's database. */
   async read(entries, signal) {
     const wanted = entries.filter((entry) => entry.key === LIVE || entry.key === REPORT);
     const queue = wanted.filter((entry) => this.#known.get(name(entry))?.timestamp !== entry.timestamp);
-    const workers = Array.from({ length: AT_ONCE }, async () => {
+    const workers = Array.from({ length: MAX_REQUESTS }, async () => {
       for (let entry = queue.pop(); entry; entry = queue.pop()) await this.#ask(entry, signal);
     });
     await Promise.all(workers);
@@ -60,11 +60,11 @@ export class Documents {
 }
 
 /**
- * Sort what is known by training.
+ * Group tasks and documents by training.
  *
- * @param tasks task instances that are ours, as Airflow describes them.
+ * @param tasks task instances of manycpu, as the REST API describes them.
  * @param documents entries of XComs with their `document`.
- * @returns [{name, document, elsewhere, tasks}], by name; `elsewhere`: there is a document, but not here.
+ * @returns [{name, document, elsewhere, tasks}], by name; `elsewhere`: the document is in a custom XCom backend.
  */
 export function trainings(tasks, documents) {
   const groups = new Map();
@@ -78,19 +78,19 @@ export function trainings(tasks, documents) {
   return [...groups].flatMap(([key, found]) => split(key, found)).sort(byName);
 }
 
-/** Take back that a training goes on where its DAG run has ended: nobody was left to say how it went. */
+/** Mark an active training as ended if its DAG run has ended: its last task was killed before it could. */
 export function settled(document, state) {
-  if (!UNDER_WAY.includes(document?.state) || GOES_ON.includes(state)) return document;
-  const reason = "The DAG run has ended; this is what was last heard of the training.";
+  if (!ACTIVE_TRAINING_STATES.includes(document?.state) || ACTIVE_RUN_STATES.includes(state)) return document;
+  const reason = "The DAG run has ended; this is the last data of the training.";
   return { ...document, state: "ended", reason };
 }
 
-/** Take the newer one of a training's documents. */
+/** Return the newest of a training's documents. */
 function newest(documents) {
   return documents.reduce((one, other) => (Date.parse(one.timestamp) > Date.parse(other.timestamp) ? one : other));
 }
 
-/** Make one training of a group, or several where it holds several: tasks beside each other in one group of tasks. */
+/** Make one training of a group, or several: a task group may hold tasks of several trainings. */
 function split(key, { tasks, documents }) {
   const [prefix, index] = JSON.parse(key);
   const byKey = Map.groupBy(documents, (entry) => entry.document?.key ?? prefix);
@@ -108,14 +108,14 @@ function training(label, index, tasks, documents) {
   return { name, document, elsewhere: documents.length > 0 && !document, tasks };
 }
 
-/** A task that is to run again still has what it said at its earlier try; one that is deferred does not run again. */
+/** Whether a document is of an earlier try: of a task that is to run again; a deferred task is not. */
 function isOfEarlierTry(task, entry) {
   return "state" in task && (entry.key === REPORT ? NOT_BEGUN : [null]).includes(task.state);
 }
 
-/** Name the group of tasks that a task shares a training with. */
+/** Return the key of the group of tasks that belong to the same training as a task. */
 export function groupOf(task) {
-  const whole = WHOLE.test(task.operator_name ?? "") || WHOLE.test(task.operator ?? "");
+  const whole = WHOLE_RUN.test(task.operator_name ?? "") || WHOLE_RUN.test(task.operator ?? "");
   const prefix = whole ? task.task_id : task.task_id.slice(0, Math.max(0, task.task_id.lastIndexOf(".")));
   return JSON.stringify([prefix, task.map_index]);
 }
@@ -125,7 +125,7 @@ function parsed(value) {
     const document = typeof value === "string" ? JSON.parse(value) : value;
     return document && typeof document === "object" && !Array.isArray(document) ? document : null;
   } catch {
-    return null; // what a backend for XComs has put in its place
+    return null; // a custom XCom backend stores a reference instead
   }
 }
 

@@ -1,4 +1,4 @@
-// What both tabs have: the colours of the host, one sentence where there is something to say, links without a reload.
+// Parts of both tabs: the colours of Airflow, a note of one sentence, and links that do not reload the page.
 
 import { address } from "./api.js";
 
@@ -11,7 +11,7 @@ export function element(tag, attributes = {}, ...children) {
 
 const style = (name) => element("link", { rel: "stylesheet", href: new URL(name, import.meta.url).href });
 
-/** What a tab begins with: its style sheets, and a sentence that is read out when it changes: first that it loads. */
+/** The top of a tab: its style sheets, and a note, which screen readers read when it changes; first: loading. */
 export class Note {
   constructor(root) {
     this.line = element("p", { className: "manycpu-note", hidden: true });
@@ -20,15 +20,15 @@ export class Note {
     this.say("Loading …");
   }
 
-  /** Say a sentence; without one, nothing. */
+  /** Show a sentence; hide the note if it is empty. */
   say(text = "") {
     if (this.line.textContent !== text) this.line.textContent = text;
     this.line.hidden = !text;
   }
 
-  /** Say what is wrong, and what comes next. */
+  /** Show an error, and when the next try is. */
   tell(error, wait, what) {
-    const rights = "it takes the right to read this DAG, its runs, tasks and XComs";
+    const rights = "you need the right to read this DAG, its runs, tasks and XComs";
     if (error.status === 403) return this.say(`Airflow does not let you see ${what}: ${rights}.`);
     if (error.status === 404) return this.say(`Airflow has not found ${what}.`);
     const next = wait === null ? "" : ` The next try is in ${Math.round(wait / 1000)} s; what is shown may be old.`;
@@ -36,7 +36,7 @@ export class Note {
   }
 }
 
-/** A drawing in the host's colours, which follows them; the style sheet of the page knows them by `data-theme`. */
+/** A drawing that follows the light or dark theme of Airflow; the style sheet reads it from `data-theme`. */
 export class Drawing {
   #drawn = null;
   #host = new MutationObserver(() => this.#colour());
@@ -52,12 +52,12 @@ export class Drawing {
     this.#drawn.update(shown);
   }
 
-  /** Say how old it is by now, where it says so. */
+  /** Update the shown age of the data. */
   age(now) {
     this.#drawn?.age(now);
   }
 
-  /** Show nothing. */
+  /** Remove the drawing. */
   clear() {
     this.#drawn?.destroy();
     this.#drawn = null;
@@ -73,7 +73,7 @@ export class Drawing {
   }
 }
 
-/** Make a link of one of Airflow's pages: an address, and what a plain click does instead of leaving the page. */
+/** Make a link to a page of Airflow: its URL, and a handler by which a plain click does not reload the page. */
 export function link(below, go) {
   return {
     href: address(below).href,
@@ -85,7 +85,7 @@ export function link(below, go) {
   };
 }
 
-/** Seconds since the epoch of what Airflow writes as a date; null where there is none. */
+/** Convert a date of Airflow to seconds since the epoch; null if there is none. */
 export const seconds = (date) => (date ? Date.parse(date) / 1000 : null);
 
 const isDark = () => document.documentElement.classList.contains("dark");

@@ -1,10 +1,90 @@
 """The collective backend ``ccl``: Intel oneCCL for ``torch.distributed`` on CPUs, with current PyTorch.
 
-:func:`register` makes it known to torch, and builds it where that was not done yet; ``python -m
+:func:`register` makes it known to torch, and builds it where it is not built yet; ``python -m
 manycpu.pipeline.node.ccl`` builds it ahead, for an image that has no compiler when it runs. With torch 2.8
 and earlier Intel's own binding is used, where it is installed.
 """
 
-from manycpu.pipeline.node.ccl.register import awaited, register
+import atexit
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from manycpu.pipeline.node.ccl import build, environment, leftovers, memory, peers, vendor
 
 __all__ = ["awaited", "register"]
+
+_BUILD: Final = " (built once for each torch and compiler, in half a minute to three minutes)"
+"""Measured: 27 s on two idle cores, 140 s on busy ones."""
+_MIN_CONNECT_TIMEOUT: Final = timedelta(seconds=30)
+"""A group's own timeout is for its collectives and may be shorter; a busy machine connects slowly."""
+
+
+def awaited() -> str:
+    """Name what :func:`register` waits for, with the time of a build where the backend is not built yet.
+
+    Raises:
+        UnavailableError: The backend cannot be used.
+    """
+    needs_build = vendor.find(torch.__version__) is None and build.is_to_be_built()
+    return f"the backend ccl{_BUILD if needs_build else ''}"
+
+
+@functools.cache
+def register() -> None:
+    """Register the backend, once.
+
+    Raises:
+        UnavailableError: The backend cannot be used; the message says why, and what to do.
+    """
+    binding = vendor.find(torch.__version__)
+    if binding is not None:
+        vendor.use(binding)
+        return
+    build.find_library("libfabric.so.1")  # its groups need it: better to fail now
+    module = build.load()
+    atexit.register(_end, module)
+    dist.Backend.register_backend("ccl", functools.partial(_create_group, module), devices=["cpu"])
+    original = DistributedDataParallel._get_ddp_logging_data  # noqa: SLF001 - no other way
+    DistributedDataParallel._get_ddp_logging_data = _with_name(original)  # type: ignore[method-assign] # noqa: SLF001
+
+
+def _end(module: ModuleType) -> None:
+    module.stop()
+    leftovers.release()
+    leftovers.sweep()  # of a rank of this run that was killed
+
+
+def _with_name(original: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """Have DDP's records name the backend: torch calls each that is not its own ``custom``."""
+
+    @functools.wraps(original)
+    def records(model: Any) -> dict[str, Any]:
+        record = original(model)
+        return record | ({"backend_name": "ccl"} if dist.get_backend(model.process_group) == "ccl" else {})
+
+    return records
+
+
+def _create_group(module: ModuleType, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """Create a group, as torch.distributed asks for it on each of the group's ranks."""
+    environment.apply()
+    connect_timeout = max(timeout, _MIN_CONNECT_TIMEOUT)
+    met = peers.connect(store, rank, size, connect_timeout, environment.address())
+    own = PrefixStore(met.token, store)  # has no keys of an earlier meeting
+    # For what oneCCL lacks.
+    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", own), rank, size, connect_timeout)
+    shared = memory.share(own, rank, size, connect_timeout, module.PART)
+    descriptors = [connection.detach() for connection in met.connections]
+    leftovers.sweep()  # first: libfabric would reuse the region of a dead process with this process' id
+    try:
+        return module.create(own, rank, size, timeout, connect_timeout, descriptors, met.names, shared, gloo)
+    finally:
+        leftovers.claim()

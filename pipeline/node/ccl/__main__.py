@@ -4,15 +4,16 @@ import sys
 
 from manycpu.pipeline.node.backends import UnavailableError
 from manycpu.pipeline.node.ccl import build
+from manycpu.pipeline.spec.exit_records import EXIT_BACKEND
 
 
 def main() -> int:
-    """Build it, and load it once; 88 where that cannot be."""
+    """Build it, and load it once; returns 88 where that is not possible."""
     try:
         version = build.load().version()
     except UnavailableError as error:
-        sys.stderr.write(f"manycpu: ccl cannot be had: {error.args[0]}\n")
-        return 88
+        sys.stderr.write(f"manycpu: ccl is not available: {error.args[0]}\n")
+        return EXIT_BACKEND
     sys.stdout.write(f"{build.built()} (oneCCL {'.'.join(map(str, version))})\n")
     return 0
 

@@ -1,8 +1,9 @@
-"""Compile the backend, once for each torch, oneCCL and compiler, and load it."""
+"""Compile the backend, once for each torch, oneCCL and compiler, and load it; or say what to install."""
 
 import fcntl
 import hashlib
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -17,22 +18,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from manycpu.pipeline.node.backends import UnavailableError
-from manycpu.pipeline.node.ccl import toolchain
-from manycpu.pipeline.node.ccl.toolchain import Compiler, OneCcl
 
-__all__ = ["built", "folder_of", "is_to_be_built", "load"]
+__all__ = [
+    "Compiler",
+    "OneCcl",
+    "built",
+    "find_compiler",
+    "find_library",
+    "find_oneccl",
+    "folder_of",
+    "is_to_be_built",
+    "load",
+]
 
 NAME: Final = "manycpu_ccl"
 SOURCE: Final = Path(__file__).with_name("source")
-_LIMIT: Final = 600.0  # seconds for the compiler, on a machine that does much else
+_COMPILE_LIMIT_S: Final = 600.0  # enough on a busy machine
+_VERSION_TIMEOUT_S: Final = 60.0  # for a compiler to print its version
+_INSTALL: Final = "pip install 'manycpu[ccl]'"
 _FLAGS: Final = (
     "-std=c++20",
-    "-O3",  # vectorised loops, whatever the compiler
+    "-O3",  # every compiler vectorises loops then
     "-fPIC",
     "-shared",
     "-w",
@@ -41,11 +52,26 @@ _FLAGS: Final = (
 )
 
 
+class OneCcl(NamedTuple):
+    """The wheel oneccl-devel, as it is installed."""
+
+    version: str
+    include: Path
+    library: Path
+
+
+class Compiler(NamedTuple):
+    """A C++ compiler and its version."""
+
+    path: str
+    version: str
+
+
 def load() -> ModuleType:
-    """Load the backend's module, after building it where nobody has yet.
+    """Load the backend's module, and build it first where it is not built yet.
 
     Raises:
-        UnavailableError: It can be neither found nor built here, or does not fit.
+        UnavailableError: It can be neither found nor built here, or does not load into this torch.
     """
     path = built()
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
@@ -56,16 +82,16 @@ def load() -> ModuleType:
     except ImportError as error:
         raise UnavailableError(
             f"{path} does not load into torch {torch.__version__}: {error}; "
-            "delete that folder to build it anew"
+            "delete that folder to build it again"
         ) from error
     return module
 
 
 def built() -> Path:
-    """Find the library, or build it: one process does, the others wait for it."""
+    """Find the library, or build it: one process builds, the others wait for it."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise UnavailableError(f"oneCCL exists for Linux on x86_64, not for {platform.platform()}; use gloo")
-    oneccl, compiler = toolchain.find_oneccl(), toolchain.find_compiler()
+    oneccl, compiler = find_oneccl(), find_compiler()
     folder = folder_of(cache(), oneccl, compiler)
     library = folder / f"{NAME}.so"
     if library.exists():
@@ -82,9 +108,9 @@ def is_to_be_built() -> bool:
     """Whether the library is still to be compiled.
 
     Raises:
-        UnavailableError: There is no oneCCL, or neither a compiler nor what another one built.
+        UnavailableError: There is no oneCCL, or neither a compiler nor a library that another one built.
     """
-    oneccl, compiler = toolchain.find_oneccl(), toolchain.find_compiler()
+    oneccl, compiler = find_oneccl(), find_compiler()
     folder = folder_of(cache(), oneccl, compiler)
     if compiler is None:
         _built_elsewhere(folder)
@@ -93,13 +119,13 @@ def is_to_be_built() -> bool:
 
 
 def cache() -> Path:
-    """Name the folder of everything that is built."""
+    """Return the folder of everything that is built: MANYCPU_CACHE, or one in the home folder."""
     folder = os.environ.get("MANYCPU_CACHE")
     return Path(folder) if folder else Path.home() / ".cache" / "manycpu"
 
 
 def folder_of(base: Path, oneccl: OneCcl, compiler: Compiler | None) -> Path:
-    """Name the folder of a build: by what it is made for and of, and by its compiler last."""
+    """Name a build's folder: a digest of torch, oneCCL, Python, flags and source, then of the compiler."""
     source = [path.read_text() for path in sorted(SOURCE.iterdir())]
     made_for = [torch.__version__, oneccl.version, str(sysconfig.get_config_var("SOABI")), *_FLAGS, *source]
     return base / "ccl" / f"{_digest(made_for)}-{_digest([compiler.version]) if compiler else 'none'}"
@@ -109,8 +135,66 @@ def _digest(words: list[str]) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
 
 
+def find_oneccl() -> OneCcl:
+    """Find oneCCL's headers and its static library for hosts.
+
+    Raises:
+        UnavailableError: It is not installed, or incomplete.
+    """
+    try:
+        wheel = importlib.metadata.distribution("oneccl-devel")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UnavailableError(f"oneCCL is not installed; install it: {_INSTALL}") from error
+    header = _file_of(wheel, "oneapi/ccl.hpp")
+    archive = _file_of(wheel, "ccl/cpu/lib/libccl.a")
+    if header is None or archive is None:
+        raise UnavailableError(
+            f"oneccl-devel {wheel.version} has no oneapi/ccl.hpp or no ccl/cpu/lib/libccl.a; "
+            "install it again: pip install --force-reinstall --no-deps oneccl-devel"
+        )
+    return OneCcl(wheel.version, header.parent.parent, archive)
+
+
+def find_compiler() -> Compiler | None:
+    """Find a C++ compiler: the one that CXX names, or g++, c++ or clang++ on PATH."""
+    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
+        path = shutil.which(name) if name else None
+        if path is None:
+            continue
+        version = subprocess.run(
+            [path, "--version"], check=False, capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S
+        ).stdout
+        return Compiler(path, version.partition("\n")[0].strip())
+    return None
+
+
+def find_library(name: str) -> Path:
+    """Find a library that impi-rt carries: libfabric or MPI.
+
+    Raises:
+        UnavailableError: It is not installed.
+    """
+    try:
+        path = _file_of(importlib.metadata.distribution("impi-rt"), name)
+    except importlib.metadata.PackageNotFoundError:
+        path = None
+    if path is None:
+        raise UnavailableError(
+            f"there is no {name}, which oneCCL needs and impi-rt has; install it: {_INSTALL}"
+        )
+    return path
+
+
+def _file_of(wheel: importlib.metadata.Distribution, end: str) -> Path | None:
+    for file in wheel.files or ():
+        if file.as_posix().endswith(f"/{end}"):
+            path = Path(str(file.locate())).resolve()
+            return path if path.exists() else None
+    return None
+
+
 def _built_elsewhere(folder: Path) -> Path:
-    """Find what another compiler built for the same torch and oneCCL, for there is none here."""
+    """Find a library that another compiler built for the same torch and oneCCL: there is no compiler here."""
     versions = folder.name.partition("-")[0]
     for library in sorted(folder.parent.glob(f"{versions}-*/{NAME}.so")):
         return library
@@ -124,7 +208,7 @@ def _built_elsewhere(folder: Path) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    # The lock is the kernel's: it goes with its process, and nothing stale is left.
+    # The kernel releases the lock when its process ends, so that no stale lock stays.
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
@@ -139,7 +223,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _build_unless_failed(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:
-    """Build, unless another rank of the same attempt failed to: all of them would, one after the other."""
+    """Build, unless another rank of the same attempt has failed to: else each rank would try in turn."""
     attempt = [os.environ.get("MANYCPU_RUN"), os.environ.get("MANYCPU_ATTEMPT")]
     failure = library.with_name("failed.json")
     failed_attempt, reason = json.loads(failure.read_text()) if failure.exists() else (None, "")
@@ -159,23 +243,31 @@ def _build(library: Path, oneccl: OneCcl, compiler: Compiler) -> None:
     try:
         built = folder / library.name
         _compile(_command(built, oneccl, compiler))
-        built.replace(library)  # at once: nobody sees half of it
+        built.replace(library)  # atomic: no process sees half of it
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.write(f"manycpu: built the ccl backend in {time.monotonic() - start:.0f} s: {library}\n")
 
 
 def _command(library: Path, oneccl: OneCcl, compiler: Compiler) -> list[str]:
-    headers = [oneccl.include, *toolchain.require_headers()]
-    torch_libraries = Path(torch.__file__).parent / "lib"
+    python = Path(sysconfig.get_path("include"))
+    if not (python / "Python.h").exists():
+        raise UnavailableError(
+            f"there is no {python / 'Python.h'}, which the backend is compiled with; "
+            "install Python's headers (Debian: apt-get install python3-dev), or build where they are: "
+            "python -m manycpu.pipeline.node.ccl"
+        )
+    torch_folder = Path(torch.__file__).parent
+    torch_headers = torch_folder / "include"
+    headers = [oneccl.include, torch_headers, torch_headers / "torch/csrc/api/include", python]
     return [
         compiler.path,
         *_FLAGS,
         *(word for folder in headers for word in ("-isystem", str(folder))),
         *(str(path) for path in sorted(SOURCE.glob("*.cpp"))),
         str(oneccl.library),
-        "-Wl,--exclude-libs,ALL",  # what oneCCL carries stays its own
-        f"-L{torch_libraries}",
+        "-Wl,--exclude-libs,ALL",  # symbols of what oneCCL carries stay private
+        f"-L{torch_folder / 'lib'}",
         *("-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10", "-ldl", "-lpthread"),
         "-o",
         str(library),
@@ -184,10 +276,10 @@ def _command(library: Path, oneccl: OneCcl, compiler: Compiler) -> list[str]:
 
 def _compile(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_LIMIT)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_COMPILE_LIMIT_S)
     except subprocess.TimeoutExpired as error:
         raise UnavailableError(
-            f"{command[0]} did not end within {_LIMIT:g} s; build it ahead: "
+            f"{command[0]} did not end within {_COMPILE_LIMIT_S:g} s; build it ahead: "
             "python -m manycpu.pipeline.node.ccl"
         ) from error
     if done.returncode == 0:

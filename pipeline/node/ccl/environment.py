@@ -9,37 +9,37 @@ from typing import Final
 
 import psutil
 
-from manycpu.pipeline.node import rank_environment
-from manycpu.pipeline.node.ccl import toolchain
+from manycpu.pipeline.node.ccl import build
+from manycpu.pipeline.node.world import Rank, read_rank
 from manycpu.pipeline.spec.kernel import address_towards, interface_of
 
 __all__ = ["address", "apply", "settings"]
 
 _FIXED: Final = {
-    # No threads of oneCCL's own: the backend's one thread drives it.
+    # oneCCL starts no threads: the backend's one thread drives it.
     "CCL_WORKER_OFFLOAD": "0",
     "CCL_YIELD": "sched_yield",
     "CCL_ATL_SHM": "1",
     "CCL_LOG_LEVEL": "error",
 }
 
-# oneCCL chooses between two algorithms by how much a rank itself sends: ranks that send unlike amounts would
-# choose differently, and wait for each other for ever.
-_ALIKE: Final = "direct"
+# By default oneCCL chooses between two algorithms by how much a rank itself sends: ranks that send different
+# amounts would choose differently, and wait for each other for ever.
+_ALLTOALLV: Final = "direct"
 
 
 def apply() -> None:
-    """Set the variables that are not set; what the user set stays."""
-    rank = rank_environment.of(os.environ)
-    fabric, mpi = toolchain.library("libfabric.so.1"), toolchain.library("libmpi.so.12")
+    """Set the variables that are not set yet; those that the user has set stay."""
+    rank = read_rank(os.environ)
+    fabric, mpi = build.find_library("libfabric.so.1"), build.find_library("libmpi.so.12")
     system_has_fabric = find_library("fabric") is not None
     own = settings(rank, os.environ, fabric, mpi, interface(), system_has_fabric=system_has_fabric)
     for name, value in own.items():
         os.environ.setdefault(name, value)
 
 
-def settings(  # noqa: PLR0913 - all that they depend on
-    rank: rank_environment.Rank,
+def settings(  # noqa: PLR0913 - everything that they depend on
+    rank: Rank,
     environ: Mapping[str, str],
     fabric: Path,
     mpi: Path,
@@ -50,14 +50,16 @@ def settings(  # noqa: PLR0913 - all that they depend on
     """Build oneCCL's variables for a rank.
 
     Args:
-        rank: Who this process is, and who started it.
+        rank: This process, and its launcher.
         environ: Its environment.
         fabric: libfabric, with its providers in the same folder.
         mpi: Intel MPI's library.
-        interface: The network interface to talk over.
-        system_has_fabric: Whether the system has a libfabric, which Intel MPI then takes.
+        interface: The network interface to use.
+        system_has_fabric: Whether the system has a libfabric, which Intel MPI then uses.
     """
-    used = _of_launcher(environ, mpi)
+    # Inside of an installation of Intel MPI, its own library.
+    of_launcher = Path(environ.get("I_MPI_ROOT", "")) / "lib" / mpi.name
+    used = of_launcher if environ.get("I_MPI_ROOT") and of_launcher.exists() else mpi
     variables = _FIXED | {
         "CCL_OFI_LIBRARY_PATH": str(fabric),
         "CCL_MPI_LIBRARY_PATH": str(used),
@@ -66,10 +68,10 @@ def settings(  # noqa: PLR0913 - all that they depend on
         "FI_TCP_IFACE": interface,
     }
     if is_intel_mpi(rank, environ):
-        # Intel MPI looks for libfabric where the system's libraries are, and impi-rt has it beside MPI's own.
+        # Intel MPI looks for libfabric among the system's libraries, but impi-rt has it beside MPI's library.
         beside = used.with_name(fabric.name)
         of_mpi = {"I_MPI_OFI_LIBRARY": str(beside)} if beside.exists() and not system_has_fabric else {}
-        return variables | of_mpi | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALIKE}
+        return variables | of_mpi | {"CCL_ATL_TRANSPORT": "mpi", "CCL_ALLTOALLV": _ALLTOALLV}
     return variables | {
         "CCL_ATL_TRANSPORT": "ofi",
         "CCL_PROCESS_LAUNCHER": "none",
@@ -78,18 +80,13 @@ def settings(  # noqa: PLR0913 - all that they depend on
     }
 
 
-def is_intel_mpi(rank: rank_environment.Rank, environ: Mapping[str, str]) -> bool:
-    """Whether Intel's mpirun started this rank: MPICH's gives the same names to ranks, and none of these."""
+def is_intel_mpi(rank: Rank, environ: Mapping[str, str]) -> bool:
+    """Whether Intel's mpirun started this rank: MPICH's sets the same variables, but none with I_MPI_."""
     return rank.launcher == "hydra" and any(name.startswith("I_MPI_") for name in environ)
 
 
-def _of_launcher(environ: Mapping[str, str], mpi: Path) -> Path:
-    own = Path(environ.get("I_MPI_ROOT", "")) / "lib" / mpi.name
-    return own if environ.get("I_MPI_ROOT") and own.exists() else mpi
-
-
 def interface() -> str:
-    """Name the network interface that gloo was told to use, or the one towards the meeting point."""
+    """Name the network interface that gloo is configured to use, or the one towards the meeting point."""
     configured = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     return configured or interface_of(_towards_master()) or "lo"
 

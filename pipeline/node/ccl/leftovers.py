@@ -1,9 +1,9 @@
-"""Delete what libfabric leaves in /dev/shm when its process is killed.
+"""Delete the memory regions that libfabric leaves in /dev/shm when its process is killed.
 
-A process id proves nothing: containers that share /dev/shm (``--ipc=host``) each count processes from 1. So
-each process locks its regions, and then marks them. The kernel ends a lock with the process that holds it,
-and every container sees that. A region with the mark and without the lock has lost its owner; all else is
-unknown and stays.
+A process id is no proof of the owner: containers that share /dev/shm (``--ipc=host``) each count processes
+from 1. So each process locks its regions, and then marks them. The kernel releases a lock when its process
+ends, which every container sees. A region with the mark and without the lock has lost its owner; every other
+region stays.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ __all__ = ["claim", "release", "sweep"]
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where libfabric puts them
 _NAME: Final = re.compile(r"(\d+):\d+:\d+")  # the process, and its endpoint
-_MARK: Final = stat.S_ISVTX  # it means nothing to the kernel on a file, and its owner alone can set it
+_MARK: Final = stat.S_ISVTX  # the kernel ignores it on a file, and only the owner can set it
 _claimed: Final[dict[Path, int]] = {}
 """Regions of this process, and the descriptors that hold their locks."""
 
@@ -29,8 +29,8 @@ def sweep(folder: Path = _SHARED) -> list[str]:
     for path in sorted(folder.glob("*:*:*")):
         if not _NAME.fullmatch(path.name):
             continue
-        with suppress(OSError):  # it is gone meanwhile, or another user's, or its owner lives
-            _delete_left(path)
+        with suppress(OSError):  # it is gone by now, or another user's, or its owner still runs
+            _delete_if_left(path)
             names.append(path.name)
     return names
 
@@ -40,9 +40,11 @@ def claim(folder: Path = _SHARED) -> None:
     for path, descriptor in list(_claimed.items()):
         if os.fstat(descriptor).st_nlink == 0:  # libfabric deleted it; an open file would keep its memory
             os.close(_claimed.pop(path))
+    maps = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     for path in folder.glob(f"{os.getpid()}:*:*"):
-        # A process of another container may have the same number: a region of this one is mapped here.
-        if path not in _claimed and _NAME.fullmatch(path.name) and _is_mapped(path):
+        # A process of another container may have the same id; only a region of this process is mapped here.
+        is_mapped = any(line.endswith(f" {path.resolve()}") for line in maps)
+        if path not in _claimed and _NAME.fullmatch(path.name) and is_mapped:
             with suppress(OSError):
                 _claimed[path] = _locked_and_marked(path)
 
@@ -57,7 +59,7 @@ def release() -> None:
     _claimed.clear()
 
 
-def _delete_left(path: Path) -> None:
+def _delete_if_left(path: Path) -> None:
     descriptor = _opened(path)
     try:
         seen = os.fstat(descriptor)
@@ -86,16 +88,11 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _is_mapped(path: Path) -> bool:
-    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
-    return any(line.endswith(f" {path.resolve()}") for line in lines)
-
-
-def _forget() -> None:
-    """Close the parent's locks in a forked child, which may outlive it."""
+def _close_in_child() -> None:
+    """Close the parent's locks in a forked child, which may outlive the parent."""
     for descriptor in _claimed.values():
         os.close(descriptor)
     _claimed.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,7 +1,7 @@
 """Share memory among all ranks of a group, where they are processes of one host.
 
-It has no name in any file system: it needs no room in /dev/shm, and the kernel frees it when the last of its
-ranks ends, however they end.
+It has no name in any file system: it takes no room of /dev/shm, and the kernel frees it when the last of its
+ranks ends, even by a signal.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _CLOEXEC: Final = 1  # MFD_CLOEXEC
 
 
 def share(store: Store, rank: int, size: int, timeout: timedelta, part: int) -> int | None:
-    """Have all ranks open the same memory; none has it if one of them cannot.
+    """Have all ranks open the same memory, or none of them, if one cannot.
 
     Args:
         store: The group's own part of torch's store.
@@ -42,16 +42,16 @@ def share(store: Store, rank: int, size: int, timeout: timedelta, part: int) -> 
     """
     if size == 1:
         return None
-    ours = PrefixStore("memory", store)
+    own = PrefixStore("memory", store)
     if rank == 0:
-        return _offer(ours, size, timeout, part)
-    return _accept(ours, rank, timeout, part)
+        return _offer(own, size, timeout, part)
+    return _accept(own, rank, timeout, part)
 
 
 def _offer(store: Store, size: int, timeout: timedelta, part: int) -> int | None:
     memory, answer = None, _YES
     try:
-        memory = _nameless(f"manycpu-{secrets.token_hex(8)}")
+        memory = _create_nameless(f"manycpu-{secrets.token_hex(8)}")
         os.ftruncate(memory, size * part)
         _reserve(memory, 0, part)
         place = Path(f"/proc/{os.getpid()}/fd/{memory}")
@@ -75,7 +75,10 @@ def _accept(store: Store, rank: int, timeout: timedelta, part: int) -> int | Non
     offer = store.get(_OFFER).decode().split("\n")
     if offer[0] == _host():
         try:
-            memory, answer = _opened(Path(offer[1]), offer[2]), _YES
+            place = Path(offer[1])
+            if str(place.readlink()) != offer[2]:  # no other memory has that name: open nothing else
+                raise FileNotFoundError(f"{place} is not {offer[2]}")
+            memory, answer = os.open(place, os.O_RDWR | os.O_CLOEXEC), _YES
             _reserve(memory, rank * part, part)
         except OSError as error:
             answer = str(error)
@@ -90,8 +93,8 @@ def _warn(message: str) -> None:
     warn(message)
 
 
-def _nameless(label: str) -> int:
-    # Not os.memfd_create, which a Python has not that was built where older systems count.
+def _create_nameless(label: str) -> int:
+    # Not os.memfd_create: a Python that was built for old systems does not have it.
     libc = ctypes.CDLL(None, use_errno=True)
     memory: int = libc.memfd_create(label.encode(), _CLOEXEC)
     if memory < 0:
@@ -100,22 +103,15 @@ def _nameless(label: str) -> int:
 
 
 def _host() -> str:
-    """Name what has one numbering of processes."""
+    """Identify this host, or the part of it that has one numbering of processes."""
     boot, namespace = kernel.boot_id(), kernel.pid_namespace()
     if boot is None or namespace is None:
         return f"{socket.gethostname()} {os.getpid()}"
     return f"{socket.gethostname()} {boot} {namespace}"
 
 
-def _opened(place: Path, target: str) -> int:
-    # No other memory has that name: whatever else is at that place is left alone.
-    if str(place.readlink()) != target:
-        raise FileNotFoundError(f"{place} is not {target}")
-    return os.open(place, os.O_RDWR | os.O_CLOEXEC)
-
-
 def _reserve(memory: int, start: int, size: int) -> None:
-    """Have the memory now: on the NUMA node of who uses it most, and an error where there is none left."""
+    """Allocate memory now: on the NUMA node of the rank that uses it most; fails if there is none left."""
     os.posix_fallocate(memory, start, size)
 
 

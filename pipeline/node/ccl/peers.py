@@ -1,4 +1,4 @@
-"""Connect rank 0 of a group with each other rank: a connection ends with its process, which both notice."""
+"""Connect rank 0 of a group with each other rank: a process that dies closes its connection."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ __all__ = ["Peers", "connect"]
 
 _KEY = "peers"
 _WELCOME = b"+"
-_AGAIN = 0.05  # seconds
+_RETRY_INTERVAL_S = 0.05
 
 
 class Peers(NamedTuple):
-    """Connections, the names at their other ends, and a token that only this meeting of the group has."""
+    """Connections, the ranks at their other ends by name, and a token of this meeting of the group alone."""
 
     connections: list[socket.socket]
     names: list[str]
@@ -33,10 +33,10 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta, address: str
         rank: This process' rank in the group.
         size: How many ranks the group has.
         timeout: How long to wait for the others.
-        address: An address of this host that the others reach.
+        address: An address of this host that the other ranks can reach.
 
     Raises:
-        TimeoutError: Somebody did not come; the message names who is missing.
+        TimeoutError: A rank did not come; the message names the missing ones.
     """
     if size == 1:
         return Peers([], [], "alone")
@@ -58,23 +58,20 @@ def _serve(store: Store, size: int, deadline: float, address: str) -> Peers:
     with socket.create_server((address, 0), family=family, backlog=size) as server:
         store.set(_KEY, f"{address} {server.getsockname()[1]} {token} {_name()}")
         while len(came) < size - 1:
-            server.settimeout(_seconds_left(deadline, f"{_missing(came, size)} of the group did not come"))
+            missing = [str(other) for other in range(1, size) if other not in came]
+            who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+            server.settimeout(_seconds_left(deadline, f"{who} of the group did not come"))
             try:
                 link, _ = server.accept()
                 rank, name = _greeting(link, token, deadline)
             except TimeoutError:
                 continue
             except (OSError, ValueError):
-                link.close()  # somebody else's
+                link.close()  # of a program that is not in the group
                 continue
             came[rank] = (link, name)
     ordered = [came[rank] for rank in sorted(came)]
     return Peers([link for link, _ in ordered], [name for _, name in ordered], token)
-
-
-def _missing(came: dict[int, tuple[socket.socket, str]], size: int) -> str:
-    missing = [str(rank) for rank in range(1, size) if rank not in came]
-    return f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
 
 
 def _seconds_left(deadline: float, why: str) -> float:
@@ -98,14 +95,14 @@ def _greeting(link: socket.socket, token: str, deadline: float) -> tuple[int, st
 def _join(store: Store, rank: int, deadline: float) -> Peers:
     store.wait([_KEY], timedelta(seconds=_seconds_left(deadline, "rank 0 of the group did not come")))
     while True:
-        # The store may have outlived another rank 0, whom torchrun has replaced.
+        # Read it in each try: torchrun may have replaced rank 0, and the store still have the old address.
         address, port, token, name = store.get(_KEY).decode().split(" ", 3)
         seconds = _seconds_left(deadline, f"{name}, rank 0 of the group, did not answer at {address}:{port}")
         link = _welcomed((address, int(port)), f"{token} {rank} {_name()}\n", seconds)
         if link is not None:
             _tune(link)
             return Peers([link], [name], token)
-        time.sleep(_AGAIN)
+        time.sleep(_RETRY_INTERVAL_S)
 
 
 def _welcomed(place: tuple[str, int], greeting: str, timeout: float) -> socket.socket | None:
@@ -120,7 +117,7 @@ def _welcomed(place: tuple[str, int], greeting: str, timeout: float) -> socket.s
 
 
 def _tune(link: socket.socket) -> None:
-    """Have the kernel find out within a minute that a whole host is gone."""
+    """Enable keepalives, so that the kernel notices within a minute that a whole host is gone."""
     link.settimeout(None)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -19,13 +19,13 @@ from manycpu.pipeline.node.backends import UnavailableError
 
 __all__ = ["Binding", "find", "fits", "matching_version", "use"]
 
-_LAST: Final = (2, 8)
-_NAMES: Final = (
+_LAST_TORCH: Final = (2, 8)
+_PACKAGES: Final = (  # name of the package, name of its module
     ("oneccl-bind-pt", "oneccl_bindings_for_pytorch"),
     ("oneccl_bindings_for_pytorch", "oneccl_bindings_for_pytorch"),
     ("torch-ccl", "torch_ccl"),
 )
-_ODD: Final = {"1.12.1": "1.12.100"}
+_RENUMBERED: Final = {"1.12.1": "1.12.100"}
 
 
 class Binding(NamedTuple):
@@ -41,9 +41,9 @@ def _release(version: str) -> str:
 
 
 def matching_version(torch_version: str) -> str:
-    """Name the binding's version that was made for a torch."""
+    """Return the version of the binding that was made for a torch."""
     release = _release(torch_version)
-    return _ODD.get(release, release)
+    return _RENUMBERED.get(release, release)
 
 
 def fits(torch_version: str, binding_version: str) -> bool:
@@ -52,20 +52,20 @@ def fits(torch_version: str, binding_version: str) -> bool:
 
 
 def is_served(torch_version: str) -> bool:
-    """Whether there ever was a binding for this torch."""
+    """Whether a binding was released for this torch."""
     major, minor = (int(part) for part in _release(torch_version).split(".")[:2])
-    return (major, minor) <= _LAST
+    return (major, minor) <= _LAST_TORCH
 
 
 def find(torch_version: str) -> Binding | None:
-    """Find the binding to use; None where ours is the one.
+    """Find the binding to use; None: manycpu's own backend.
 
     Raises:
         UnavailableError: One is installed that was made for another torch.
     """
     if not is_served(torch_version):
         return None
-    for package, module in _NAMES:
+    for package, module in _PACKAGES:
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -89,7 +89,7 @@ def checked(torch_version: str, binding: Binding) -> Binding:
 
 
 def use(binding: Binding) -> None:
-    """Import it, with the variables that its environment script sets."""
+    """Import the binding, with the variables that its environment script sets."""
     spec = importlib.util.find_spec(binding.module)
     if spec is None or spec.origin is None:
         raise UnavailableError(

@@ -1,5 +1,13 @@
-"""The images and their labels: MNIST's files, or the digits that come with scikit-learn."""
+"""The images and their labels: MNIST's files, or the digits that come with scikit-learn.
 
+MNIST's files have the format IDX: a header of big-endian numbers, then one byte for each value.
+"""
+
+import gzip
+import math
+import re
+import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -7,14 +15,25 @@ from typing import Final, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 
-from manycpu.pipeline.recipes.hogwild import idx
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["Images", "load"]
+__all__ = ["Array", "Images", "find", "load", "read"]
 
-_SIZE: Final = 28  # of an image's side, which the network is made for
+_SIZE: Final = 28  # pixels of an image's side, which the network is made for
 _CLASSES: Final = 10
-_TESTED: Final = 5  # every fifth of scikit-learn's digits is for the test
+_TEST_SHARE: Final = 5  # every fifth of scikit-learn's digits is for the test
+# As LeCun's page names them, or as some copies do (train-images.idx3-ubyte), also compressed.
+_NAME: Final = re.compile(r"(train|t10k)-(images[-.]idx3|labels[-.]idx1)-ubyte(\.gz)?")
+_NEEDED: Final = {f"{part}-{kind}" for part in ("train", "t10k") for kind in ("images", "labels")}
+_MAGIC: Final = b"\0\0\x08"  # two zeros, and the type unsigned byte; then the number of dimensions
+_DIMENSIONS: Final = {"images": 3, "labels": 1}
+
+
+class Array(NamedTuple):
+    """An array of unsigned bytes."""
+
+    shape: tuple[int, ...]
+    content: bytes
 
 
 class Images(NamedTuple):
@@ -26,7 +45,7 @@ class Images(NamedTuple):
     """(images,), from 0 to 9."""
 
     def batch(self, indices: torch.Tensor, mean: float, std: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take some of them, as the network gets them."""
+        """Take some of them, normalised as the network's input."""
         return (self.pixels[indices].float() / 255 - mean) / std, self.labels[indices]
 
     def scale(self) -> tuple[float, float]:
@@ -37,7 +56,7 @@ class Images(NamedTuple):
         return mean, float(((counts * (values - mean) ** 2).sum() / counts.sum()).sqrt())
 
     def share(self) -> None:
-        """Move them to shared memory, where all processes find them."""
+        """Move them to the memory that all processes share."""
         self.pixels.share_memory_()  # type: ignore[no-untyped-call]
         self.labels.share_memory_()  # type: ignore[no-untyped-call]
 
@@ -54,33 +73,78 @@ def load(env: Mapping[str, str]) -> tuple[Images, Images]:
     Raises:
         BadInputError: The files cannot be used, or there are none and scikit-learn is not installed.
     """
-    return _of_files(Path(env["MANYCPU_DATA"])) if env.get("MANYCPU_DATA") else _of_scikit_learn()
+    if not env.get("MANYCPU_DATA"):
+        return _load_digits()
+    files = find(Path(env["MANYCPU_DATA"]))
+    trained = _read_images(files["train-images"], files["train-labels"])
+    return trained, _read_images(files["t10k-images"], files["t10k-labels"])
 
 
-def _of_files(folder: Path) -> tuple[Images, Images]:
-    files = idx.find(folder)
-    return _of(files["train-images"], files["train-labels"]), _of(files["t10k-images"], files["t10k-labels"])
+def find(folder: Path) -> dict[str, Path]:
+    """Find the four files in a folder or below it: ``train-images``, ``train-labels``, and so on -> path.
+
+    Raises:
+        BadInputError: One is missing.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*")):
+        if (match := _NAME.fullmatch(path.name)) and path.is_file():
+            found.setdefault(f"{match[1]}-{match[2][:6]}", path)
+    if missing := sorted(_NEEDED - set(found)):
+        names = [f"{name}-idx{_DIMENSIONS[name.split('-')[1]]}-ubyte" for name in missing]
+        raise BadInputError(
+            f"{folder} has no file {', no '.join(names)}",
+            field="run.data",
+            fix="Give a folder with MNIST's four IDX files, as they are or packed (.gz); without "
+            "run.data the digits of scikit-learn are taken",
+        )
+    return found
 
 
-def _of(images: Path, labels: Path) -> Images:
-    pictures, classes = idx.read(images), idx.read(labels)
+def read(path: Path) -> Array:
+    """Read an IDX file.
+
+    Raises:
+        BadInputError: It is no IDX file of bytes, or is cut short.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, f"cannot be read: {error}") from error
+    dimensions = _DIMENSIONS["images" if "images" in path.name else "labels"]
+    head = 4 + 4 * dimensions
+    if content[:4] != _MAGIC + bytes([dimensions]) or len(content) < head:
+        raise _unreadable(
+            path, f"is no IDX file of bytes with {dimensions} dimensions: its header is different"
+        )
+    shape = struct.unpack(f">{dimensions}I", content[4:head])
+    if len(content) != head + math.prod(shape):
+        sizes = " x ".join(map(str, shape))
+        raise _unreadable(path, f"has {len(content) - head:,} values, and promises {sizes}")
+    return Array(shape, content[head:])
+
+
+def _unreadable(path: Path, why: str) -> BadInputError:
+    return BadInputError(f"{path} {why}", field="run.data", fix="Get the file again")
+
+
+def _read_images(images: Path, labels: Path) -> Images:
+    pictures, classes = read(images), read(labels)
+    fix = f"Give images of {_SIZE} x {_SIZE} pixels, each with a label from 0 to {_CLASSES - 1}"
     if pictures.shape != (*classes.shape, _SIZE, _SIZE) or not classes.content:
         sizes = " x ".join(map(str, pictures.shape))
-        raise _unusable(images, f"has images of {sizes}, for {classes.shape[0]} labels")
+        message = f"{images} has images of {sizes}, for {classes.shape[0]} labels"
+        raise BadInputError(message, field="run.data", fix=fix)
     if max(classes.content) >= _CLASSES:
-        raise _unusable(labels, f"has the label {max(classes.content)}")
+        message = f"{labels} has the label {max(classes.content)}"
+        raise BadInputError(message, field="run.data", fix=fix)
     pixels = torch.frombuffer(bytearray(pictures.content), dtype=torch.uint8)
     numbers = torch.frombuffer(bytearray(classes.content), dtype=torch.uint8)
     return Images(pixels.view(-1, 1, _SIZE, _SIZE), numbers.long())
 
 
-def _unusable(path: Path, why: str) -> BadInputError:
-    fix = f"Give images of {_SIZE} x {_SIZE} pixels, each with a label from 0 to {_CLASSES - 1}"
-    return BadInputError(f"{path} {why}", field="run.data", fix=fix)
-
-
-def _of_scikit_learn() -> tuple[Images, Images]:
-    """Enlarge the 1797 digits of 8 x 8 pixels, each from 0 to 16."""
+def _load_digits() -> tuple[Images, Images]:
+    """Load scikit-learn's 1797 digits, and enlarge them from 8 x 8 pixels; a pixel is 0 to 16."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:
@@ -93,5 +157,5 @@ def _of_scikit_learn() -> tuple[Images, Images]:
     small = torch.from_numpy(digits.images).unsqueeze(1) * (255 / 16)
     pixels = F.interpolate(small, size=(_SIZE, _SIZE), mode="bilinear").round().byte()
     labels = torch.from_numpy(digits.target).long()
-    tested = torch.arange(len(labels)) % _TESTED == _TESTED - 1
+    tested = torch.arange(len(labels)) % _TEST_SHARE == _TEST_SHARE - 1
     return Images(pixels[~tested], labels[~tested]), Images(pixels[tested], labels[tested])

@@ -1,4 +1,4 @@
-"""Parse the options: those of PyTorch's example by the same names and with the same defaults, and our own."""
+"""Parse the options: those of PyTorch's example, with the same names and defaults, and further ones."""
 
 import math
 from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser
@@ -11,7 +11,7 @@ from manycpu.pipeline.spec.machine import Machine
 
 __all__ = ["Options", "parse", "threads"]
 
-_PROCESSES: Final = 2  # where neither --num-processes nor run.subprocesses says how many
+_DEFAULT_PROCESSES: Final = 2  # without --num-processes and run.subprocesses
 _LEAST: Final = {
     "average_every": 1,
     "batch_size": 1,
@@ -21,7 +21,7 @@ _LEAST: Final = {
     "test_batch_size": 1,
     "threads_per_process": 0,
 }
-_DEVICES: Final = ("cuda", "mps")
+_DEVICES: Final = ("cuda", "mps")  # options that are accepted and ignored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Options:
     threads_per_process: int | None
     """0: torch's own default; None: the processes share the rank's cores."""
     notes: tuple[str, ...] = ()
-    """What was read otherwise than it was written."""
+    """Notes on options that were read in another way than they are written."""
 
     @property
     def averaged(self) -> bool:
@@ -75,7 +75,14 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         )
     options = Options(**given, notes=tuple(notes))
     _check_numbers(options)
-    _check_mode(options, env)
+    ranks = int(env.get("WORLD_SIZE") or 1)
+    if ranks > 1 and not options.averaged:
+        raise BadInputError(
+            f"--mode shared has one model in the memory of one rank, and there are {ranks} ranks",
+            field="run.args",
+            fix="Add --mode averaged, or set run.nnodes and run.nproc_per_node to 1 and run.subprocesses to "
+            "the number of processes",
+        )
     return options
 
 
@@ -91,14 +98,11 @@ def threads(options: Options, env: Mapping[str, str], default: int) -> int:
         return options.threads_per_process
     if options.threads_per_process == 0 or "OMP_NUM_THREADS" in env.get("MANYCPU_USER_ENV", "").split(","):
         return default
-    return max(1, _cores(env) // options.num_processes)
-
-
-def _cores(env: Mapping[str, str]) -> int:
-    """Count the cores of this rank: the CPU plan's, or outside of a run all that there are."""
     if planned := env.get("MANYCPU_THREADS"):
-        return int(planned) * int(env.get("MANYCPU_SUBPROCESSES") or 1)
-    return math.floor(Machine.observe().cores)
+        cores = int(planned) * int(env.get("MANYCPU_SUBPROCESSES") or 1)
+    else:  # outside of a run
+        cores = math.floor(Machine.observe().cores)
+    return max(1, cores // options.num_processes)
 
 
 def _parser(env: Mapping[str, str]) -> ArgumentParser:
@@ -112,7 +116,7 @@ def _parser(env: Mapping[str, str]) -> ArgumentParser:
     add("--seed", type=int, default=1, help="random seed; each process adds its number")
     add("--log-interval", type=int, default=10, help="steps between reports of a process")
     processes = int(env.get("MANYCPU_SUBPROCESSES") or 1)
-    default = processes if processes > 1 else _PROCESSES
+    default = processes if processes > 1 else _DEFAULT_PROCESSES
     add("--num-processes", type=int, default=default, help="processes that train; run.subprocesses, or 2")
     add("--dry-run", action="store_true", help="take one step of each epoch")
     add("--save_model", "--save-model", action="store_true", help="outside of a run: save the model here")
@@ -140,14 +144,3 @@ def _check_numbers(options: Options) -> None:
 
 def _unusable(name: str, value: float, fix: str) -> BadInputError:
     return BadInputError(f"--{name.replace('_', '-')} {value} cannot be used", field="run.args", fix=fix)
-
-
-def _check_mode(options: Options, env: Mapping[str, str]) -> None:
-    ranks = int(env.get("WORLD_SIZE") or 1)
-    if ranks > 1 and not options.averaged:
-        raise BadInputError(
-            f"--mode shared has one model in the memory of one rank, and there are {ranks} ranks",
-            field="run.args",
-            fix="Add --mode averaged, or set run.nnodes and run.nproc_per_node to 1 and run.subprocesses to "
-            "the number of processes",
-        )

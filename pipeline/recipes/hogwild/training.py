@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -15,19 +15,18 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import nn
 
 from manycpu.pipeline.node.metrics import metrics, progress
-from manycpu.pipeline.recipes.emit import say
-from manycpu.pipeline.recipes.hogwild import images, options, reports
+from manycpu.pipeline.recipes.hogwild import images, options
 from manycpu.pipeline.recipes.hogwild.images import Images
-from manycpu.pipeline.recipes.hogwild.network import Net
 from manycpu.pipeline.recipes.hogwild.options import Options
-from manycpu.pipeline.recipes.hogwild.worker import Job
+from manycpu.pipeline.recipes.hogwild.worker import Job, Net, Report, tensors
 from manycpu.pipeline.recipes.hogwild.workers import Workers
+from manycpu.pipeline.recipes.reporting import say
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["MODEL", "average", "run"]
 
 MODEL: Final = "MNIST_hogwild.pt"
-"""The model's state, named and made as PyTorch's example does."""
+"""File of the model's state, with the name and the content that PyTorch's example gives it."""
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where shared memory is
 
 
@@ -64,7 +63,7 @@ def run(chosen: Options, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def average(models: list[nn.Module], ranks: int) -> None:
-    """Give all models the mean of their weights; those of the other ranks join in where there are any."""
+    """Set all models, also those of other ranks, to the mean of their weights."""
     states = [list(model.state_dict().values()) for model in models]
     mean = torch.stack([torch.cat([tensor.flatten() for tensor in state]) for state in states]).mean(0)
     if ranks > 1:
@@ -81,7 +80,7 @@ def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int
     torch.manual_seed(chosen.seed)
     model, count = Net(), chosen.num_processes
     if chosen.start_method == "fork":
-        torch.optim.SGD(model.parameters())  # imports, for a second or two, what each fork would import anew
+        torch.optim.SGD(model.parameters())  # imports modules once, for all forks
     models = [copy.deepcopy(model) if chosen.averaged else model for _ in range(count)]
     trained.share()
     return [
@@ -93,14 +92,14 @@ def _jobs(chosen: Options, env: Mapping[str, str], trained: Images, threads: int
             model=models[index].share_memory(),
             images=trained,
             scale=trained.scale(),
-            tensors=reports.tensors(),
+            tensors=tensors(),
         )
         for index in range(count)
     ]
 
 
 def _check_shared_memory(trained: Images) -> None:
-    """See that the images fit into shared memory: who fills it up dies of SIGBUS."""
+    """Check that the images fit into shared memory: a process that fills it up dies of SIGBUS."""
     if not _SHARED.is_dir():
         return
     needed, free = trained.pixels.nbytes + trained.labels.nbytes, shutil.disk_usage(_SHARED).free
@@ -113,14 +112,14 @@ def _check_shared_memory(trained: Images) -> None:
 
 
 class _Log:
-    """Says what the processes report, and counts."""
+    """Prints what the processes report, and counts the averages."""
 
-    def __init__(self, chosen: Options, steps: int) -> None:
-        self._every, self._total = chosen.log_interval, steps * chosen.epochs
+    def __init__(self, steps: int) -> None:
+        self._total = steps
         self.last: dict[int, float] = {}
         self.averages = 0
 
-    def heard(self, index: int, report: reports.Report, values: torch.Tensor) -> None:
+    def received(self, index: int, report: Report, values: torch.Tensor) -> None:
         loss, accuracy = values.tolist()
         self.last[index] = loss
         if report.kind != "progress":
@@ -134,13 +133,13 @@ class _Log:
 
 
 def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
-    # Processes are started first: a process group has threads, and what they hold would be held in a fork.
+    # Processes are started first: a process group has threads, whose locks would stay held in a fork.
     with Workers(jobs, chosen.start_method) as workers:
         if ranks > 1:
             dist.init_process_group()
         workers.ready()
         steps = _steps(chosen, len(jobs[0].images), ranks)
-        log = _Log(chosen, steps)
+        log = _Log(steps * chosen.epochs)
         models = [job.model for job in jobs]
 
         def meet() -> None:
@@ -148,7 +147,7 @@ def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
             log.averages += 1
 
         began = time.monotonic()
-        workers.train(steps, log.heard, meet)
+        workers.train(steps, log.received, meet)
         seconds = time.monotonic() - began
     taken = steps * chosen.epochs * len(jobs) * ranks
     samples = min(steps * chosen.batch_size, len(jobs[0].images)) * chosen.epochs * len(jobs) * ranks
@@ -164,37 +163,29 @@ def _train(chosen: Options, jobs: list[Job], ranks: int) -> dict[str, Any]:
 
 
 def _steps(chosen: Options, count: int, ranks: int) -> int:
-    """Count the steps of an epoch: as many as the rank with the least data has, so that all meet as often."""
+    """Count the steps of an epoch: those of the rank with the least data, so that all ranks meet as often."""
     steps = torch.tensor(1 if chosen.dry_run else math.ceil(count / chosen.batch_size))
     if ranks > 1:
         dist.all_reduce(steps, dist.ReduceOp.MIN)
     return int(steps)
 
 
-class _Score(NamedTuple):
-    loss: float
-    right: int
-
-
 @torch.no_grad()
 def _test(job: Job, tested: Images, size: int) -> dict[str, Any]:
     job.model.eval()
-    scores = [_score(job, tested, indices) for indices in torch.split(torch.arange(len(tested)), size)]
-    right = sum(score.right for score in scores)
+    loss, right = 0.0, 0
+    for indices in torch.split(torch.arange(len(tested)), size):
+        pixels, labels = tested.batch(indices, *job.scale)
+        scores = job.model(pixels)
+        loss += float(F.nll_loss(scores, labels, reduction="sum"))
+        right += int((scores.argmax(1) == labels).sum())
     say(f"test: {right} of {len(tested)} images are recognised")
     return {
         "accuracy": right / len(tested),
         "pixel_mean": job.scale[0],
         "pixel_std": job.scale[1],
-        "test_loss": sum(score.loss for score in scores) / len(tested),
+        "test_loss": loss / len(tested),
     }
-
-
-def _score(job: Job, tested: Images, indices: torch.Tensor) -> _Score:
-    pixels, labels = tested.batch(indices, *job.scale)
-    scores = job.model(pixels)
-    loss = F.nll_loss(scores, labels, reduction="sum")
-    return _Score(float(loss), int((scores.argmax(1) == labels).sum()))
 
 
 def _write(model: nn.Module, results: dict[str, Any], chosen: Options, env: Mapping[str, str]) -> None:

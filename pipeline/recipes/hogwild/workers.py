@@ -1,4 +1,4 @@
-"""Start the processes, hear their reports, and end all of them when one dies."""
+"""Start the processes, receive their reports, and end all of them when one dies."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Self
 import torch
 import torch.multiprocessing as mp
 
-from manycpu.pipeline.recipes.hogwild.reports import Report
-from manycpu.pipeline.recipes.hogwild.worker import Job, work
+from manycpu.pipeline.recipes.hogwild.worker import Job, Report, work
 
 __all__ = ["DiedError", "Workers"]
 
@@ -62,13 +61,13 @@ class Workers:
                 return
 
     def train(
-        self, steps: int, heard: Callable[[int, Report, torch.Tensor], None], average: Callable[[], None]
+        self, steps: int, received: Callable[[int, Report, torch.Tensor], None], average: Callable[[], None]
     ) -> None:
-        """Let all of them take their steps, and wait for the last.
+        """Have all of them take their steps, and wait for the last one.
 
         Args:
             steps: Steps in each epoch.
-            heard: Called with each report: number of the process, report and values.
+            received: Called with each report: number of the process, report and values.
             average: Called when all of them wait for their weights to be averaged.
 
         Raises:
@@ -78,7 +77,7 @@ class Workers:
             _send(worker, steps)
         meeting: list[tuple[_Worker, int]] = []
         for worker, report in self._reports():
-            heard(worker.number, report, worker.tensors[report.tensor])
+            received(worker.number, report, worker.tensors[report.tensor])
             if report.kind != "average":
                 _send(worker, report.tensor)
                 continue
@@ -97,18 +96,16 @@ class Workers:
         return _Worker(index, process, ours, job.tensors)
 
     def _reports(self) -> Iterator[tuple[_Worker, Report]]:
-        """Yield what they report, until all have ended.
-
-        Raises:
-            DiedError: One of them ended before it was done.
-        """
+        """Yield what the processes report, until all have ended."""
         queues: dict[Any, _Worker] = {worker.queue: worker for worker in self._workers}
         ends: dict[Any, _Worker] = {worker.process.sentinel: worker for worker in self._workers}
         done: set[int] = set()
         while queues or ends:
             for each in connection.wait([*queues, *ends]):
                 if worker := ends.pop(each, None):
-                    self._check_end(worker)
+                    worker.process.join()
+                    if worker.process.exitcode:
+                        raise self._died(worker)
                 elif report := _received(queues[each]):
                     done |= {queues[each].number} if report.kind == "done" else set()
                     yield queues[each], report
@@ -116,14 +113,11 @@ class Workers:
                     worker.process.join()  # only its end closes its queue
                     raise self._died(worker)
 
-    def _check_end(self, worker: _Worker) -> None:
-        worker.process.join()
-        if worker.process.exitcode:
-            raise self._died(worker)
-
     def _died(self, worker: _Worker) -> DiedError:
         code = worker.process.exitcode
-        how = f"ended with exit code {code}" if code >= 0 else f"was ended by {_named(-code)}"
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}{_HINTS.get(-code, '')}"
         others = len(self._workers) - 1
         return DiedError(
             f"process {worker.number} (pid {worker.process.pid}) {how}, before it had trained to the end; "
@@ -138,10 +132,6 @@ class Workers:
             worker.queue.close()
 
 
-def _named(number: int) -> str:
-    return f"{signal.Signals(number).name}{_HINTS.get(number, '')}"
-
-
 def _received(worker: _Worker) -> Report | None:
     try:
         report: Report = worker.queue.recv()
@@ -153,5 +143,5 @@ def _received(worker: _Worker) -> Report | None:
 def _send(worker: _Worker, value: int) -> None:
     try:
         worker.queue.send(value)
-    except OSError:  # it has ended, which its end tells
+    except OSError:  # it has ended, which _reports notices
         return

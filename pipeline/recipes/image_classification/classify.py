@@ -9,7 +9,7 @@ import timm
 import torch
 from PIL import Image
 
-from manycpu.pipeline.recipes.image_classification import loading, model
+from manycpu.pipeline.recipes.image_classification import model
 
 __all__ = ["Classifier", "Guess"]
 
@@ -22,7 +22,7 @@ class Guess(NamedTuple):
 
 
 class Classifier:
-    """A trained model that tells the classes of images.
+    """A trained model that classifies images.
 
     Args:
         folder: A model as the recipe leaves it.
@@ -35,7 +35,7 @@ class Classifier:
         self._model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         described: Any = self._model.pretrained_cfg
         self._classes: list[str] = described["label_names"]
-        self._transform = loading.for_evaluation(described["input_size"][-1])
+        self._transform = model.evaluation_transform(described["input_size"][-1])
         self._mean, self._std = model.normalization(self._model)
 
     def classify(self, images: Sequence[str | Path]) -> list[Guess]:
@@ -44,7 +44,11 @@ class Classifier:
         Raises:
             OSError: One cannot be read.
         """
-        batch = torch.stack([self._tensor(image) for image in images])
+        tensors = []
+        for file in images:
+            with Image.open(file) as image:
+                tensors.append(self._transform(image.convert("RGB")))
+        batch = torch.stack(tensors)
         with torch.inference_mode():
             odds = self._model((batch - self._mean) / self._std).softmax(dim=-1)
         best = odds.max(dim=-1)
@@ -52,11 +56,6 @@ class Classifier:
             Guess(self._classes[number], probability)
             for number, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
-
-    def _tensor(self, file: str | Path) -> torch.Tensor:
-        with Image.open(file) as image:
-            tensor: torch.Tensor = self._transform(image.convert("RGB"))
-        return tensor
 
 
 def main(argv: list[str]) -> int:

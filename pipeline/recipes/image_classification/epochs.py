@@ -11,16 +11,16 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import OneCycleLR
 
 from manycpu.pipeline.node.metrics import metrics
+from manycpu.pipeline.node.step_pace import set_samples_per_step
 from manycpu.pipeline.recipes import checkpoints
 from manycpu.pipeline.recipes.image_classification import model as models
 from manycpu.pipeline.recipes.image_classification.options import Options
-from manycpu.pipeline.recipes.pace import Pace
-from manycpu.pipeline.spec.pace import takes
+from manycpu.pipeline.recipes.reporting import Pace
 
 __all__ = ["Epochs"]
 
-_BEGIN = 25
-"""The one cycle begins at this part of its greatest learning rate."""
+_INITIAL_DIVISOR = 25
+"""The one cycle begins at its greatest learning rate divided by this."""
 
 
 class Epochs:
@@ -39,7 +39,7 @@ class Epochs:
         self._options, self._images, self._accelerator = options, options.images, accelerator
         self._mean, self._std = models.normalization(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.Adam(trained, lr=self._images.lr / _BEGIN, fused=True)
+        optimizer = torch.optim.Adam(trained, lr=self._images.lr / _INITIAL_DIVISOR, fused=True)
         schedule = OneCycleLR(
             optimizer,
             max_lr=self._images.lr,
@@ -55,19 +55,20 @@ class Epochs:
         """Images of a step, of all ranks."""
         self._losses: list[torch.Tensor] = []
         self._pace = Pace()
-        _of_any_world(accelerator)
+        _save_bare_models(accelerator)
 
     def resume(self, checkpoint: str | None) -> int:
-        """Go on from a checkpoint, also of a world of another size; return the step."""
+        """Resume from a checkpoint, also of a world of another size; returns the step."""
         if checkpoint:
             self._accelerator.load_state(checkpoint)
-            self.step = round(_epochs_done(Path(checkpoint)) * len(self._train_loader))
+            state = json.loads(Path(checkpoint, "trainer_state.json").read_text(encoding="utf-8"))
+            self.step = round(float(state["epoch"]) * len(self._train_loader))
         return self.step
 
     def train(self) -> dict[str, float]:
-        """Train the epochs that are left; return the accuracy in percent, and the loss, of the evaluation."""
+        """Train the epochs that are left; returns the evaluation's accuracy in percent, and its loss."""
         self._pace = Pace(self.step)
-        takes(self._images.batch_size)
+        set_samples_per_step(self._images.batch_size)
         results: dict[str, float] = {}
         for epoch in range(self.step // len(self._train_loader), self._images.num_epochs):
             self._epoch(epoch)
@@ -120,7 +121,7 @@ class Epochs:
 
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
-        """Evaluate on all ranks together; what fills up the last batch of some is left out by gather."""
+        """Evaluate on all ranks together; gather drops the samples that only fill up the last batch."""
         self._model.eval()
         right, losses = [], []
         for batch in self._eval_loader:
@@ -134,7 +135,7 @@ class Epochs:
         return {"accuracy": round(accuracy, 2), "eval_loss": round(torch.cat(losses).mean().item(), 4)}
 
     def _save(self) -> None:
-        """Save a checkpoint, its state last: one that was not written to its end is not gone on from."""
+        """Save a checkpoint, its state last: without a state it is incomplete, and not resumed from."""
         folder = Path(self._options.checkpoints, f"checkpoint-{self.step}")
         state = folder / "trainer_state.json"
         if self._accelerator.is_main_process:
@@ -148,8 +149,8 @@ class Epochs:
                 shutil.rmtree(old)
 
 
-def _of_any_world(accelerator: Accelerator) -> None:
-    """Have checkpoints hold the bare model, which a world of any size reads."""
+def _save_bare_models(accelerator: Accelerator) -> None:
+    """Have checkpoints hold the bare model, which a world of any size can load."""
 
     def bare(models: list[Any]) -> list[Any]:
         return [accelerator.unwrap_model(model, keep_torch_compile=False) for model in models]
@@ -162,7 +163,3 @@ def _of_any_world(accelerator: Accelerator) -> None:
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
-
-
-def _epochs_done(checkpoint: Path) -> float:
-    return float(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["epoch"])

@@ -14,8 +14,8 @@ from PIL import Image
 __all__ = ["main"]
 
 _SIZE = 32
-_WHITE = 16
-"""The digits' greatest value."""
+_MAX_VALUE = 16
+"""Greatest value of a pixel in scikit-learn's digits."""
 
 
 def main(folder: str) -> None:
@@ -25,7 +25,7 @@ def main(folder: str) -> None:
     digits = load_digits()
     Path(folder).mkdir(parents=True, exist_ok=True)
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-        image = Image.fromarray((pixels * (255 / _WHITE)).astype(np.uint8)).resize((_SIZE, _SIZE))
+        image = Image.fromarray((pixels * (255 / _MAX_VALUE)).astype(np.uint8)).resize((_SIZE, _SIZE))
         image.save(Path(folder, f"{label}_{number}.jpg"), quality=90)
 
 

@@ -1,19 +1,35 @@
-"""What is done with the images of a folder before they are trained on. Imports no torch."""
+"""Find the images of a folder and their classes, and split them. Imports no torch.
 
-from collections.abc import Sequence
+Finding them needs the standard library alone, so that preflight can check the data before a run starts.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-from PIL import Image
+from typing import Final, NamedTuple
 
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.image_folder import Labelled
 
-__all__ = ["Split", "broken", "check_sizes", "split"]
+__all__ = ["LABEL_PATTERN", "Labelled", "Split", "broken", "check_sizes", "read", "split"]
 
-_TRAINED = 0.8
+LABEL_PATTERN: Final = r"^(.*)_\d+\.jpg$"
+"""Finds the class in a file's name, as in Accelerate's tutorial."""
+_SUFFIXES: Final = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+_TRAIN_SHARE: Final = 0.8
 """Part of the images to train on."""
+
+
+class Labelled(NamedTuple):
+    """Images in the order of their names, which is the same on every node, and the class of each."""
+
+    files: tuple[Path, ...]
+    labels: tuple[int, ...]
+    classes: tuple[str, ...]
+
+    def part(self, indices: Sequence[int]) -> "Labelled":
+        """Select some of them."""
+        files, labels = self.files, self.labels
+        return Labelled(tuple(files[i] for i in indices), tuple(labels[i] for i in indices), self.classes)
 
 
 class Split(NamedTuple):
@@ -23,15 +39,59 @@ class Split(NamedTuple):
     evaluation: Labelled
 
 
+def read(folder: str | Path | None, pattern: str) -> Labelled:
+    """Find the images of a folder and their classes.
+
+    If the folder itself has images, their class is in their names; else each folder in it is a class.
+
+    Args:
+        folder: Where they are.
+        pattern: Regular expression, searched in a file's name; its first group is the class.
+
+    Raises:
+        BadInputError: There are none, a name does not match, or they are all of one class.
+    """
+    if folder is None:
+        fix = "Name a folder of images there, or give --data_dir in run.args"
+        raise BadInputError("there are no images", field="run.data", fix=fix)
+    root = Path(folder)
+    files = sorted(path for path in root.iterdir() if _is_image(path)) if root.is_dir() else []
+    if files:
+        named = list(_by_name(files, pattern))
+    else:
+        classed = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+        named = [(path, each.name) for each in classed for path in sorted(each.rglob("*")) if _is_image(path)]
+    if not named:
+        raise BadInputError(
+            f"there is no image in {root}, nor in a folder of it",
+            field="run.data",
+            fix=f"Name a folder with files such as beagle_32.jpg, or with one folder per class; images are "
+            f"{', '.join(sorted(_SUFFIXES))}",
+        )
+    classes = sorted({name for _, name in named})
+    if len(classes) == 1:
+        raise BadInputError(
+            f"all images in {root} are of one class, {classes[0]!r}",
+            field="run.data",
+            fix="Name the folder that has the images, or one folder per class, of two classes at least",
+        )
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = (numbers[name] for _, name in named)
+    return Labelled(tuple(file for file, _ in named), tuple(labels), tuple(classes))
+
+
 def split(images: Labelled, seed: int) -> Split:
-    """Split off a fifth of the images, by chance; the same on every rank, however many there are."""
+    """Split off a random fifth of the images for evaluation; the same on every rank."""
+    # Late: preflight needs no numpy.
+    import numpy as np
+
     order = [int(index) for index in np.random.default_rng(seed).permutation(len(images.files))]
-    cut = int(_TRAINED * len(order))
+    cut = int(_TRAIN_SHARE * len(order))
     return Split(images.part(order[:cut]), images.part(order[cut:]))
 
 
 def check_sizes(split: Split, batch_size: int, ranks: int) -> None:
-    """See that every rank has a whole batch to train on.
+    """Check that every rank has a whole batch to train on.
 
     Raises:
         BadInputError: There are too few images.
@@ -52,8 +112,34 @@ def broken(files: Sequence[Path]) -> str | None:
     return next((fault for file in files if (fault := _fault(file))), None)
 
 
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _by_name(files: Sequence[Path], pattern: str) -> Iterator[tuple[Path, str]]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise BadInputError(f"--label_pattern {pattern}: {error}", field="run.args") from error
+    if compiled.groups == 0:
+        fix = r"Put what is the class into parentheses, as in ^(.*)_\d+\.jpg$"
+        raise BadInputError(f"--label_pattern {pattern} has no group", field="run.args", fix=fix)
+    for file in files:
+        match = compiled.search(file.name)
+        if match is None or not match[1]:
+            raise BadInputError(
+                f"the name {file.name!r} has no class by the pattern {pattern}",
+                field="run.data",
+                fix="Give --label_pattern with a group for the class, or use one folder per class",
+            )
+        yield file, match[1]
+
+
 def _fault(file: Path) -> str | None:
-    """Decode the whole image, of a JPEG with an eighth of its pixels: what is cut short ends too early."""
+    """Decode the whole image, a JPEG at an eighth of its size, to find files that are cut short."""
+    # Late: preflight needs no Pillow.
+    from PIL import Image
+
     try:
         with Image.open(file) as image:
             image.draft("RGB", (1, 1))

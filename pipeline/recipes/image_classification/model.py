@@ -1,18 +1,19 @@
-"""The model: created by timm, its body frozen, and written in the form that timm reads."""
+"""The model: created by timm, its body frozen, its input, and written in the form that timm reads."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
 import torch
 from timm.models import save_for_hf
+from torchvision.transforms import Compose, Resize, ToTensor  # type: ignore[import-untyped]
 
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions
 from manycpu.pipeline.spec.errors import BadInputError
 
-__all__ = ["check_size", "create", "freeze", "normalization", "write"]
+__all__ = ["check_size", "create", "evaluation_transform", "freeze", "normalization", "write"]
 
 _DEFAULT = "resnet50d"
 _WEIGHTS = (".safetensors", ".bin", ".pth")
@@ -38,7 +39,7 @@ def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
         env: Environment; MANYCPU_MODEL is the folder of run.model.
 
     Raises:
-        BadInputError: timm has no such model, or its weights cannot be had.
+        BadInputError: timm has no such model, or its weights are not available.
     """
     source = _source(options.model, env.get("MANYCPU_MODEL"))
     overlay = {"file": str(source.weights)} if source.weights and options.pretrained else None
@@ -46,7 +47,7 @@ def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
         model = timm.create_model(
             source.name, pretrained=options.pretrained, pretrained_cfg_overlay=overlay, num_classes=classes
         )
-    except Exception as error:  # a library of downloads has errors of its own kind
+    except Exception as error:  # libraries that download raise errors of many kinds
         raise BadInputError(
             f"the model {source.name!r} cannot be loaded: {error}",
             field="run.model" if env.get("MANYCPU_MODEL") else "run.args",
@@ -56,7 +57,7 @@ def create(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any:
 
 
 def freeze(model: Any) -> None:
-    """Have the head alone be trained.
+    """Freeze the model but for its head.
 
     Raises:
         BadInputError: The model has no head.
@@ -68,7 +69,7 @@ def freeze(model: Any) -> None:
 
 
 def check_size(model: Any, size: int) -> None:
-    """See that the model takes images of this height and width.
+    """Check that the model takes images of this height and width.
 
     Raises:
         BadInputError: It does not.
@@ -88,6 +89,11 @@ def normalization(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and standard deviation of each channel, as the model was trained with."""
     mean, std = (torch.tensor(model.pretrained_cfg[name])[None, :, None, None] for name in ("mean", "std"))
     return mean, std
+
+
+def evaluation_transform(size: int) -> Any:
+    """Return the transform that makes a tensor of an image for evaluation, without randomness."""
+    return Compose([Resize((size, size)), ToTensor()])
 
 
 def write(model: Any, folder: Path, classes: tuple[str, ...], size: int) -> None:
@@ -118,15 +124,16 @@ def _source(name: str | None, staged: str | None) -> Source:
 def _folder(folder: Path) -> Source:
     if not (folder / "config.json").is_file():
         raise BadInputError(
-            f"{folder} has no config.json that tells which model of timm it is",
+            f"{folder} has no config.json that names its model of timm",
             field="run.model",
-            fix="Tell by --model NAME in run.args which one its weights are of",
+            fix="Name the model of its weights by --model NAME in run.args",
         )
     return Source(f"local-dir:{folder}")
 
 
 def _weights(staged: Path) -> Path:
-    found = [staged] if staged.is_file() else sorted(_weight_files(staged))
+    in_folder = [] if staged.is_file() else [path for path in staged.iterdir() if path.suffix in _WEIGHTS]
+    found = [staged] if staged.is_file() else sorted(in_folder)
     if len(found) != 1:
         raise BadInputError(
             f"{staged} has {len(found)} files with weights ({', '.join(_WEIGHTS)}); one is needed",
@@ -134,10 +141,6 @@ def _weights(staged: Path) -> Path:
             fix="Name a folder with the weights of the model that --model names, or leave run.model out",
         )
     return found[0]
-
-
-def _weight_files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if path.suffix in _WEIGHTS)
 
 
 def _check_name(name: str) -> None:

@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 from manycpu.pipeline.recipes import arguments
 from manycpu.pipeline.recipes.arguments import option
+from manycpu.pipeline.recipes.image_classification.images import LABEL_PATTERN
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.image_folder import LABEL_PATTERN
 
 __all__ = ["ImageOptions", "Options", "parse"]
 
@@ -61,7 +61,7 @@ class ImageOptions:
     )
     checkpoints_total_limit: int = option(2, "Checkpoints to keep, the newest ones.")
     resume_from_checkpoint: str | None = option(
-        None, "Checkpoint to go on from; default: the newest of this run, else run.resume_from."
+        None, "Checkpoint to resume from; default: the newest of this run, else run.resume_from."
     )
 
 
@@ -74,7 +74,7 @@ class Options(NamedTuple):
     save_every: int | Literal["epoch"] | None
     """Steps between two checkpoints."""
     notes: tuple[str, ...] = ()
-    """What was read otherwise than it was written, or will not do what it seems to."""
+    """Notes on options that were read in another way than they are written, or have no effect."""
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
@@ -89,20 +89,20 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """
     kinds: list[Any] = [ImageOptions]
     parser = arguments.Parser(kinds)
-    parser.set_defaults(**_defaults(env))
+    named = {"data_dir": env.get("MANYCPU_DATA"), "output_dir": env.get("MANYCPU_OUTPUT")}
+    parser.set_defaults(**{name: value for name, value in named.items() if value})
+    if env.get("MANYCPU_DTYPE") == "bf16":
+        parser.set_defaults(mixed_precision="bf16")
     (images,) = parser.read(arguments.words(argv))
     arguments.check_least(images, _LEAST)
     if images.lr <= 0:
         parser.error(f"--lr {images.lr:g} is no learning rate: it must be greater than 0")
     folders = arguments.folders(images.output_dir, env)
     every = _save_every(images.checkpointing_steps)
-    return Options(images, folders.output, folders.checkpoints, every, (*folders.notes, *_notes(images)))
-
-
-def _defaults(env: Mapping[str, str]) -> dict[str, Any]:
-    named = {"data_dir": env.get("MANYCPU_DATA"), "output_dir": env.get("MANYCPU_OUTPUT")}
-    precision = {"mixed_precision": "bf16"} if env.get("MANYCPU_DTYPE") == "bf16" else {}
-    return {name: value for name, value in named.items() if value} | precision
+    notes = list(folders.notes)
+    if not images.pretrained and not images.unfreeze:
+        notes.append("the body has random weights and is frozen: only --unfreeze has it learn")
+    return Options(images, folders.output, folders.checkpoints, every, tuple(notes))
 
 
 def _save_every(text: str) -> int | Literal["epoch"] | None:
@@ -117,9 +117,3 @@ def _save_every(text: str) -> int | Literal["epoch"] | None:
         field="run.args",
         fix="Give one of them",
     )
-
-
-def _notes(images: ImageOptions) -> tuple[str, ...]:
-    if images.pretrained or images.unfreeze:
-        return ()
-    return ("the body has random weights and is frozen: only --unfreeze has it learn",)

@@ -15,19 +15,25 @@ from accelerate.utils import (
     gather_object,
     set_seed,
 )
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import Compose, RandomResizedCrop, ToTensor  # type: ignore[import-untyped]
 
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.recipes.emit import bf16_notes, say
-from manycpu.pipeline.recipes.image_classification import images, loading, model
+from manycpu.pipeline.recipes.checkpoints import resume_point
+from manycpu.pipeline.recipes.image_classification import images, model
 from manycpu.pipeline.recipes.image_classification.epochs import Epochs
-from manycpu.pipeline.recipes.image_classification.images import Split
+from manycpu.pipeline.recipes.image_classification.images import Labelled, Split
 from manycpu.pipeline.recipes.image_classification.options import ImageOptions, Options
-from manycpu.pipeline.recipes.resuming import resume_point
-from manycpu.pipeline.spec import image_folder
+from manycpu.pipeline.recipes.reporting import bf16_notes, say
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.image_folder import Labelled
 
-__all__ = ["run"]
+__all__ = ["loader_processes", "run"]
+
+_MAX_WORKERS = 4
+"""Processes that load images, as in Accelerate's tutorial."""
+_THREADS_PER_WORKER = 4
+"""Threads of a rank for each of these processes; with fewer the rank loads images itself."""
 
 
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
@@ -42,16 +48,23 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     chosen = options.images
     for note in (*options.notes, *bf16_notes(env, bf16=chosen.mixed_precision == "bf16")):
         say(note)
-    labelled = image_folder.read(chosen.data_dir, chosen.label_pattern)
+    labelled = images.read(chosen.data_dir, chosen.label_pattern)
     accelerator = _accelerator(chosen)
     split = _checked(labelled, chosen, accelerator)
     set_seed(chosen.seed)
-    with accelerator.local_main_process_first():  # it fetches what the others find
+    with accelerator.local_main_process_first():  # it downloads what the others then find in the cache
         network = _network(chosen, len(labelled.classes), env)
-    epochs = Epochs(options, accelerator, network, loading.loaders(split, chosen, _workers(chosen, env)))
+    epochs = Epochs(options, accelerator, network, _loaders(split, chosen, _share_threads(chosen, env)))
     began = time.monotonic()
     resumed = epochs.resume(resume_point(options.checkpoints, chosen.resume_from_checkpoint, env))
-    results = {**epochs.train(), **_speed(epochs, resumed, time.monotonic() - began)}
+    evaluated, seconds = epochs.train(), time.monotonic() - began
+    results = {
+        **evaluated,
+        "train_steps": epochs.step,
+        "train_runtime": round(seconds, 4),
+        "train_samples_per_second": round((epochs.step - resumed) * epochs.batch / seconds, 3),
+        **({"resumed_from_step": resumed} if resumed else {}),
+    }
     metrics(results)
     if accelerator.is_main_process:
         _write(network, options, labelled.classes, results)
@@ -64,7 +77,7 @@ def _accelerator(options: ImageOptions) -> Accelerator:
         cpu=True,
         mixed_precision=options.mixed_precision,
         dynamo_backend="inductor" if options.torch_compile else "no",
-        # The order of an epoch follows from the seed and its number: a training that goes on has the same.
+        # Then the order of an epoch depends on the seed and its number only: a resumed training has the same.
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
         kwargs_handlers=[
             DistributedDataParallelKwargs(
@@ -76,7 +89,7 @@ def _accelerator(options: ImageOptions) -> Accelerator:
 
 
 def _checked(labelled: Labelled, options: ImageOptions, accelerator: Accelerator) -> Split:
-    """Split the images, and see that they can be read: each rank looks at its part of them."""
+    """Split the images, and check that they can be read, each rank a part of them."""
     split = images.split(labelled, options.seed)
     images.check_sizes(split, options.batch_size, accelerator.num_processes)
     own = labelled.files[accelerator.process_index :: accelerator.num_processes]
@@ -101,22 +114,52 @@ def _network(options: ImageOptions, classes: int, env: Mapping[str, str]) -> Any
     return network
 
 
-def _workers(options: ImageOptions, env: Mapping[str, str]) -> int:
-    threads = loading.threads(env)
-    workers = loading.workers(options.num_workers, threads)
+def _share_threads(options: ImageOptions, env: Mapping[str, str]) -> int:
+    """Share the rank's threads between loading and computing; returns the number of processes that load."""
+    threads = int(env.get("MANYCPU_THREADS") or torch.get_num_threads())
+    workers = loader_processes(options.num_workers, threads)
     torch.set_num_threads(threads - workers)
     say(f"each rank has {threads} threads: {workers} to load images, {threads - workers} to compute")
     return workers
 
 
-def _speed(epochs: Epochs, resumed: int, seconds: float) -> dict[str, Any]:
-    trained = (epochs.step - resumed) * epochs.batch
-    return {
-        "train_steps": epochs.step,
-        "train_runtime": round(seconds, 4),
-        "train_samples_per_second": round(trained / seconds, 3),
-        **({"resumed_from_step": resumed} if resumed else {}),
-    }
+def loader_processes(asked: int | None, threads: int) -> int:
+    """Choose how many processes load images; each replaces one of the rank's threads (docs/speed.md).
+
+    >>> [loader_processes(None, threads) for threads in (1, 3, 4, 16, 56)]
+    [0, 0, 1, 4, 4]
+    >>> [loader_processes(4, threads) for threads in (1, 3, 4, 16)]
+    [0, 2, 3, 4]
+    """
+    return min(threads // _THREADS_PER_WORKER, _MAX_WORKERS) if asked is None else min(asked, threads - 1)
+
+
+class _ImageDataset(Dataset[dict[str, Any]]):
+    """Images as tensors, made by a transform, and the numbers of their classes."""
+
+    def __init__(self, images: Labelled, transform: Any) -> None:
+        self._images, self._transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self._images.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with Image.open(self._images.files[index]) as image:
+            return {"image": self._transform(image.convert("RGB")), "label": self._images.labels[index]}
+
+
+def _loaders(split: Split, options: ImageOptions, workers: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Make the loaders: for training with random crops, for evaluation with batches twice as large."""
+    size, batch = options.image_size, options.batch_size
+    crop = Compose([RandomResizedCrop(size, scale=(0.5, 1.0)), ToTensor()])
+    train, evaluation = (
+        _ImageDataset(split.train, crop),
+        _ImageDataset(split.evaluation, model.evaluation_transform(size)),
+    )
+    return (
+        DataLoader(train, batch_size=batch, shuffle=True, num_workers=workers),
+        DataLoader(evaluation, batch_size=2 * batch, num_workers=workers),
+    )
 
 
 def _write(network: Any, options: Options, classes: tuple[str, ...], results: dict[str, Any]) -> None:

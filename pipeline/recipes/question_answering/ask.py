@@ -1,6 +1,6 @@
 """Ask a trained model: ``python -m manycpu.pipeline.recipes.question_answering.ask MODEL QUESTION CONTEXT``.
 
-transformers 5 has no pipeline for question answering any more; this is what it did.
+transformers 5 has no pipeline for question answering any more; this module replaces it.
 """
 
 import sys
@@ -11,7 +11,7 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from manycpu.pipeline.recipes.question_answering.checkpoint import positions
 from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
-from manycpu.pipeline.recipes.question_answering.postprocess import Answer, Limits, answers
+from manycpu.pipeline.recipes.question_answering.scoring import Answer, Limits, answers
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["Reader"]

@@ -41,7 +41,7 @@ def load(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
         config = AutoConfig.from_pretrained(options.config_name or name, **common)
         _override(config, options.config_overrides)
         tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name or name, use_fast=True, **common)
-        # Weights stay fp32 whatever the checkpoint holds: bf16 is for the computation (autocast) alone.
+        # Weights are fp32 also where the checkpoint has others: bf16 is for the computation (autocast) alone.
         model = AutoModelForQuestionAnswering.from_pretrained(
             name, config=config, dtype=torch.float32, **common
         )
@@ -61,7 +61,7 @@ def positions(model: PreTrainedModel) -> int | None:
     limit = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         return None
-    # RoBERTa and its kin begin to count after the padding token.
+    # RoBERTa and related models begin to count after the padding token.
     shifted = model.config.model_type in ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta")
     return limit - (model.config.pad_token_id or 0) - 1 if shifted else limit
 
@@ -81,7 +81,7 @@ def _override(config: PretrainedConfig, changes: str | None) -> None:
 def _usable(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
     if not tokenizer.is_fast:
         raise BadInputError(
-            f"the tokenizer of {name!r} is not a fast one: it cannot tell where in the text a token stands",
+            f"the tokenizer of {name!r} is not a fast one: it does not report its tokens' places in the text",
             field="run.model",
             fix="Choose a checkpoint with tokenizer.json",
         )

@@ -9,8 +9,8 @@ import datasets  # type: ignore[import-untyped]
 from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError  # type: ignore[import-untyped]
 
+from manycpu.pipeline.recipes.question_answering import squad
 from manycpu.pipeline.recipes.question_answering.options import DataOptions, ModelOptions
-from manycpu.pipeline.spec import squad
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["read"]
@@ -53,7 +53,11 @@ def read(model: ModelOptions, data: DataOptions, env: Mapping[str, str]) -> dict
         "validation": data.max_eval_samples,
         "test": data.max_predict_samples,
     }
-    return {split: _cut(_checked(split, table, data), limits[split]) for split, table in tables.items()}
+    checked = {split: _checked(split, table, data) for split, table in tables.items()}
+    return {
+        split: table if (limit := limits[split]) is None else table.select(range(min(limit, len(table))))
+        for split, table in checked.items()
+    }
 
 
 def _hub(model: ModelOptions, data: DataOptions) -> dict[str, Dataset]:
@@ -86,8 +90,11 @@ def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) 
         return Dataset.from_parquet([str(file) for file in files], cache_dir=cache)
     if files[0].suffix != ".json":
         raise BadInputError(f"{files[0]} is neither .json nor .parquet", field="run.data", fix="Convert it")
-    # The digest is a part of the cache's key: a file that changed is read again.
-    source = {"files": [str(file) for file in files], "digest": _digest(files)}
+    # The digest is part of the cache's key, so that a changed file is read again.
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    source = {"files": [str(file) for file in files], "digest": digest.hexdigest()}
     unanswered = data.version_2_with_negative or split == "test"
     try:
         return Dataset.from_generator(
@@ -95,13 +102,6 @@ def _table(split: str, files: list[Path], cache: str | None, data: DataOptions) 
         )
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
-
-
-def _digest(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def _records(files: list[str], digest: str, unanswered: bool) -> Iterator[dict[str, Any]]:
@@ -131,19 +131,13 @@ def _checked(split: str, table: Dataset, data: DataOptions) -> Dataset:
             f"the {split} split holds no question", field="run.data", fix="Give a data set with questions"
         )
     if split != "test" and not data.version_2_with_negative:
-        _all_answered(split, table)
+        pairs = zip(table["id"], table["answers"], strict=True)
+        without = [key for key, answers in pairs if not answers["text"]]
+        if without:
+            count = f"{len(without)} of {len(table)} {split} questions"
+            raise BadInputError(
+                f"{count} have no answer, the first is {without[0]!r}",
+                field="run.data",
+                fix="For data of SQuAD v2.0 add --version_2_with_negative to run.args",
+            )
     return table
-
-
-def _all_answered(split: str, table: Dataset) -> None:
-    without = [key for key, answers in zip(table["id"], table["answers"], strict=True) if not answers["text"]]
-    if without:
-        raise BadInputError(
-            f"{len(without)} of {len(table)} {split} questions have no answer, the first is {without[0]!r}",
-            field="run.data",
-            fix="For data of SQuAD v2.0 add --version_2_with_negative to run.args",
-        )
-
-
-def _cut(table: Dataset, limit: int | None) -> Dataset:
-    return table if limit is None else table.select(range(min(limit, len(table))))

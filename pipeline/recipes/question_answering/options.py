@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from manycpu.pipeline.recipes import arguments
-from manycpu.pipeline.recipes.arguments import Parser, has_option, option
-from manycpu.pipeline.recipes.old_options import translate
+from manycpu.pipeline.recipes.arguments import Parser, has_option, option, translate
 from manycpu.pipeline.recipes.trainer import CpuTrainingOptions, usable
 
 __all__ = ["DataOptions", "ModelOptions", "Options", "parse"]
@@ -93,7 +92,7 @@ class Options(NamedTuple):
     chosen: bool
     """Whether the user said which of training, evaluation and prediction to do."""
     notes: tuple[str, ...] = ()
-    """What was read otherwise than it was written."""
+    """Notes on options that were read in another way than they are written."""
 
 
 _KINDS: list[Any] = [ModelOptions, DataOptions, CpuTrainingOptions]

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import datasets  # type: ignore[import-untyped]
 import torch.distributed as dist
@@ -13,19 +13,27 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, Trainer, set_seed
 
 from manycpu.pipeline.node.metrics import metrics
-from manycpu.pipeline.recipes.emit import bf16_notes, say
-from manycpu.pipeline.recipes.question_answering import checkpoint, data, preparation
-from manycpu.pipeline.recipes.question_answering.options import Options
-from manycpu.pipeline.recipes.question_answering.preparation import Prepared
-from manycpu.pipeline.recipes.resuming import resume_point
-from manycpu.pipeline.recipes.trainer import CpuTrainer, CpuTrainingOptions
+from manycpu.pipeline.recipes.checkpoints import resume_point
+from manycpu.pipeline.recipes.question_answering import checkpoint, data
+from manycpu.pipeline.recipes.question_answering.features import Shape, build, usable_length
+from manycpu.pipeline.recipes.question_answering.options import DataOptions, Options
+from manycpu.pipeline.recipes.question_answering.scoring import Limits, Scorer
+from manycpu.pipeline.recipes.reporting import bf16_notes, say
+from manycpu.pipeline.recipes.trainer import CpuTrainer
 from manycpu.pipeline.spec.errors import BadInputError
 
 __all__ = ["run"]
 
-_CHEAP = 0.1
-"""Evaluate before training where that costs at most this share of it."""
-_FORWARD_SHARE = 1 / 3  # of a training step: the backward pass costs about twice the forward pass
+_MAX_EVALUATION_SHARE: Final = 0.1
+"""Evaluate before training where that costs at most this share of the training."""
+_FORWARD_SHARE: Final = 1 / 3  # of a training step: the backward pass costs about twice the forward pass
+
+
+class Prepared(NamedTuple):
+    """A split as features, and the scorer that answers its questions."""
+
+    features: Dataset
+    scorer: Scorer
 
 
 def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
@@ -37,26 +45,26 @@ def run(options: Options, env: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         BadInputError: Data, model or options cannot be used.
     """
-    _announce(options, env)
+    _configure_output(options, env)
     set_seed(options.training.seed)
     model, tokenizer = checkpoint.load(options.model)
     # The first process of a node prepares the data; the others find it in the cache.
     with options.training.main_process_first(local=True, desc="preparing the data"):
         splits = _chosen_splits(options, data.read(options.model, options.data, env))
-        prepared = preparation.prepare(splits, options.data, tokenizer, checkpoint.positions(model))
+        prepared = _prepare(splits, options.data, tokenizer, checkpoint.positions(model))
     trainer = _trainer(options, model, tokenizer, prepared)
     results = _results(options, env, trainer, prepared)
     _write(trainer, options, prepared, results)
     return results
 
 
-def _announce(options: Options, env: Mapping[str, str]) -> None:
+def _configure_output(options: Options, env: Mapping[str, str]) -> None:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         options.training.disable_tqdm = True
     if options.training.process_index > 0:
-        # What holds for one rank holds for all: said once, it is read.
+        # Warnings are the same on all ranks: print them once.
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     for note in (*options.notes, *bf16_notes(env, bf16=options.training.bf16)):
         say(note)
@@ -80,6 +88,50 @@ def _chosen_splits(options: Options, splits: dict[str, Dataset]) -> dict[str, Da
             "there is nothing to do", field="run.args", fix="Add --do_train, --do_eval or --do_predict"
         )
     return {split: table for split, table in splits.items() if chosen[split]}
+
+
+def _prepare(
+    splits: dict[str, Dataset],
+    options: DataOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    positions: int | None,
+) -> dict[str, Prepared]:
+    """Make the features of every split, through the cache of ``datasets``."""
+    length = usable_length(options.max_seq_length, tokenizer, positions)
+    if length < options.max_seq_length:
+        say(f"--max_seq_length {options.max_seq_length} is more than the model takes: {length} is used")
+    shape = Shape(length, options.doc_stride, options.pad_to_max_length)
+    # Use the tokenizer once: it then keeps its truncation, which is part of the cache's key on every rank.
+    build(next(iter(splits.values()))[:1], [0], tokenizer, shape)
+    return {split: _prepare_split(split, table, options, tokenizer, shape) for split, table in splits.items()}
+
+
+def _prepare_split(
+    split: str, table: Dataset, options: DataOptions, tokenizer: PreTrainedTokenizerBase, shape: Shape
+) -> Prepared:
+    names = ["id", "question", "context", *(["answers"] if split != "test" else [])]
+    features = table.select_columns(names).map(
+        build,
+        with_indices=True,
+        batched=True,
+        fn_kwargs={"tokenizer": tokenizer, "shape": shape},
+        remove_columns=names,
+        num_proc=options.preprocessing_num_workers,
+        load_from_cache_file=not options.overwrite_cache,
+        desc=f"{split} features",
+    )
+    if split == "train" and not any(features["start_positions"]):
+        raise BadInputError(
+            f"no training question has an answer that fits into {shape.length} tokens",
+            field="run.data",
+            fix="Give a greater --max_seq_length, or data with answers",
+        )
+    limits = Limits(
+        options.n_best_size,
+        options.max_answer_length,
+        options.null_score_diff_threshold if options.version_2_with_negative else None,
+    )
+    return Prepared(features, Scorer(table, features, limits))
 
 
 def _trainer(
@@ -109,12 +161,16 @@ def _results(
     if "train" in prepared:
         resume = resume_point(str(options.training.output_dir), options.training.resume_from_checkpoint, env)
         if resume is None and _worth_evaluating_before(options, prepared):
-            results |= _before(trainer)
+            before = trainer.evaluate(metric_key_prefix="before")
+            results |= {f"{name}_before": before[f"before_{name}"] for name in ("exact_match", "f1")}
         results |= _train(trainer, resume, options.output)
     if "validation" in prepared:
         results |= _evaluate(trainer)
     if "test" in prepared:
-        results |= _predict(trainer, prepared["test"])
+        trainer.compute_metrics = None  # it belongs to the validation split
+        predictions = trainer.predict(prepared["test"].features).predictions
+        scores = prepared["test"].scorer.score(*predictions)
+        results |= {f"predict_{name}": value for name, value in scores.items()}
     return results
 
 
@@ -124,48 +180,30 @@ def _worth_evaluating_before(options: Options, prepared: dict[str, Prepared]) ->
     if options.data.evaluate_before is not None:
         return options.data.evaluate_before
     steps, rows = options.training.max_steps, len(prepared["train"].features)
-    trained = steps * _batch(options.training) if steps > 0 else rows * options.training.num_train_epochs
-    return len(prepared["validation"].features) * _FORWARD_SHARE <= _CHEAP * trained
-
-
-def _batch(training: CpuTrainingOptions) -> int:
-    return int(training.train_batch_size * training.gradient_accumulation_steps * training.world_size)
-
-
-def _before(trainer: Trainer) -> dict[str, float]:
-    metrics = trainer.evaluate(metric_key_prefix="before")
-    return {f"{name}_before": metrics[f"before_{name}"] for name in ("exact_match", "f1")}
+    training = options.training
+    batch = int(training.train_batch_size * training.gradient_accumulation_steps * training.world_size)
+    trained = steps * batch if steps > 0 else rows * options.training.num_train_epochs
+    return len(prepared["validation"].features) * _FORWARD_SHARE <= _MAX_EVALUATION_SHARE * trained
 
 
 def _train(trainer: Trainer, resume: str | None, output: str) -> dict[str, Any]:
     result = trainer.train(resume_from_checkpoint=resume)
-    _save(trainer, Path(output))
+    trainer.save_model(output)
+    # A pickle of the options is not part of a model, and it may hold a token.
+    if trainer.is_world_process_zero():
+        Path(output, "training_args.bin").unlink(missing_ok=True)
     resumed = {"resumed_from_step": int(resume.rpartition("-")[2])} if resume else {}
     return {**result.metrics, "train_steps": result.global_step, **resumed}
 
 
-def _save(trainer: Trainer, output: Path) -> None:
-    trainer.save_model(str(output))
-    # A pickle of the options: no part of a model, and it may hold a token.
-    if trainer.is_world_process_zero():
-        (output / "training_args.bin").unlink(missing_ok=True)
-
-
 def _evaluate(trainer: Trainer) -> dict[str, Any]:
-    """Evaluate; scores go by their usual names, speed and loss by the Trainer's."""
+    """Evaluate; scores get their usual names, speed and loss keep the Trainer's."""
     metrics = trainer.evaluate()
     own = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
     scores = {
         name.removeprefix("eval_"): metrics[name] for name in metrics if name.endswith(("exact_match", "f1"))
     }
     return scores | {name: metrics[name] for name in own if name in metrics}
-
-
-def _predict(trainer: Trainer, test: Prepared) -> dict[str, Any]:
-    # Without compute_metrics, which belongs to the validation split.
-    trainer.compute_metrics = None
-    scores = test.scorer.score(*trainer.predict(test.features).predictions)
-    return {f"predict_{name}": value for name, value in scores.items()}
 
 
 def _write(

@@ -10,7 +10,7 @@ from manycpu.pipeline.targets.program_code import code_of, installed_digest, pro
 from manycpu.pipeline.targets.results import Built
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 __all__ = ["build", "code_tree"]
 

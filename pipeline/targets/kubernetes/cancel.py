@@ -3,7 +3,7 @@
 from manycpu.pipeline.spec.errors import LaunchError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import attempt_state
 from manycpu.pipeline.targets.kubernetes.launch import has_ended, present_handle
@@ -27,7 +27,7 @@ def cancel(ctx: ClusterContext, by: str, attempt: int | None) -> bool:
         if handle is None or attempt_state(entry, handle).succeeded or has_ended(ctx, handle):
             return False
         entry.cancelled.setdefault(entry.attempt, by)
-    ctx.cluster.delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
+    cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
     attempt_labels = labels(ctx.name, attempt=str(handle.attempt))
     undeleted = wait_until_gone(ctx, attempt_labels, _TIMEOUT, but=is_companion)
     if undeleted:

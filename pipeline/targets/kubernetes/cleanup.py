@@ -13,27 +13,22 @@ from manycpu.pipeline.ledger.configmap import ConfigMapLedger, expired
 from manycpu.pipeline.spec.errors import Finding, ManycpuError, RunGoneError
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
-from manycpu.pipeline.targets.context import ClusterContext, RunContext
+from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.kubernetes import run_secret
 from manycpu.pipeline.targets.kubernetes.cancel import cancel
-from manycpu.pipeline.targets.kubernetes.deletion import named, present, wait_until_gone
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of, directory_of
+from manycpu.pipeline.targets.kubernetes.deletion import present, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.output_report import remove_forgotten
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import helper
 from manycpu.pipeline.targets.open_run import reopen
 from manycpu.pipeline.transfer import TransferError
 
-__all__ = ["keep", "keep_results", "owns", "remove", "remove_expired"]
+__all__ = ["keep_results", "remove", "remove_expired"]
 
 _LOG = logging.getLogger(__name__)
 _TIMEOUT = 120.0  # seconds until all that the run owned must be gone
 _OTHERS = 30.0  # seconds that a run waits for the removal of others, all together
 _LAST = ("ConfigMap", "PersistentVolumeClaim")  # the ledger; the claim goes with it, after its last pod
-
-
-def keep(ctx: ClusterContext, seconds: float | None) -> list[str]:
-    """Record for how long the run's objects are kept (None: for ever); their names."""
-    ctx.ledger.keep(seconds)
-    return named(ctx, present(ctx, labels(ctx.name)))
 
 
 def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
@@ -52,7 +47,7 @@ def keep_results(ctx: ClusterContext, seconds: float | None) -> list[str]:
     stays = partial(_stays, uid)
     for name in undeleted + wait_until_gone(ctx, labels(ctx.name), _TIMEOUT, but=stays):
         _LOG.warning("%s is not deleted: it goes with what is kept of the run", name)
-    where = f"claim {ctx.target.namespace}/{ctx.claim}"
+    where = f"claim {ctx.target.namespace}/{claim_of(ctx)}"
     return [f"{folder}/{result} of {where}" for result in results]
 
 
@@ -61,23 +56,19 @@ def _trim(ctx: ClusterContext) -> tuple[str, list[str]]:
 
     Where the volume cannot be seen, all that is there counts as the training's.
     """
-    claim = ctx.cluster.get("PersistentVolumeClaim", ctx.claim)
-    if claim is None or claim.get("status", {}).get("phase") == "Pending":  # nobody has ever written to it
-        return ctx.directory, []
-    asked = {"folder": ctx.directory, "within": ctx.target.home if ctx.target.makes_claim else ctx.directory}
+    folder = directory_of(ctx)
+    claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
+    if claim is None or claim.get("status", {}).get("phase") == "Pending":  # no pod has ever written to it
+        return folder, []
+    asked = {"folder": folder, "within": ctx.target.home if ctx.target.makes_claim else folder}
     try:
-        with helper(ctx, "cleanup", ctx.claim, lambda *_: None) as pod:
-            return ctx.directory, list(pod.ask("trim", **asked)["results"])
+        with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
+            return folder, list(pod.ask("trim", **asked)["results"])
     except RunGoneError:
         raise
     except (TransferError, ManycpuError) as error:
-        _LOG.warning("%s on claim %s is kept as a whole: %s", ctx.directory, ctx.claim, error)
-        return str(Path(ctx.directory).parent), [ctx.name]
-
-
-def owns(ctx: ClusterContext, what: str) -> bool:
-    """Whether a path is deleted with the run: on a claim that was made for it, all are."""
-    return ctx.target.makes_claim and what.startswith(f"{ctx.target.mount_path}/")
+        _LOG.warning("%s on claim %s is kept as a whole: %s", folder, claim_of(ctx), error)
+        return str(Path(folder).parent), [ctx.name]
 
 
 def remove(ctx: ClusterContext) -> list[str]:
@@ -86,7 +77,7 @@ def remove(ctx: ClusterContext) -> list[str]:
     Raises:
         RunGoneError: A later run of the same name is there.
     """
-    ledger = ctx.cluster.get("ConfigMap", ctx.name)
+    ledger = cluster_of(ctx).get("ConfigMap", ctx.name)
     if ledger is None or is_being_deleted(ledger):
         # An earlier try deleted it last, and what it owned goes with it.
         return wait_until_gone(ctx, labels(ctx.name), _TIMEOUT)
@@ -107,7 +98,7 @@ def _begin_removal(ctx: ClusterContext, uid: str) -> list[str]:
 def _remove_objects(ctx: ClusterContext, uid: str) -> None:
     for item in present(ctx, labels(ctx.name)):
         if not _stays(uid, item):
-            ctx.cluster.delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
+            cluster_of(ctx).delete(item["kind"], item["metadata"]["name"], uid=item["metadata"]["uid"])
 
 
 def _stays(uid: str, item: KubeObject) -> bool:
@@ -146,8 +137,8 @@ def _remove_all(
     ctx: ClusterContext, now: float, end: Callable[[RunContext], bool], troubles: list[Finding]
 ) -> None:
     try:
-        ledgers = expired(ctx.cluster, now)
-        remove_forgotten(ctx.cluster)
+        ledgers = expired(cluster_of(ctx), now)
+        remove_forgotten(cluster_of(ctx))
     except ManycpuError as error:
         troubles.append(_trouble(f"older runs cannot be looked for: {error}"))
         return
@@ -185,10 +176,10 @@ def _remove_folder(ctx: ClusterContext) -> list[str]:
     if ctx.target.makes_claim or ctx.ledger.read().attempt == 0:
         return []
     try:
-        with helper(ctx, "cleanup", ctx.claim, lambda *_: None) as pod:
-            pod.ask("remove", folder=ctx.directory)
+        with helper(ctx, "cleanup", claim_of(ctx), lambda *_: None) as pod:
+            pod.ask("remove", folder=directory_of(ctx))
     except (TransferError, ManycpuError) as error:
-        return [f"{ctx.directory} on claim {ctx.target.namespace}/{ctx.claim}: {error}"]
+        return [f"{directory_of(ctx)} on claim {ctx.target.namespace}/{claim_of(ctx)}: {error}"]
     return []
 
 
@@ -200,7 +191,7 @@ def _remove_elsewhere(ctx: ClusterContext) -> list[str]:
 def _remove_there(ctx: ClusterContext, name: str) -> list[str]:
     namespace, kind, item = name.split("/")
     try:
-        cluster = ctx.cluster.in_namespace(namespace)
+        cluster = cluster_of(ctx).in_namespace(namespace)
         cluster.delete(kind, item)
         return [name] if cluster.get(kind, item) and not _goes(cluster, kind, item) else []
     except ManycpuError as error:

@@ -7,7 +7,7 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from manycpu.pipeline.spec.errors import ForbiddenError, NotFoundError
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, resources
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["is_companion", "kinds", "named", "present", "wait_until_gone"]
 
@@ -59,7 +59,7 @@ def present(ctx: ClusterContext, selector: Mapping[str, str]) -> list[KubeObject
 
 def _list(ctx: ClusterContext, kind: str, selector: Mapping[str, str]) -> list[KubeObject]:
     try:
-        return ctx.cluster.list(kind, selector)
+        return cluster_of(ctx).list(kind, selector)
     except (ForbiddenError, NotFoundError):
         # A cluster has the operators that it needs, and an account the rights to those.
         if _is_of_another_launch(ctx, kind):

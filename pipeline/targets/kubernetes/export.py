@@ -1,23 +1,22 @@
 """Copy the model out of the claim: to this machine over a stream, to a URL by a pod beside the volume."""
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
 
 from manycpu.pipeline.adapters.storage import is_remote
-from manycpu.pipeline.ledger import Entry
 from manycpu.pipeline.pod import client
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError, RunGoneError
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.output import RETURNED
 from manycpu.pipeline.spec.targets import Kubernetes
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, attempt_directory, claim_of
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
-from manycpu.pipeline.targets.open_run import as_started, changed
+from manycpu.pipeline.targets.open_run import as_started
 from manycpu.pipeline.transfer import Manifest, Progress, TransferError
 
-__all__ = ["export", "may_have_model", "model_of", "read_returned", "strays"]
+__all__ = ["export", "model_of", "read_returned"]
 
 
 def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manifest:
@@ -29,9 +28,9 @@ def export(ctx: ClusterContext, handle: JobHandle, progress: Progress) -> Manife
         DeadlineError: The pod did not start, or was lost again and again.
     """
     ctx = _beside(ctx, handle)
-    source = f"{ctx.attempt_directory(handle.attempt)}/output"
+    source = f"{attempt_directory(ctx, handle.attempt)}/output"
     try:
-        with helper(ctx, "export", ctx.claim, progress) as pod:
+        with helper(ctx, "export", claim_of(ctx), progress) as pod:
             return (_publish if is_remote(ctx.destination) else _pull)(ctx, pod, source)
     except RunGoneError:
         raise
@@ -50,7 +49,7 @@ def _beside(ctx: ClusterContext, handle: JobHandle) -> ClusterContext:
     if not isinstance(target, Kubernetes) or target == ctx.target:
         return ctx
     volume = {"claim": target.claim, "mount_path": target.mount_path}
-    return cast("ClusterContext", changed(ctx, target=ctx.target.model_copy(update=volume)))
+    return replace(ctx, target=ctx.target.model_copy(update=volume))
 
 
 def _publish(ctx: ClusterContext, pod: Helper, source: str) -> Manifest:
@@ -74,10 +73,10 @@ def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
         OSError: It is not there.
     """
     ctx = _beside(ctx, handle)
-    source = f"{ctx.attempt_directory(handle.attempt)}/{RETURNED}"
+    source = f"{attempt_directory(ctx, handle.attempt)}/{RETURNED}"
     with (
         TemporaryDirectory(prefix="manycpu-returned-") as folder,
-        helper(ctx, "returned", ctx.claim, lambda *_: None) as pod,
+        helper(ctx, "returned", claim_of(ctx), lambda *_: None) as pod,
     ):
         copy = Path(folder, "copy")
         pod.run("send", lambda channel: client.pull(channel, source, copy, ctx.key, pod.report))
@@ -86,15 +85,5 @@ def read_returned(ctx: ClusterContext, handle: JobHandle, name: str) -> bytes:
 
 def model_of(ctx: ClusterContext, handle: JobHandle) -> str:
     """Name the folder that the program of an attempt wrote to, for people."""
-    where = f"claim {ctx.target.namespace}/{ctx.claim}"
-    return f"{ctx.attempt_directory(handle.attempt)}/output of {where}"
-
-
-def may_have_model(ctx: ClusterContext, handle: JobHandle) -> bool:  # noqa: ARG001 - as everywhere
-    """Whether the program of an attempt may have written files: a volume cannot be seen from here."""
-    return True
-
-
-def strays(ctx: ClusterContext, entry: Entry, handle: JobHandle) -> list[str]:  # noqa: ARG001 - as everywhere
-    """Name files that a program wrote elsewhere: of a pod's own folders nobody knows, they go with it."""
-    return []
+    where = f"claim {ctx.target.namespace}/{claim_of(ctx)}"
+    return f"{attempt_directory(ctx, handle.attempt)}/output of {where}"

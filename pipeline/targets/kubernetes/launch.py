@@ -24,8 +24,14 @@ from manycpu.pipeline.spec.naming import label, labels
 from manycpu.pipeline.spec.placement import CODE, Placement
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import run_secret
+from manycpu.pipeline.targets.kubernetes.context import (
+    ClusterContext,
+    attempt_directory,
+    claim_of,
+    cluster_of,
+    directory_of,
+)
 from manycpu.pipeline.targets.kubernetes.deletion import is_companion, wait_until_gone
 from manycpu.pipeline.targets.kubernetes.following import exit_records, judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, attempt_state
@@ -85,8 +91,8 @@ def _create(ctx: ClusterContext, manifests: list[KubeObject]) -> KubeObject:
 
 def _create_one(ctx: ClusterContext, manifest: KubeObject) -> KubeObject:
     try:
-        ctx.cluster.create(manifest, dry_run=True)
-        created = ctx.cluster.create(manifest)
+        cluster_of(ctx).create(manifest, dry_run=True)
+        created = cluster_of(ctx).create(manifest)
     except ClusterError as error:
         raise LaunchError(
             f"the cluster does not accept the {manifest['kind']}: {error.message}",
@@ -114,12 +120,12 @@ def status(ctx: ClusterContext, handle: JobHandle, entry: Entry) -> Status:
     recorded = attempt_state(entry, handle)
     if recorded.succeeded is not None:  # whatever becomes of its job
         return outcome(ctx, recorded.succeeded, recorded.observed)
-    snapshot = JobSnapshot(handle, (ctx.claim,))
+    snapshot = JobSnapshot(handle, (claim_of(ctx),))
     snapshot.replace(*observe(ctx, handle))
-    snapshot.apply("Event", ctx.cluster.list("Event", fields="type=Warning"), [], complete=True)
+    snapshot.apply("Event", cluster_of(ctx).list("Event", fields="type=Warning"), [], complete=True)
     job_status = judgement.look(ctx.run, snapshot, recorded.activity)
     if not job_status.state.terminal:
-        more = look_once(ctx.cluster, snapshot, time.time())
+        more = look_once(cluster_of(ctx), snapshot, time.time())
         return job_status.model_copy(update={"reason": f"{job_status.reason}\n{more}".strip()})
     job_status = judgement.concluded(entry, handle, job_status)
     if job_status.state is not RunState.SUCCEEDED:
@@ -136,8 +142,8 @@ def has_ended(ctx: ClusterContext, handle: JobHandle) -> bool:
 
 def observe(ctx: ClusterContext, handle: JobHandle) -> tuple[KubeObject | None, list[KubeObject]]:
     """Read an attempt's job (None when it is gone) and its pods from the cluster."""
-    job = ctx.cluster.get(JOB_KINDS[handle.launch].kind, handle.name)
-    pods = ctx.cluster.list("Pod", labels(handle.run, attempt=str(handle.attempt)))
+    job = cluster_of(ctx).get(JOB_KINDS[handle.launch].kind, handle.name)
+    pods = cluster_of(ctx).list("Pod", labels(handle.run, attempt=str(handle.attempt)))
     return (job if job and job["metadata"]["uid"] == handle.uid else None), pods
 
 
@@ -149,7 +155,7 @@ def present_handle(ctx: ClusterContext, entry: Entry) -> JobHandle | None:
     if entry.attempt == 0:
         return None
     kind = JOB_KINDS[entry.described().target["launch"]]
-    job = ctx.cluster.get(kind.kind, f"{ctx.name}-{entry.attempt}")
+    job = cluster_of(ctx).get(kind.kind, f"{ctx.name}-{entry.attempt}")
     return _handle(ctx, job, entry.attempt) if job and _belongs_to(job, ctx.ledger.owner()) else None
 
 
@@ -167,7 +173,7 @@ def place(
     ctx: ClusterContext, staged: Staged, built: Built, attempt: int, *, owned: bool = True
 ) -> Placement:
     """Decide where everything of an attempt is in its pods."""
-    folder = ctx.attempt_directory(attempt)
+    folder = attempt_directory(ctx, attempt)
     return Placement(
         name=ctx.name,
         attempt=attempt,
@@ -178,12 +184,12 @@ def place(
         model=staged.model,
         # Of its own for each attempt: what a failed one wrote must not pass for a model.
         output=f"{folder}/output",
-        checkpoints=checkpoints_of(ctx),
+        checkpoints=checkpoints_of(ctx, directory_of(ctx)),
         caches=f"{ctx.target.home}/caches",
         attempt_directory=folder,
         resume_from=ctx.run.resume_from,
         image=built.image or "",
-        claim=ctx.claim,
+        claim=claim_of(ctx),
         owners=tuple(ctx.ledger.owner()) if owned else (),
     )
 
@@ -213,7 +219,7 @@ def _note_handle(ctx: ClusterContext, handle: JobHandle) -> bool:
 
 
 def _delete(ctx: ClusterContext, handle: JobHandle) -> None:
-    ctx.cluster.delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
+    cluster_of(ctx).delete(JOB_KINDS[handle.launch].kind, handle.name, uid=handle.uid)
 
 
 def _settle(ctx: ClusterContext) -> None:
@@ -223,7 +229,7 @@ def _settle(ctx: ClusterContext) -> None:
     if handle is None or handle.attempt in entry.cancelled:
         return
     started, state = as_started(ctx, entry, handle.attempt), attempt_state(entry, handle)
-    snapshot = JobSnapshot(handle, (ctx.claim,))
+    snapshot = JobSnapshot(handle, (claim_of(ctx),))
     snapshot.replace(*observe(ctx, handle))
     failed = judgement.look(started.run, snapshot, state.activity)
     if state.verdict or failed.state is not RunState.FAILED:
@@ -284,9 +290,9 @@ def _end_earlier(ctx: ClusterContext, attempt: int) -> None:
     """Delete an earlier attempt's job and wait for its pods: they would write to the same checkpoints."""
     entry = ctx.ledger.read()
     kinds = {JOB_KINDS[entry.described(number).target["launch"]].kind for number in range(1, attempt + 1)}
-    for job in [job for kind in sorted(kinds) for job in ctx.cluster.list(kind, labels(ctx.name))]:
+    for job in [job for kind in sorted(kinds) for job in cluster_of(ctx).list(kind, labels(ctx.name))]:
         if int(label(job, "attempt")) < attempt:  # a later one is another launcher's
-            ctx.cluster.delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
+            cluster_of(ctx).delete(job["kind"], job["metadata"]["name"], uid=job["metadata"]["uid"])
     earlier = [labels(ctx.name, attempt=str(number)) for number in range(1, attempt)]
     undeleted = [
         name

@@ -11,7 +11,7 @@ from manycpu.pipeline import run_report
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.spec.errors import raise_findings
 from manycpu.pipeline.targets import output
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.volume.helper_pod import Helper, helper
 
 __all__ = ["claim", "put", "read_report", "release", "remove_forgotten", "write_report"]

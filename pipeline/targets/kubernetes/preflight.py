@@ -10,13 +10,19 @@ import yaml
 
 from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
-from manycpu.pipeline.launchers.pod_spec import TPU
-from manycpu.pipeline.launchers.ranks import rank_template
+from manycpu.pipeline.launchers.pod_spec import TPU, find_rank_template
 from manycpu.pipeline.spec.errors import BadInputError, ClusterError, Finding, NotFoundError
-from manycpu.pipeline.spec.job_kinds import JOB_KINDS, MPIJOB, TRAINJOB, JobKind
-from manycpu.pipeline.spec.kueue import LOCAL_QUEUE, QUEUE, VISIBILITY
+from manycpu.pipeline.spec.job_kinds import (
+    JOB_KINDS,
+    LOCAL_QUEUE,
+    MPIJOB,
+    QUEUE_LABEL,
+    TRAINJOB,
+    VISIBILITY,
+    JobKind,
+)
 from manycpu.pipeline.spec.targets import OWN_RUNTIME, Kubernetes
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 from manycpu.pipeline.targets.kubernetes.image.checks import check_images
 from manycpu.pipeline.targets.kubernetes.launch import objects
 from manycpu.pipeline.targets.kubernetes.queue_checks import check_queue
@@ -49,7 +55,7 @@ _COMPANION_VERBS: Final = ("create", "delete", "get", "list")
 def findings(ctx: ClusterContext) -> Findings:
     """Check the cluster; where it cannot be reached, what can be known without it."""
     try:
-        ctx.cluster.call("GET", "/version", deadline=15)
+        cluster_of(ctx).call("GET", "/version", deadline=15)
     except ClusterError as error:
         yield Finding("target.connection", error.message, error.fix or "See target.connection")
         yield from _found(_described, ctx)
@@ -107,7 +113,7 @@ def granted() -> list[Right]:
 def _operator(ctx: ClusterContext) -> Findings:
     kind = JOB_KINDS[ctx.target.launch]
     try:
-        served = ctx.cluster.call("GET", kind.resource.path)["resources"]
+        served = cluster_of(ctx).call("GET", kind.resource.path)["resources"]
     except NotFoundError:
         served = []
     if kind.resource.plural not in [resource["name"] for resource in served]:
@@ -131,7 +137,7 @@ def _runtime(ctx: ClusterContext) -> Findings:
         return
     job["metadata"]["name"] = f"{ctx.name}-preflight"
     try:
-        answer = ctx.cluster.create(job, dry_run=True)
+        answer = cluster_of(ctx).create(job, dry_run=True)
     except ClusterError as error:
         yield Finding(
             "target.runtime",
@@ -139,7 +145,7 @@ def _runtime(ctx: ClusterContext) -> Findings:
             f"Name a ClusterTrainingRuntime that the cluster has, or set it to {OWN_RUNTIME!r}",
         )
         return
-    if queue := answer["metadata"].get("labels", {}).get(QUEUE):  # Kueue's default one
+    if queue := answer["metadata"].get("labels", {}).get(QUEUE_LABEL):  # Kueue's default one
         text = f"Kueue puts each TrainJob of namespace {ctx.target.namespace} into LocalQueue {queue!r}"
         yield Finding("target.queue", text, f"Set it to {queue}: the run then has a runtime of its own")
 
@@ -152,7 +158,7 @@ def missing_rights(ctx: ClusterContext) -> Findings:
         lacking = [
             verb
             for verb, *_ in asked
-            if not ctx.cluster.allowed(verb, plural, group=group, subresource=subresource)
+            if not cluster_of(ctx).allowed(verb, plural, group=group, subresource=subresource)
         ]
         if lacking:
             yield Finding(
@@ -167,7 +173,7 @@ def _namespace(ctx: ClusterContext) -> Findings:
     """Create the ledger as a dry run: that fails where the namespace is missing, or is being deleted."""
     probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{ctx.name}-preflight"}}
     try:
-        ctx.cluster.create(probe, dry_run=True)
+        cluster_of(ctx).create(probe, dry_run=True)
     except ClusterError as error:
         yield Finding("target.namespace", error.message, "Create the namespace, or name another")
 
@@ -175,18 +181,18 @@ def _namespace(ctx: ClusterContext) -> Findings:
 def _claim(ctx: ClusterContext) -> Findings:
     modes, field = [ctx.target.claim_access], "target.claim_access"
     if not ctx.target.makes_claim:
-        claim = ctx.cluster.get("PersistentVolumeClaim", ctx.claim)
+        claim = cluster_of(ctx).get("PersistentVolumeClaim", claim_of(ctx))
         field = "target.claim"
         if claim is None:
             yield Finding(
                 field,
-                f"there is no claim {ctx.claim!r} in namespace {ctx.target.namespace}",
+                f"there is no claim {claim_of(ctx)!r} in namespace {ctx.target.namespace}",
                 "Create it, name another, or leave it out to have one made for the run",
             )
             return
         modes = claim["spec"]["accessModes"]
         if (claim.get("status") or {}).get("phase") == "Lost":
-            yield Finding(field, f"claim {ctx.claim!r} has lost its volume", "Name another claim")
+            yield Finding(field, f"claim {claim_of(ctx)!r} has lost its volume", "Name another claim")
     if ctx.run.nodes[1] > 1 and "ReadWriteMany" not in modes:
         yield Finding(
             field,
@@ -197,7 +203,7 @@ def _claim(ctx: ClusterContext) -> Findings:
 
 def _secrets(ctx: ClusterContext) -> Findings:
     for name in ctx.run.env_from:
-        if ctx.cluster.get("Secret", name) is None:
+        if cluster_of(ctx).get("Secret", name) is None:
             yield Finding(
                 "run.env_from",
                 f"there is no secret {name!r} in namespace {ctx.target.namespace}",
@@ -243,7 +249,7 @@ def _nodes(ctx: ClusterContext) -> list[dict[str, Any]]:
     selector = ",".join(f"{key}={value}" for key, value in ctx.target.node_selector.items())
     try:
         query = {"labelSelector": selector} if selector else {}
-        nodes = ctx.cluster.call("GET", "/api/v1/nodes", query=query, deadline=15)
+        nodes = cluster_of(ctx).call("GET", "/api/v1/nodes", query=query, deadline=15)
     except ClusterError:
         return []
     return list(nodes["items"])
@@ -252,14 +258,14 @@ def _nodes(ctx: ClusterContext) -> list[dict[str, Any]]:
 def _admission(ctx: ClusterContext) -> Findings:
     """Create a rank's pod, as a dry run: Pod Security, quota, limits, account and priority class speak up."""
     written = objects(ctx)
-    template, needed = rank_template(written), JOB_LAUNCHERS[ctx.target.launch].ranks(written[-1])
+    template, needed = find_rank_template(written), JOB_LAUNCHERS[ctx.target.launch].ranks(written[-1])
     template["spec"] = template["spec"] | (needed.pod if needed else {})
     template["metadata"]["name"] = f"{ctx.name}-preflight"
     template["spec"]["restartPolicy"] = "Never"
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["spec"]["containers"][0]["image"] = ctx.target.image or "preflight"
     try:
-        ctx.cluster.create(pod, dry_run=True)
+        cluster_of(ctx).create(pod, dry_run=True)
     except ClusterError as error:
         field = next((field for word, field in _ADMISSION.items() if word in error.message), "target")
         yield Finding(field, f"the cluster refuses a rank's pod: {error.message}", "See the message")
@@ -283,7 +289,7 @@ def _quota(ctx: ClusterContext) -> Findings:
     """Compare the demand of all pods with what the namespace's quotas have left; the dry run sees one pod."""
     resources, pods = ctx.run.resources, ctx.run.nodes[0]
     demand = {"cpu": str(resources.cpu or 0), "memory": resources.memory or "0", "pods": "1"}
-    for quota in ctx.cluster.list("ResourceQuota"):
+    for quota in cluster_of(ctx).list("ResourceQuota"):
         used = quota["status"].get("used", {})
         for name, hard in quota["status"].get("hard", {}).items():
             resource = name.removeprefix("requests.").removeprefix("limits.")

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from manycpu.pipeline.spec.errors import Finding, ForbiddenError, NotFoundError
+from manycpu.pipeline.spec.job_kinds import LOCAL_QUEUE
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.kueue import LOCAL_QUEUE
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["check_queue"]
 
@@ -20,11 +20,11 @@ def check_queue(ctx: ClusterContext) -> Findings:
             yield Finding("target.queue_priority", "it is of a queue, and target.queue is left out", fix)
         return
     try:
-        path = ctx.cluster.path(LOCAL_QUEUE.kind)
+        path = cluster_of(ctx).path(LOCAL_QUEUE.kind)
     except NotFoundError:
         yield Finding("target.queue", "the cluster has no Kueue", "Install it, or leave target.queue out")
         return
-    queue = ctx.cluster.get(LOCAL_QUEUE.kind, name)
+    queue = cluster_of(ctx).get(LOCAL_QUEUE.kind, name)
     if queue is None:
         where = f"in namespace {ctx.target.namespace}"
         fix = f"Name one that `kubectl -n {ctx.target.namespace} get localqueues` lists"
@@ -46,7 +46,7 @@ def _queue_priority(ctx: ClusterContext, group: str) -> Findings:
     if (name := ctx.target.queue_priority) is None:
         return
     try:
-        ctx.cluster.call("GET", f"{group}/workloadpriorityclasses/{name}")
+        cluster_of(ctx).call("GET", f"{group}/workloadpriorityclasses/{name}")
     except NotFoundError:
         fix = "Name one that `kubectl get workloadpriorityclasses` lists"
         yield Finding("target.queue_priority", f"there is no WorkloadPriorityClass {name!r}", fix)

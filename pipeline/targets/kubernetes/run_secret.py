@@ -8,7 +8,7 @@ from manycpu.pipeline.spec.credentials import secret_variables
 from manycpu.pipeline.spec.errors import ClusterError
 from manycpu.pipeline.spec.kube_object import is_being_deleted
 from manycpu.pipeline.spec.naming import labels, secret_name
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["provide", "remove"]
 
@@ -45,7 +45,7 @@ def provide(ctx: ClusterContext) -> None:
         before_sleep=lambda _: remove(ctx),  # manycpu has no right to change one
         retry_error_callback=lambda _: None,
     )
-    if retrying(ctx.cluster.create, manifest) is None:
+    if retrying(cluster_of(ctx).create, manifest) is None:
         raise ClusterError(
             f"Secret {ctx.target.namespace}/{secret_name(ctx.name)} has earlier values, and does not go",
             fix=f"See why: kubectl -n {ctx.target.namespace} describe secret {secret_name(ctx.name)}",
@@ -54,4 +54,4 @@ def provide(ctx: ClusterContext) -> None:
 
 def remove(ctx: ClusterContext) -> None:
     """Begin to delete the Secret, where there is one."""
-    ctx.cluster.delete("Secret", secret_name(ctx.name))
+    cluster_of(ctx).delete("Secret", secret_name(ctx.name))

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import Any
 
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, ClusterWatch
 from manycpu.pipeline.spec.events import RankLine
@@ -12,15 +11,11 @@ from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets.context import ClusterContext
-from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
-    AttemptRecorder,
-    Cursor,
-    attempt_state,
-)
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
+from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import AttemptRecorder, Cursor
 from manycpu.pipeline.targets.kubernetes.following.follower import Follower, batches, selections
 
-__all__ = ["JobWatch", "observed_of", "seconds", "watch"]
+__all__ = ["JobWatch"]
 
 _RECORDING = 10.0  # seconds that the cluster has to take it
 _CLOSING = 0.1  # seconds: the transport has no word to say that TLS is closed
@@ -134,7 +129,7 @@ class _Following:
             self._loop.close()
 
     async def _follow(self) -> Status:
-        cluster = self._ctx.cluster
+        cluster = cluster_of(self._ctx)
         watch = ClusterWatch(cluster.connect, self._handle.namespace)
         self._follower = Follower(self._ctx, self._handle, watch, self._recorder)
         try:
@@ -154,19 +149,3 @@ async def _end_tasks() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(_CLOSING)
-
-
-def watch(ctx: ClusterContext, handle: JobHandle, cursor: Cursor | None) -> JobWatch:
-    """Watch an attempt from its beginning, or from where another watch has come to."""
-    return JobWatch(ctx, handle, cursor)
-
-
-def observed_of(ctx: ClusterContext, handle: JobHandle) -> Observed:
-    """Read what the ranks of an attempt reported, as whoever followed it recorded."""
-    return attempt_state(ctx.ledger.read(), handle).observed
-
-
-def seconds(ctx: ClusterContext, handle: JobHandle) -> float:
-    """Compute how long an attempt took, from its creation to its end."""
-    ended: Any = attempt_state(ctx.ledger.read(), handle).ended
-    return max(0.0, ended - handle.created) if ended else 0.0

@@ -4,7 +4,7 @@ import logging
 
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
-from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.context import MachineContext, home_of
 from manycpu.pipeline.targets.machines.shared_folders import bring
 from manycpu.pipeline.targets.program_code import code_of, installed_digest, program_of
 from manycpu.pipeline.targets.results import Built
@@ -32,5 +32,5 @@ def build(ctx: MachineContext) -> tuple[Built, bool]:
 
 def _snapshot(ctx: MachineContext, source: Location) -> tuple[str, str, bool]:
     digest = transfer.identity(source)
-    folder, _, reused = bring(ctx, source, ctx.home / "code" / digest[:_DIGITS], digest)
+    folder, _, reused = bring(ctx, source, home_of(ctx) / "code" / digest[:_DIGITS], digest)
     return str(folder), digest, reused

@@ -10,12 +10,19 @@ from manycpu.pipeline.adapters import disk, process
 from manycpu.pipeline.ledger.file import finish_removals
 from manycpu.pipeline.spec.errors import Finding, ManycpuError
 from manycpu.pipeline.targets import runs
-from manycpu.pipeline.targets.context import MachineContext, RunContext
+from manycpu.pipeline.targets.context import RunContext
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.activity_log import ACTIVITY
+from manycpu.pipeline.targets.machines.context import (
+    MachineContext,
+    attempt_directory,
+    directory_of,
+    home_of,
+    is_on_machines,
+)
 from manycpu.pipeline.targets.machines.launch import working_folder
 
-__all__ = ["keep", "keep_results", "owns", "remove", "remove_expired"]
+__all__ = ["keep_results", "remove", "remove_expired"]
 
 _OF_THE_RUN = frozenset({"ledger.json", "lease.json", "uses"})
 # How an attempt ended, and what its ranks reported: its next one and its report need that.
@@ -24,37 +31,32 @@ _OF_AN_ATTEMPT = frozenset({process.HANDLE, process.EXIT, ACTIVITY})
 _RESULTS = ("attempts/*/output", "attempts/*/output/*", "checkpoints", "checkpoints/*")
 
 
-def keep(ctx: MachineContext, seconds: float | None) -> list[str]:
-    """Record for how long a run is kept (None: for ever); returns what is kept."""
-    ctx.ledger.keep(seconds)
-    return [str(ctx.directory)]
-
-
 def keep_results(ctx: MachineContext, seconds: float | None) -> list[str]:
     """Keep output and checkpoints, and delete the rest of the run's folder; empty where there are none."""
-    results = [folder for folder in _result_folders(ctx) if disk.may_hold_files(folder)]
-    on_hosts = hosts.holding_files(ctx, ctx.directory, *_RESULTS)
+    folder = directory_of(ctx)
+    results = [path for path in _result_folders(ctx) if disk.may_hold_files(path)]
+    on_hosts = hosts.holding_files(ctx, folder, *_RESULTS)
     if not results and not on_hosts:
         return []
     ctx.ledger.keep(seconds)  # first: whoever is killed from here on has recorded it
-    needed = {ctx.directory / name for name in _OF_THE_RUN} | set(results)
+    needed = {folder / name for name in _OF_THE_RUN} | set(results)
     attempts = _attempts(ctx)
     needed |= {attempt / name for attempt in attempts for name in _OF_AN_ATTEMPT}
-    for path in [*_children(ctx.directory), *(child for attempt in attempts for child in _children(attempt))]:
+    for path in [*_children(folder), *(child for attempt in attempts for child in _children(attempt))]:
         if path not in needed and path.name != "attempts":
             _delete(path)
-    hosts.keep_only(ctx, ctx.directory, {*_OF_THE_RUN, *_OF_AN_ATTEMPT, "attempts", "checkpoints", "output"})
+    hosts.keep_only(ctx, folder, {*_OF_THE_RUN, *_OF_AN_ATTEMPT, "attempts", "checkpoints", "output"})
     return [*map(str, results), *on_hosts]
 
 
 def _result_folders(ctx: MachineContext) -> list[Path]:
     outputs = [attempt / "output" for attempt in _attempts(ctx)]
-    return [ctx.directory / "checkpoints", *outputs, *_stray_results(ctx)]
+    return [directory_of(ctx) / "checkpoints", *outputs, *_stray_results(ctx)]
 
 
 def _attempts(ctx: MachineContext) -> list[Path]:
     """List the folders of attempts; what a program put beside them may lead elsewhere."""
-    folder = ctx.directory / "attempts"
+    folder = directory_of(ctx) / "attempts"
     return [path for path in sorted(_children(folder)) if path.is_dir() and not path.is_symlink()]
 
 
@@ -62,7 +64,7 @@ def _stray_results(ctx: MachineContext) -> list[Path]:
     """List the working folders of attempts that succeeded and wrote their model there."""
     recorded = ctx.ledger.read().attempts
     works = {
-        working_folder(ctx.attempt_directory(n)): ran.code for n, ran in recorded.items() if ran.fruitless
+        working_folder(attempt_directory(ctx, n)): ran.code for n, ran in recorded.items() if ran.fruitless
     }
     return [
         work.parent
@@ -83,23 +85,18 @@ def _delete(path: Path) -> None:
             path.unlink()
 
 
-def owns(ctx: MachineContext, what: str) -> bool:
-    """Whether a path belongs to the run: what later runs reuse is beside its folder."""
-    return what.startswith(f"{ctx.directory}/")
-
-
 def remove(ctx: MachineContext, *, only_over: bool = False) -> list[str]:
     """Delete what the run owns, or nothing if ``only_over`` and somebody has renewed it; what is left."""
     left: list[str] = []
 
     def on_hosts() -> None:
-        left.extend(hosts.remove_folder(ctx, ctx.directory))
+        left.extend(hosts.remove_folder(ctx, directory_of(ctx)))
 
     try:
         ctx.ledger.remove(only_over=only_over, before=on_hosts)
     except OSError as error:
-        return [*left, f"{ctx.directory}: {error}"]
-    return [*left, str(ctx.directory)] if ctx.directory.exists() and not only_over else left
+        return [*left, f"{directory_of(ctx)}: {error}"]
+    return [*left, str(directory_of(ctx))] if directory_of(ctx).exists() and not only_over else left
 
 
 def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], bool]) -> list[Finding]:
@@ -114,14 +111,14 @@ def remove_expired(ctx: MachineContext, now: float, end: Callable[[RunContext], 
         What could not be deleted: it is no concern of this run.
     """
     try:
-        finish_removals(ctx.home / "runs")
+        finish_removals(home_of(ctx) / "runs")
     except OSError as error:
         return [_trouble(f"an older run is not removed: {error}")]
-    others = [other for other in runs.on_this_machine(ctx.home) if other.name != ctx.name]
+    others = [other for other in runs.on_this_machine(home_of(ctx)) if other.name != ctx.name]
     return [
         _trouble(f"run {other.name}, whose time is over, is not removed: {what}")
         for other in others
-        if isinstance(other, MachineContext)
+        if is_on_machines(other)
         for what in _remove_one(other, now, end)
     ]
 

@@ -11,12 +11,12 @@ from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import ExportError
 from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.output import RETURNED
-from manycpu.pipeline.targets.context import MachineContext
 from manycpu.pipeline.targets.machines import hosts
+from manycpu.pipeline.targets.machines.context import MachineContext
 from manycpu.pipeline.targets.machines.launch import working_folder
 from manycpu.pipeline.targets.open_run import as_started
 
-__all__ = ["export", "may_have_model", "model_of", "read_returned", "strays"]
+__all__ = ["export", "may_have_model", "output_of", "read_returned", "strays"]
 
 
 def export(
@@ -27,7 +27,7 @@ def export(
     Raises:
         ExportError: The output cannot be written, or reads back otherwise.
     """
-    source = _folder(handle)
+    source = output_of(handle)
     ran = as_started(ctx, ctx.ledger.read(), handle.attempt)
     hosts.collect(cast("MachineContext", ran), source)
     if all(item.is_folder for item in transfer.written(str(source)).items()):
@@ -53,18 +53,14 @@ def read_returned(ctx: MachineContext, handle: ProcessHandle, name: str) -> byte
     return (folder / name).read_bytes()
 
 
-def model_of(ctx: MachineContext, handle: ProcessHandle) -> str:  # noqa: ARG001 - as everywhere
-    """Name the folder that the program of an attempt wrote to."""
-    return str(_folder(handle))
-
-
 def may_have_model(ctx: MachineContext, handle: ProcessHandle) -> bool:
     """Whether the program of an attempt has written files, here or on a host, or may have."""
-    folder = _folder(handle)
+    folder = output_of(handle)
     return disk.may_hold_files(folder) or bool(hosts.holding_files(ctx, folder))
 
 
-def _folder(handle: ProcessHandle) -> Path:
+def output_of(handle: ProcessHandle) -> Path:
+    """Return the folder that the program of an attempt wrote to."""
     return Path(handle.directory) / "output"
 
 

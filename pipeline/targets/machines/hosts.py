@@ -11,7 +11,7 @@ from manycpu.pipeline.adapters import disk, hosts, ssh, ssh_copies
 from manycpu.pipeline.spec.placement import Host
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.spec.validation import read_target
-from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.context import MachineContext, directory_of
 
 __all__ = [
     "collect",
@@ -45,7 +45,7 @@ def deliver(ctx: MachineContext, stored: transfer.Stored, in_use: Callable[[], b
     if not isinstance(ctx.target, BareMetal):
         return False
     files = {file.path: file.sha256 for file in stored.manifest.files}
-    delivery = ssh_copies.Delivery(stored.path, files, ctx.directory)
+    delivery = ssh_copies.Delivery(stored.path, files, directory_of(ctx))
     delivered = ssh_copies.deliver(ctx.target, _hosts(ctx, ctx.target), delivery, in_use)
     if delivered.in_use:
         fault = f"{stored.path} is in use, and not what was staged, on {', '.join(delivered.in_use)}"

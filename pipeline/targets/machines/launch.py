@@ -21,9 +21,9 @@ from manycpu.pipeline.spec.placement import Placement
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.spec.targets import BareMetal
 from manycpu.pipeline.targets.attempt import attempt_of, attempt_status, checkpoints_of, goes_on, join
-from manycpu.pipeline.targets.context import MachineContext
 from manycpu.pipeline.targets.machines import hosts
 from manycpu.pipeline.targets.machines.activity_log import ActivityLog
+from manycpu.pipeline.targets.machines.context import MachineContext, attempt_directory, directory_of, home_of
 from manycpu.pipeline.targets.outcome import outcome
 from manycpu.pipeline.targets.program_code import program_of
 from manycpu.pipeline.targets.results import Built, Staged
@@ -89,6 +89,9 @@ def status(
     status = LAUNCHERS[entry.described(handle.attempt).target["launch"]].state(process_state | facts)
     if status.state is RunState.FAILED and _says_nothing(process_state["exit"]):
         status = _by_records(handle, status, observed)
+    if status.state is RunState.FAILED and process_state["exit"] is None and facts["cancelled"]:
+        # The supervisor was killed before it could record the end that it was asked for.
+        status = Status(state=RunState.CANCELLED, reason=status.reason)
     return outcome(ctx, status, observed) if status.state is RunState.SUCCEEDED else status
 
 
@@ -111,7 +114,7 @@ def present_handle(ctx: MachineContext, entry: Entry) -> ProcessHandle | None:
     if entry.attempt == 0:
         return None
     recorded = entry.handle if isinstance(entry.handle, ProcessHandle) else None
-    return recorded or process.read_handle(ctx.attempt_directory(entry.attempt))
+    return recorded or process.read_handle(attempt_directory(ctx, entry.attempt))
 
 
 def objects(ctx: MachineContext) -> list[dict[str, Any]]:
@@ -144,7 +147,7 @@ def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Pl
     Raises:
         LaunchError: There is no MPI that mpirun could be spoken to.
     """
-    folder = ctx.attempt_directory(attempt)
+    folder = attempt_directory(ctx, attempt)
     common: dict[str, Any] = {
         "name": ctx.name,
         "attempt": attempt,
@@ -155,8 +158,8 @@ def place(ctx: MachineContext, staged: Staged, built: Built, attempt: int) -> Pl
         "model": staged.model,
         # Of its own for each attempt: what a failed one wrote must not pass for a model.
         "output": str(folder / "output"),
-        "checkpoints": checkpoints_of(ctx),
-        "caches": str(ctx.home / "caches"),
+        "checkpoints": checkpoints_of(ctx, directory_of(ctx)),
+        "caches": str(home_of(ctx) / "caches"),
         "attempt_directory": str(folder),
         "resume_from": ctx.run.resume_from,
     }

@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.errors import BadInputError, Finding, LaunchError
 from manycpu.pipeline.spec.extras import install
 from manycpu.pipeline.spec.machine import Machine
 from manycpu.pipeline.spec.targets import BareMetal, Local
-from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.context import MachineContext, directory_of, home_of
 
 __all__ = ["findings"]
 
@@ -106,10 +106,10 @@ def _resume(ctx: MachineContext) -> Findings:
 
 def _directory(ctx: MachineContext) -> Findings:
     try:
-        disk.try_out(ctx.directory)
+        disk.try_out(directory_of(ctx))
     except OSError as error:
         fix = "Set target.directory, or $MANYCPU_HOME, to a folder that can be made and written to"
-        yield Finding("target.directory", f"{ctx.home} cannot be written: {error.strerror}", fix)
+        yield Finding("target.directory", f"{home_of(ctx)} cannot be written: {error.strerror}", fix)
         return
     yield from _disk(ctx)
 
@@ -122,12 +122,12 @@ def _disk(ctx: MachineContext) -> Findings:
         needed = sum(item.size for url in data for item in Location.of(url, "run.data").items())
     except OSError:  # what cannot be read is found where the data is looked at
         return
-    folder = next(path for path in [ctx.home, *ctx.home.parents] if path.exists())
+    folder = next(path for path in [home_of(ctx), *home_of(ctx).parents] if path.exists())
     free = shutil.disk_usage(folder).free
     if free < needed:
         yield Finding(
             "target.directory",
-            f"{ctx.home} has {free >> 20} MiB free, and the data and the model take {needed >> 20} MiB",
+            f"{home_of(ctx)} has {free >> 20} MiB free, and the data and the model take {needed >> 20} MiB",
             "Make room, run `manycpu clean`, or set target.directory to another disk",
         )
 

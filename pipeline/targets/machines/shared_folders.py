@@ -8,9 +8,10 @@ from pathlib import Path
 from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.errors import ManycpuError, RunGoneError
-from manycpu.pipeline.targets import runs, verbs_of
+from manycpu.pipeline.targets import runs
 from manycpu.pipeline.targets.attempt import attempt_status
-from manycpu.pipeline.targets.context import MachineContext, RunContext
+from manycpu.pipeline.targets.context import RunContext
+from manycpu.pipeline.targets.machines.context import MachineContext, home_of
 from manycpu.pipeline.targets.machines.hosts import deliver
 from manycpu.pipeline.transfer import Manifest, Progress, Stored
 
@@ -41,7 +42,7 @@ def bring(
         return transfer.identity(source, copied=copied) == identity
 
     def bring_to(folder: Path) -> Stored | None:
-        in_use = partial(_in_use, ctx.home, folder)
+        in_use = partial(_in_use, home_of(ctx), folder)
         with suppress(transfer.InUseError):
             stored = transfer.fetch(source, folder, progress, read_only=True, in_use=in_use, is_same=is_same)
             delivered = deliver(ctx, stored, in_use)
@@ -59,7 +60,7 @@ def _in_use(home: Path, folder: Path) -> bool:
 def _trains_on(ctx: RunContext, folder: Path) -> bool:
     try:
         entry = ctx.ledger.read()
-        handle = verbs_of(ctx).present_handle(ctx, entry)
+        handle = ctx.driver.present_handle(ctx, entry)
         if handle is None:
             return False
         attempt = entry.described(handle.attempt)

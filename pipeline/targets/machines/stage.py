@@ -7,7 +7,7 @@ from manycpu.pipeline import transfer
 from manycpu.pipeline.adapters.storage import Location
 from manycpu.pipeline.spec.credentials import without
 from manycpu.pipeline.spec.errors import BadInputError, LaunchError, StageError
-from manycpu.pipeline.targets.context import MachineContext
+from manycpu.pipeline.targets.machines.context import MachineContext, home_of
 from manycpu.pipeline.targets.machines.hosts import hosts_without
 from manycpu.pipeline.targets.machines.shared_folders import bring
 from manycpu.pipeline.targets.results import Copied
@@ -33,7 +33,7 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         if ctx.target.stage == "in_place" and source.local is not None:
             return _in_place(ctx, source.local, transfer.scan(source), field)
         identity = transfer.identity(source)
-        folder = ctx.home / name / identity[: transfer.DIGITS]
+        folder = home_of(ctx) / name / identity[: transfer.DIGITS]
         folder, manifest, reused = bring(ctx, source, folder, identity, progress)
     except (BadInputError, LaunchError, StageError):  # of a host
         raise
@@ -42,7 +42,8 @@ def _stage_one(ctx: MachineContext, name: str, url: str, progress: Progress) -> 
         raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
     except Exception as error:
         # Every protocol of fsspec has errors of its own.
-        fix = f"See that it can be read and that {ctx.home} has room, or set target.directory; then run again"
+        home = home_of(ctx)
+        fix = f"See that it can be read and that {home} has room, or set target.directory; then run again"
         raise StageError(without(f"{url} was not staged: {error}", url), field=field, fix=fix) from error
     return Copied(_path_on_node(source, folder), manifest.digest, reused)
 

@@ -12,11 +12,11 @@ from manycpu.pipeline.spec.handle import ProcessHandle
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
 from manycpu.pipeline.targets.attempt import with_canceller
-from manycpu.pipeline.targets.context import MachineContext
 from manycpu.pipeline.targets.machines.activity_log import ActivityLog
+from manycpu.pipeline.targets.machines.context import MachineContext
 from manycpu.pipeline.targets.machines.launch import status
 
-__all__ = ["MachineWatch", "observed_of", "seconds", "watch"]
+__all__ = ["MachineWatch"]
 
 _BLOCK: Final = 1 << 20  # bytes of the log that one look reads
 _LATE: Final = 600.0  # seconds after its deadline in which a supervisor surely has ended everything
@@ -75,19 +75,3 @@ class MachineWatch:
 
     def close(self) -> None:
         """Do nothing: no file stays open between looks."""
-
-
-def watch(ctx: MachineContext, handle: ProcessHandle, cursor: int | None) -> MachineWatch:
-    """Begin to watch an attempt, or continue where another watch has come to."""
-    return MachineWatch(ctx, handle, cursor)
-
-
-def observed_of(ctx: MachineContext, handle: ProcessHandle) -> Observed:  # noqa: ARG001 - as everywhere
-    """Read what the ranks of an attempt have reported."""
-    return ActivityLog(Path(handle.directory)).read_all()
-
-
-def seconds(ctx: MachineContext, handle: ProcessHandle) -> float:  # noqa: ARG001 - as everywhere
-    """Return how many seconds an attempt took."""
-    record = process.observe(handle)["exit"]
-    return record["ended"] - record["started"] if record else 0.0

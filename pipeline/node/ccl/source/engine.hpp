@@ -1,6 +1,6 @@
-// What drives oneCCL: one thread at a time, which advances the lines of all groups in turn, so that groups may
-// be used in another order on another rank. Whoever waits for a collective drives; while nobody does, a thread
-// of the engine's own, which sleeps while nothing is under way.
+// The engine drives oneCCL with one thread at a time, which advances the queues of all groups in turn, so that
+// ranks may use groups in different orders. A thread that waits for a collective drives; while no thread waits,
+// the engine's own thread does, which sleeps while no collective runs.
 #pragma once
 #include <ATen/Parallel.h>
 #include <sched.h>
@@ -14,7 +14,7 @@
 extern "C" void omp_set_num_threads(int) __attribute__((weak));
 
 namespace manycpu {
-// Whoever drives may need the interpreter, for the callbacks of futures: nobody waits for that with its lock held.
+// The driving thread may need the interpreter, for callbacks of futures: so release its lock before waiting.
 class WithoutGil {
   std::optional<pybind11::gil_scoped_release> released_;
 
@@ -26,7 +26,7 @@ class WithoutGil {
 
 class Engine {
  public:
-  // Never destroyed: its thread may outlive everything static.
+  // Never destroyed: its thread may outlive all static objects.
   static Engine& get() {
     static auto* engine = new Engine;
     return *engine;
@@ -38,7 +38,7 @@ class Engine {
     wake();
   }
 
-  // Wait for what is in line, each for its own deadline at most, then close it; it leaves when all have closed it.
+  // Wait until the queue is empty (each collective has its deadline), then close it. It leaves when all ranks have.
   void remove(const std::shared_ptr<Line>& line) {
     if (is_copy()) return;
     const WithoutGil released;
@@ -54,7 +54,7 @@ class Engine {
     (void)!::write(bell_, &one, sizeof(one));
   }
 
-  // Do what there is to do in this thread, until it is done: nobody else has to be woken for it.
+  // Advance all queues in this thread until `is_done` holds, so that no other thread has to be woken up.
   void drive(const std::function<bool()>& is_done, Clock::time_point deadline) {
     if (is_copy()) return;
     const WithoutGil released;
@@ -67,8 +67,8 @@ class Engine {
     if (has_work()) wake();
   }
 
-  // Before the process ends: what is under way may end, for a moment; then everyone is told. The others may
-  // leave much later: the process waits for them where its launcher requires that of what ends well, as MPI's do.
+  // Called before the process ends: running collectives have a moment to end, then the peers are told. Peers may
+  // leave much later: `is_patient` waits for them, as MPI's launchers require of a process that succeeds.
   void stop(bool is_patient) {
     if (stopped_) return;
     if (is_copy()) return leave_without_destructors();
@@ -90,7 +90,7 @@ class Engine {
  private:
   Engine() : bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), thread_([this] { loop(); }) {}
 
-  // A forked process has neither the thread nor the connections; the groups are its parent's.
+  // A forked process has no engine thread and no connections: the groups belong to its parent.
   bool is_copy() const { return getpid() != process_; }
 
   void finish() {
@@ -103,7 +103,7 @@ class Engine {
     if (thread_.joinable()) thread_.join();
   }
 
-  // The callback of a future may come back here, in the thread that drives.
+  // Recursive: a future's callback may call this again, in the driving thread.
   template <typename Task>
   auto alone(const Task& task) -> decltype(task()) {
     const std::lock_guard<std::recursive_mutex> lock(driving_);
@@ -113,7 +113,7 @@ class Engine {
   void loop() {
     pthread_setname_np(pthread_self(), "ccl");
     at::internal::lazy_init_num_threads();
-    // Its share of the cores is one: the others belong to the computation.
+    // One core is for this thread: the others are for the computation.
     if (omp_set_num_threads) omp_set_num_threads(1);
     auto last = Clock::now();
     while (!stopped_) {
@@ -128,7 +128,7 @@ class Engine {
     }
   }
 
-  // One turn for each line; whether there is more to do. The core is kept until the time given.
+  // Advance each queue once; returns whether more is to do. Until `spins` it does not yield the core.
   bool advance(Clock::time_point spins) {
     bool busy = false, waiting = true;
     alone([&] {
@@ -148,7 +148,7 @@ class Engine {
     return busy;
   }
 
-  // Until something is posted, or a peer has something to say.
+  // Sleep until a collective is posted, or a peer sends a message.
   void sleep() {
     std::vector<pollfd> watched{{bell_, POLLIN, 0}};
     alone([&] {

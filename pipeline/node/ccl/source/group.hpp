@@ -1,4 +1,4 @@
-// The backend that torch.distributed calls: each collective is planned, and posted to the group's line.
+// The backend that torch.distributed calls: it plans each collective, and posts it to the group's queue.
 #pragma once
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -12,8 +12,8 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 class Group : public c10d::Backend {
  public:
-  // What oneCCL has not goes by gloo, over the same ranks: messages between two of them (they have tags), sums of
-  // sparse tensors, and the barrier that names who is late.
+  // gloo, over the same ranks, does what oneCCL cannot: messages between two ranks (they have tags), sums of sparse
+  // tensors, and the barrier that names the ranks that are late.
   Group(int rank, int size, Milliseconds timeout, std::shared_ptr<Line> line, BackendPtr gloo)
       : Backend(rank, size), timeout_(timeout), line_(std::move(line)), gloo_(std::move(gloo)) {
     Engine::get().add(line_);
@@ -180,7 +180,7 @@ class Group : public c10d::Backend {
     return work;
   }
 
-  // Whether the caller does nothing else until it is complete, as torch tells for what is not `async_op`.
+  // Whether the caller waits for it at once: torch says so for collectives without `async_op`.
   template <typename Options>
   static bool is_awaited(const Options& options) {
     if constexpr (requires { options.asyncOp; }) return !options.asyncOp;

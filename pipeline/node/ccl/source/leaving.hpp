@@ -1,4 +1,4 @@
-// How to leave oneCCL: in order, but never so that the process cannot end.
+// Leave oneCCL: in order if possible, but never so that the process hangs.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -13,14 +13,14 @@ inline void leave_at_once(int status, void*) {
   _exit(status);
 }
 
-// Once oneCCL has work that never ends, its own destructors at exit would wait for it, or touch what is gone:
-// the process then ends without them, with the exit code it has.
+// While oneCCL has work that never ends, its destructors at exit would wait for that work, or use freed memory:
+// then the process ends without destructors, with its own exit code.
 inline void leave_without_destructors() {
   static std::once_flag once;
   std::call_once(once, [] { on_exit(leave_at_once, nullptr); });
 }
 
-// To destroy a communicator waits for its other members, who may die just then: only for a moment.
+// Destroying a communicator waits for its other members, which may die meanwhile: wait for three seconds at most.
 inline void dispose(std::unique_ptr<Comm> comm, bool in_order) {
   auto* left = comm.release();
   if (!in_order) return leave_without_destructors();

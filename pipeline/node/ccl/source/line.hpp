@@ -1,4 +1,4 @@
-// The collectives of one group, in the order in which they were posted: one runs, the others wait in line.
+// The queue of one group's collectives, in the order in which they were posted: one runs, the others wait.
 #pragma once
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <deque>
@@ -8,7 +8,7 @@
 #include "work.hpp"
 
 namespace manycpu {
-// What was started and did not end: oneCCL may still write into its tensors, so that they stay for ever.
+// Keep a collective that was started and did not end for ever: oneCCL may still write into its tensors.
 inline void bury(std::shared_ptr<void> op) {
   static auto* graves = new std::vector<std::shared_ptr<void>>;
   graves->push_back(std::move(op));
@@ -20,7 +20,7 @@ struct Op {
   const char* name;
   Milliseconds timeout;
   Clock::time_point deadline;
-  Clock::time_point patience;  // how long to look for its end without pause
+  Clock::time_point patience;  // until then its end is polled without a pause
   Events events;
   bool started = false;
 };
@@ -47,7 +47,7 @@ class Line {
     return op->work;
   }
 
-  // Do what can be done without waiting; whether there is more to do. Called by the engine's thread alone.
+  // Do what is possible without waiting; returns whether more is to do. Only the driving thread calls it.
   bool advance() {
     const auto op = head();
     if (!op) {
@@ -69,7 +69,7 @@ class Line {
     return true;
   }
 
-  // Whether the core is better left to others for a moment: its collective is overdue, or nothing moves.
+  // Whether to leave the core to other threads for a moment: the collective is overdue, or makes no progress.
   bool is_waiting_for_others() {
     const auto op = head();
     if (!op || !op->started) return false;
@@ -77,7 +77,7 @@ class Line {
     return is_exchange ? comm_->shared->is_still() : Clock::now() > op->patience;
   }
 
-  // Everything in line ends with this, and everything that is posted from now on.
+  // Fail all collectives in the queue with this message, and all that are posted later.
   void fail(const std::string& message) {
     std::deque<std::shared_ptr<Op>> ops;
     {
@@ -102,7 +102,7 @@ class Line {
     return ops_.empty();
   }
 
-  // Whether something is in line, or it is closed and nothing more is to be heard before it leaves.
+  // Whether a collective is in the queue, or the closed group can leave now, without further messages from peers.
   bool has_work() { return !is_empty() || (closed_ && comm_ && peers_->parting() != Peers::Parting::waiting); }
 
   bool is_poisoned() {
@@ -115,7 +115,7 @@ class Line {
     return number_;
   }
 
-  // No more is posted; the others are told. Called by the engine's thread, as is what follows.
+  // Accept no more collectives, and tell the peers. Only the driving thread calls this, and what follows.
   void close() {
     if (!is_empty()) fail(c10::str("ccl: rank ", rank_, " ended while a collective was still running"));
     {
@@ -128,7 +128,7 @@ class Line {
 
   bool has_left() const { return closed_ && !comm_; }
 
-  // To destroy a communicator waits for its other members: when they do the same, or never.
+  // Destroying a communicator in order waits until its other members do the same: never, if one has died.
   void leave(bool in_order) {
     if (!comm_) return;
     dispose(std::move(comm_), in_order && !is_poisoned());
@@ -136,7 +136,7 @@ class Line {
   }
 
  private:
-  static constexpr auto kGrace = Milliseconds(500);       // what was under way may still end well
+  static constexpr auto kGrace = Milliseconds(500);       // in which a running collective may still succeed
   static constexpr auto kGraceOfLeft = Milliseconds(2000);
   static constexpr auto kLook = Milliseconds(2);
 
@@ -154,14 +154,14 @@ class Line {
     return op;
   }
 
-  // Gradients are none of a collective's business.
+  // A collective works on values only, not on gradients.
   using WithoutAutograd = at::AutoDispatchBelowADInplaceOrView;
 
   void start(Op& op) {
     const WithoutAutograd below;
     op.started = true;
     op.plan.start(*comm_, op.events);
-    // At 0.5 GB/s it would be complete.
+    // By then it would be complete at 0.5 GB/s.
     op.patience = Clock::now() + Milliseconds(1) + std::chrono::nanoseconds(2 * op.plan.bytes);
     next_look_ = Clock::now() + kLook;
   }

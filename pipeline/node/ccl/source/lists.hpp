@@ -1,4 +1,4 @@
-// Collectives over lists of tensors: the list travels as one row of elements.
+// Collectives over lists of tensors: a list is sent as one row of elements.
 #pragma once
 #include "plans.hpp"
 
@@ -60,7 +60,7 @@ inline Plan allgather(const Tensors& outs, const at::Tensor& in, int rank, int s
       [=] { spread(rows->out, outs); }};
 }
 
-// Several tensors of each rank: a list of them for each, in `outs`.
+// Several tensors of each rank; `outs` has one list for each rank.
 inline Plan allgather_several(const std::vector<Tensors>& outs, const Tensors& ins, int rank, int size) {
   TORCH_CHECK(
       outs.size() == static_cast<size_t>(size), "ccl: all_gather_coalesced takes a list of tensors for each of ", size,
@@ -116,7 +116,7 @@ inline Plan alltoall(const Tensors& outs, const Tensors& ins, int size) {
       [=] { spread(rows->out, outs); }};
 }
 
-// How many elements go to each rank: by the rows of the first dimension, or even shares.
+// How many elements go to each rank: as many rows of the first dimension as `sizes` says, or equal shares.
 inline Counts splits(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int size) {
   const int64_t first = tensor.dim() ? tensor.size(0) : 1;
   if (sizes.empty()) {
@@ -147,7 +147,7 @@ inline Plan alltoall_rows(const at::Tensor& out, const at::Tensor& in, const Cou
       [=] { write_back(out, rows->out); }};
 }
 
-// Everyone sends to the root alone.
+// Every rank sends to the root only.
 inline Plan gather(const Tensors& outs, const at::Tensor& in, int root, int rank, int size) {
   const bool mine = rank == root;
   if (mine) one_for_each_rank(outs, size, in, "gather");
@@ -165,7 +165,7 @@ inline Plan gather(const Tensors& outs, const at::Tensor& in, int root, int rank
       [=] { spread(rows->out, outs); }};
 }
 
-// The root alone sends.
+// Only the root sends.
 inline Plan scatter(const at::Tensor& out, const Tensors& ins, int root, int rank, int size) {
   const bool mine = rank == root;
   if (mine) one_for_each_rank(ins, size, out, "scatter");
@@ -185,7 +185,7 @@ inline Plan scatter(const at::Tensor& out, const Tensors& ins, int root, int ran
 
 inline Plan barrier() {
   auto token = at::zeros({1}, at::kByte);
-  // oneCCL's own barrier blocks its caller, who could then no longer be told of a peer's death.
+  // oneCCL's own barrier blocks its caller, which then would not notice that a peer has died.
   return allreduce({token}, ReduceOp(ReduceOp::MAX), 1);
 }
 }  // namespace manycpu::plans

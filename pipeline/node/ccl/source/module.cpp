@@ -1,11 +1,11 @@
-// What Python sees of the backend: create a group, stop before the process ends, and the library's version.
+// The backend's Python interface: create a group, stop before the process ends, and the library's version.
 #include <torch/csrc/utils/pybind.h>
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <future>
 #include "group.hpp"
 
-// oneCCL's log level, which it reads after it has warned that the environment changes it.
+// oneCCL's log level. oneCCL sets it from the environment too late: it has already warned of every variable by then.
 extern int oneccl_log_level __asm__("_ZN10ccl_logger5levelE") __attribute__((weak));
 
 namespace manycpu {
@@ -14,7 +14,7 @@ constexpr auto kKey = "oneccl";
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Kvs = ccl::shared_ptr_class<ccl::kvs>;
 
-// oneCCL's own way for the ranks to meet: rank 0 opens it, torch's store carries its address.
+// oneCCL's own key-value store, where the ranks meet: rank 0 opens it, and publishes its address in torch's store.
 Kvs meeting_point(c10d::Store& store, int rank) {
   if (rank == 0) {
     auto kvs = ccl::create_main_kvs();
@@ -29,7 +29,7 @@ Kvs meeting_point(c10d::Store& store, int rank) {
   return ccl::create_kvs(address);
 }
 
-// It blocks until all ranks have come; a thread of its own, so that this one can give up.
+// Creating a communicator blocks until all ranks have come. It runs in a thread, so that the caller can time out.
 std::unique_ptr<Comm> connected(const StorePtr& store, int rank, int size, Milliseconds timeout, Peers& peers) {
   auto promise = std::make_shared<std::promise<Comm*>>();
   auto result = promise->get_future();

@@ -1,6 +1,6 @@
-// Who of the group still lives: a connection between rank 0 and each other rank, on which nothing is said
-// but that a rank leaves (B), that all have (A), or that the group has failed (F). The kernel closes it when
-// a process dies, however it dies; rank 0 passes on what it hears.
+// Detect ranks that have died: rank 0 has a connection to each other rank, whose only messages are that a rank
+// leaves (B), that all have left (A), or that the group has failed (F). The kernel closes a connection when its
+// process dies, however it dies. Rank 0 forwards messages to the others.
 #pragma once
 #include <poll.h>
 #include <pthread.h>
@@ -18,7 +18,7 @@
 namespace manycpu {
 class Peers {
  public:
-  // Of rank 0 a connection to each other rank, of the others one to rank 0; names say who is at the other end.
+  // Rank 0 has a connection to each other rank, the others have one to rank 0; `names` are those at the other ends.
   Peers(bool is_first, std::vector<int> connections, std::vector<std::string> names) : is_first_(is_first) {
     for (size_t k = 0; k < connections.size(); ++k) links_.push_back({connections[k], names.at(k)});
     remember(connections);
@@ -47,9 +47,9 @@ class Peers {
     for (auto& link : links_) read(link);
   }
 
-  // The group cannot work any more: somebody died, or failed.
+  // The group cannot work any more: a rank has died or failed.
   std::optional<News> fault() { return copy(fault_); }
-  // Somebody left in order: what is complete stays so, and nothing more can be.
+  // A rank has left in order: complete collectives stay complete, and others cannot complete any more.
   std::optional<News> departure() { return copy(departure_); }
 
   void tell_of_fault(const std::string& text) {
@@ -65,7 +65,7 @@ class Peers {
 
   enum class Parting { waiting, together, alone };
 
-  // After the goodbye: whether all others have said theirs and are still there, so that all can leave at once.
+  // After the goodbye: whether all other ranks have said theirs and are still connected, so that all leave together.
   Parting parting() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (have_all_left_) return Parting::together;
@@ -93,14 +93,14 @@ class Peers {
     char buffer[256] = {};
   };
 
-  // Of one size, so that one is whole when it has so many bytes: its kind, and a text.
+  // All messages have the same size, so that the number of bytes shows when one is complete.
   struct Message {
     char kind;
     char text[255];
   };
   static_assert(sizeof(Message) == sizeof(Link::buffer));
 
-  // A child that the process forks (a data loader's worker) must not keep the connections of the dead open.
+  // A forked child (a data loader's worker) must not keep the connections open after its parent has died.
   static std::set<int>& open_ones() {
     static auto* all = new std::set<int>;
     return *all;
@@ -137,7 +137,7 @@ class Peers {
     std::strncpy(message.text, text.c_str(), sizeof(message.text) - 1);
     for (auto& link : links_) {
       if (link.descriptor < 0 || &link == except) continue;
-      // A connection on which next to nothing is ever said has room for it.
+      // It never blocks: there are so few messages that the connection always has room.
       (void)::send(link.descriptor, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT);
     }
   }
@@ -167,7 +167,7 @@ class Peers {
       send_all('F', message.text, &link);
       return;
     }
-    // Passed on by rank 0, the text is the name of who left; else it is the other end itself.
+    // In a message that rank 0 forwards, the text names the rank that left; else it is the sender itself.
     const std::string name = *message.text ? message.text : link.name;
     if (!*message.text) link.left = true;
     note(departure_, name + " has left the group");

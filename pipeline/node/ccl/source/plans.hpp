@@ -1,6 +1,6 @@
-// What each collective does: what to start when its turn has come, and what to do once that is complete.
+// The plan of each collective: what to start when its turn comes, and what to do once that is complete.
 //
-// Nothing is read or copied before its turn: an earlier collective of the group may still write there.
+// A plan reads and copies nothing before its turn: an earlier collective of the group may still write there.
 #pragma once
 #include <functional>
 #include <variant>
@@ -11,7 +11,7 @@ namespace manycpu {
 using Events = std::vector<std::variant<ccl::event, Exchange>>;
 using Counts = ccl::vector_class<size_t>;
 
-// What carries the collectives of a group: oneCCL and, where all ranks are on one host, memory that they share.
+// How a group communicates: by oneCCL and, if all ranks are on one host, by shared memory.
 struct Comm {
   ccl::communicator ccl;
   std::unique_ptr<Shared> shared;
@@ -27,13 +27,13 @@ struct Plan {
 };
 
 namespace plans {
-// oneCCL is never given a null pointer, also not for no elements.
+// The address of the elements; oneCCL never gets a null pointer, even for a tensor without elements.
 inline void* address(const at::Tensor& tensor) {
   static char nothing[64];
   return tensor.numel() ? tensor.data_ptr() : nothing;
 }
 
-// A dense row of elements that stands for a tensor which may be strided.
+// A contiguous tensor to receive into: the tensor itself, or a new one if it is strided.
 inline at::Tensor row(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : at::empty(tensor.sizes(), tensor.options());
 }
@@ -134,7 +134,7 @@ inline Plan allreduce_one(const at::Tensor& given, const ReduceOp& op, int size)
       }};
 }
 
-// Several at once: all started together, complete when the last one is.
+// Several plans as one: all start together, and it is complete when the last one is.
 inline Plan together(const Tensors& outputs, std::vector<Plan> parts) {
   auto shared = std::make_shared<std::vector<Plan>>(std::move(parts));
   return {

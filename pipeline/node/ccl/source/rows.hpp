@@ -1,4 +1,4 @@
-// Rows of elements combined into one: plain loops, compiled for any processor, for AVX2 and for AVX-512.
+// Combine rows of elements into one: plain loops, compiled for any processor, for AVX2 and for AVX-512.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -6,7 +6,7 @@
 #include <type_traits>
 
 namespace manycpu::rows {
-// Element by element, and in the order of the rows; the result is none of them.
+// Combines element by element, in the order of the rows; the result must not be one of the rows.
 using Combine = void (*)(void* result, const void* const* rows, size_t count, size_t elements);
 
 template <typename Stored>
@@ -16,7 +16,7 @@ struct Element {
   static Stored narrow(Wide value) { return value; }
 };
 
-// The upper half of a float.
+// bfloat16: the upper half of a float.
 struct Bfloat {
   uint16_t bits;
 };
@@ -66,7 +66,7 @@ template <typename Stored, typename Operation>
   }
 }
 
-// A block stays in the innermost cache until all rows are in it, so that what is narrow is rounded once.
+// A block stays in the innermost cache until all rows are added, so that narrow types are rounded only once.
 template <typename Stored, typename Operation, typename Length>
 [[gnu::always_inline]] inline void combine_block(
     Stored* result, const void* const* rows, size_t count, size_t start, Length length) {

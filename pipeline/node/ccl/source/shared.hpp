@@ -1,7 +1,7 @@
-// Allreduce among ranks of one host, through a small memory that all of them have mapped and that stays in the
-// caches. Of each chunk a rank brings the others' parts, reduces its own, and takes all; or each brings and reduces
-// all: of two ranks, for as much goes from one to the other, and of what is small. The next chunks follow while it
-// waits for others. Its tensor is read once and written once, which is what a copy of it costs.
+// Allreduce among the ranks of one host, through a small shared memory that stays in the caches. Of each chunk a
+// rank writes the parts of the other ranks to the memory, reduces its own part, and reads all parts. With two
+// ranks, and for small tensors, each rank writes and reduces the whole chunk: that moves as much data. While a
+// rank waits for others it works on the next chunks. It reads and writes its tensor once, as a copy would.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,10 +13,10 @@
 namespace manycpu {
 class Shared {
  public:
-  static constexpr size_t kChunk = 64 << 10;  // bytes; what is under way has room in a core's own cache
-  static constexpr size_t kSlots = 4;         // chunks under way
+  static constexpr size_t kChunk = 64 << 10;  // bytes; the chunks in progress fit into a core's own cache
+  static constexpr size_t kSlots = 4;         // chunks in progress
 
-  // How many chunks a rank has brought, reduced and taken since the group began; and what it was asked for.
+  // How many chunks a rank has written, reduced and read since the group began; and the kinds of its requests.
   struct Counts {
     alignas(64) std::atomic<uint64_t> brought;
     std::atomic<uint64_t> kinds[kSlots];
@@ -27,7 +27,7 @@ class Shared {
   static constexpr size_t kPart = kPage + kSlots * kChunk;  // of the memory, for each rank
   static_assert(sizeof(Counts) <= kPage && std::atomic<uint64_t>::is_always_lock_free);
 
-  // Takes a descriptor of zeroes that all ranks have.
+  // Takes the descriptor of a memory of zeroes that all ranks have opened.
   Shared(int descriptor, int rank, int size) : rank(rank), size(size), rows(size) {
     void* start = ::mmap(nullptr, size * kPart, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     ::close(descriptor);
@@ -48,12 +48,12 @@ class Shared {
     return true;
   }
 
-  // Whether the others seem to do something else, so that the core is better left to what computes.
+  // Whether the other ranks have made no progress for a while: then leave the core to the computation.
   bool is_still() const { return Clock::now() > moved + kStill; }
 
   const int rank, size;
-  uint64_t complete = 0;    // chunks of what is over
-  Clock::time_point moved;  // when there was last something to do
+  uint64_t complete = 0;    // chunks of earlier exchanges
+  Clock::time_point moved;  // time of the last progress
   std::vector<const void*> rows;
 
  private:
@@ -67,10 +67,10 @@ struct Row {
   char* data;
   size_t elements, width;
   rows::Combine combine;
-  uint64_t kind;  // of the same value on all ranks that ask for the same
+  uint64_t kind;  // equal on all ranks that request the same reduction
 };
 
-// One allreduce: `test` does what can be done without waiting, and tells whether all is done.
+// One allreduce: `test` does what is possible without waiting, and returns whether it is complete.
 class Exchange {
  public:
   Exchange(Shared& shared, const Row& row)
@@ -91,7 +91,7 @@ class Exchange {
   }
 
  private:
-  static constexpr int kSteps = 16;       // before other groups have their turn
+  static constexpr int kSteps = 16;       // at most, before other groups have their turn
   static constexpr size_t kSmall = 4096;  // bytes
 
   struct Span {
@@ -109,7 +109,7 @@ class Exchange {
     return std::min(Shared::kChunk, bytes_ - chunk * Shared::kChunk);
   }
 
-  // What a rank reduces of a chunk: whole cache lines.
+  // The part of a chunk that a rank reduces, in whole cache lines.
   Span part(int rank, uint64_t chunk) const {
     const size_t bytes = bytes_of(chunk);
     const size_t lines = (bytes + 63) / 64, each = (lines + shared_->size - 1) / shared_->size * 64;
@@ -120,7 +120,7 @@ class Exchange {
   bool bring() {
     const auto number = first_ + brought_;
     if (brought_ == chunks_) return false;
-    // Nobody needs any more what was in its place.
+    // Wait until all ranks have read the chunk that was in this slot.
     if (number >= Shared::kSlots && !shared_->have_all(&Shared::Counts::taken, number - Shared::kSlots + 1)) return false;
     char* slot = shared_->slot(shared_->rank, number);
     for (int rank = 0; rank < shared_->size; ++rank) {

@@ -1,17 +1,17 @@
-// What oneCCL's static library asks of others, so that nothing but the wheel is needed to link it.
+// Functions of other libraries that oneCCL's static library calls, so that linking needs nothing but the wheel.
 #include <cstddef>
 #include <cstring>
 
 #define HIDDEN extern "C" __attribute__((visibility("hidden")))
 
-// The Intel compiler's runtime.
+// Of the Intel compiler's runtime.
 HIDDEN void* _intel_fast_memcpy(void* to, const void* from, size_t n) { return std::memcpy(to, from, n); }
 HIDDEN void* _intel_fast_memmove(void* to, const void* from, size_t n) { return std::memmove(to, from, n); }
 HIDDEN void* _intel_fast_memset(void* to, int value, size_t n) { return std::memset(to, value, n); }
 
-// hwloc: oneCCL binds the memory of worker threads with it, of which there are none here (the backend
-// drives oneCCL from a thread of its own, and the CPU plan places that). A topology that cannot be had is
-// a case it handles by leaving memory where it is, so that no library has to be installed for it.
+// Of hwloc, with which oneCCL binds the memory of its worker threads. There are none here: the backend drives
+// oneCCL from its own thread, and the CPU plan places that. Without a topology oneCCL leaves memory where it is,
+// so that hwloc need not be installed.
 HIDDEN int hwloc_topology_init(void** topology) {
   *topology = nullptr;
   return -1;

@@ -1,4 +1,4 @@
-// What torch and oneCCL call the same thing: element types and reductions; and what tensors may be.
+// Map torch's element types and reductions to oneCCL's, and check tensors.
 #pragma once
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <ATen/ATen.h>
@@ -34,7 +34,7 @@ inline void alike(const at::Tensor& a, const at::Tensor& b) {
       a.scalar_type(), " and ", b.scalar_type());
 }
 
-// The type to add and compare elements by.
+// The type in which elements are added and compared.
 inline ccl::datatype arithmetic(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return ccl::datatype::float32;
@@ -61,8 +61,8 @@ rows::Combine combination(ccl::reduction how) {
   }
 }
 
-// How the ranks of one host reduce in the memory that they share; nullptr for what they leave to oneCCL, which
-// has instructions for halves, and for what is rare.
+// How the ranks of one host reduce in shared memory; nullptr: oneCCL reduces, which has instructions for float16,
+// and for rare types.
 inline rows::Combine combination(at::ScalarType type, ccl::reduction how) {
   switch (type) {
     case at::kFloat: return combination<float>(how);
@@ -76,10 +76,10 @@ inline rows::Combine combination(at::ScalarType type, ccl::reduction how) {
   }
 }
 
-// Moving needs no arithmetic: elements of any dtype travel as integers of their size.
+// Sending needs no arithmetic: elements of any dtype are sent as integers of their size.
 struct Wire {
   ccl::datatype type;
-  size_t factor;  // wire elements for one of the tensor's
+  size_t factor;  // elements on the wire for each element of the tensor
 };
 
 inline Wire wire(const at::Tensor& tensor) {
@@ -92,7 +92,7 @@ inline Wire wire(const at::Tensor& tensor) {
   }
 }
 
-// Without one in oneCCL: gathered, and reduced on every rank.
+// oneCCL has no bitwise reductions: the tensors are gathered, and reduced on every rank.
 inline bool is_bitwise(const ReduceOp& op) {
   return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
 }

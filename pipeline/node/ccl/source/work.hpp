@@ -1,4 +1,4 @@
-// A collective that was posted: what torch waits for.
+// A posted collective, for which torch waits.
 #pragma once
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <ATen/core/ivalue.h>
@@ -14,12 +14,12 @@ inline std::exception_ptr failure(const std::string& message) {
   return std::make_exception_ptr(c10::DistBackendError(here, message));
 }
 
-// Advance all collectives in this thread, until it is done.
+// Advance all collectives in this thread, until `is_done` holds or the deadline has passed.
 void drive(const std::function<bool()>& is_done, Clock::time_point deadline);
 
 class Work : public c10d::Work {
  public:
-  // Profilers show it as they show torch's own backends: `ccl:all_reduce`, with the shapes of what goes in.
+  // Profilers show it like collectives of torch's own backends: `ccl:all_reduce`, with the shapes of its inputs.
   Work(int rank, c10d::OpType type, const char* name, const Tensors& inputs, Tensors outputs, uint64_t number)
       : c10d::Work(rank, type, ("ccl:" + std::string(name)).c_str(), inputs),
         outputs_(std::move(outputs)),

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from manycpu.pipeline.spec.job_kinds import JOB_UID_LABEL, PRIORITY_LABEL
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
-from manycpu.pipeline.spec.kueue import JOB_UID, PRIORITY
 
 __all__ = ["by_job", "job_uid", "place", "waits_for"]
 
@@ -23,7 +23,7 @@ def by_job(workloads: Iterable[KubeObject]) -> dict[str, KubeObject]:
 
 def job_uid(workload: KubeObject) -> str:
     """Read the uid of the job that a workload stands for."""
-    return str(workload["metadata"].get("labels", {}).get(JOB_UID, ""))
+    return str(workload["metadata"].get("labels", {}).get(JOB_UID_LABEL, ""))
 
 
 def waits_for(workload: KubeObject | None, job: KubeObject, now: float) -> list[str]:
@@ -63,7 +63,7 @@ def place(workload: KubeObject, pending: Iterable[KubeObject]) -> str:
 
 def _unmade(job: KubeObject) -> str:
     """Say what keeps Kueue from making a workload: it tells nobody."""
-    name = job["metadata"].get("labels", {}).get(PRIORITY)
+    name = job["metadata"].get("labels", {}).get(PRIORITY_LABEL)
     priority = f"there is a WorkloadPriorityClass {name!r} (target.queue_priority), that " if name else ""
     managed = f"that its configuration has {job['kind']} among integrations.frameworks"
     return f"Kueue has made no workload of it: see that {priority}Kueue runs, and {managed}"

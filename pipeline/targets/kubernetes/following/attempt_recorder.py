@@ -15,7 +15,7 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RankFailure, RunState, Status
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes.following import state_packing
 from manycpu.pipeline.targets.kubernetes.following.budgets import RankActivity
 

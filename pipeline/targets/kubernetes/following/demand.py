@@ -9,9 +9,8 @@ from typing import Final, NamedTuple
 from manycpu.pipeline.adapters.cluster import amount
 from manycpu.pipeline.launchers import JOB_LAUNCHERS
 from manycpu.pipeline.launchers.given_back import Note, has_given_back, note_of
-from manycpu.pipeline.spec.job_kinds import JobKind
+from manycpu.pipeline.spec.job_kinds import QUEUE_LABEL, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch, is_being_deleted
-from manycpu.pipeline.spec.kueue import QUEUE
 from manycpu.pipeline.spec.naming import label
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     role,
@@ -71,7 +70,7 @@ class Job(NamedTuple):
 
 def _left_to_others(job: KubeObject, kind: JobKind, pods: Iterable[KubeObject]) -> bool:
     """Whether a queue or a job scheduler decides when a job gets its nodes."""
-    if QUEUE in job["metadata"].get("labels", {}):
+    if QUEUE_LABEL in job["metadata"].get("labels", {}):
         return True
     return any(map(_scheduled_by_others, pods)) or (kind.suspended(job) and not has_given_back(kind, job))
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
+from manycpu.pipeline.spec.job_kinds import QUEUE_LABEL
 from manycpu.pipeline.spec.kube_object import KubeObject, condition, epoch
-from manycpu.pipeline.spec.kueue import QUEUE
 from manycpu.pipeline.spec.state import describe_exit
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import (
     JobSnapshot,
@@ -112,7 +112,7 @@ def _of_job(snapshot: JobSnapshot) -> Iterator[Reason]:
             yield Reason(f"no node when it last tried: {event['message']}")
         return
     if snapshot.suspended:
-        queue = job["metadata"].get("labels", {}).get(QUEUE)
+        queue = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
         yield Reason(
             f"it is suspended, until Kueue's queue {queue} admits it" if queue else "it is suspended"
         )

@@ -8,7 +8,7 @@ from manycpu.pipeline.spec.errors import ManycpuError
 from manycpu.pipeline.spec.exit_records import FOLDER
 from manycpu.pipeline.spec.observed import Observed
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, attempt_directory, claim_of
 from manycpu.pipeline.targets.kubernetes.following import diagnosis
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.following.judgement import ends
@@ -52,8 +52,8 @@ def read(ctx: ClusterContext, attempt: int) -> list[dict[str, Any]]:
         ManycpuError: The volume cannot be read.
         TransferError: The same.
     """
-    with helper(ctx, "exits", ctx.claim, lambda *_: None, start_timeout=_START) as pod:
-        return list(pod.ask("exits", folder=f"{ctx.attempt_directory(attempt)}/{FOLDER}")["records"])
+    with helper(ctx, "exits", claim_of(ctx), lambda *_: None, start_timeout=_START) as pod:
+        return list(pod.ask("exits", folder=f"{attempt_directory(ctx, attempt)}/{FOLDER}")["records"])
 
 
 def judged(

@@ -21,7 +21,7 @@ from manycpu.pipeline.spec.events import RankLine
 from manycpu.pipeline.spec.handle import JobHandle
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS
 from manycpu.pipeline.spec.state import RunState, Status
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 from manycpu.pipeline.targets.kubernetes.following import exit_records, judgement
 from manycpu.pipeline.targets.kubernetes.following.attempt_recorder import (
     TAIL,
@@ -80,14 +80,14 @@ class Follower:
         self, ctx: ClusterContext, handle: JobHandle, watch: ClusterWatch, recorder: AttemptRecorder
     ) -> None:
         self._ctx, self._handle, self._watch, self._recorder = ctx, handle, watch, recorder
-        self._snapshot = JobSnapshot(handle, (ctx.claim,))
+        self._snapshot = JobSnapshot(handle, (claim_of(ctx),))
         self._log_batches: asyncio.Queue[LogBatch] = asyncio.Queue(_BATCHES)
         self._readers = LogReaders(watch, recorder.state.cursor, self._put)
         self._limit = RateLimiter(LINES_PER_SECOND)
         self._wake = asyncio.Event()
         self._turn = TurnTaking(self._snapshot, ctx, watch, self._wake.set)
-        self._launcher = LauncherRelease(self._snapshot, ctx.cluster)
-        self._queue = QueueWaiting(self._snapshot, ctx.cluster, watch, self._wake.set)
+        self._launcher = LauncherRelease(self._snapshot, cluster_of(ctx))
+        self._queue = QueueWaiting(self._snapshot, cluster_of(ctx), watch, self._wake.set)
         self._notes = Notes(watch.now, self._wake.set)
         self._asking, self._unasked_since = Backoff(), 0.0
         self._saving: asyncio.Task[None] | None = None
@@ -355,7 +355,7 @@ class Follower:
             await self._tell(notes)
 
     def _delete(self) -> None:
-        self._ctx.cluster.delete(self._snapshot.kind, self._handle.name, uid=self._handle.uid)
+        cluster_of(self._ctx).delete(self._snapshot.kind, self._handle.name, uid=self._handle.uid)
 
 
 async def _finished(work: Coroutine[Any, Any, None]) -> None:

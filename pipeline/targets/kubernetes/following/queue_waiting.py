@@ -8,8 +8,8 @@ from typing import Final
 from manycpu.pipeline.adapters.cluster import Cluster
 from manycpu.pipeline.adapters.cluster_watch import FAILURES, Changes, ClusterWatch
 from manycpu.pipeline.spec.errors import ForbiddenError
+from manycpu.pipeline.spec.job_kinds import JOB_UID_LABEL, QUEUE_LABEL, VISIBILITY, WORKLOAD
 from manycpu.pipeline.spec.kube_object import KubeObject
-from manycpu.pipeline.spec.kueue import JOB_UID, QUEUE, VISIBILITY, WORKLOAD
 from manycpu.pipeline.targets.kubernetes.following.admission import by_job, job_uid, place, waits_for
 from manycpu.pipeline.targets.kubernetes.following.job_snapshot import JobSnapshot
 from manycpu.pipeline.targets.kubernetes.following.shared_view import Selections, SharedView
@@ -82,7 +82,7 @@ class _Queues(SharedView):
 
     def selections(self) -> Selections:
         """Choose the workloads of jobs."""
-        return {WORKLOAD.kind: {"labelSelector": JOB_UID}}
+        return {WORKLOAD.kind: {"labelSelector": JOB_UID_LABEL}}
 
     def workload_of(self, uid: str) -> KubeObject | None:
         """Find the workload of a job."""
@@ -113,7 +113,7 @@ def look_once(cluster: Cluster, snapshot: JobSnapshot, now: float) -> str:
     if job is None or not queue or not snapshot.suspended:
         return ""
     try:
-        found = by_job(cluster.list(WORKLOAD.kind, {JOB_UID: snapshot.uid})).get(snapshot.uid)
+        found = by_job(cluster.list(WORKLOAD.kind, {JOB_UID_LABEL: snapshot.uid})).get(snapshot.uid)
     except ForbiddenError:
         return "what it waits for in its queue cannot be seen: this account may not list workloads"
     except FAILURES:
@@ -137,4 +137,4 @@ def _pending(cluster: Cluster, queue: str) -> list[KubeObject]:
 
 
 def _queue_of(job: KubeObject | None) -> str:
-    return str(job["metadata"].get("labels", {}).get(QUEUE, "")) if job else ""
+    return str(job["metadata"].get("labels", {}).get(QUEUE_LABEL, "")) if job else ""

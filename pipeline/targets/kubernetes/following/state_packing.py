@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from manycpu.pipeline.spec.series import Series
+from manycpu.pipeline.spec.observed import Series
 
 __all__ = ["LIMIT", "least", "pack", "unpack"]
 

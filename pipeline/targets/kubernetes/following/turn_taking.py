@@ -12,7 +12,7 @@ from manycpu.pipeline.spec.errors import ConflictError, ForbiddenError, NotFound
 from manycpu.pipeline.spec.job_kinds import JOB_KINDS, JobKind
 from manycpu.pipeline.spec.kube_object import KubeObject
 from manycpu.pipeline.spec.naming import attempt_key
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.following.demand import (
     Job,
     given_back,
@@ -105,7 +105,7 @@ class TurnTaking:
     async def _patch(self, job: Job, note: Note) -> None:
         try:
             change = patch(job.kind, note, job.version)
-            await asyncio.to_thread(self._ctx.cluster.patch, job.kind.kind, job.name, change)
+            await asyncio.to_thread(cluster_of(self._ctx).patch, job.kind.kind, job.name, change)
             self._trouble = ""
         except FAILURES as error:
             outdated = isinstance(error, (NotFoundError, ConflictError))  # changed meanwhile, or gone
@@ -116,7 +116,7 @@ class TurnTaking:
 
     def _join(self) -> "_Others":
         if self._others is None:
-            self._others = _Others.of(self._watch, self._ctx.cluster)
+            self._others = _Others.of(self._watch, cluster_of(self._ctx))
             self._others.join(self._wake)
         return self._others
 

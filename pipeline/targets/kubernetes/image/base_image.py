@@ -10,7 +10,7 @@ from manycpu.pipeline.targets.kubernetes.image.builders import PODS
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository, registries
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 __all__ = ["finished_image", "image", "plan"]
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
-from manycpu.pipeline.spec import dockerfile
 from manycpu.pipeline.spec.errors import BadInputError, BuildError
-from manycpu.pipeline.spec.image import Reference
+from manycpu.pipeline.spec.image import Reference, base_images
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 __all__ = ["STAGES", "TIMEOUT", "Build", "LastLines", "Recipe", "Stage", "log", "recipe"]
 
@@ -53,7 +52,7 @@ class Recipe:
     @cached_property
     def bases(self) -> list[str]:
         """The base images in its FROM lines."""
-        return dockerfile.bases(self.text, dict(self.arguments))
+        return base_images(self.text, dict(self.arguments))
 
     def tag(self, digests: Mapping[str, str]) -> str:
         """Hash all inputs into the image's tag.

@@ -25,7 +25,7 @@ from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own
 from manycpu.pipeline.targets.kubernetes.pod_status import containers, reasons
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["build", "manifest"]
 
@@ -44,7 +44,7 @@ def build(ctx: "ClusterContext", image_build: Build, opened: Registries) -> None
     """
     namespace = ctx.target.builds_in
     away = namespace != ctx.target.namespace
-    cluster = ctx.cluster.in_namespace(namespace) if away else ctx.cluster
+    cluster = cluster_of(ctx).in_namespace(namespace) if away else cluster_of(ctx)
     owners = [] if away else ctx.ledger.owner()
     files = access(ctx, image_build, opened)
     pod = manifest(ctx, image_build, _image(ctx, image_build, opened), owners)

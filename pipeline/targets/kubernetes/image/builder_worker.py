@@ -15,7 +15,7 @@ from manycpu.pipeline.targets.kubernetes.image.builders import WORKERS, Place, a
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 __all__ = ["archived", "build"]
 

@@ -5,15 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from manycpu.pipeline.adapters import docker
-from manycpu.pipeline.spec import dockerfile
+from manycpu.pipeline.adapters.registry_login import has_buildkit, write_docker_settings
 from manycpu.pipeline.spec.errors import BadInputError
-from manycpu.pipeline.spec.image import Reference
+from manycpu.pipeline.spec.image import Reference, needs_buildkit
 from manycpu.pipeline.targets.kubernetes.image.build_inputs import Build, Recipe
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 __all__ = ["ACCESS", "CERTIFICATE", "CONTEXT", "PODS", "WORKERS", "InPod", "OnWorker", "Place", "access"]
 
@@ -134,10 +133,10 @@ def _buildah(build: Build, place: Place) -> Commands:
 
 def _docker(build: Build, place: Place) -> Commands:
     settings = place.access_folder / "docker"
-    docker.write_settings(settings, json.loads((place.access_folder / "config.json").read_text())["auths"])
+    write_docker_settings(settings, json.loads((place.access_folder / "config.json").read_text())["auths"])
     # An attestation would make the image an index of several.
     env = {"DOCKER_CONFIG": str(settings), "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-    if buildkit := docker.has_buildkit():
+    if buildkit := has_buildkit():
         env["DOCKER_BUILDKIT"] = "1"
     options = _options(build.recipe)
     if build.from_registry:
@@ -149,7 +148,7 @@ def _docker(build: Build, place: Place) -> Commands:
 
 
 def _check_docker(recipe: Recipe) -> None:
-    if dockerfile.needs_buildkit(recipe.text) and not docker.has_buildkit():
+    if needs_buildkit(recipe.text) and not has_buildkit():
         raise BadInputError(
             "the Dockerfile needs BuildKit, and docker on this machine builds without it",
             field="target.builder",

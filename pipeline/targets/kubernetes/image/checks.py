@@ -35,7 +35,7 @@ from manycpu.pipeline.targets.kubernetes.image.registries import (
 )
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["PYTHON", "RIGHTS", "TORCH", "check_images", "too_old"]
 
@@ -145,7 +145,7 @@ def _builder(ctx: "ClusterContext", _: Registries) -> Iterator[Finding]:
 def _pod(ctx: "ClusterContext", ours: Reference) -> Iterator[Finding]:
     """Check that the namespace takes a builder's pod, which is created as a dry run."""
     namespace = ctx.target.builds_in
-    cluster = ctx.cluster.in_namespace(namespace)
+    cluster = cluster_of(ctx).in_namespace(namespace)
     if namespace != ctx.target.namespace and (missing := list(_rights(cluster, namespace))):
         yield from missing
         return

@@ -19,7 +19,7 @@ from manycpu.pipeline.targets.kubernetes.image.registries import Registries, reg
 from manycpu.pipeline.targets.program_code import program_of
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 __all__ = ["save"]
 

@@ -18,7 +18,7 @@ from manycpu.pipeline.targets.kubernetes.image.layers import Tree, library
 from manycpu.pipeline.targets.kubernetes.image.registries import Registries, own_repository, registries
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext
 
 __all__ = ["VERSION_LABEL", "change", "helper", "train"]
 

@@ -12,7 +12,7 @@ from manycpu.pipeline.spec.errors import BadInputError
 from manycpu.pipeline.spec.image import Reference
 
 if TYPE_CHECKING:
-    from manycpu.pipeline.targets.context import ClusterContext
+    from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 
 __all__ = ["Registries", "own_repository", "plain_hosts", "registries"]
 
@@ -105,7 +105,7 @@ def pull_secret(ctx: "ClusterContext") -> dict[str, Any]:
         BadInputError: There is none of that name.
     """
     name = ctx.target.pull_secret or ""
-    secret = ctx.cluster.get("Secret", name)
+    secret = cluster_of(ctx).get("Secret", name)
     if secret is None:
         raise BadInputError(
             f"there is no Secret {ctx.target.namespace}/{name}",

@@ -7,7 +7,7 @@ from manycpu.pipeline.spec.errors import ClusterError, RunGoneError
 from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels
 from manycpu.pipeline.spec.targets import Kubernetes
-from manycpu.pipeline.targets.context import ClusterContext
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, claim_of, cluster_of
 
 __all__ = ["claim", "ensure_claim", "see"]
 
@@ -37,12 +37,13 @@ def ensure_claim(ctx: ClusterContext) -> str:
     Raises:
         ClusterError: There is no such claim, it has lost its volume, or none can be made.
     """
-    name = ctx.claim
+    name = claim_of(ctx)
     if not ctx.target.makes_claim:
-        _see(ctx, ctx.cluster.get("PersistentVolumeClaim", name))
+        _see(ctx, cluster_of(ctx).get("PersistentVolumeClaim", name))
         return name
     deadline = time.monotonic() + _GONE
-    while is_being_deleted(created := ctx.cluster.create(claim(ctx.name, ctx.target, ctx.ledger.owner()))):
+    manifest = claim(ctx.name, ctx.target, ctx.ledger.owner())
+    while is_being_deleted(created := cluster_of(ctx).create(manifest)):
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"claim {ctx.target.namespace}/{name} of an earlier run is being deleted and does not go",
@@ -59,7 +60,7 @@ def see(ctx: ClusterContext, name: str) -> None:
     Raises:
         RunGoneError: It was taken away.
     """
-    claim = ctx.cluster.get("PersistentVolumeClaim", name)
+    claim = cluster_of(ctx).get("PersistentVolumeClaim", name)
     if claim is not None and not is_being_deleted(claim):
         return
     raise RunGoneError(
@@ -70,7 +71,7 @@ def see(ctx: ClusterContext, name: str) -> None:
 
 
 def _see(ctx: ClusterContext, claim: KubeObject | None) -> None:
-    name = f"{ctx.target.namespace}/{ctx.claim}"
+    name = f"{ctx.target.namespace}/{claim_of(ctx)}"
     if claim is None:
         raise ClusterError(
             f"there is no PersistentVolumeClaim {name}",

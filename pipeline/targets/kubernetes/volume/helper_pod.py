@@ -13,7 +13,7 @@ from manycpu.pipeline.launchers.pod_spec import (
     on_nodes,
     one_off_pod,
     pod_spec,
-    security,
+    security_context,
     unprivileged,
 )
 from manycpu.pipeline.pod import client
@@ -29,8 +29,8 @@ from manycpu.pipeline.spec.kube_object import KubeObject, is_being_deleted
 from manycpu.pipeline.spec.naming import labels, secret_name
 from manycpu.pipeline.spec.placement import LIB
 from manycpu.pipeline.spec.training_run import TrainingRun
-from manycpu.pipeline.targets.context import ClusterContext
 from manycpu.pipeline.targets.kubernetes import run_secret
+from manycpu.pipeline.targets.kubernetes.context import ClusterContext, cluster_of
 from manycpu.pipeline.targets.kubernetes.image import images
 from manycpu.pipeline.targets.kubernetes.pod_status import PodReason, containers, reasons
 from manycpu.pipeline.targets.kubernetes.volume import claims
@@ -71,7 +71,7 @@ def manifest(
         container["imagePullPolicy"] = target.pull_policy
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
     # On the training's nodes: a volume that is bound to its first pod's node must be in reach of them.
-    spec = pod_spec(container, volumes, securityContext=security(), **on_nodes(target))
+    spec = pod_spec(container, volumes, securityContext=security_context(), **on_nodes(target))
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     named = {
         "name": f"{ctx.name}-{verb}",
@@ -125,14 +125,14 @@ class Helper:
         start_timeout: float | None = None,
     ) -> None:
         self._start_timeout = start_timeout or ctx.run.start_timeout
-        self._ctx, self._cluster, self._progress = ctx, ctx.cluster, progress
+        self._ctx, self._cluster, self._progress = ctx, cluster_of(ctx), progress
         # The last word on a run is written when its ledger is gone.
         owners = ctx.ledger.owner() if ctx.ledger.exists() else []
         self._manifest = manifest(ctx, verb, claim, images.helper(ctx), owners)
         self._claim, self._owned, self._checked = claim, bool(owners), time.monotonic()
         self.name = str(self._manifest["metadata"]["name"])
         self._best, self._moved = 0, False
-        self._way = WayToPod(ctx.cluster, self.name, direct=ctx.target.direct)
+        self._way = WayToPod(cluster_of(ctx), self.name, direct=ctx.target.direct)
 
     def create(self) -> None:
         """Begin to create the pod; one that an earlier try of the run left is used if it is alike."""

@@ -99,10 +99,8 @@ class WayToPod:
 
     def _connect(self, running: Exec, address: str) -> Streams | None:
         """Connect to the pod itself; None where it cannot be reached, and is to use the exec."""
-        from manycpu.pipeline.pod.identity import make  # whose library only clusters need
-
-        identity = make(self._pod)
-        running.limit(direct.PATIENCE)
+        identity = direct.make_identity(self._pod)
+        running.limit(direct.ANSWER_TIMEOUT_S)
         try:
             port = direct.offer(running, identity)
             running.limit(None)

@@ -1,0 +1,301 @@
+"""The operators of all steps but ``train``: prepare, stage, build, export, cleanup and report."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from manycpu.operators.base import RunOperator, explained, require_begun
+from manycpu.operators.following import place_of
+from manycpu.operators.live import keep_refusal, keep_report
+from manycpu.pipeline.spec.errors import ManycpuError, raise_findings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow.sdk import Asset, Context, XComArg
+
+    from manycpu.pipeline.run_report import Report
+    from manycpu.pipeline.targets.context import RunContext
+    from manycpu.pipeline.verbs.export import Exported
+
+__all__ = [
+    "BuildImageOperator",
+    "CleanupOperator",
+    "ExportModelOperator",
+    "PrepareOperator",
+    "ReportOperator",
+    "StageDatasetOperator",
+    "clean_up_and_log",
+    "prepare_run",
+    "set_asset_extra",
+]
+
+_FAILED_STATES = frozenset({"failed", "upstream_failed"})
+
+
+class PrepareOperator(RunOperator):
+    """Check the run against its target, and begin the record of what it owns. The setup of ``cleanup``."""
+
+    def execute(self, context: Context) -> None:
+        """Run preflight, log its warnings, and begin the ledger.
+
+        Raises:
+            AirflowFailException: Bad input; nothing was started.
+        """
+        try:
+            with explained():
+                prepare_run(self.open(context), self.executor, self.log)
+        except AirflowFailException as error:
+            keep_refusal(error, place_of(context), self.log)
+            raise
+
+
+class StageDatasetOperator(RunOperator):
+    """Copy the data set and the base model to the volume, verified; a retry resumes a broken copy."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Stage; returns where the data and the model are on every node, and their digests.
+
+        Raises:
+            AirflowFailException: Bad input.
+            StageError: The source changed, cannot be read, or the disk is full.
+        """
+        from manycpu.pipeline.verbs.stage import stage
+
+        with explained():
+            staged = stage(require_begun(self.open(context)), self.transfer_logger())
+        for name, digest in staged.digests.items():
+            self.log.info("%s: %s, manifest sha256 %s", name, getattr(staged, name), digest)
+        return staged.model_dump(mode="json")
+
+
+class BuildImageOperator(RunOperator):
+    """Snapshot the code, named by its content; on Kubernetes, add it to the image and push that."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Build; returns the code's folder, or the image with its digest.
+
+        Raises:
+            AirflowFailException: Bad input, such as a program's folder that holds more than code.
+            BuildError: The image cannot be built or pushed.
+        """
+        from manycpu.pipeline.verbs.build import build
+
+        with explained():
+            built = build(require_begun(self.open(context)))
+        self.log.info("%s, code sha256 %s", built.image or built.code or "code as installed", built.digest)
+        return built.model_dump(mode="json")
+
+
+class ExportModelOperator(RunOperator):
+    """Copy the trained model to the run's output, and verify it.
+
+    Args:
+        handle: What ``train`` returned; it names the run.
+        asset: The asset that the model is; its event carries the path, the digest and the metrics as extra.
+        kwargs: ``run``, ``target``, and what every operator of Airflow takes.
+    """
+
+    template_fields = (*RunOperator.template_fields, "handle")
+
+    def __init__(
+        self,
+        *,
+        handle: Mapping[str, Any] | XComArg,
+        asset: Asset | None = None,
+        training: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        outlets = [*kwargs.pop("outlets", ()), *([asset] if asset is not None else ())]
+        super().__init__(training=training, outlets=outlets, **kwargs)
+        self.handle = handle
+        self.asset = asset
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Export; returns the path, the number of files and bytes, the manifest's sha256 and the metrics.
+
+        Raises:
+            AirflowFailException: Bad input.
+            ExportError: There is no model, or the copy at the output is incomplete.
+        """
+        from manycpu.pipeline.spec.handle import read_handle
+        from manycpu.pipeline.verbs.export import export
+
+        with explained():
+            handle = read_handle(self.handle)
+            exported = export(require_begun(self.open(context, handle.run)), handle, self.transfer_logger())
+        if exported.path is None:
+            self.log.info("run.output is null: there is no model to export")
+        else:
+            self.log.info("%s: %d files, manifest sha256 %s", exported.path, exported.files, exported.sha256)
+        if self.asset is not None:
+            set_asset_extra(self.asset, context, exported)
+        return exported.model_dump(mode="json")
+
+
+class CleanupOperator(RunOperator):
+    """End what still runs, write the report, delete what the run owns. A teardown of ``prepare``."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Clean up; harmless when there is nothing to clean.
+
+        Returns:
+            The report where ``run.output`` is null, because then no folder that every worker sees holds it.
+            Otherwise an empty mapping: the task that takes it would log a missing XCom as an error.
+
+        Raises:
+            LaunchError: A process of the run does not end.
+        """
+        with explained():
+            ctx = self.open(context)
+            report = clean_up_and_log(ctx, self.log, place_of(context))
+        return report.model_dump(mode="json") if report and ctx.run.output is None else {}
+
+
+class ReportOperator(RunOperator):
+    """Read report.json, and fail the DAG run if a step failed or left something behind.
+
+    Args:
+        written: What ``cleanup`` returned: the report of a run whose ``output`` is null.
+        trigger_rule: When the task runs: by default also after tasks that failed.
+        kwargs: ``run``, ``target``, and what every operator of Airflow takes.
+    """
+
+    template_fields = (*RunOperator.template_fields, "written")
+
+    def __init__(
+        self,
+        *,
+        written: Mapping[str, Any] | XComArg | None = None,
+        trigger_rule: str = "all_done",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(trigger_rule=trigger_rule, **kwargs)
+        self.written = written
+
+    def execute(self, context: Context) -> str:
+        """Raise the error that the report records; returns the path or URL of report.json.
+
+        Raises:
+            AirflowFailException: The run failed, was cancelled, or left something behind; with its error.
+            AirflowSkipException: The training was skipped.
+        """
+        from manycpu.pipeline.run_report import Report
+        from manycpu.pipeline.spec.tracking import place_in_words
+        from manycpu.pipeline.verbs.report import conclude, read_report, report_path
+
+        states = self._upstream_states(context)
+        failed = [task for task, state in states if state in _FAILED_STATES]
+        prepared = {state for task, state in states if _is_of_class(task, PrepareOperator)}
+        if "skipped" in prepared:
+            raise AirflowSkipException("the training was skipped: a branch before it chose another path")
+        if prepared & _FAILED_STATES:
+            # A report that can be read now dates from before the DAG run was cleared.
+            raise AirflowFailException("the run has no report: its step prepare failed")
+        with explained():
+            ctx = self.open(context)
+        try:
+            report = conclude(Report.model_validate(self.written) if self.written else read_report(ctx))
+        except ManycpuError as error:  # a retry would read the same report
+            raise AirflowFailException(str(error)) from error
+        for verb, record in report.verbs.items():
+            self.log.info("%-8s %7.1f s  %s", verb, record.seconds, record.result)
+        for name, value in report.metrics.items():
+            self.log.info("%s: %s", name, value)
+        for name, place in report.trackers.items():
+            self.log.info("%s", place_in_words(name, place))
+        path = report_path(ctx)
+        if failed:
+            names = ", ".join(sorted(task.task_id for task in failed))
+            raise AirflowFailException(f"{path} records no failure, but {names} failed")
+        self.log.info("report: %s", path)
+        return path
+
+    def _upstream_states(self, context: Context) -> list[tuple[Any, str | None]]:
+        """List the upstream tasks of this training, each with its state in this DAG run."""
+        mine: dict[str, Any] = {}
+        relatives: Any = self.get_flat_relatives(upstream=True)
+        for task in relatives:
+            fields = getattr(task, "partial_kwargs", None) or vars(task)
+            if _is_of_class(task, RunOperator) and fields.get("training") == self.training is not None:
+                mine[task.task_id] = task
+        if not mine:
+            return []
+        instance: Any = context["ti"]
+        by_run = instance.get_task_states(
+            dag_id=instance.dag_id, map_index=instance.map_index, task_ids=[*mine], run_ids=[instance.run_id]
+        )
+        states = by_run.get(instance.run_id, {})
+        suffix = "" if instance.map_index < 0 else f"_{instance.map_index}"
+        return [(task, states.get(name + suffix)) for name, task in mine.items()]
+
+
+def prepare_run(ctx: RunContext, executor: str | None, log: Any) -> None:
+    """Run preflight, log its warnings, and begin the ledger.
+
+    Args:
+        ctx: The run.
+        executor: The task's executor; None: Airflow's first one.
+        log: The task's logger.
+
+    Raises:
+        BadInputError: Something is wrong; nothing was started.
+    """
+    from manycpu.operators.worker_disk import findings
+    from manycpu.pipeline.targets.attempt import join
+    from manycpu.pipeline.verbs.prepare import prepare
+
+    local_findings = list(findings(ctx, executor))
+    raise_findings(local_findings)
+    for finding in [*local_findings, *prepare(ctx)]:
+        log.warning("%s", finding)
+    with ctx.ledger.update() as entry:
+        join(ctx, entry, "prepare")
+    log.info("run %s is ready, its folder is %s", ctx.name, ctx.where)
+
+
+def clean_up_and_log(ctx: RunContext, log: Any, place: Mapping[str, Any]) -> Report | None:
+    """Run the verb cleanup, keep the report for the training's page, and log what stays behind.
+
+    Args:
+        ctx: The run.
+        log: The task's logger.
+        place: The task, as :func:`place_of` names it: its XCom keeps the report, compact.
+
+    Returns:
+        The report; None where the run never began or is cleaned up already.
+
+    Raises:
+        LaunchError: A process of the run does not end.
+        ExportError: The report cannot be written to the output.
+        ClusterError: The cluster does not answer.
+    """
+    from manycpu.pipeline.verbs.cleanup import cleanup
+    from manycpu.pipeline.verbs.report import read_report
+
+    report = cleanup(ctx, tell=partial(keep_report, place=place, log=log))
+    if report is None:
+        log.info("nothing to clean up")
+        with suppress(ManycpuError):  # an earlier try cleaned up, and Airflow deleted the XComs of that try
+            keep_report(read_report(ctx), place, log)
+        return None
+    for path in report.left_behind:
+        log.error("left behind: %s", path)
+    for path in report.kept:
+        log.info("kept: %s", path)
+    return report
+
+
+def set_asset_extra(asset: Asset, context: Context, exported: Exported) -> None:
+    """Set the extra of an asset's event to the path, the digest and the metrics of the model."""
+    fields = exported.model_dump(mode="json")
+    context["outlet_events"][asset].extra = {name: fields[name] for name in ("path", "sha256", "metrics")}
+
+
+def _is_of_class(task: Any, kind: type) -> bool:
+    """Whether a task, expanded or not, is of an operator's class."""
+    return issubclass(getattr(task, "operator_class", type(task)), kind)

@@ -1,0 +1,73 @@
+"""Derive a run's state: from a job's conditions on Kubernetes, or from a supervised process on machines."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from manycpu.pipeline.spec.job_kinds import FAILED, JobKind
+from manycpu.pipeline.spec.kube_object import KubeObject
+from manycpu.pipeline.spec.state import RunState, Status, describe_exit
+
+__all__ = ["completion_time", "job_state", "process_state"]
+
+
+def job_state(kind: JobKind, job: KubeObject | None) -> Status:
+    """Derive a job's state from its conditions, for every kind of job.
+
+    Args:
+        kind: Its kind.
+        job: The job; None: it was deleted.
+    """
+    if job is None:
+        return Status(state=RunState.FAILED, reason=f"its {kind.kind} is gone: somebody deleted it")
+    # A condition is true only with the status "True": former ones stay in the list.
+    holds = {
+        condition["type"]: condition
+        for condition in (job.get("status") or {}).get("conditions") or ()
+        if condition["status"] == "True"
+    }
+    # Both can hold: a worker that is evicted after the launcher ended well.
+    if kind.succeeded in holds:
+        return Status(state=RunState.SUCCEEDED)
+    if FAILED in holds:
+        return Status(state=RunState.FAILED, reason=f"the {kind.kind} has failed: {_message(holds[FAILED])}")
+    if "Restarting" in holds:
+        return Status(state=RunState.RUNNING, reason=_message(holds["Restarting"]))
+    return Status(state=RunState.RUNNING if "Running" in holds else RunState.PENDING)
+
+
+def completion_time(job: KubeObject) -> str | None:
+    """Read when a job ended, as the API writes times; None: unknown."""
+    return (job.get("status") or {}).get("completionTime")
+
+
+def _message(condition: Mapping[str, Any]) -> str:
+    words = (condition.get("message"), condition.get("reason"))
+    return ": ".join(word.strip() for word in reversed(words) if word) or "without a reason"
+
+
+_STARTING = Status(state=RunState.PENDING, reason="starting")
+
+
+def process_state(observed: Mapping[str, Any]) -> Status:
+    """Derive a run's state from a supervised process, for every launch kind of machines.
+
+    Args:
+        observed: ``alive`` (whether the supervisor lives; None: unknown), ``unseen`` (why that is unknown),
+            ``met`` (whether all ranks have met), ``exit`` (its exit record, or None) and ``cancelled``.
+    """
+    record = observed["exit"]
+    if record is None:
+        if observed["alive"] is None:
+            return Status(state=RunState.UNKNOWN, reason=observed["unseen"])
+        if not observed["alive"]:
+            gone = "its supervisor is gone without an exit record: killed, or the machine restarted"
+            return Status(state=RunState.FAILED, reason=gone)
+        return Status(state=RunState.RUNNING) if observed["met"] else _STARTING
+    if observed["cancelled"] or record["reason"] == "cancelled":
+        return Status(state=RunState.CANCELLED, reason=record["reason"])
+    reason = record["reason"]
+    if not reason and record["code"] != 0:
+        reason = f"the launcher ended with {describe_exit(record['code'])}"
+    if reason:
+        return Status(state=RunState.FAILED, reason=reason, by_itself=True)
+    return Status(state=RunState.SUCCEEDED)

@@ -1,0 +1,187 @@
+"""Read which rank of which world this process is, and which world the run asked for; compare the two."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from manycpu.pipeline.node.emit import NodeExit
+from manycpu.pipeline.spec.exit_records import EXIT_PROOF
+
+__all__ = ["ALONE", "AUTO", "LAUNCHER", "Rank", "RankError", "RequestedWorld", "read_rank", "read_requested"]
+
+LAUNCHER: Final = "MANYCPU_LAUNCHER"
+"""Variable with the launcher's name for messages, where its other variables are those of another launcher."""
+AUTO: Final = "auto"
+"""The backend of a run that names none: the best that every rank has."""
+_REASON_LIMIT: Final = 500  # characters of why there is no ccl: a compiler may print a lot
+
+# For each launcher the variable that identifies it, and its names for rank, world size, local rank and local
+# world size. The order matters: torchrun and mpirun may run where an outer launcher left RANK behind.
+_LAUNCHERS: Final = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "openmpi": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "hydra": ("PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "env": ("RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+}
+
+
+class RankError(ValueError):
+    """The launcher's environment contradicts itself."""
+
+
+class Rank(NamedTuple):
+    """A rank, as torch counts them."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    launcher: str
+
+    def environment(self) -> dict[str, str]:
+        """Build the variables that torch, and everything on top of torch, reads."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+        }
+
+
+ALONE: Final = Rank(0, 1, 0, 1, "none")
+
+
+def read_rank(environ: Mapping[str, str]) -> Rank:
+    """Read the rank from the launcher's variables; without a launcher the process is alone in its world.
+
+    Raises:
+        RankError: A number is missing, is not a number, or is out of range.
+    """
+    for launcher, (mark, *names) in _LAUNCHERS.items():
+        if environ.get(mark):
+            rank = Rank(*_read_numbers(environ, names), environ.get(LAUNCHER, launcher))
+            break
+    else:
+        return ALONE
+    if not (rank.rank < rank.world_size and rank.local_rank < rank.local_world_size <= rank.world_size):
+        values = ", ".join(f"{name}={value}" for name, value in zip(names, rank, strict=False))
+        raise RankError(f"this is no rank of any world: {values}")
+    return rank
+
+
+def _read_numbers(environ: Mapping[str, str], names: list[str]) -> tuple[int, int, int, int]:
+    # A user may set RANK and WORLD_SIZE by hand, without the two local ones: one process on each node.
+    defaults = (None, None, "0", "1")
+    texts = [environ.get(name, default) for name, default in zip(names, defaults, strict=True)]
+    for name, text in zip(names, texts, strict=True):
+        if text is None or not text.isdecimal():
+            raise RankError(f"{name} should be a number and is {text!r}")
+    rank, world, local, local_world = (int(text or 0) for text in texts)
+    return rank, world, local, local_world
+
+
+class RequestedWorld(NamedTuple):
+    """The world that the run asks for: number of nodes and of processes, backend and devices."""
+
+    nodes: tuple[int, int] | None
+    """Least and greatest number of nodes; None: the run gives no number."""
+    processes: int
+    """Processes on each node."""
+    backend: str | None
+    """A name, :data:`AUTO`, or None: the script chooses."""
+    spread: bool
+    timeout: int
+    """Seconds to wait for all ranks."""
+    devices: int | None = None
+    """Devices of XLA that each process drives; None: it trains on CPUs."""
+
+    def check_world(self, rank: Rank) -> None:
+        """Compare the world that the launcher made with the one that the run asks for.
+
+        Raises:
+            NodeExit: 87, they differ.
+        """
+        if self.nodes is None:
+            return
+        low, high = (nodes * self.processes for nodes in self.nodes)
+        if low <= rank.world_size <= high and rank.world_size % self.processes == 0:
+            return
+        if rank.launcher == "none":
+            why = "No known launcher has set its rank: an mpirun of another MPI, or none at all?"
+        elif rank.world_size == 1:
+            why = "Each process is alone: two MPIs that do not match, or an mpirun that ran one process?"
+        else:
+            why = "The launcher started another number of processes than the run asks for."
+        raise NodeExit(
+            EXIT_PROOF,
+            f"proof of scale failed: {self} were asked for, and {rank.launcher} gave this process a world of "
+            f"{rank.world_size} (it is rank {rank.rank}). {why}",
+        )
+
+    def check_meeting(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Compare the ranks' records with the requested world; every rank gets the same result.
+
+        Raises:
+            NodeExit: 87, with everything that is wrong.
+        """
+        if faults := list(self._faults(records)):
+            message = f"proof of scale failed: {self} were asked for, and {'; '.join(faults)}."
+            raise NodeExit(EXIT_PROOF, message)
+
+    def choose_backend(self, records: Sequence[Mapping[str, Any]]) -> tuple[str | None, str | None]:
+        """Choose the backend that all ranks have; every rank makes the same choice.
+
+        Args:
+            records: Of each rank; ``no_ccl`` says why it cannot use ccl, and is empty where it can.
+
+        Returns:
+            The backend, and why it was chosen; the reason is None where there was no choice.
+        """
+        if self.backend != AUTO:
+            return self.backend, None
+        lacking = [record for record in records if record["no_ccl"]]
+        if not lacking:
+            return "ccl", "run.backend is left out, and every rank has ccl"
+        first = min(lacking, key=lambda record: int(record["rank"]))
+        who = f"rank {first['rank']} on {first['host']}"
+        return "gloo", f"run.backend is left out, and {who} has no ccl: {first['no_ccl'][:_REASON_LIMIT]}"
+
+    def _faults(self, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        ranks = sorted(record["rank"] for record in records)
+        worlds = sorted({record["world_size"] for record in records})
+        if worlds != [len(records)]:
+            yield f"the ranks report worlds of {worlds}, and {len(records)} of them met"
+        if ranks != list(range(len(records))):
+            yield f"the ranks that met are {ranks}"
+        backends = sorted({str(record["backend"]) for record in records})
+        if len(backends) > 1:
+            yield f"the ranks ask for different backends, {' and '.join(backends)} (run.backend)"
+        hosts = sorted({record["machine"] for record in records})
+        least = self.nodes[0] if self.nodes else 1
+        if self.spread and len(hosts) < least:
+            yield f"they run on {', '.join(hosts)} alone, where run.spread requires {least} machines"
+
+    def __str__(self) -> str:
+        if self.nodes is None:
+            return "no particular number of processes"
+        low, high = self.nodes
+        return f"{low if low == high else f'{low} to {high}'} nodes with {self.processes} processes each"
+
+
+def read_requested(environ: Mapping[str, str]) -> RequestedWorld:
+    """Read the requested world; outside of a run it requires nothing."""
+    nodes, processes = environ.get("MANYCPU_NNODES"), environ.get("MANYCPU_NPROC_PER_NODE")
+    low, _, high = (nodes or "1").partition(":")
+    return RequestedWorld(
+        nodes=(int(low), int(high or low)) if nodes or processes else None,
+        processes=int(processes or 1),
+        backend=environ.get("MANYCPU_BACKEND") or None,
+        spread=environ.get("MANYCPU_SPREAD") == "require",
+        timeout=int(environ.get("MANYCPU_START_TIMEOUT") or 900),
+        devices=int(environ.get("MANYCPU_XLA_DEVICES") or 0) or None,
+    )

@@ -1,0 +1,247 @@
+"""Show a run in a notebook's cell: the lines of its ranks, and in Jupyter one block with a live curve."""
+
+import html
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Self
+
+from rich.filesize import decimal
+
+from manycpu.pipeline.listeners import Paced, Silent
+from manycpu.pipeline.notebook.pickling import Returned
+from manycpu.pipeline.run_report import Report
+from manycpu.pipeline.spec.errors import Finding
+from manycpu.pipeline.spec.event_types import (
+    ErrorEvent,
+    Event,
+    ExitEvent,
+    MetricsEvent,
+    ProgressEvent,
+    ProofEvent,
+    ResultEvent,
+    WarningEvent,
+)
+from manycpu.pipeline.spec.events import RankLine
+from manycpu.pipeline.spec.observed import Series
+from manycpu.pipeline.spec.state import describe_exit
+
+__all__ = ["Block", "CellDisplay", "curve", "open_display"]
+
+_DRAW_INTERVAL_S: Final = 0.5
+_WIDTH, _HEIGHT = 480, 120  # pixels of the curve
+_STEP_NAMES: Final = {"wait": "training"}
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_CHAINED: Final = ("direct cause of the following exception:", "another exception occurred:")
+_LINE_CHARACTERS: Final = 2000
+_TAIL_LINES: Final = 500  # of a rank that are kept, from its last traceback on
+Failure = tuple[int, str, str]
+"""A rank, its host, and its traceback."""
+
+
+@contextmanager
+def open_display() -> Iterator["CellDisplay"]:
+    """Show a run in Jupyter's cell, or as lines if this process runs in no notebook."""
+    display = CellDisplay(Block.of_cell())
+    try:
+        yield display
+    finally:
+        display.close()
+
+
+class CellDisplay(Silent):
+    """Shows a run, and keeps what rank 0 returned and how ranks failed.
+
+    Args:
+        block: The block that is redrawn while the run continues; None to print lines only.
+    """
+
+    def __init__(self, block: "Block | None") -> None:
+        self._block, self._paced = block, Paced(self._say_progress)
+        self._tails: dict[int, list[str]] = {}
+        self.returned = Returned()
+        """What rank 0 returned."""
+        self._meeting: str | None = None
+        self._raised: set[int] = set()
+        self._failures: list[Failure] = []
+        self._warned: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """Print a line of manycpu itself."""
+        with suppress(OSError):  # a closed terminal or a full disk must not lose what the function returns
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+    def warn(self, text: str) -> None:
+        """Print a warning; the same one of several ranks only once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.say(f"warning: {text}")
+
+    def close(self) -> None:
+        """Draw the block's last state."""
+        if self._block is not None:
+            self._block.close()
+
+    def begin(self, verb: str) -> None:
+        """Show the step of the run."""
+        if self._block is not None:
+            self._block.step(verb)
+
+    def progress(self, done: int, total: int) -> None:
+        """Show how much of a transfer is done."""
+        if self._block is not None:
+            self._block.transfer(done, total)
+
+    def finding(self, finding: Finding) -> None:
+        """Print a warning of preflight."""
+        self.warn(str(finding))
+
+    def line(self, line: RankLine) -> None:
+        """Print a line of rank 0 unchanged, and lines of other ranks with their names."""
+        if line.rank is not None:
+            self._keep(line.rank, line.text)
+        self.say(line.text if line.rank in (0, None) else str(line))
+
+    def event(self, event: Event, line: RankLine) -> None:
+        """Redraw the block, print warnings, keep what is returned and how a rank ended."""
+        match event:
+            case ProofEvent() if event.meeting != self._meeting:  # a restart: forget earlier failures
+                self._meeting, self._raised, self._failures = event.meeting, set(), []
+                self.returned.begin_round()
+            case ResultEvent() if line.rank == 0:
+                self.returned.take(event)
+            case ExitEvent() if event.code != 0 and line.rank is not None:
+                trace = "\n".join(self._tails.get(line.rank, ()))
+                self._failures.append((line.rank, event.host, trace or describe_exit(event.code)))
+            case ErrorEvent() if line.rank is not None:
+                if event.kind != "Refusal":  # the rank ended early, or misses another one
+                    self._raised.add(line.rank)
+                if event.message[:_LINE_CHARACTERS] not in "\n".join(self._tails.get(line.rank, ())):
+                    self._keep(line.rank, event.message)
+            case WarningEvent():
+                self.warn(event.message)
+            case ProgressEvent() | MetricsEvent() if self._block is not None:
+                self._block.move(event)
+        if self._block is None:
+            self._paced.event(event, line)
+
+    def flush(self) -> None:
+        """Print the last progress if there is no block."""
+        self._paced.flush()
+
+    def report(self, written: Report, path: str) -> None:
+        """Show in the block how the run ended, and where its report is."""
+        if self._block is not None:
+            self._block.end(written, path)
+
+    def failure(self) -> Failure | None:
+        """Return the first rank that failed; of several, the first that raised; None if no rank failed.
+
+        When a rank raises, other ranks fail because they miss it.
+        """
+        raised = [failure for failure in self._failures if failure[0] in self._raised]
+        return next(iter([*raised, *self._failures]), None)
+
+    def _keep(self, rank: int, text: str) -> None:
+        tail = self._tails.setdefault(rank, [])
+        if text == _TRACEBACK and not any(line.endswith(_CHAINED) for line in tail[-2:]):
+            tail.clear()
+        tail.append(text[:_LINE_CHARACTERS])
+        del tail[:-_TAIL_LINES]
+
+    def _say_progress(self, event: Event, line: RankLine) -> None:  # noqa: ARG002 - progress is of rank 0
+        if isinstance(event, (ProgressEvent, MetricsEvent)):
+            self.say(event.sentence())
+
+
+class Block:
+    """A part of a cell's output that shows step, loss curve, throughput and time left.
+
+    Args:
+        handle: IPython's handle of a display that can be updated.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._step, self._text, self._progress, self._metrics = "", "", "", ""
+        self._losses = Series()
+        self._share: float | None = None
+        self._drawn_at = 0.0
+
+    @classmethod
+    def of_cell(cls) -> Self | None:
+        """Open a block in the cell that runs; None if this process runs in no notebook."""
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython else None
+        if shell is None or not hasattr(shell, "kernel"):
+            return None
+        from IPython.display import display
+
+        return cls(display({"text/plain": ""}, raw=True, display_id=True))  # type: ignore[no-untyped-call]
+
+    def step(self, verb: str) -> None:
+        """Show the step of the run."""
+        self._step, self._text, self._share = _STEP_NAMES.get(verb, verb), "", None
+        self._draw()
+
+    def transfer(self, done: int, total: int) -> None:
+        """Show how much of a transfer is done."""
+        self._text, self._share = f"{decimal(done)} of {decimal(total)}", done / total if total else None
+        self._draw()
+
+    def move(self, event: ProgressEvent | MetricsEvent) -> None:
+        """Show the progress of the training, and add its loss to the curve."""
+        if isinstance(event, MetricsEvent):
+            self._metrics = ", ".join(
+                f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}"
+                for name, v in event.values.items()
+            )
+        else:
+            self._progress = event.sentence()
+            self._losses.add(event.step, float(event.time or 0), event.loss)
+            if event.step is not None and event.total_steps:
+                self._share = min(1.0, event.step / event.total_steps)
+        self._draw()
+
+    def end(self, report: Report, path: str) -> None:
+        """Set how the run ended; :meth:`close` draws it."""
+        self._step, self._text, self._share = str(report.state), f"report: {path}", None
+
+    def close(self) -> None:
+        """Draw the block a last time."""
+        self._drawn_at = 0.0
+        self._draw()
+
+    def _draw(self) -> None:
+        if time.monotonic() < self._drawn_at + _DRAW_INTERVAL_S:
+            return
+        self._drawn_at = time.monotonic()
+        plain = " · ".join(filter(None, (self._step, self._text, self._progress, self._metrics)))
+        head = " · ".join(filter(None, (self._step, self._text)))
+        rows = [html.escape(text) for text in (head, self._progress, self._metrics) if text]
+        bar = "" if self._share is None else f'<progress value="{self._share:.4f}"></progress><br>'
+        drawn = f'<div class="manycpu">{curve(self._losses)}{bar}{"<br>".join(rows)}</div>'
+        self._handle.update({"text/plain": plain, "text/html": drawn}, raw=True)
+
+
+def curve(series: Series) -> str:
+    """Draw a loss over its steps as inline SVG; an empty text if there are fewer than two points."""
+    losses = series.values
+    if len(losses) < 2:  # noqa: PLR2004 - a line has two ends
+        return ""
+    steps = [at if step is None else step for at, step in zip(series.index, series.steps, strict=True)]
+    low, high = min(losses), max(losses)
+    across, up = (steps[-1] - steps[0]) or 1, (high - low) or 1
+    places = " ".join(
+        f"{(step - steps[0]) / across * _WIDTH:.1f},{(high - loss) / up * _HEIGHT:.1f}"
+        for step, loss in zip(steps, losses, strict=True)
+    )
+    return (
+        f'<svg width="{_WIDTH}" height="{_HEIGHT + 20}" viewBox="0 -4 {_WIDTH} {_HEIGHT + 24}" role="img" '
+        f'aria-label="loss {losses[0]:.4g} to {losses[-1]:.4g}">'
+        f'<polyline points="{places}" fill="none" stroke="#1f77b4" stroke-width="1.5"/>'
+        f'<text x="0" y="{_HEIGHT + 16}" font-size="12" fill="currentColor">loss {losses[0]:.4g} → '
+        f"{losses[-1]:.4g}, steps {steps[0]:g} to {steps[-1]:g}</text></svg><br>"
+    )

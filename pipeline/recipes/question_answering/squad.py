@@ -1,0 +1,229 @@
+"""Read files in SQuAD's format: find the files of each split, check them, and read their questions.
+
+Imports the standard library alone, so that preflight can check the data before a run starts. Two layouts are
+supported: the official one (``data[].paragraphs[].qas[]``) and flat records (``data[]`` with ``context``,
+``question`` and ``answers``), as Hugging Face's example scripts take them.
+
+Source: Rajpurkar et al. 2016, https://rajpurkar.github.io/SQuAD-explorer/
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manycpu.pipeline.spec.errors import BadInputError
+
+__all__ = ["SPLITS", "Question", "load", "problems", "splits"]
+
+SPLITS = {"train": ("train",), "validation": ("dev", "val", "eval"), "test": ("test",)}
+"""Split -> how the names of its files begin."""
+_SUFFIXES = (".json", ".parquet")
+_FIX = "Give a file in SQuAD v1.1 format, or a folder with train*.json and dev*.json or validation*.json"
+
+
+class Question(NamedTuple):
+    """A question about a context; ``texts`` and ``starts`` are its answers, the latter in characters."""
+
+    id: str
+    title: str
+    context: str
+    question: str
+    texts: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
+
+
+class _Malformed(Exception):  # noqa: N818 - is caught in this file
+    """A part of a file cannot be read; the message has its path in the document, and why."""
+
+
+def splits(path: str | Path) -> dict[str, list[Path]]:
+    """Find the files of each split in a folder, or the split of one file: ``train`` unless its name tells.
+
+    Raises:
+        BadInputError: There is no such path, no such file in it, or a split's files are in several folders.
+    """
+    path = Path(path)
+    if path.is_file():
+        return {_split(path) or "train": [path]}
+    if not path.is_dir():
+        raise BadInputError(f"there is no file or folder {path}", field="run.data", fix=_FIX)
+    by_split: dict[str, list[Path]] = {}
+    for file in sorted(path.rglob("*")):
+        if file.suffix in _SUFFIXES and file.is_file() and (split := _split(file)):
+            by_split.setdefault(split, []).append(file)
+    if not by_split:
+        raise BadInputError(f"{path} holds no file that could be a data set", field="run.data", fix=_FIX)
+    for split, files in by_split.items():
+        _same_kind(split, files)
+    return by_split
+
+
+def problems(path: str | Path, *, version_2: bool = False) -> list[str]:
+    """List everything that is wrong with a data set; empty when it can be trained on.
+
+    Args:
+        path: A folder, or one file. Parquet files are not looked into.
+        version_2: Whether questions without an answer are allowed, as in SQuAD v2.0.
+    """
+    try:
+        by_split = splits(path)
+    except BadInputError as error:
+        return [str(error)]
+    files = [(split, file) for split, listed in by_split.items() for file in listed if file.suffix == ".json"]
+    return [
+        problem
+        for split, file in files
+        for problem in _scan(file, unanswered=version_2 or split == "test")[1]
+    ]
+
+
+def load(path: str | Path, *, unanswered: bool = False) -> list[Question]:
+    """Read the questions of one JSON file.
+
+    Args:
+        path: The file.
+        unanswered: Whether questions without an answer are allowed.
+
+    Raises:
+        BadInputError: The file is malformed or empty, or its answers are not where it says.
+    """
+    questions, faults = _scan(Path(path), unanswered=unanswered)
+    if faults:
+        raise BadInputError("\n".join(faults), field="run.data", fix=_FIX)
+    return questions
+
+
+def _split(file: Path) -> str | None:
+    name = file.name.lower()
+    return next((split for split, starts in SPLITS.items() if name.startswith(starts)), None)
+
+
+def _same_kind(split: str, files: list[Path]) -> None:
+    kinds = {(file.parent, file.suffix): file for file in files}
+    if len(kinds) > 1:
+        shown = " and ".join(str(file) for file in list(kinds.values())[:2])
+        raise BadInputError(
+            f"several files could be the {split} split: {shown}",
+            field="run.data",
+            fix="Point it at the folder that holds one of them",
+        )
+
+
+def _scan(file: Path, *, unanswered: bool) -> tuple[list[Question], list[str]]:
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        questions = list(_questions(document))
+    except UnicodeDecodeError as error:
+        return [], [f"{file} is not UTF-8 text: {error}"]
+    except json.JSONDecodeError as error:
+        return [], [f"{file} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}"]
+    except _Malformed as error:
+        return [], [f"{file} is not in SQuAD's format: {error}"]
+    if not questions:
+        return [], [f"{file} holds no question"]
+    checks = (_misplaced(questions), _repeated(questions), [] if unanswered else _unanswered(questions))
+    return questions, [f"{file}: {problem}" for check in checks for problem in check]
+
+
+def _questions(document: Any) -> Iterator[Question]:
+    articles = _get(document, "data", list, "") if isinstance(document, dict) else document
+    if not isinstance(articles, list):
+        raise _Malformed(f"an object with 'data' is needed at the top, not {_kind(document)}")
+    for i, article in enumerate(articles):
+        location = f"data[{i}]"
+        if isinstance(article, dict) and "context" in article:
+            yield _flat(article, location)
+        else:
+            yield from _nested(article, location)
+
+
+def _nested(article: Any, location: str) -> Iterator[Question]:
+    for i, paragraph in enumerate(_get(article, "paragraphs", list, location)):
+        paragraph_location = f"{location}.paragraphs[{i}]"
+        context = _get(paragraph, "context", str, paragraph_location)
+        for j, record in enumerate(_get(paragraph, "qas", list, paragraph_location)):
+            yield _question(record, str(article.get("title", "")), context, f"{paragraph_location}.qas[{j}]")
+
+
+def _question(record: Any, title: str, context: str, location: str) -> Question:
+    key, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
+    listed = _get(record, "answers", list, location) if "answers" in record else []
+    answers = [
+        (_get(answer, "text", str, at), _get(answer, "answer_start", int, at))
+        for at, answer in ((f"{location}.answers[{i}]", answer) for i, answer in enumerate(listed))
+    ]
+    texts, starts = zip(*answers, strict=True) if answers else ((), ())
+    return Question(str(key), title, context, question, texts, starts)
+
+
+def _flat(record: Any, location: str) -> Question:
+    key, question = _get(record, "id", (str, int), location), _get(record, "question", str, location)
+    answers = (
+        _get(record, "answers", dict, location) if "answers" in record else {"text": [], "answer_start": []}
+    )
+    at = f"{location}.answers"
+    texts, starts = _get(answers, "text", list, at), _get(answers, "answer_start", list, at)
+    if len(texts) != len(starts):
+        raise _Malformed(f"{at} has {len(texts)} texts and {len(starts)} starts")
+    for text, start in zip(texts, starts, strict=True):
+        if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
+            raise _Malformed(
+                f"{at} has {json.dumps(text)} at {json.dumps(start)}: a text and a number are needed"
+            )
+    context = _get(record, "context", str, location)
+    return Question(str(key), str(record.get("title", "")), context, question, tuple(texts), tuple(starts))
+
+
+def _get(holder: Any, key: str, kind: type | tuple[type, ...], location: str) -> Any:
+    shown = location or "the top"
+    if not isinstance(holder, dict):
+        raise _Malformed(f"{shown} is {_kind(holder)}, not an object with {key!r}")
+    if key not in holder:
+        raise _Malformed(f"{shown} has no {key!r}")
+    if not isinstance(holder[key], kind) or isinstance(holder[key], bool):
+        raise _Malformed(f"{key!r} of {shown} is {_kind(holder[key])}")
+    return holder[key]
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number"}
+    return names.get(type(value), json.dumps(value))
+
+
+def _misplaced(questions: Iterable[Question]) -> list[str]:
+    wrong = [
+        (question, text, start)
+        for question in questions
+        for text, start in zip(question.texts, question.starts, strict=True)
+        if start < 0 or not text or question.context[start : start + len(text)] != text
+    ]
+    if not wrong:
+        return []
+    question, text, start = wrong[0]
+    actual = question.context[max(start, 0) : max(start, 0) + max(len(text), 1)]
+    problem = (
+        f"{len(wrong)} answers are not where answer_start says; the first is of question {question.id!r}: "
+        f"{text!r} should stand at character {start}, where the context has {actual!r}"
+    )
+    return [problem]
+
+
+def _repeated(questions: Iterable[Question]) -> list[str]:
+    counts = Counter(question.id for question in questions)
+    key, count = counts.most_common(1)[0]
+    return [] if count == 1 else [f"the id {key!r} names {count} questions"]
+
+
+def _unanswered(questions: list[Question]) -> list[str]:
+    without = [question for question in questions if not question.texts]
+    if not without:
+        return []
+    if len(without) == len(questions):
+        return ["no question has an answer"]
+    problem = (
+        f"{len(without)} of {len(questions)} questions have no answer, the first is {without[0].id!r}; "
+        "for data of SQuAD v2.0 add --version_2_with_negative to run.args"
+    )
+    return [problem]

@@ -1,0 +1,63 @@
+"""A run on Kubernetes, and where its things are."""
+
+from functools import partial
+from typing import TypeAlias
+
+from typing_extensions import TypeIs
+
+from manycpu.pipeline.adapters import cluster
+from manycpu.pipeline.adapters.cluster import Cluster
+from manycpu.pipeline.ledger.configmap import ConfigMapLedger
+from manycpu.pipeline.spec.targets import Kubernetes
+from manycpu.pipeline.targets.context import Access, RunContext
+
+__all__ = [
+    "ClusterContext",
+    "attempt_directory",
+    "claim_of",
+    "cluster_of",
+    "directory_of",
+    "is_on_kubernetes",
+    "sharing",
+]
+
+ClusterContext: TypeAlias = RunContext[Kubernetes, ConfigMapLedger]
+
+
+def is_on_kubernetes(ctx: RunContext) -> TypeIs[ClusterContext]:
+    """Whether a run is on Kubernetes."""
+    return isinstance(ctx.target, Kubernetes)
+
+
+def cluster_of(ctx: ClusterContext) -> Cluster:
+    """Return the run's namespace; one connection for all contexts that share their ``access``.
+
+    Raises:
+        ClusterError: No cluster can be reached.
+    """
+    opened, namespace = ctx.access.opened, ctx.target.namespace
+    if namespace not in opened:
+        connect = ctx.access.connect or partial(cluster.connect, ctx.target.connection)
+        opened[namespace] = Cluster(connect, namespace)
+    found: Cluster = opened[namespace]
+    return found
+
+
+def sharing(namespace: Cluster) -> Access:
+    """Make the access of runs that share one connection to their namespace."""
+    return Access(opened={namespace.namespace: namespace})
+
+
+def claim_of(ctx: ClusterContext) -> str:
+    """Name the claim: the target's, or the one made for the run."""
+    return ctx.target.claim or f"{ctx.name}-data"
+
+
+def directory_of(ctx: ClusterContext) -> str:
+    """Return the run's own folder on the volume."""
+    return f"{ctx.target.home}/runs/{ctx.name}"
+
+
+def attempt_directory(ctx: ClusterContext, attempt: int) -> str:
+    """Return the folder of one attempt on the volume."""
+    return f"{directory_of(ctx)}/attempts/{attempt}"

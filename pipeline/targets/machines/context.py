@@ -1,0 +1,34 @@
+"""A run on this machine, or on the hosts of a hostfile, and where its things are."""
+
+from pathlib import Path
+from typing import TypeAlias
+
+from typing_extensions import TypeIs
+
+from manycpu.pipeline.ledger.file import FileLedger
+from manycpu.pipeline.spec.targets import BareMetal, Local
+from manycpu.pipeline.targets.context import RunContext, home
+
+__all__ = ["MachineContext", "attempt_directory", "directory_of", "home_of", "is_on_machines"]
+
+MachineContext: TypeAlias = RunContext[Local | BareMetal, FileLedger]
+
+
+def is_on_machines(ctx: RunContext) -> TypeIs[MachineContext]:
+    """Whether a run is on machines."""
+    return isinstance(ctx.target, (Local, BareMetal))
+
+
+def home_of(ctx: MachineContext) -> Path:
+    """Return the target's folder, which machines have instead of a volume."""
+    return home(ctx.target.directory)
+
+
+def directory_of(ctx: MachineContext) -> Path:
+    """Return the run's own folder."""
+    return home_of(ctx) / "runs" / ctx.name
+
+
+def attempt_directory(ctx: MachineContext, attempt: int) -> Path:
+    """Return the folder of one attempt: log, handle, exit record."""
+    return directory_of(ctx) / "attempts" / str(attempt)

@@ -1,0 +1,303 @@
+"""Check the source of a program without running it: processes that it starts, and where it writes.
+
+A warning needs what is wrong to stand in the source: a start method that is chosen at run time, or processes
+that another module starts, are not judged.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Final, NamedTuple
+
+from manycpu.pipeline.spec.errors import Finding
+
+__all__ = ["Written", "process_findings", "relative_writes"]
+
+_STARTERS: Final = {
+    "multiprocessing.Pool",
+    "multiprocessing.Process",
+    "multiprocessing.spawn",  # of torch
+    "multiprocessing.start_processes",
+    "concurrent.futures.ProcessPoolExecutor",
+}
+_ALWAYS_SPAWN: Final = "multiprocessing.spawn"
+_CHOOSERS: Final = {"multiprocessing.get_context", "multiprocessing.set_start_method"}
+_IMPORT_AGAIN: Final = {"spawn", "forkserver"}  # the methods whose processes import the program's file again
+_MAKE_THREADS: Final = {
+    "concurrent.futures.ThreadPoolExecutor",
+    "threading.Thread",
+    "torch.distributed.init_process_group",
+}
+_SET_THREADS: Final = "torch.set_num_threads"
+
+_Functions = ast.FunctionDef | ast.AsyncFunctionDef
+_OPTIONS: Final = {"output_dir", "output", "out", "save_dir", "save_path", "logging_dir", "checkpoint_dir"}
+_SAVE: Final = {"save", "save_model", "save_pretrained", "save_state", "savefig", "to_csv", "write_text"}
+_WRITES: Final = set("wax")
+
+
+def process_findings(source: str, name: str, subprocesses: int, threads: int | None) -> Iterator[Finding]:
+    """Find mistakes in how a program's main file starts processes, as warnings.
+
+    Args:
+        source: The file's text; a file that is no Python has no findings.
+        name: The file's name in the messages.
+        subprocesses: ``run.subprocesses``.
+        threads: Threads that the CPU plan gives to each process; None: the node is unknown.
+    """
+    try:
+        program = _Program.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    checks = (
+        program.unguarded(),
+        program.forks_after_threads(),
+        program.too_many_threads(threads),
+        program.uncounted(subprocesses, threads),
+    )
+    for line, message, fix in filter(None, checks):
+        yield Finding("run.program", f"{name}:{line}: {message}", fix, fatal=False)
+
+
+class _Mistake(NamedTuple):
+    line: int
+    message: str
+    fix: str
+
+
+class _Program(NamedTuple):
+    tree: ast.Module
+    names: Mapping[str, str]
+    """Name in the file -> dotted name of what it stands for; torch.multiprocessing is multiprocessing."""
+    functions: Mapping[str, _Functions]
+
+    @classmethod
+    def parse(cls, source: str) -> "_Program":
+        tree = ast.parse(source)
+        functions = {node.name: node for node in tree.body if isinstance(node, _Functions)}
+        names: dict[str, str] = {}
+        program = cls(tree, names, functions)
+        for node in ast.walk(tree):  # a file's imports come first
+            names.update(program._bound(node))
+        return program
+
+    def unguarded(self) -> _Mistake | None:
+        """Find processes that are started when the file is imported, by methods that import it again."""
+        for call in _calls(_executed(self.tree.body, guarded=False)):
+            start = self._start(call, set())
+            if start is None or self._method(start) not in _IMPORT_AGAIN:
+                continue
+            through = "" if start is call else f" ({ast.unparse(call.func)}(), in line {start.lineno})"
+            return _Mistake(
+                call.lineno,
+                f"processes are started at module level{through}: under {self._method(start)} each of them "
+                "imports this file, and would start processes again",
+                'Put the call under `if __name__ == "__main__":`',
+            )
+        return None
+
+    def forks_after_threads(self) -> _Mistake | None:
+        """Find processes that are forked below a line, of the same block, that starts threads."""
+        for body in (self.tree.body, *(function.body for function in self.functions.values())):
+            calls = sorted(_calls(_executed(body, guarded=True)), key=lambda call: call.lineno)
+            start = next((call for call in calls if self._name(call.func) in _STARTERS), None)
+            threads = next(
+                (
+                    call
+                    for call in calls
+                    if self._name(call.func) in _MAKE_THREADS
+                    or (isinstance(call.func, ast.Attribute) and call.func.attr == "backward")
+                ),
+                None,
+            )
+            if start and threads and threads.lineno < start.lineno and self._method(start) == "fork":
+                return _Mistake(
+                    start.lineno,
+                    f"processes are forked after threads were started (line {threads.lineno}: "
+                    f"{ast.unparse(threads.func)}): a lock that one of them holds stays held in the fork",
+                    "Start the processes before, or by spawn",
+                )
+        return None
+
+    def too_many_threads(self, threads: int | None) -> _Mistake | None:
+        """Find a number of threads that is more than the CPU plan's."""
+        for node in ast.walk(self.tree) if threads else ():
+            what, number = self._threads_set(node)
+            if threads and number > threads:
+                message = f"{what} wins over the CPU plan's {threads}: oversubscribed"
+                return _Mistake(getattr(node, "lineno", 1), message, "Leave it out to have the plan's")
+        return None
+
+    def uncounted(self, subprocesses: int, threads: int | None) -> _Mistake | None:
+        """Find processes that the CPU plan does not count: each would use all threads of its rank."""
+        sets_threads = any(self._name(call.func) == _SET_THREADS for call in _calls(ast.walk(self.tree)))
+        imported = [
+            name
+            for node in ast.walk(self.tree)
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for name in (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            )
+        ]
+        with_torch = any(name.split(".")[0] == "torch" for name in imported)
+        if subprocesses > 1 or threads == 1 or sets_threads or not with_torch:
+            return None
+        for call in _calls(ast.walk(self.tree)):
+            if self._name(call.func) in _STARTERS:
+                each = f"{threads} threads" if threads else "threads"
+                return _Mistake(
+                    call.lineno,
+                    f"processes are started, and run.subprocesses is 1: each takes the {each} of its rank",
+                    "Set run.subprocesses to the number of processes that compute at a time",
+                )
+        return None
+
+    def _bound(self, node: ast.AST) -> dict[str, str]:
+        """Map each name that a statement binds to the dotted name of its value."""
+        if isinstance(node, ast.Import):
+            return {alias.asname: _plain(alias.name) for alias in node.names if alias.asname}
+        if isinstance(node, ast.ImportFrom):
+            return {each.asname or each.name: _plain(f"{node.module}.{each.name}") for each in node.names}
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = self._name(node.value)
+            return {node.targets[0].id: name} if name == "multiprocessing" else {}
+        if isinstance(node, ast.ClassDef) and "multiprocessing.Process" in map(self._name, node.bases):
+            return {node.name: "multiprocessing.Process"}
+        return {}
+
+    def _name(self, node: ast.expr) -> str:
+        """Resolve an expression to a dotted name; a start method's context counts as multiprocessing."""
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            return _plain(f"{self._name(node.value)}.{node.attr}")
+        if isinstance(node, ast.Call) and self._name(node.func) == "multiprocessing.get_context":
+            return "multiprocessing"
+        return ""
+
+    def _start(self, call: ast.Call, seen: set[str]) -> ast.Call | None:
+        """Find the call that starts processes: this one, or one in a function of this file that it calls."""
+        name = self._name(call.func)
+        if name in _STARTERS:
+            return call
+        if name in seen or name not in self.functions:
+            return None
+        calls = _calls(_executed(self.functions[name].body, guarded=False))
+        starts = (self._start(each, seen | {name}) for each in calls)
+        return next((start for start in starts if start), None)
+
+    def _method(self, start: ast.Call) -> object:
+        """Find the method that starts processes; None: the file does not fix it."""
+        if self._name(start.func) == _ALWAYS_SPAWN:
+            return "spawn"
+        methods = set()
+        for call in _calls(ast.walk(self.tree)):
+            keyword = next(
+                (each.value for each in call.keywords if each.arg in ("method", "start_method")), None
+            )
+            if self._name(call.func) in _CHOOSERS:
+                methods.add(_literal(keyword or next(iter(call.args), None)))
+            elif keyword and self._name(call.func) in _STARTERS:
+                methods.add(_literal(keyword))
+        return methods.pop() if len(methods) == 1 else None
+
+    def _threads_set(self, node: ast.AST) -> tuple[str, int]:
+        """Return the text and the value of a statement that sets the number of threads; 0: it does not."""
+        value: ast.expr | None = None
+        if isinstance(node, ast.Call) and self._name(node.func) == _SET_THREADS:
+            value = next(iter(node.args), None)
+        elif isinstance(node, ast.Assign):  # os.environ["OMP_NUM_THREADS"] = ...
+            target = node.targets[0]
+            key = target.slice if isinstance(target, ast.Subscript) else None
+            value = node.value if _literal(key) == "OMP_NUM_THREADS" else None
+        text = str(_literal(value))
+        return (ast.unparse(node), int(text)) if text.isdecimal() else ("", 0)
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("torch.") if name.startswith("torch.multiprocessing") else name
+
+
+def _literal(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _calls(nodes: Iterable[ast.AST]) -> list[ast.Call]:
+    return [node for node in nodes if isinstance(node, ast.Call)]
+
+
+def _executed(body: Iterable[ast.AST], *, guarded: bool) -> Iterator[ast.AST]:
+    """Walk what runs when a block runs: no bodies of functions; below ``__name__`` only if ``guarded``."""
+    for node in body:
+        if isinstance(node, _Functions | ast.Lambda):
+            continue
+        names = ast.walk(node.test) if isinstance(node, ast.If) and not guarded else ()
+        if any(isinstance(each, ast.Name) and each.id == "__name__" for each in names):
+            continue
+        yield node
+        yield from _executed(ast.iter_child_nodes(node), guarded=guarded)
+
+
+class Written(NamedTuple):
+    """A path below the working folder, and the option or the line that names it."""
+
+    path: str
+    where: str
+
+
+def relative_writes(source: str, args: Sequence[str] = ()) -> Iterator[Written]:
+    """Find the relative paths that a program writes to: in its arguments, and in its source.
+
+    >>> list(relative_writes("torch.save(model, 'model.pt')", ["--output_dir", "out"]))
+    [Written(path='out', where='--output_dir'), Written(path='model.pt', where='line 1')]
+    """
+    given = {_option_name(option): Written(value, option) for option, value in _given(args)}
+    yield from (written for written in given.values() if _is_relative(written.path))
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from (Written(path, f"line {node.lineno}") for path in _written(node, {*given}))
+
+
+def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for option, following in zip(args, [*args[1:], ""], strict=False):
+        name, given, value = option.partition("=")
+        if name.startswith("--") and _option_name(name) in _OPTIONS:
+            yield name, value if given else following
+
+
+def _option_name(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def _written(call: ast.Call, named: set[str]) -> Iterator[str]:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    texts = [_text(argument) for argument in call.args]
+    keywords = {keyword.arg: _text(keyword.value) for keyword in call.keywords}
+    if name == "open":
+        mode = keywords.get("mode") or (texts[1] if len(texts) > 1 else None) or "r"
+        found = texts[:1] if _WRITES & {*mode} else []
+    elif name == "write_text":
+        inner = getattr(call.func, "value", None)
+        found = [*map(_text, inner.args[:1])] if isinstance(inner, ast.Call) else []
+    elif name == "add_argument":
+        of_output = _option_name((texts[0] if texts else None) or "") in _OPTIONS - named
+        found = [keywords.get("default")] if of_output else []
+    else:
+        found = [
+            *(texts[:2] if name in _SAVE else []),
+            *(keywords.get(option) for option in _OPTIONS - named),
+        ]
+    yield from (text for text in found if text and _is_relative(text))
+
+
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _is_relative(text: str) -> bool:
+    is_other = text.startswith(("-", "{", "$")) or "://" in text or PurePath(text).is_absolute()
+    return bool(text) and not is_other

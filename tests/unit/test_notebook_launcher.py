@@ -1,0 +1,25 @@
+"""What notebook_launcher passes on to the runs that it starts."""
+
+from typing import Any
+
+import pytest
+
+from manycpu.pipeline.node.function import meet
+from manycpu.pipeline.notebook import launcher
+
+
+def test_the_meeting_of_debug_mode_is_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not end, or clean up, the run whose id, checkpoints or output the training continues."""
+    calls: list[tuple[Any, dict[str, Any]]] = []
+
+    def launch(function: Any, *_: Any, **fields: Any) -> dict[str, Any]:
+        calls.append((function, fields))
+        return {"world": 2, "hosts": ["a"], "backend": "gloo"}
+
+    monkeypatch.setattr(launcher, "launch", launch)
+    monkeypatch.setenv("ACCELERATE_DEBUG_MODE", "1")
+    places = {"output": "o", "checkpoints": "c", "resume_from": "r", "data": "d", "model": "m"}
+    training: dict[str, Any] = {"run_id": "x", **places}
+    launcher.notebook_launcher(print, num_processes=2, backend="gloo", **training)
+    scale = {"target": None, "nproc_per_node": 2, "backend": "gloo"}
+    assert calls == [(meet, scale), (print, {**scale, **training})]
